@@ -55,7 +55,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.norm1(x))
-        return x + self.narrow(F.gelu(self.widen(self.norm2(x))))
+        y: Tensor = x + self.narrow(F.gelu(self.widen(self.norm2(x))))
+        return y
 
 
 class GPT(nn.Module):
@@ -71,10 +72,10 @@ class GPT(nn.Module):
         self.output = nn.Linear(width, BYTES, bias=False)
         self.output.weight = self.token.weight
         self.apply(self._initialise)
-        for block in self.blocks:
+        for name, parameter in self.named_parameters():
             # Residual branches add up; GPT-2 scales their last layer so that the sum keeps its variance.
-            for branch in (block.attention.project, block.narrow):
-                nn.init.normal_(branch.weight, std=0.02 / math.sqrt(2 * layers))
+            if name.endswith(("project.weight", "narrow.weight")):
+                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * layers))
 
     @staticmethod
     def _initialise(module: nn.Module) -> None:
