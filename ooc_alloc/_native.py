@@ -1,0 +1,388 @@
+"""The only file that speaks ctypes: `libooc_alloc.so` (see `csrc/ooc_alloc.h`) as a Python class.
+
+All sizes are bytes, all times seconds. Calls that wait (swap-ins, evictions) give up the GIL.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.resources
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+READ = 1
+WRITE = 2
+ABI_VERSION = 1
+
+
+class OocError(RuntimeError):
+    """A call of the native core failed; the message says what to do."""
+
+
+class OutOfMemory(OocError):
+    """The pinned set of one function does not fit the budget, or host memory for swapped data is used up."""
+
+
+class DriverFailure(OocError):
+    """A driver call failed although it was retried. Data are safe in one of the two memories."""
+
+
+class StrictViolation(OocError):
+    """Strict mode found a function that wrote a variable it had declared as read only."""
+
+
+_ERRORS: dict[int, type[OocError]] = {1: OutOfMemory, 2: DriverFailure, 3: StrictViolation, 4: OocError}
+
+
+class _Config(ctypes.Structure):
+    _fields_ = [
+        ("struct_bytes", ctypes.c_uint32),
+        ("device_ordinal", ctypes.c_int32),
+        ("driver_library", ctypes.c_char_p),
+        ("budget_bytes", ctypes.c_uint64),
+        ("host_budget_bytes", ctypes.c_uint64),
+        ("chunk_bytes", ctypes.c_uint64),
+        ("small_limit_bytes", ctypes.c_uint64),
+        ("small_alignment", ctypes.c_uint64),
+        ("address_space_bytes", ctypes.c_uint64),
+        ("copy_piece_bytes", ctypes.c_uint64),
+        ("strict", ctypes.c_int32),
+        ("run_daemon", ctypes.c_int32),
+    ]
+
+
+class _Operand(ctypes.Structure):
+    _fields_ = [("address", ctypes.c_void_p), ("access", ctypes.c_uint32), ("reserved", ctypes.c_uint32)]
+
+
+_COUNTERS = """
+    chunk_bytes budget_bytes host_budget_bytes device_total_bytes live_bytes live_peak_bytes region_live_bytes
+    small_live_bytes device_bytes device_peak_bytes free_bytes cached_bytes slab_bytes slab_used_bytes resident_bytes
+    pinned_bytes host_bytes host_used_bytes host_peak_bytes min_budget_bytes waste_at_live_peak_bytes swap_out_bytes
+    swap_in_bytes swap_out_count swap_in_count demand_swap_in_count demand_swap_in_bytes demand_swap_out_bytes
+    clean_drop_count clean_drop_bytes cancelled_swap_out_count budget_overrun_count divergence_count plan_switch_count
+    plan_count planned_iteration_count functions iterations allocations frees cache_hits driver_failure_count
+    driver_calls_map driver_calls_unmap driver_calls_set_access driver_calls_create external_pin_count
+""".split()
+_TIMES = "stall_seconds stall_swap_in_seconds stall_room_seconds copy_out_seconds copy_in_seconds".split()
+
+
+class _Stats(ctypes.Structure):
+    _fields_ = [
+        ("version", ctypes.c_uint32),
+        ("struct_bytes", ctypes.c_uint32),
+        *[(name, ctypes.c_uint64) for name in _COUNTERS],
+        *[(name, ctypes.c_double) for name in _TIMES],
+    ]
+
+
+class _Iteration(ctypes.Structure):
+    _fields_ = [
+        ("fingerprint", ctypes.c_uint64),
+        ("functions", ctypes.c_uint32),
+        ("variables", ctypes.c_uint32),
+        ("uses", ctypes.c_uint32),
+        ("planned", ctypes.c_uint32),
+        ("followed_plan", ctypes.c_uint32),
+        ("contains_first", ctypes.c_uint32),
+        ("seen_count", ctypes.c_uint64),
+        ("live_peak_bytes", ctypes.c_uint64),
+        ("slab_peak_bytes", ctypes.c_uint64),
+        ("swapped_bytes", ctypes.c_uint64),
+        ("seconds", ctypes.c_double),
+        ("stall_seconds", ctypes.c_double),
+    ]
+
+
+_TRACE_FIELDS: list[tuple[str, Any]] = [
+    ("function_name", np.uint32),
+    ("function_start", np.float64),
+    ("function_seconds", np.float64),
+    ("variable_bytes", np.uint64),
+    ("variable_born", np.int32),
+    ("variable_died", np.int32),
+    ("variable_previous", np.int32),
+    ("use_function", np.uint32),
+    ("use_variable", np.uint32),
+    ("use_access", np.uint32),
+]
+
+
+class _TraceArrays(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_void_p) for name, _ in _TRACE_FIELDS]
+
+
+_OUT_FIELDS = ("variable", "first_chunk", "chunk_count", "after_function")
+_IN_FIELDS = (*_OUT_FIELDS, "after_outs", "before_function")
+
+
+class _Plan(ctypes.Structure):
+    _fields_ = [
+        ("fingerprint", ctypes.c_uint64),
+        ("outs", ctypes.c_uint32),
+        ("ins", ctypes.c_uint32),
+        *[(f"out_{name}", ctypes.c_void_p) for name in _OUT_FIELDS],
+        *[(f"in_{name}", ctypes.c_void_p) for name in _IN_FIELDS],
+    ]
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """What a boundary ended; see `ooc_iteration` in `ooc_alloc.h`."""
+
+    fingerprint: int
+    functions: int
+    variables: int
+    uses: int
+    planned: bool
+    followed_plan: bool
+    contains_first: bool
+    seen_count: int
+    live_peak_bytes: int
+    slab_peak_bytes: int
+    swapped_bytes: int
+    seconds: float
+    stall_seconds: float
+
+
+@dataclass(frozen=True)
+class TraceArrays:
+    """A recorded iteration as arrays; lengths and meanings as in `ooc_trace_arrays`."""
+
+    function_name: npt.NDArray[np.uint32]
+    function_start: npt.NDArray[np.float64]
+    function_seconds: npt.NDArray[np.float64]
+    variable_bytes: npt.NDArray[np.uint64]
+    variable_born: npt.NDArray[np.int32]
+    variable_died: npt.NDArray[np.int32]
+    variable_previous: npt.NDArray[np.int32]
+    use_function: npt.NDArray[np.uint32]
+    use_variable: npt.NDArray[np.uint32]
+    use_access: npt.NDArray[np.uint32]
+
+
+def library_path(name: str = "libooc_alloc.so") -> Path:
+    """Path of one of the package's native libraries.
+
+    Raises OocError if it is not there: the package was neither installed nor built in place.
+    """
+    path = Path(str(importlib.resources.files("ooc_alloc").joinpath("lib", name)))
+    if not path.exists():
+        raise OocError(f"{name} is missing from {path.parent}: install the package, or run `make native` in the checkout")
+    return path
+
+
+_HANDLE = ctypes.c_void_p
+_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "ooc_last_error": (ctypes.c_char_p, []),
+    "ooc_abi_version": (ctypes.c_uint32, []),
+    "ooc_core_create": (_HANDLE, [ctypes.POINTER(_Config)]),
+    "ooc_core_destroy": (None, [_HANDLE]),
+    "ooc_core_stop_daemon": (None, [_HANDLE]),
+    "ooc_core_device_name": (ctypes.c_char_p, [_HANDLE]),
+    "ooc_core_malloc": (ctypes.c_void_p, [_HANDLE, ctypes.c_uint64]),
+    "ooc_core_free": (None, [_HANDLE, ctypes.c_void_p]),
+    "ooc_core_function_id": (ctypes.c_uint32, [_HANDLE, ctypes.c_char_p]),
+    "ooc_core_function_name": (ctypes.c_char_p, [_HANDLE, ctypes.c_uint32]),
+    "ooc_core_function_begin": (ctypes.c_int, [_HANDLE, ctypes.c_uint32, ctypes.POINTER(_Operand), ctypes.c_uint32]),
+    "ooc_core_function_end": (ctypes.c_int, [_HANDLE, ctypes.c_int]),
+    "ooc_core_in_function": (ctypes.c_int, [_HANDLE]),
+    "ooc_core_pin": (ctypes.c_int, [_HANDLE, ctypes.c_void_p, ctypes.c_uint32]),
+    "ooc_core_unpin": (ctypes.c_int, [_HANDLE, ctypes.c_void_p]),
+    "ooc_core_evict_all": (ctypes.c_int, [_HANDLE]),
+    "ooc_core_release_cached": (None, [_HANDLE]),
+    "ooc_core_boundary": (ctypes.c_int, [_HANDLE, ctypes.POINTER(_Iteration)]),
+    "ooc_core_trace_copy": (ctypes.c_int, [_HANDLE, ctypes.c_uint64, ctypes.POINTER(_TraceArrays)]),
+    "ooc_core_install_plan": (ctypes.c_int, [_HANDLE, ctypes.POINTER(_Plan)]),
+    "ooc_core_forget_plans": (None, [_HANDLE]),
+    "ooc_core_read_stats": (None, [_HANDLE, ctypes.POINTER(_Stats)]),
+    "ooc_core_audit": (ctypes.c_int, [_HANDLE]),
+}
+
+_library: Any = None
+
+
+def load_library() -> Any:
+    """The library with its signatures declared; loaded once."""
+    global _library
+    if _library is None:
+        library = ctypes.CDLL(str(library_path()))
+        for name, (result, arguments) in _SIGNATURES.items():
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, arguments
+        if library.ooc_abi_version() != ABI_VERSION:
+            raise OocError("libooc_alloc.so and the Python package have different versions: build them together")
+        _library = library
+    return _library
+
+
+class Core:
+    """One device, one budget, one address range; see `ooc_alloc.h` for every call's contract.
+
+    Args:
+        driver_library: "libcuda.so.1" or the path of the emulated driver.
+        budget_bytes: device bytes to use; 0 means 90% of what is free.
+        host_budget_bytes: host bytes for swapped data.
+        chunk_bytes: size of a physical chunk, rounded up to the driver's granularity.
+        small_limit_bytes: allocations up to this size stay in resident slabs.
+        strict: evict everything before every function and verify clean copies.
+        run_daemon: start the swap threads.
+
+    Raises:
+        OocError: the driver cannot be loaded or initialised, or a number is impossible; the message says which.
+    """
+
+    def __init__(
+        self,
+        driver_library: str,
+        *,
+        budget_bytes: int = 0,
+        host_budget_bytes: int,
+        chunk_bytes: int = 2 << 20,
+        small_limit_bytes: int = 1 << 20,
+        small_alignment: int = 0,
+        address_space_bytes: int = 0,
+        copy_piece_bytes: int = 0,
+        device_ordinal: int = 0,
+        strict: bool = False,
+        run_daemon: bool = True,
+    ) -> None:
+        self._library = load_library()
+        config = _Config(
+            struct_bytes=ctypes.sizeof(_Config),
+            device_ordinal=device_ordinal,
+            driver_library=driver_library.encode(),
+            budget_bytes=budget_bytes,
+            host_budget_bytes=host_budget_bytes,
+            chunk_bytes=chunk_bytes,
+            small_limit_bytes=small_limit_bytes,
+            small_alignment=small_alignment,
+            address_space_bytes=address_space_bytes,
+            copy_piece_bytes=copy_piece_bytes,
+            strict=int(strict),
+            run_daemon=int(run_daemon),
+        )
+        handle = self._library.ooc_core_create(ctypes.byref(config))
+        if not handle:
+            raise OocError(self._last_error())
+        self.handle: int = handle
+
+    def _last_error(self) -> str:
+        text: bytes = self._library.ooc_last_error()
+        return text.decode(errors="replace")
+
+    def _check(self, status: int) -> None:
+        if status != 0:
+            raise _ERRORS.get(status, OocError)(self._last_error())
+
+    @property
+    def device_name(self) -> str:
+        name: bytes = self._library.ooc_core_device_name(self.handle)
+        return name.decode(errors="replace")
+
+    def malloc(self, size_bytes: int) -> int:
+        """Address of fresh device memory. Raises OutOfMemory."""
+        address = self._library.ooc_core_malloc(self.handle, size_bytes)
+        if not address:
+            raise OutOfMemory(self._last_error())
+        return int(address)
+
+    def free(self, address: int) -> None:
+        self._library.ooc_core_free(self.handle, address)
+
+    def function_id(self, name: str) -> int:
+        return int(self._library.ooc_core_function_id(self.handle, name.encode()))
+
+    def function_name(self, identifier: int) -> str:
+        name: bytes = self._library.ooc_core_function_name(self.handle, identifier)
+        return name.decode()
+
+    def function_begin(self, identifier: int, operands: Iterable[tuple[int, int]]) -> None:
+        """Brings the operands, pairs (address, READ | WRITE), onto the device and pins them until `function_end`."""
+        pairs = list(operands)
+        array = (_Operand * len(pairs))(*[_Operand(address, access, 0) for address, access in pairs])
+        self._check(self._library.ooc_core_function_begin(self.handle, identifier, array, len(pairs)))
+
+    def function_end(self, keep_allocations: bool = False) -> None:
+        self._check(self._library.ooc_core_function_end(self.handle, int(keep_allocations)))
+
+    def in_function(self) -> bool:
+        return bool(self._library.ooc_core_in_function(self.handle))
+
+    def pin(self, address: int, access: int = READ) -> None:
+        self._check(self._library.ooc_core_pin(self.handle, address, access))
+
+    def unpin(self, address: int) -> None:
+        self._check(self._library.ooc_core_unpin(self.handle, address))
+
+    def evict_all(self) -> None:
+        self._check(self._library.ooc_core_evict_all(self.handle))
+
+    def release_cached(self) -> None:
+        self._library.ooc_core_release_cached(self.handle)
+
+    def boundary(self) -> Iteration:
+        """Ends the iteration; the calling thread's functions are recorded from now on."""
+        ended = _Iteration()
+        self._check(self._library.ooc_core_boundary(self.handle, ctypes.byref(ended)))
+        values = {name: getattr(ended, name) for name, *_ in _Iteration._fields_}
+        for flag in ("planned", "followed_plan", "contains_first"):
+            values[flag] = bool(values[flag])
+        return Iteration(**values)
+
+    def trace_arrays(self, iteration: Iteration) -> TraceArrays:
+        """The recorded sequence of an iteration that `boundary` returned. Raises OocError if it is no longer kept."""
+        lengths = {"function": iteration.functions, "variable": iteration.variables, "use": iteration.uses}
+        arrays: dict[str, npt.NDArray[Any]] = {
+            name: np.zeros(lengths[name.split("_")[0]], dtype=dtype) for name, dtype in _TRACE_FIELDS
+        }
+        pointers = _TraceArrays(**{name: array.ctypes.data for name, array in arrays.items()})
+        self._check(self._library.ooc_core_trace_copy(self.handle, iteration.fingerprint, ctypes.byref(pointers)))
+        return TraceArrays(**arrays)
+
+    def install_plan(
+        self,
+        fingerprint: int,
+        outs: Sequence[npt.NDArray[np.int32]],
+        ins: Sequence[npt.NDArray[np.int32]],
+    ) -> None:
+        """Installs a plan for the iterations with a fingerprint.
+
+        Args:
+            outs: variable, first chunk, chunk count, after function; equally long.
+            ins: the same four, then the number of outs to wait for, and the function that needs the variable.
+        """
+        columns = [np.ascontiguousarray(column, dtype=np.int32) for column in (*outs, *ins)]
+        names = [f"out_{name}" for name in _OUT_FIELDS] + [f"in_{name}" for name in _IN_FIELDS]
+        if len(columns) != len(names):
+            raise ValueError(f"a plan has {len(_OUT_FIELDS)} columns of outs and {len(_IN_FIELDS)} of ins")
+        pointers = {name: column.ctypes.data for name, column in zip(names, columns, strict=True)}
+        plan = _Plan(fingerprint=fingerprint, outs=len(columns[0]), ins=len(columns[len(_OUT_FIELDS)]), **pointers)
+        self._check(self._library.ooc_core_install_plan(self.handle, ctypes.byref(plan)))
+
+    def forget_plans(self) -> None:
+        self._library.ooc_core_forget_plans(self.handle)
+
+    def stats(self) -> dict[str, int | float]:
+        """A snapshot of `ooc_stats` by field name."""
+        stats = _Stats()
+        self._library.ooc_core_read_stats(self.handle, ctypes.byref(stats))
+        return {name: getattr(stats, name) for name in (*_COUNTERS, *_TIMES)}
+
+    def audit(self) -> None:
+        """Recounts everything by a second route. Raises OocError with the differences."""
+        self._check(self._library.ooc_core_audit(self.handle))
+
+    def stop_daemon(self) -> None:
+        self._library.ooc_core_stop_daemon(self.handle)
+
+    def close(self) -> None:
+        """Frees the device. Memory still allocated from it becomes invalid."""
+        if self.handle:
+            self._library.ooc_core_destroy(self.handle)
+            self.handle = 0

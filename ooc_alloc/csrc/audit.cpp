@@ -1,0 +1,84 @@
+// A second route to the counters: walks every structure, trusting none of them.
+#include <string>
+
+#include "core.h"
+
+namespace ooc {
+namespace {
+
+struct Check {
+  std::string text;
+  void equal(const char* what, uint64_t counted, uint64_t kept) {
+    if (counted == kept) return;
+    text += std::string(what) + ": counted " + std::to_string(counted) + ", kept " + std::to_string(kept) + "; ";
+  }
+};
+
+}  // namespace
+
+int Core::audit() {
+  Lock lock(mutex_);
+  if (detached_) return OOC_OK;
+  Check check;
+  std::vector<bool> taken;
+  uint64_t chunks = 0, duplicates = 0;
+  auto hold_chunk = [&](Chunk chunk) {
+    const auto index = static_cast<size_t>(chunk);
+    if (taken.size() <= index) taken.resize(index + 1);
+    duplicates += taken[index] ? 1 : 0;
+    taken[index] = true;
+    ++chunks;
+  };
+  uint64_t cached = 0, pinned = 0, live = 0, resident = 0, moving = 0, live_bytes = 0, host = 0;
+  for (const Region& region : regions_) {
+    uint64_t with_chunk = 0, in_motion = 0, arriving = 0, valid = 0;
+    for (const Slot& slot : region.slots) {
+      if (slot.chunk != kNoChunk) {
+        hold_chunk(slot.chunk);
+        ++with_chunk;
+      }
+      in_motion += slot.leaving || slot.arriving ? 1 : 0;
+      arriving += slot.arriving ? 1 : 0;
+      valid += slot.host_valid ? 1 : 0;
+      if (region.live && slot.chunk == kNoChunk && !slot.host_valid) check.equal("slots in neither place", 1, 0);
+    }
+    check.equal("resident slots of a region", with_chunk - arriving, region.resident);
+    check.equal("moving slots of a region", in_motion, region.moving);
+    if (region.live) check.equal("valid host slots of a region", valid, region.host_valid);
+    if (region.live || region.doomed) {
+      resident += with_chunk - arriving;
+      moving += in_motion;
+    } else {
+      cached += with_chunk;
+    }
+    host += region.host != nullptr ? HostArena::rounded(region.bytes) : 0;
+    if (!region.live) continue;
+    live += region.count;
+    live_bytes += region.bytes;
+    pinned += region.pins > 0 ? region.count : 0;
+  }
+  uint64_t backed = 0, used = 0, small_bytes = 0;
+  for (const HeapChunk& entry : heap_chunks_) {
+    if (entry.chunk != kNoChunk) {
+      hold_chunk(entry.chunk);
+      ++backed;
+    }
+    used += entry.users > 0 ? 1 : 0;
+  }
+  heap_->each_allocation([&](uint64_t, uint64_t bytes) { small_bytes += bytes; });
+  check.equal("chunks", chunks + pool_->free() + lost_chunks_, pool_->created());
+  check.equal("chunks held twice", duplicates, 0);
+  check.equal("cached chunks", cached, cached_chunks_);
+  check.equal("pinned chunks", pinned, pinned_chunks_);
+  check.equal("live region chunks", live, live_region_chunks_);
+  check.equal("resident chunks", resident, resident_chunks_);
+  check.equal("moving slots", moving, moving_);
+  check.equal("slab chunks", backed, heap_backed_);
+  check.equal("slab chunks in use", used, heap_used_);
+  check.equal("live bytes", live_bytes + small_bytes, stats_.live_bytes);
+  check.equal("live bytes of regions", live_bytes, stats_.region_live_bytes);
+  check.equal("host bytes", host, arena_->used());
+  return check.text.empty() ? OOC_OK : fail(OOC_INVALID, "audit: " + check.text);
+}
+
+}  // namespace ooc

@@ -1,0 +1,148 @@
+// The C interface over Core and Daemon. Exceptions end here.
+#include <exception>
+
+#include "core.h"
+#include "daemon.h"
+
+namespace ooc {
+const char* last_error_text();
+}
+
+struct ooc_core {
+  explicit ooc_core(const ooc_config& config) : core(config), daemon(core, config.run_daemon != 0) {}
+  ooc::Core core;
+  ooc::Daemon daemon;
+};
+
+namespace {
+
+template <class Body>
+int guarded(Body body) {
+  try {
+    return body();
+  } catch (const std::exception& error) {
+    ooc::set_last_error(error.what());
+    return OOC_INVALID;
+  }
+}
+
+}  // namespace
+
+const char* ooc_last_error(void) { return ooc::last_error_text(); }
+uint32_t ooc_abi_version(void) { return OOC_ABI_VERSION; }
+
+ooc_core* ooc_core_create(const ooc_config* config) {
+  ooc_core* created = nullptr;
+  guarded([&] {
+    if (config == nullptr || config->struct_bytes != sizeof(ooc_config) || config->driver_library == nullptr) {
+      ooc::set_last_error("ooc_core_create: the configuration has another version");
+      return static_cast<int>(OOC_INVALID);
+    }
+    created = new ooc_core(*config);
+    return static_cast<int>(OOC_OK);
+  });
+  return created;
+}
+
+void ooc_core_destroy(ooc_core* core) { delete core; }
+void ooc_core_stop_daemon(ooc_core* core) { core->daemon.stop(); }
+const char* ooc_core_device_name(ooc_core* core) { return core->core.device().name().c_str(); }
+
+void ooc_core_address_range(ooc_core* core, uintptr_t* base, uintptr_t* bytes) {
+  *base = reinterpret_cast<uintptr_t>(core->core.device().base());
+  *bytes = core->core.device().reserved();
+}
+
+void* ooc_core_malloc(ooc_core* core, uint64_t bytes) {
+  void* address = nullptr;
+  guarded([&] {
+    address = core->core.malloc(bytes);
+    return 0;
+  });
+  return address;
+}
+
+void ooc_core_free(ooc_core* core, void* address) { core->core.free(address); }
+
+uint32_t ooc_core_function_id(ooc_core* core, const char* name) {
+  ooc::Lock lock(core->core.mutex());
+  return core->core.recorder().function_id(name);
+}
+
+const char* ooc_core_function_name(ooc_core* core, uint32_t id) {
+  ooc::Lock lock(core->core.mutex());
+  return core->core.recorder().function_name(id);
+}
+
+int ooc_core_function_begin(ooc_core* core, uint32_t function_id, const ooc_operand* operands, uint32_t count) {
+  return guarded([&] { return core->core.function_begin(function_id, operands, count); });
+}
+
+int ooc_core_function_end(ooc_core* core, int keep_allocations) {
+  return guarded([&] { return core->core.function_end(keep_allocations != 0); });
+}
+
+int ooc_core_in_function(ooc_core* core) { return core->core.in_function() ? 1 : 0; }
+
+int ooc_core_pin(ooc_core* core, const void* address, uint32_t access) {
+  return guarded([&] { return core->core.pin(address, access); });
+}
+
+int ooc_core_unpin(ooc_core* core, const void* address) {
+  return guarded([&] { return core->core.unpin(address); });
+}
+
+int ooc_core_evict_all(ooc_core* core) {
+  return guarded([&] { return core->core.evict_all(); });
+}
+
+void ooc_core_release_cached(ooc_core* core) { core->core.release_cached(); }
+
+int ooc_core_boundary(ooc_core* core, ooc_iteration* ended) {
+  return guarded([&] {
+    const int status = core->core.boundary(ended);
+    ended->planned = core->daemon.has_plan(ended->fingerprint) ? 1 : 0;
+    return status;
+  });
+}
+
+int ooc_core_trace_copy(ooc_core* core, uint64_t fingerprint, ooc_trace_arrays* arrays) {
+  ooc::Lock lock(core->core.mutex());
+  const std::shared_ptr<ooc::Trace> trace = core->core.trace(fingerprint);
+  if (!trace) {
+    ooc::set_last_error("no trace with this fingerprint is kept");
+    return OOC_INVALID;
+  }
+  for (size_t i = 0; i < trace->names.size(); ++i) {
+    arrays->function_name[i] = trace->names[i];
+    arrays->function_start[i] = trace->starts[i];
+    arrays->function_seconds[i] = trace->seconds[i];
+  }
+  for (size_t i = 0; i < trace->variables.size(); ++i) {
+    arrays->variable_bytes[i] = trace->variables[i].bytes;
+    arrays->variable_born[i] = trace->variables[i].born;
+    arrays->variable_died[i] = trace->variables[i].died;
+    arrays->variable_previous[i] = trace->variables[i].previous;
+  }
+  for (size_t i = 0; i < trace->uses.size(); ++i) {
+    arrays->use_function[i] = trace->uses[i].function;
+    arrays->use_variable[i] = trace->uses[i].variable;
+    arrays->use_access[i] = trace->uses[i].access;
+  }
+  return OOC_OK;
+}
+
+int ooc_core_install_plan(ooc_core* core, const ooc_plan* plan) {
+  return guarded([&] {
+    if (core->daemon.install(*plan)) return static_cast<int>(OOC_OK);
+    ooc::set_last_error("the plan does not belong to a trace that is kept, or names variables or functions beyond it");
+    return static_cast<int>(OOC_INVALID);
+  });
+}
+
+void ooc_core_forget_plans(ooc_core* core) { core->daemon.forget(); }
+void ooc_core_read_stats(ooc_core* core, ooc_stats* stats) { core->core.read_stats(stats); }
+
+int ooc_core_audit(ooc_core* core) {
+  return guarded([&] { return core->core.audit(); });
+}

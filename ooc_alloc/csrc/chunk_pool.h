@@ -1,0 +1,55 @@
+// Physical chunks: created once through the driver, recycled for ever, never more than the budget allows.
+//
+// Invariant: created() == free() + chunks that callers hold. A chunk is an index; its driver handle never leaves here.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "driver.h"
+
+namespace ooc {
+
+using Chunk = int32_t;  // index into the pool; negative: none
+constexpr Chunk kNoChunk = -1;
+
+class ChunkPool {
+ public:
+  ChunkPool(const Driver& driver, int device, uint64_t chunk_bytes, uint64_t limit_chunks);
+
+  // Chunks that can be had without taking them from somebody: free ones and those not created yet.
+  uint64_t available() const { return free_.size() + (limit_ > created_ ? limit_ - created_ : 0); }
+  uint64_t free() const { return free_.size(); }
+  uint64_t created() const { return created_; }
+  uint64_t limit() const { return limit_; }
+  uint64_t created_peak() const { return created_peak_; }
+  uint64_t create_calls() const { return create_calls_; }
+
+  // Precondition: count <= available(). False if the driver refuses; then nothing is taken and limit() has shrunk to
+  // what the device really has.
+  bool take(uint32_t count, Chunk* out);
+  // One chunk beyond the limit, for memory that cannot be refused; kNoChunk if the driver has none.
+  Chunk take_beyond_limit();
+  // A chunk beyond the limit goes back to the driver, any other one is kept.
+  void give(Chunk chunk);
+  void release_free();
+
+  CUmemGenericAllocationHandle handle(Chunk chunk) const { return handles_[static_cast<size_t>(chunk)]; }
+
+ private:
+  Chunk create();
+  void release(Chunk chunk);
+
+  const Driver& driver_;
+  CUmemAllocationProp properties_{};
+  uint64_t chunk_bytes_;
+  uint64_t limit_;
+  uint64_t created_ = 0;
+  uint64_t created_peak_ = 0;
+  uint64_t create_calls_ = 0;
+  std::vector<CUmemGenericAllocationHandle> handles_;
+  std::vector<Chunk> free_;
+  std::vector<Chunk> unused_indexes_;
+};
+
+}  // namespace ooc

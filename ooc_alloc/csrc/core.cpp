@@ -1,0 +1,331 @@
+#include "core.h"
+
+#include <sys/mman.h>
+#include <time.h>
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "fork.h"
+
+namespace ooc {
+namespace {
+
+thread_local std::string last_error;
+
+constexpr uint64_t kHeapBytes = uint64_t{16} << 30;  // address space of slabs
+constexpr uint64_t kDefaultSpace = uint64_t{1} << 40;
+
+}  // namespace
+
+double now_seconds() {
+  timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+void set_last_error(std::string message) { last_error = std::move(message); }
+const char* last_error_text() { return last_error.c_str(); }
+
+Core::Core(const ooc_config& config)
+    : small_limit_(config.small_limit_bytes),
+      strict_(config.strict != 0),
+      device_(config.driver_library, config.device_ordinal) {
+  const uint64_t granularity = device_.granularity();
+  const uint64_t wanted = std::max<uint64_t>(config.chunk_bytes, 1);
+  chunk_bytes_ = (wanted + granularity - 1) / granularity * granularity;
+  const uint64_t budget = config.budget_bytes != 0 ? config.budget_bytes : device_.free_bytes() / 10 * 9;
+  if (budget < chunk_bytes_)
+    throw std::runtime_error("a budget of " + std::to_string(budget) + " bytes holds no chunk of " +
+                             std::to_string(chunk_bytes_) + " bytes; raise OOC_BUDGET or lower OOC_CHUNK_SIZE");
+  if (budget > device_.total_bytes())
+    throw std::runtime_error("the budget of " + std::to_string(budget) + " bytes is more than the device has (" +
+                             std::to_string(device_.total_bytes()) + " bytes); lower OOC_BUDGET");
+  const uint64_t piece = config.copy_piece_bytes != 0 ? config.copy_piece_bytes : uint64_t{4} << 20;
+  piece_chunks_ = std::max<uint64_t>(1, piece / chunk_bytes_);
+  const uint64_t heap_bytes = kHeapBytes / chunk_bytes_ * chunk_bytes_;
+  const uint64_t space = config.address_space_bytes != 0 ? config.address_space_bytes : kDefaultSpace;
+  region_chunks_ = std::max<uint64_t>(space / chunk_bytes_, 1);
+  heap_first_chunk_ = region_chunks_;
+  device_.reserve(region_chunks_ * chunk_bytes_ + heap_bytes);
+  void* table = mmap(nullptr, region_chunks_ * sizeof(uint32_t), PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (table == MAP_FAILED) throw std::runtime_error("no address space for the table of regions");
+  region_at_ = static_cast<uint32_t*>(table);
+  pool_ = std::make_unique<ChunkPool>(device_.driver(), device_.ordinal(), chunk_bytes_, budget / chunk_bytes_);
+  space_ = std::make_unique<AddressSpace>(region_chunks_);
+  const uint64_t alignment = config.small_alignment != 0 ? config.small_alignment : 64;
+  heap_ = std::make_unique<SmallHeap>(heap_bytes, chunk_bytes_, alignment);
+  heap_chunks_.resize(heap_bytes / chunk_bytes_);
+  arena_ = std::make_unique<HostArena>(device_.driver(), std::max(config.host_budget_bytes, chunk_bytes_));
+  stats_.version = OOC_ABI_VERSION;
+  stats_.struct_bytes = sizeof stats_;
+  stats_.chunk_bytes = chunk_bytes_;
+  stats_.budget_bytes = budget;
+  stats_.host_budget_bytes = config.host_budget_bytes;
+  stats_.device_total_bytes = device_.total_bytes();
+  iteration_began_ = now_seconds();
+  core_id_ = register_core(this);
+}
+
+Core::~Core() {
+  unregister_core(this);
+  Lock lock(mutex_);
+  while (Region* region = cached_.oldest()) {
+    uncache(region);
+    destroy(region);
+  }
+  for (Region& region : regions_)
+    if (region.live) destroy(&region);
+  for (uint64_t c = 0; c < heap_chunks_.size(); ++c)
+    if (heap_chunks_[c].chunk != kNoChunk) {
+      device_.unmap(address_of(heap_first_chunk_ + c), chunk_bytes_);
+      pool_->give(heap_chunks_[c].chunk);
+    }
+  pool_->release_free();
+  munmap(region_at_, region_chunks_ * sizeof(uint32_t));
+  for (const auto& block : host_blocks_) ::free(const_cast<void*>(block.first));
+}
+
+int Core::fail(int status, std::string message) {
+  set_last_error(std::move(message));
+  return status;
+}
+
+Region* Core::find(const void* address) const {
+  if (!owns(address)) return nullptr;
+  const auto chunk = static_cast<uint64_t>(static_cast<const char*>(address) - device_.base()) / chunk_bytes_;
+  if (chunk >= region_chunks_ || region_at_[chunk] == 0) return nullptr;
+  auto* region = const_cast<Region*>(&regions_[region_at_[chunk] - 1]);
+  return region->live ? region : nullptr;
+}
+
+void Core::add_pin(Region* region) {
+  if (region->pins++ == 0) pinned_chunks_ += region->count;
+}
+
+void Core::drop_pin(Region* region) {
+  if (--region->pins == 0) pinned_chunks_ -= region->count;
+}
+
+void Core::release_held(std::vector<RegionHandle>& held) {
+  for (const RegionHandle& handle : held)
+    if (Region* region = handle.get()) drop_pin(region);
+  held.clear();
+}
+
+void Core::hold(Region* region, ThreadState* thread) {
+  add_pin(region);
+  (thread != nullptr ? thread->held : orphans_).push_back({region, region->generation});
+}
+
+void Core::note_need() {
+  stats_.min_budget_bytes = std::max(stats_.min_budget_bytes, (pinned_chunks_ + heap_used_) * chunk_bytes_);
+}
+
+void Core::mark_written(Region* region) {
+  ++region->write_epoch;
+  if (region->host_valid == 0) return;
+  for (Slot& slot : region->slots) slot.host_valid = false;
+  region->host_valid = 0;
+}
+
+int Core::function_begin(uint32_t function, const ooc_operand* operands, uint32_t count) {
+  ThreadState& thread = thread_state();
+  Lock lock(mutex_);
+  if (thread.in_function) return fail(OOC_INVALID, "a function began within a function of the same thread");
+  if (detached_) {
+    thread.in_function = true;
+    return OOC_OK;
+  }
+  release_held(thread.held);
+  if (active_functions_ == 0 && !orphans_.empty()) release_held(orphans_);
+  if (strict_)
+    if (const int status = evict_unpinned(lock)) return status;
+  if (sequence_thread_ == nullptr) sequence_thread_ = &thread;
+  const bool recorded = sequence_thread_ == &thread;
+  double now = now_seconds();
+  if (recorded) recorder_.begin_function(function, now);
+
+  ++serial_;
+  bool missing = false;
+  thread.writes = false;
+  for (uint32_t i = 0; i < count; ++i) {
+    Region* region = find(operands[i].address);
+    if (region == nullptr) continue;
+    if (operands[i].access & OOC_WRITE) {
+      region->write_serial = serial_;
+      thread.writes = true;
+    }
+    if (region->use_serial == serial_) {
+      if (recorded) recorder_.widen_last_use(region, operands[i].access);
+      continue;
+    }
+    region->use_serial = serial_;
+    region->last_function = function;
+    hold(region, &thread);
+    used_.touch(region);
+    missing |= !region->fully_resident();
+    if (recorded) recorder_.use(region, operands[i].access);
+  }
+  if (recorded) {
+    const uint64_t prefix = recorder_.end_operands();
+    if (scheduler_ != nullptr) scheduler_->function_started(recorder_.current().functions() - 1, prefix);
+  }
+  ++active_functions_;
+  thread.in_function = true;
+  thread.function = function;
+  thread.operand_count = static_cast<uint32_t>(thread.held.size());
+  thread.stalled = 0;
+  thread.measured_bytes = 0;
+  const uint64_t serial = serial_;
+  if (missing) {
+    if (const int status = make_resident(lock, thread.held)) {
+      thread.in_function = false;
+      --active_functions_;
+      release_held(thread.held);
+      changed_.notify_all();
+      return status;
+    }
+    now = now_seconds();
+  }
+  note_need();
+  for (const RegionHandle& handle : thread.held)
+    if (handle.region->write_serial == serial) mark_written(handle.region);
+  thread.started = now;
+  ++stats_.functions;
+  return OOC_OK;
+}
+
+int Core::function_end(bool keep_allocations) {
+  ThreadState& thread = thread_state();
+  Lock lock(mutex_);
+  if (!thread.in_function) return fail(OOC_INVALID, "a function ended that had not begun");
+  thread.in_function = false;
+  if (detached_) return OOC_OK;
+  --active_functions_;
+  if (sequence_thread_ == &thread) recorder_.end_function(now_seconds() - thread.started - thread.stalled);
+  if (keep_allocations)
+    for (size_t i = thread.operand_count; i < thread.held.size(); ++i)
+      if (Region* region = thread.held[i].get()) {
+        add_pin(region);
+        ++region->external_pins;
+        ++stats_.external_pin_count;
+      }
+  if (starving_ > 0 || paused_) changed_.notify_all();
+  if (thread.measured_bytes == 0) return OOC_OK;
+  const uint64_t need = thread.measured_bytes / chunk_bytes_;
+  thread.measured_bytes = 0;
+  return fail(OOC_OUT_OF_MEMORY, describe_need(recorder_.function_name(thread.function), need));
+}
+
+bool Core::in_function() {
+  const ThreadState* thread = find_thread_state();
+  return thread != nullptr && thread->in_function;
+}
+
+int Core::pin(const void* address, uint32_t access) {
+  ThreadState& thread = thread_state();
+  Lock lock(mutex_);
+  Region* region = detached_ ? nullptr : find(address);
+  if (region == nullptr) return OOC_OK;
+  hold(region, &thread);
+  const RegionHandle handle{region, region->generation};
+  add_pin(region);
+  ++region->external_pins;
+  if (access & OOC_WRITE) ++region->writable_pins;
+  ++stats_.external_pin_count;
+  used_.touch(region);
+  if (!region->fully_resident())
+    if (const int status = make_resident(lock, {handle})) {
+      if (Region* still = handle.get()) {
+        --still->external_pins;
+        if (access & OOC_WRITE) --still->writable_pins;
+        drop_pin(still);
+      }
+      return status;
+    }
+  if (access & OOC_WRITE) mark_written(region);
+  note_need();
+  return OOC_OK;
+}
+
+int Core::unpin(const void* address) {
+  Lock lock(mutex_);
+  Region* region = detached_ ? nullptr : find(address);
+  if (region == nullptr) return OOC_OK;
+  if (region->external_pins == 0) return fail(OOC_INVALID, "unpin of a region that is not pinned");
+  if (region->writable_pins > 0) {
+    mark_written(region);
+    --region->writable_pins;
+  }
+  --region->external_pins;
+  drop_pin(region);
+  if (starving_ > 0) changed_.notify_all();
+  return OOC_OK;
+}
+
+int Core::boundary(ooc_iteration* ended) {
+  ThreadState& thread = thread_state();
+  Lock lock(mutex_);
+  *ended = {};
+  if (detached_) return OOC_OK;
+  const double now = now_seconds();
+  const bool first = stats_.iterations++ == 0;
+  std::shared_ptr<Trace> trace = recorder_.finish(now);
+  sequence_thread_ = &thread;
+  ended->fingerprint = trace->fingerprint;
+  ended->functions = trace->functions();
+  ended->variables = static_cast<uint32_t>(trace->variables.size());
+  ended->uses = static_cast<uint32_t>(trace->uses.size());
+  ended->contains_first = first ? 1 : 0;
+  ended->seen_count = ++seen_counts_[trace->fingerprint];
+  ended->live_peak_bytes = iteration_live_peak_;
+  ended->slab_peak_bytes = iteration_slab_peak_ * chunk_bytes_;
+  const uint64_t moved = stats_.swap_in_bytes + stats_.swap_out_bytes + stats_.clean_drop_bytes;
+  ended->swapped_bytes = moved - iteration_moved_;
+  ended->seconds = now - iteration_began_;
+  ended->stall_seconds = stats_.stall_seconds - iteration_stall_;
+  iteration_moved_ = moved;
+  iteration_stall_ = stats_.stall_seconds;
+  iteration_live_peak_ = stats_.live_bytes;
+  iteration_slab_peak_ = heap_used_;
+  iteration_began_ = now;
+  if (scheduler_ != nullptr && scheduler_->iteration_ended(trace)) {
+    ended->followed_plan = 1;
+    ++stats_.planned_iteration_count;
+  }
+  constexpr size_t kMostTraces = 64;
+  if (!trace->overflow && !traces_.count(trace->fingerprint)) {
+    trace_order_.push_back(trace->fingerprint);
+    if (trace_order_.size() > kMostTraces) {
+      traces_.erase(trace_order_.front());
+      trace_order_.pop_front();
+    }
+  }
+  if (!trace->overflow) traces_[trace->fingerprint] = trace;
+  return OOC_OK;
+}
+
+void Core::read_stats(ooc_stats* stats) {
+  Lock lock(mutex_);
+  ooc_stats& s = stats_;
+  s.device_bytes = pool_->created() * chunk_bytes_;
+  s.device_peak_bytes = pool_->created_peak() * chunk_bytes_;
+  s.free_bytes = pool_->free() * chunk_bytes_;
+  s.cached_bytes = cached_chunks_ * chunk_bytes_;
+  s.slab_bytes = heap_backed_ * chunk_bytes_;
+  s.slab_used_bytes = heap_used_ * chunk_bytes_;
+  s.resident_bytes = resident_chunks_ * chunk_bytes_;
+  s.pinned_bytes = pinned_chunks_ * chunk_bytes_;
+  s.host_bytes = s.host_peak_bytes = arena_->committed();
+  s.host_used_bytes = arena_->used();
+  s.driver_calls_map = device_.calls().map;
+  s.driver_calls_unmap = device_.calls().unmap;
+  s.driver_calls_set_access = device_.calls().set_access;
+  s.driver_calls_create = pool_->create_calls();
+  s.driver_failure_count = device_.calls().failures;
+  *stats = s;
+}
+
+}  // namespace ooc

@@ -1,0 +1,230 @@
+// The allocator: regions and slabs within a budget, functions and their pins, demand mode, transitions.
+//
+// One mutex guards all bookkeeping. It is held for tens of nanoseconds on the hot path (no driver call, no allocation)
+// and given up around copies and waits; a region in transition is marked, so that nobody else moves it meanwhile.
+//
+//   created chunks == free + held by regions (resident, moving, cached) + backing slabs        (audit.cpp recounts it)
+//   device bytes <= budget, but for counted overruns by slabs, which cannot be refused
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "address_space.h"
+#include "chunk_pool.h"
+#include "device.h"
+#include "host_arena.h"
+#include "ooc_alloc.h"
+#include "recorder.h"
+#include "region.h"
+#include "scheduler.h"
+#include "small_heap.h"
+
+namespace ooc {
+
+using Lock = std::unique_lock<std::mutex>;
+
+// A copy of consecutive slots that was enqueued and not yet settled.
+struct Transfer {
+  Region* region = nullptr;
+  uint32_t first = 0, count = 0;
+  Direction direction = Direction::kOut;
+  uint64_t epoch = 0;      // of the region when the copy began
+  CUevent event = nullptr;
+  double started = 0;
+  bool failed = false;
+};
+
+// A run of slots of one region.
+struct Piece {
+  Region* region;
+  uint32_t first, count;
+};
+
+// What a thread holds. A function's pins outlast it until the thread's next function begins: results are touched
+// without an operator just after they were made (torch.tensor(list), tolist, file reads).
+struct ThreadState {
+  std::vector<RegionHandle> held;
+  bool in_function = false;
+  bool exited = false;         // the thread is gone, the entry may be used again
+  bool writes = false;         // the running function declared a write
+  uint32_t function = 0;
+  uint32_t operand_count = 0;  // first entries of held: operands; the others were allocated by the function
+  double started = 0;
+  double stalled = 0;          // seconds of the running function spent waiting for room
+  uint64_t measured_bytes = 0; // allocations that did not fit and were served by the host to learn the need
+  std::string failure;
+};
+
+class Core {
+ public:
+  explicit Core(const ooc_config& config);  // throws std::runtime_error
+  ~Core();
+  Core(const Core&) = delete;
+  Core& operator=(const Core&) = delete;
+
+  void* malloc(uint64_t bytes);
+  void free(void* address);
+  int function_begin(uint32_t function, const ooc_operand* operands, uint32_t count);
+  int function_end(bool keep_allocations);
+  bool in_function();
+  int pin(const void* address, uint32_t access);
+  int unpin(const void* address);
+  int evict_all();
+  void release_cached();
+  int boundary(ooc_iteration* ended);
+  void read_stats(ooc_stats* stats);
+  int audit();
+
+  Device& device() { return device_; }
+  Recorder& recorder() { return recorder_; }
+  uint64_t chunk_bytes() const { return chunk_bytes_; }
+  std::mutex& mutex() { return mutex_; }
+  void set_scheduler(Scheduler* scheduler) { scheduler_ = scheduler; }
+  ooc_stats& counters() { return stats_; }
+  const std::shared_ptr<Trace>& trace(uint64_t fingerprint) { return traces_[fingerprint]; }
+  uint64_t piece_chunks() const { return piece_chunks_; }
+
+  // --- Transitions, for the scheduler's threads too. The lock is held on entry and on return. ---
+
+  // Starts copying resident slots out. Clean ones are dropped at once. Appends to `transfers` what was enqueued.
+  // False: no host memory, or the driver refused; then nothing was started.
+  bool start_out(Lock& lock, Piece piece, std::vector<Transfer>& transfers);
+  // Maps chunks (taken by the caller) behind absent slots and starts copying in.
+  bool start_in(Lock& lock, Piece piece, const Chunk* chunks, std::vector<Transfer>& transfers);
+  // Waits for a copy and ends its transition. False if the bytes did not arrive.
+  bool settle(Lock& lock, const Transfer& transfer);
+  // Takes `count` chunks that are free, or cached, without evicting anything.
+  bool take_idle(uint32_t count, Chunk* chunks);
+  bool threads_want_room() const { return room_waiters_ > 0; }
+  // Frees of regions wake the waiting threads while somebody waits for idle chunks.
+  void want_idle(bool wanted) { idle_wanted_ = wanted; }
+  bool paused() const { return paused_; }
+  std::condition_variable& changed() { return changed_; }
+  // In the child of a fork: everything is plain host memory.
+  bool detached() const { return detached_; }
+
+  // fork.cpp; in this order, with the lock held from the first to the last
+  void before_fork();
+  void after_fork(bool in_child);
+  void thread_exits(ThreadState* thread);
+
+ private:
+  // core.cpp
+  ThreadState* find_thread_state() const;
+  ThreadState& thread_state();
+  void hold(Region* region, ThreadState* thread);
+  Region* find(const void* address) const;
+  bool owns(const void* address) const {
+    const auto offset = static_cast<uint64_t>(static_cast<const char*>(address) - device_.base());
+    return offset < device_.reserved();
+  }
+  char* address_of(uint64_t chunk) const { return device_.base() + chunk * chunk_bytes_; }
+  int fail(int status, std::string message);
+  void add_pin(Region* region);
+  void drop_pin(Region* region);
+  void release_held(std::vector<RegionHandle>& held);
+  void mark_written(Region* region);
+  void note_need();
+
+  // memory.cpp
+  void* malloc_region(Lock& lock, uint64_t bytes);
+  void* malloc_small(Lock& lock, uint64_t bytes);
+  void* malloc_failed(Lock& lock, uint64_t bytes);
+  bool back_heap_chunk(Lock& lock, uint64_t chunk);
+  void free_small(void* address);
+  void free_region(Region* region);
+  void dispose(Region* region);
+  void cache(Region* region);
+  void uncache(Region* region);
+  Region* new_region(uint32_t count);
+  void destroy(Region* region);
+  void unmap_slots(Region* region, uint32_t first, uint32_t count);
+  bool reclaim_cached(uint64_t wanted);
+  void count_allocation(uint64_t bytes);
+
+  // residency.cpp
+  // Makes `chunks` idle (free, cached or under empty slabs). `pinned_too`: chunks that will be pinned beyond
+  // pinned_chunks_; more than the budget can hold is refused at once unless another function may end.
+  bool make_room(Lock& lock, uint64_t chunks, uint64_t pinned_too);
+  std::vector<Piece> choose_victims(uint64_t chunks);
+  bool evict(Lock& lock, const std::vector<Piece>& victims);
+  int make_resident(Lock& lock, const std::vector<RegionHandle>& regions);
+  int bring_in(Lock& lock, Region* region, std::vector<Transfer>& transfers);
+  int evict_unpinned(Lock& lock);
+  bool verify_clean(Region* region, uint32_t first, uint32_t count);
+  bool ensure_host_block(Region* region);
+  bool reclaim_host(uint64_t bytes);
+  void settle_out(const Transfer& transfer, bool copied);
+  void settle_in(const Transfer& transfer, bool copied);
+  void drop_clean(Region* region, uint32_t first, uint32_t count);
+  bool release_idle_threads();
+  std::string describe_need(const std::string& function, uint64_t need_chunks) const;
+  bool copy_slots(Region* region, uint32_t first, uint32_t count, Direction direction);
+  uint64_t idle_chunks() const { return pool_->available() + cached_chunks_ + (heap_backed_ - heap_used_); }
+  void wait_a_while(Lock& lock) { changed_.wait_for(lock, std::chrono::milliseconds(20)); }
+
+  uint64_t chunk_bytes_, piece_chunks_, small_limit_, region_chunks_, heap_first_chunk_;
+  bool strict_;
+  Device device_;
+  std::unique_ptr<ChunkPool> pool_;
+  std::unique_ptr<AddressSpace> space_;
+  std::unique_ptr<SmallHeap> heap_;
+  std::unique_ptr<HostArena> arena_;
+  Recorder recorder_;
+  Scheduler* scheduler_ = nullptr;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  ooc_stats stats_{};
+
+  std::deque<Region> regions_;
+  std::vector<Region*> unused_regions_;
+  uint32_t* region_at_ = nullptr;  // [region_chunks_] index + 1 of the region over an address chunk; lazily committed
+  RegionList used_;                // live regions, by last use
+  RegionList cached_;              // freed regions that kept their chunks, by time of free
+  std::unordered_map<uint32_t, std::vector<Region*>> cached_by_count_;
+  uint64_t cached_chunks_ = 0, pinned_chunks_ = 0, resident_chunks_ = 0, live_region_chunks_ = 0;
+  uint64_t moving_ = 0;            // slots in transition
+  uint64_t serial_ = 0;            // of functions
+
+  struct HeapChunk {
+    Chunk chunk = kNoChunk;
+    uint32_t users = 0;
+    bool pending = false;  // being backed
+    bool listed = false;   // in idle_heap_chunks_
+  };
+  std::vector<HeapChunk> heap_chunks_;
+  std::vector<uint64_t> idle_heap_chunks_;  // backed, perhaps without users by now
+  uint64_t heap_backed_ = 0, heap_used_ = 0;
+
+  std::unordered_map<const void*, uint64_t> host_blocks_;  // served by the host: measuring, or a forked child
+  std::deque<ThreadState> thread_states_;
+  std::vector<RegionHandle> orphans_;  // allocated by threads that never run functions (a kernel's helpers)
+  uint32_t active_functions_ = 0, starving_ = 0, room_waiters_ = 0;
+  bool paused_ = false, detached_ = false, idle_wanted_ = false;
+  std::string strict_failure_;
+  uint64_t lost_chunks_ = 0;  // the driver would not unmap them
+  uint64_t core_id_ = 0;
+  const ThreadState* sequence_thread_ = nullptr;  // whose functions are recorded
+
+  double iteration_began_ = 0;
+  uint64_t iteration_live_peak_ = 0, iteration_slab_peak_ = 0, iteration_moved_ = 0;
+  double iteration_stall_ = 0;
+  std::unordered_map<uint64_t, std::shared_ptr<Trace>> traces_;
+  std::unordered_map<uint64_t, uint64_t> seen_counts_;
+  std::deque<uint64_t> trace_order_;
+};
+
+double now_seconds();
+void set_last_error(std::string message);
+
+}  // namespace ooc

@@ -1,0 +1,156 @@
+#include "device.h"
+
+#include <dlfcn.h>
+
+#include <stdexcept>
+
+namespace ooc {
+namespace {
+
+constexpr int kRetries = 3;
+
+void require(const Driver& driver, CUresult result, const std::string& what) {
+  if (result != CUDA_SUCCESS) throw std::runtime_error(what + " failed: " + describe(driver, result));
+}
+
+}  // namespace
+
+Device::Device(const char* library, int ordinal) : ordinal_(ordinal) {
+  std::string error;
+  driver_ = load_driver(library, error);
+  if (!driver_) throw std::runtime_error(error);
+  const Driver& d = *driver_;
+  require(d, d.cuInit(0), "cuInit");
+  require(d, d.cuDeviceGet(&device_, ordinal), "cuDeviceGet(" + std::to_string(ordinal) + ")");
+  int supported = 0;
+  require(d, d.cuDeviceGetAttribute(&supported, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, device_),
+          "cuDeviceGetAttribute");
+  if (supported == 0) throw std::runtime_error("the device has no virtual memory management (compute capability 6.0 and later have it)");
+  char text[256] = {};
+  require(d, d.cuDeviceGetName(text, sizeof text, device_), "cuDeviceGetName");
+  name_ = text;
+  host_accessible_ = dlsym(d.handle, "ooc_emulated_configure") != nullptr;
+  require(d, d.cuDevicePrimaryCtxRetain(&context_, device_), "cuDevicePrimaryCtxRetain");
+  require(d, d.cuCtxSetCurrent(context_), "cuCtxSetCurrent");
+  size_t bytes = 0;
+  require(d, d.cuDeviceTotalMem(&bytes, device_), "cuDeviceTotalMem");
+  total_ = bytes;
+  CUmemAllocationProp properties{};
+  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  properties.location.id = device_;
+  require(d, d.cuMemGetAllocationGranularity(&bytes, &properties, CU_MEM_ALLOC_GRANULARITY_MINIMUM),
+          "cuMemGetAllocationGranularity");
+  granularity_ = bytes;
+  access_.location = properties.location;
+  access_.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+  require(d, d.cuStreamCreate(&out_, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
+  require(d, d.cuStreamCreate(&in_, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
+}
+
+Device::~Device() {
+  const Driver& d = *driver_;
+  for (CUevent event : events_) d.cuEventDestroy(event);
+  if (out_ != nullptr) d.cuStreamDestroy(out_);
+  if (in_ != nullptr) d.cuStreamDestroy(in_);
+  if (base_ != nullptr) d.cuMemAddressFree(reinterpret_cast<CUdeviceptr>(base_), reserved_);
+  d.cuDevicePrimaryCtxRelease(device_);
+}
+
+uint64_t Device::free_bytes() const {
+  size_t free = 0, total = 0;
+  return driver_->cuMemGetInfo(&free, &total) == CUDA_SUCCESS ? free : 0;
+}
+
+void Device::reserve(uint64_t bytes) {
+  CUdeviceptr address = 0;
+  require(*driver_, driver_->cuMemAddressReserve(&address, bytes, granularity_, 0, 0),
+          "cuMemAddressReserve of " + std::to_string(bytes) + " bytes");
+  base_ = reinterpret_cast<char*>(address);
+  reserved_ = bytes;
+}
+
+void Device::bind_thread() const {
+  thread_local const Device* bound = nullptr;
+  if (bound == this) return;
+  driver_->cuCtxSetCurrent(context_);
+  bound = this;
+}
+
+CUresult Device::map(char* address, const Chunk* chunks, uint32_t count, const ChunkPool& pool, uint64_t chunk_bytes) {
+  bind_thread();
+  const auto start = reinterpret_cast<CUdeviceptr>(address);
+  CUresult result = CUDA_SUCCESS;
+  uint32_t mapped = 0;
+  for (; mapped < count; ++mapped) {
+    for (int attempt = 0; attempt < kRetries; ++attempt) {
+      ++calls_.map;
+      result = checked(driver_->cuMemMap(start + mapped * chunk_bytes, chunk_bytes, 0, pool.handle(chunks[mapped]), 0));
+      if (result == CUDA_SUCCESS) break;
+    }
+    if (result != CUDA_SUCCESS) break;
+  }
+  for (int attempt = 0; mapped == count && attempt < kRetries; ++attempt) {
+    ++calls_.set_access;
+    result = checked(driver_->cuMemSetAccess(start, count * chunk_bytes, &access_, 1));
+    if (result == CUDA_SUCCESS) return result;
+  }
+  if (mapped > 0) unmap(address, mapped * chunk_bytes);
+  return result;
+}
+
+CUresult Device::unmap(char* address, uint64_t bytes) {
+  bind_thread();
+  CUresult result = CUDA_SUCCESS;
+  for (int attempt = 0; attempt < kRetries; ++attempt) {
+    ++calls_.unmap;
+    result = checked(driver_->cuMemUnmap(reinterpret_cast<CUdeviceptr>(address), bytes));
+    if (result == CUDA_SUCCESS) break;
+  }
+  return result;
+}
+
+CUresult Device::copy(Direction direction, char* device, char* host, uint64_t bytes) {
+  bind_thread();
+  const auto address = reinterpret_cast<CUdeviceptr>(device);
+  CUresult result = CUDA_SUCCESS;
+  for (int attempt = 0; attempt < kRetries; ++attempt) {
+    result = checked(direction == Direction::kOut ? driver_->cuMemcpyDtoHAsync(host, address, bytes, out_)
+                                                  : driver_->cuMemcpyHtoDAsync(address, host, bytes, in_));
+    if (result == CUDA_SUCCESS) break;
+  }
+  return result;
+}
+
+CUevent Device::record(Direction direction) {
+  CUevent event = nullptr;
+  {
+    std::lock_guard<std::mutex> lock(events_mutex_);
+    if (!events_.empty()) {
+      event = events_.back();
+      events_.pop_back();
+    }
+  }
+  if (event == nullptr &&
+      checked(driver_->cuEventCreate(&event, CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING)) != CUDA_SUCCESS)
+    return nullptr;
+  if (checked(driver_->cuEventRecord(event, stream(direction))) == CUDA_SUCCESS) return event;
+  driver_->cuEventDestroy(event);
+  return nullptr;
+}
+
+CUresult Device::wait(CUevent event, Direction direction) {
+  bind_thread();
+  if (event == nullptr) return checked(driver_->cuStreamSynchronize(stream(direction)));
+  CUresult result = CUDA_SUCCESS;
+  for (int attempt = 0; attempt < kRetries; ++attempt) {
+    result = checked(driver_->cuEventSynchronize(event));
+    if (result == CUDA_SUCCESS) break;
+  }
+  if (result != CUDA_SUCCESS) result = checked(driver_->cuStreamSynchronize(stream(direction)));
+  std::lock_guard<std::mutex> lock(events_mutex_);
+  events_.push_back(event);
+  return result;
+}
+
+}  // namespace ooc

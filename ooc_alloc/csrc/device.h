@@ -1,0 +1,79 @@
+// One device as the core uses it: its context, two copy streams, pooled events, one reserved address range that chunks
+// are mapped into. The only file that calls the driver, with ChunkPool and HostArena.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "chunk_pool.h"
+#include "driver.h"
+
+namespace ooc {
+
+enum class Direction { kOut, kIn };  // device to host, host to device
+
+class Device {
+ public:
+  // Throws std::runtime_error with the driver's words.
+  Device(const char* library, int ordinal);
+  ~Device();
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+
+  const Driver& driver() const { return *driver_; }
+  const std::string& name() const { return name_; }
+  bool host_accessible() const { return host_accessible_; }  // the emulated device: kernels run on the host
+  int ordinal() const { return ordinal_; }
+  uint64_t total_bytes() const { return total_; }
+  uint64_t free_bytes() const;
+  uint64_t granularity() const { return granularity_; }
+
+  // Reserves the address range; every address below is an offset-free pointer into it.
+  void reserve(uint64_t bytes);
+  char* base() const { return base_; }
+  uint64_t reserved() const { return reserved_; }
+
+  // Makes the context current in the calling thread (once a thread).
+  void bind_thread() const;
+
+  // Maps chunks one after another at `address` and makes the whole range accessible. On failure nothing stays mapped.
+  CUresult map(char* address, const Chunk* chunks, uint32_t count, const ChunkPool& pool, uint64_t chunk_bytes);
+  CUresult unmap(char* address, uint64_t bytes);
+
+  // Enqueues one copy; retried a few times where the driver refuses.
+  CUresult copy(Direction direction, char* device, char* host, uint64_t bytes);
+  // An event after everything enqueued in a direction; null if the driver has none (then the stream is drained).
+  CUevent record(Direction direction);
+  CUresult wait(CUevent event, Direction direction);
+
+  struct Calls {
+    std::atomic<uint64_t> map{0}, unmap{0}, set_access{0}, failures{0};
+  };
+  const Calls& calls() const { return calls_; }
+
+ private:
+  CUstream stream(Direction direction) const { return direction == Direction::kOut ? out_ : in_; }
+  CUresult checked(CUresult result) {
+    if (result != CUDA_SUCCESS) ++calls_.failures;
+    return result;
+  }
+
+  std::unique_ptr<Driver> driver_;
+  std::string name_;
+  bool host_accessible_ = false;
+  int ordinal_;
+  CUdevice device_ = 0;
+  CUcontext context_ = nullptr;
+  CUmemAccessDesc access_{};
+  uint64_t total_ = 0, granularity_ = 0, reserved_ = 0;
+  char* base_ = nullptr;
+  CUstream out_ = nullptr, in_ = nullptr;
+  std::mutex events_mutex_;
+  std::vector<CUevent> events_;
+  Calls calls_;
+};
+
+}  // namespace ooc

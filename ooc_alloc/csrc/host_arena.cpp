@@ -1,0 +1,89 @@
+#include "host_arena.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <iterator>
+
+namespace ooc {
+
+HostArena::HostArena(const Driver& driver, uint64_t budget_bytes) : driver_(driver), budget_(rounded(budget_bytes)) {
+  void* range = mmap(nullptr, budget_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  base_ = range == MAP_FAILED ? nullptr : static_cast<char*>(range);
+}
+
+HostArena::~HostArena() {
+  for (const auto& [offset, extent] : extents_)
+    if (extent.second) driver_.cuMemHostUnregister(base_ + offset);
+  if (base_ != nullptr) munmap(base_, budget_);
+}
+
+bool HostArena::grow(uint64_t bytes) {
+  const uint64_t tail = !holes_.empty() && holes_.rbegin()->first + holes_.rbegin()->second == committed_
+                            ? holes_.rbegin()->second
+                            : 0;  // free bytes at the end of what is committed: the new extent continues them
+  const uint64_t left = budget_ - committed_;
+  if (base_ == nullptr || bytes > left + tail) return false;
+  const uint64_t extent = std::min(left, std::max(kExtent, bytes - tail));
+  char* start = base_ + committed_;
+  if (mprotect(start, extent, PROT_READ | PROT_WRITE) != 0) return false;
+  const bool pinned = driver_.cuMemHostRegister(start, extent, 0) == CUDA_SUCCESS;
+  if (!pinned) unpinned_ += extent;
+  extents_[committed_] = {extent, pinned};
+  const uint64_t offset = committed_;
+  committed_ += extent;
+  add_hole(offset, extent);
+  return true;
+}
+
+uint64_t HostArena::extent_left(const char* address) const {
+  const auto offset = static_cast<uint64_t>(address - base_);
+  const auto extent = std::prev(extents_.upper_bound(offset));
+  return extent->first + extent->second.first - offset;
+}
+
+void HostArena::add_hole(uint64_t offset, uint64_t bytes) {
+  auto next = holes_.lower_bound(offset);
+  if (next != holes_.end() && offset + bytes == next->first) {
+    bytes += next->second;
+    auto merged = next++;
+    remove_hole(merged);
+  }
+  if (next != holes_.begin()) {
+    auto before = std::prev(next);
+    if (before->first + before->second == offset) {
+      offset = before->first;
+      bytes += before->second;
+      remove_hole(before);
+    }
+  }
+  holes_[offset] = bytes;
+  holes_by_size_.insert({bytes, offset});
+}
+
+void HostArena::remove_hole(std::map<uint64_t, uint64_t>::iterator hole) {
+  holes_by_size_.erase({hole->second, hole->first});
+  holes_.erase(hole);
+}
+
+char* HostArena::allocate(uint64_t bytes) {
+  bytes = rounded(bytes);
+  auto fit = holes_by_size_.lower_bound({bytes, 0});
+  if (fit == holes_by_size_.end()) {
+    if (!grow(bytes)) return nullptr;
+    fit = holes_by_size_.lower_bound({bytes, 0});
+  }
+  const uint64_t offset = fit->second, size = fit->first;
+  remove_hole(holes_.find(offset));
+  if (size > bytes) add_hole(offset + bytes, size - bytes);
+  used_ += bytes;
+  return base_ + offset;
+}
+
+void HostArena::free(char* block, uint64_t bytes) {
+  bytes = rounded(bytes);
+  used_ -= bytes;
+  add_hole(static_cast<uint64_t>(block - base_), bytes);
+}
+
+}  // namespace ooc

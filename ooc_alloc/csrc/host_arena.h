@@ -1,0 +1,52 @@
+// Host memory for swapped data: one reserved address range, taken from the system and pinned in large extents, given out
+// in exact sizes rounded to pages, best fit, merged on free, never beyond the host budget.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "driver.h"
+
+namespace ooc {
+
+class HostArena {
+ public:
+  HostArena(const Driver& driver, uint64_t budget_bytes);
+  ~HostArena();
+  HostArena(const HostArena&) = delete;
+  HostArena& operator=(const HostArena&) = delete;
+
+  // Null if the budget (or the system) has no such block left.
+  char* allocate(uint64_t bytes);
+  void free(char* block, uint64_t bytes);
+
+  uint64_t budget() const { return budget_; }
+  uint64_t committed() const { return committed_; }   // taken from the system
+  uint64_t used() const { return used_; }
+  uint64_t unpinned() const { return unpinned_; }     // extents that the driver would not pin: slower, not wrong
+
+  // Bytes from an address to the end of its extent: a single copy must not cross from one pinned range into the next.
+  uint64_t extent_left(const char* address) const;
+
+  static constexpr uint64_t kPage = 4096;
+  static uint64_t rounded(uint64_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
+
+ private:
+  bool grow(uint64_t bytes);
+  void add_hole(uint64_t offset, uint64_t bytes);
+  void remove_hole(std::map<uint64_t, uint64_t>::iterator hole);
+
+  static constexpr uint64_t kExtent = uint64_t{64} << 20;
+
+  const Driver& driver_;
+  uint64_t budget_;
+  char* base_ = nullptr;
+  uint64_t committed_ = 0, used_ = 0, unpinned_ = 0;
+  std::map<uint64_t, uint64_t> holes_;                    // offset -> bytes
+  std::set<std::pair<uint64_t, uint64_t>> holes_by_size_; // (bytes, offset)
+  std::map<uint64_t, std::pair<uint64_t, bool>> extents_;  // offset -> (bytes, pinned)
+};
+
+}  // namespace ooc

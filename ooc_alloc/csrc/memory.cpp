@@ -1,0 +1,299 @@
+// Allocating and freeing: regions with their cache, slabs, and what happens when neither can be had.
+#include <algorithm>
+#include <cstdlib>
+
+#include "core.h"
+
+namespace ooc {
+
+void* Core::malloc(uint64_t bytes) {
+  Lock lock(mutex_);
+  bytes = std::max<uint64_t>(bytes, 1);
+  if (detached_) return malloc_failed(lock, bytes);
+  if (bytes <= small_limit_) return malloc_small(lock, bytes);
+  return malloc_region(lock, bytes);
+}
+
+void Core::count_allocation(uint64_t bytes) {
+  ++stats_.allocations;
+  stats_.live_bytes += bytes;
+  iteration_live_peak_ = std::max(iteration_live_peak_, stats_.live_bytes);
+  iteration_slab_peak_ = std::max(iteration_slab_peak_, heap_used_);
+  if (stats_.live_bytes <= stats_.live_peak_bytes) return;
+  stats_.live_peak_bytes = stats_.live_bytes;
+  stats_.waste_at_live_peak_bytes = (live_region_chunks_ + heap_used_) * chunk_bytes_ - stats_.live_bytes;
+}
+
+Region* Core::new_region(uint32_t count) {
+  const uint64_t first = space_->take(count);
+  if (first == AddressSpace::kNone) return nullptr;
+  Region* region;
+  if (unused_regions_.empty()) {
+    regions_.emplace_back();
+    region = &regions_.back();
+    region->index = static_cast<uint32_t>(regions_.size() - 1);
+  } else {
+    region = unused_regions_.back();
+    unused_regions_.pop_back();
+  }
+  region->first = first;
+  region->count = count;
+  region->slots.assign(count, Slot{});
+  region->resident = region->moving = region->host_valid = 0;
+  std::fill_n(region_at_ + first, count, region->index + 1);
+  return region;
+}
+
+void* Core::malloc_region(Lock& lock, uint64_t bytes) {
+  const auto count = static_cast<uint32_t>((bytes + chunk_bytes_ - 1) / chunk_bytes_);
+  Region* region = nullptr;
+  auto same_size = cached_by_count_.find(count);
+  if (same_size != cached_by_count_.end() && !same_size->second.empty()) {
+    region = same_size->second.back();
+    uncache(region);
+    ++stats_.cache_hits;
+  } else {
+    std::vector<Chunk> chunks(count);
+    do {
+      if (!make_room(lock, count, count)) return malloc_failed(lock, bytes);
+    } while (!take_idle(count, chunks.data()));
+    region = new_region(count);
+    if (region == nullptr) {
+      for (Chunk chunk : chunks) pool_->give(chunk);
+      set_last_error("the address range for regions is used up");
+      return nullptr;
+    }
+    lock.unlock();
+    const CUresult result = device_.map(address_of(region->first), chunks.data(), count, *pool_, chunk_bytes_);
+    lock.lock();
+    if (result != CUDA_SUCCESS) {
+      for (Chunk chunk : chunks) pool_->give(chunk);
+      destroy(region);
+      set_last_error("mapping " + std::to_string(count) + " chunks failed: " + describe(device_.driver(), result));
+      return nullptr;
+    }
+    for (uint32_t i = 0; i < count; ++i) region->slots[i].chunk = chunks[i];
+    region->resident = count;
+    resident_chunks_ += count;
+  }
+  region->live = true;
+  region->bytes = bytes;
+  region->iteration = 0;
+  region->variable = -1;
+  region->write_epoch = 0;
+  ThreadState* thread = find_thread_state();
+  hold(region, thread);
+  used_.append(region);
+  live_region_chunks_ += count;
+  stats_.region_live_bytes += bytes;
+  if (thread != nullptr && thread == sequence_thread_) recorder_.allocate(region, thread->in_function);
+  count_allocation(bytes);
+  note_need();
+  return address_of(region->first);
+}
+
+// A function that only reads and does not fit is run to its end on host memory where kernels can use that, so that the
+// error can name what it needs; its results are dropped (function_end).
+void* Core::malloc_failed(Lock&, uint64_t bytes) {
+  ThreadState* thread = find_thread_state();
+  const bool measuring = thread != nullptr && thread->in_function && !thread->writes && device_.host_accessible();
+  const uint64_t chunks = (bytes + chunk_bytes_ - 1) / chunk_bytes_;
+  if (!detached_ && !measuring) {
+    const std::string function = thread != nullptr && thread->in_function
+                                     ? recorder_.function_name(thread->function)
+                                     : "(an allocation outside any function)";
+    set_last_error(describe_need(function, chunks));
+    return nullptr;
+  }
+  void* block = nullptr;
+  if (posix_memalign(&block, 64, bytes) != 0) {
+    set_last_error("no host memory for " + std::to_string(bytes) + " bytes");
+    return nullptr;
+  }
+  host_blocks_[block] = bytes;
+  if (!detached_) thread->measured_bytes += chunks * chunk_bytes_;
+  return block;
+}
+
+void* Core::malloc_small(Lock& lock, uint64_t bytes) {
+  const uint64_t offset = heap_->allocate(bytes);
+  if (offset == SmallHeap::kFailed) return malloc_region(lock, bytes);
+  const uint64_t first = heap_->first_chunk(offset), last = heap_->last_chunk(offset);
+  for (uint64_t c = first; c <= last; ++c)
+    if (heap_chunks_[c].users++ == 0) {
+      ++heap_used_;
+      if (heap_chunks_[c].chunk == kNoChunk) ++heap_backed_;  // so that it is not taken for idle before it is backed
+    }
+  for (uint64_t c = first; c <= last; ++c)
+    if ((heap_chunks_[c].chunk == kNoChunk || heap_chunks_[c].pending) && !back_heap_chunk(lock, c)) {
+      free_small(address_of(heap_first_chunk_) + offset);
+      return malloc_failed(lock, bytes);
+    }
+  stats_.small_live_bytes += bytes;
+  count_allocation(bytes);
+  note_need();
+  return address_of(heap_first_chunk_) + offset;
+}
+
+bool Core::back_heap_chunk(Lock& lock, uint64_t c) {
+  while (heap_chunks_[c].pending) changed_.wait(lock);
+  if (heap_chunks_[c].chunk != kNoChunk) return true;
+  heap_chunks_[c].pending = true;
+  Chunk chunk = kNoChunk;
+  if (!make_room(lock, 1, 0) || !take_idle(1, &chunk)) {
+    chunk = pool_->take_beyond_limit();  // a small allocation cannot be refused: its callers do not expect it
+    if (chunk != kNoChunk) ++stats_.budget_overrun_count;
+  }
+  CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
+  if (chunk != kNoChunk) {
+    lock.unlock();
+    result = device_.map(address_of(heap_first_chunk_ + c), &chunk, 1, *pool_, chunk_bytes_);
+    lock.lock();
+  }
+  HeapChunk& entry = heap_chunks_[c];
+  entry.pending = false;
+  if (result == CUDA_SUCCESS) entry.chunk = chunk;
+  else if (chunk != kNoChunk) pool_->give(chunk);
+  changed_.notify_all();
+  return result == CUDA_SUCCESS;
+}
+
+void Core::free_small(void* address) {
+  const auto offset = static_cast<uint64_t>(static_cast<char*>(address) - address_of(heap_first_chunk_));
+  if (heap_->requested(offset) == 0) return;
+  const uint64_t first = heap_->first_chunk(offset), last = heap_->last_chunk(offset);
+  heap_->free(offset);
+  for (uint64_t c = first; c <= last; ++c) {
+    HeapChunk& entry = heap_chunks_[c];
+    if (--entry.users > 0) continue;
+    --heap_used_;
+    if (entry.chunk == kNoChunk) {
+      --heap_backed_;
+    } else if (!entry.listed) {
+      entry.listed = true;
+      idle_heap_chunks_.push_back(c);
+    }
+  }
+}
+
+void Core::free(void* address) {
+  Lock lock(mutex_);
+  if (!owns(address)) {
+    if (host_blocks_.erase(address) != 0) ::free(address);
+    return;
+  }
+  ++stats_.frees;
+  if (address >= address_of(heap_first_chunk_)) {
+    const auto offset = static_cast<uint64_t>(static_cast<char*>(address) - address_of(heap_first_chunk_));
+    const uint64_t bytes = heap_->requested(offset);
+    free_small(address);
+    stats_.small_live_bytes -= bytes;
+    stats_.live_bytes -= bytes;
+    return;
+  }
+  if (Region* region = find(address)) free_region(region);
+}
+
+void Core::free_region(Region* region) {
+  recorder_.free(region);
+  stats_.live_bytes -= region->bytes;
+  stats_.region_live_bytes -= region->bytes;
+  live_region_chunks_ -= region->count;
+  if (region->pins > 0) pinned_chunks_ -= region->count;
+  region->pins = region->external_pins = region->writable_pins = 0;
+  region->live = false;
+  ++region->generation;
+  used_.remove(region);
+  if (detached_) return;
+  if (region->moving > 0) region->doomed = true;
+  else dispose(region);
+  if (starving_ > 0 || room_waiters_ > 0 || idle_wanted_) changed_.notify_all();
+}
+
+void Core::dispose(Region* region) {
+  region->doomed = false;
+  if (region->host != nullptr) arena_->free(region->host, region->bytes);
+  region->host = nullptr;
+  for (Slot& slot : region->slots) slot.host_valid = false;
+  region->host_valid = 0;
+  if (region->fully_resident()) cache(region);
+  else destroy(region);
+}
+
+void Core::cache(Region* region) {
+  cached_.append(region);
+  cached_by_count_[region->count].push_back(region);
+  cached_chunks_ += region->count;
+  resident_chunks_ -= region->count;
+}
+
+void Core::uncache(Region* region) {
+  cached_.remove(region);
+  auto& same_size = cached_by_count_[region->count];
+  if (same_size.back() == region) same_size.pop_back();
+  else same_size.erase(std::find(same_size.begin(), same_size.end(), region));
+  cached_chunks_ -= region->count;
+  resident_chunks_ += region->count;
+}
+
+void Core::unmap_slots(Region* region, uint32_t first, uint32_t count) {
+  const CUresult result = device_.unmap(address_of(region->first + first), count * chunk_bytes_);
+  for (uint32_t i = first; i < first + count; ++i) {
+    if (result == CUDA_SUCCESS) pool_->give(region->slots[i].chunk);
+    else ++lost_chunks_;
+    region->slots[i].chunk = kNoChunk;
+  }
+  region->resident -= count;
+  resident_chunks_ -= count;
+}
+
+void Core::destroy(Region* region) {
+  const uint64_t lost = lost_chunks_;
+  for (uint32_t i = 0; i < region->count;) {
+    if (region->slots[i].chunk == kNoChunk) {
+      ++i;
+      continue;
+    }
+    uint32_t end = i;
+    while (end < region->count && region->slots[end].chunk != kNoChunk) ++end;
+    unmap_slots(region, i, end - i);
+    i = end;
+  }
+  std::fill_n(region_at_ + region->first, region->count, 0u);
+  if (lost == lost_chunks_) space_->give(region->first, region->count);
+  unused_regions_.push_back(region);
+}
+
+bool Core::reclaim_cached(uint64_t wanted) {
+  while (pool_->available() < wanted) {
+    if (Region* region = cached_.oldest()) {
+      uncache(region);
+      destroy(region);
+      continue;
+    }
+    if (idle_heap_chunks_.empty()) return false;
+    const uint64_t c = idle_heap_chunks_.back();
+    idle_heap_chunks_.pop_back();
+    HeapChunk& entry = heap_chunks_[c];
+    entry.listed = false;
+    if (entry.users > 0 || entry.chunk == kNoChunk || entry.pending) continue;
+    if (device_.unmap(address_of(heap_first_chunk_ + c), chunk_bytes_) == CUDA_SUCCESS) pool_->give(entry.chunk);
+    else ++lost_chunks_;
+    entry.chunk = kNoChunk;
+    --heap_backed_;
+  }
+  return true;
+}
+
+bool Core::take_idle(uint32_t count, Chunk* chunks) {
+  return reclaim_cached(count) && pool_->take(count, chunks);
+}
+
+void Core::release_cached() {
+  Lock lock(mutex_);
+  if (detached_) return;
+  reclaim_cached(~uint64_t{0} >> 1);
+  pool_->release_free();
+}
+
+}  // namespace ooc

@@ -1,0 +1,168 @@
+// The C interface of libooc_alloc.so: a device memory allocator whose variables can leave the device and come back.
+//
+//   core      one device, one budget, one address range
+//   region    the address range of one variable larger than small_limit_bytes; the unit of swapping
+//   function  what a framework calls an operator: it uses variables, and may allocate and free some
+//   iteration the functions between two boundaries; the recorder keeps its sequence, a plan is carried out along it
+//
+// Status codes: 0 is success. Every call that fails leaves a message for ooc_last_error() in the calling thread.
+// All sizes are bytes, all times seconds, all indexes start at 0 unless said otherwise.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define OOC_API __attribute__((visibility("default")))
+#define OOC_ABI_VERSION 1
+
+typedef struct ooc_core ooc_core;
+
+enum {
+  OOC_OK = 0,
+  OOC_OUT_OF_MEMORY = 1,     // the pinned set of the running function does not fit the budget, or no host memory is left
+  OOC_DRIVER_FAILURE = 2,    // a driver call failed and retrying did not help; the data are still in one of the two places
+  OOC_STRICT_VIOLATION = 3,  // strict mode: a function wrote a variable that it had declared as read only
+  OOC_INVALID = 4,           // a bad argument
+};
+
+enum { OOC_READ = 1, OOC_WRITE = 2 };
+
+typedef struct {
+  uint32_t struct_bytes;         // sizeof(ooc_config), for compatibility
+  int32_t device_ordinal;
+  const char* driver_library;    // "libcuda.so.1", or the path of the emulated driver
+  uint64_t budget_bytes;         // 0: 90% of the device memory that is free now
+  uint64_t host_budget_bytes;    // host bytes for swapped data, at least one chunk
+  uint64_t chunk_bytes;          // rounded up to the driver's granularity
+  uint64_t small_limit_bytes;    // allocations up to this size stay in resident slabs; 0: every allocation is a region
+  uint64_t small_alignment;      // of slab allocations, a power of two; 0: 64
+  uint64_t address_space_bytes;  // of regions; 0: 1 TiB
+  uint64_t copy_piece_bytes;     // longest single copy, so that an urgent one does not wait long; 0: 4 MiB
+  int32_t strict;                // 1: every unpinned region leaves before every function, and clean copies are verified
+  int32_t run_daemon;            // 1: start the worker threads (0: plans are carried out by nobody; for tests)
+} ooc_config;
+
+// One operand of a function. Pointers that the core does not own are ignored.
+typedef struct {
+  const void* address;
+  uint32_t access;  // OOC_READ | OOC_WRITE
+  uint32_t reserved;
+} ooc_operand;
+
+// A versioned plain struct; *_peak values are the largest since creation.
+typedef struct {
+  uint32_t version;  // OOC_ABI_VERSION
+  uint32_t struct_bytes;
+  uint64_t chunk_bytes, budget_bytes, host_budget_bytes, device_total_bytes;
+  uint64_t live_bytes, live_peak_bytes;                  // requested bytes of everything allocated, resident or not
+  uint64_t region_live_bytes, small_live_bytes;          // the two parts of live_bytes
+  uint64_t device_bytes, device_peak_bytes;              // physical device memory held: regions, caches, slabs, free chunks
+  uint64_t free_bytes, cached_bytes, slab_bytes, slab_used_bytes, resident_bytes;  // parts of device_bytes
+  uint64_t pinned_bytes;                                 // regions that running functions or users hold on the device
+  uint64_t host_bytes, host_used_bytes, host_peak_bytes; // host arena: taken from the system, in use, most taken
+  uint64_t min_budget_bytes;                             // largest pinned set plus slabs so far
+  uint64_t waste_at_live_peak_bytes;                     // rounding to chunks plus holes in slabs, at the live peak
+  uint64_t swap_out_bytes, swap_in_bytes, swap_out_count, swap_in_count;
+  uint64_t demand_swap_in_count, demand_swap_in_bytes, demand_swap_out_bytes;
+  uint64_t clean_drop_count, clean_drop_bytes, cancelled_swap_out_count;
+  uint64_t budget_overrun_count, divergence_count, plan_switch_count, plan_count, planned_iteration_count;
+  uint64_t functions, iterations, allocations, frees, cache_hits;
+  uint64_t driver_failure_count, driver_calls_map, driver_calls_unmap, driver_calls_set_access, driver_calls_create;
+  uint64_t external_pin_count;
+  double stall_seconds, stall_swap_in_seconds, stall_room_seconds, copy_out_seconds, copy_in_seconds;
+} ooc_stats;
+
+// Recorded iteration: sizes first, then ooc_trace_copy into arrays of these lengths.
+typedef struct {
+  uint64_t fingerprint;
+  uint32_t functions, variables, uses;
+  uint32_t planned;                // a plan for this fingerprint is installed
+  uint32_t followed_plan;          // the iteration ran under a plan until its end
+  uint32_t contains_first;         // the process's first function is in it: set-up, not a steady iteration
+  uint64_t seen_count;             // iterations with this fingerprint so far
+  uint64_t live_peak_bytes;        // within the iteration
+  uint64_t slab_peak_bytes;        // most bytes of slabs in use within the iteration
+  uint64_t swapped_bytes;          // bytes moved either way, plus clean drops, within the iteration
+  double seconds;                  // from the boundary before to this one
+  double stall_seconds;
+} ooc_iteration;
+
+typedef struct {
+  uint32_t* function_name;   // [functions] id as given by ooc_core_function_id
+  double* function_start;    // [functions] since the start of the iteration
+  double* function_seconds;  // [functions] without stalls
+  uint64_t* variable_bytes;  // [variables]
+  int32_t* variable_born;    // [variables] function during which it was allocated; -1: before the iteration
+  int32_t* variable_died;    // [variables] last function at which it lives; functions: it survives the iteration
+  int32_t* variable_previous;  // [variables] its id in the iteration before; -1: none
+  uint32_t* use_function;    // [uses] ascending
+  uint32_t* use_variable;    // [uses]
+  uint32_t* use_access;      // [uses] OOC_READ | OOC_WRITE
+} ooc_trace_arrays;
+
+// A plan for the iterations with one fingerprint; semantics in swapd/plan.py. Arrays are copied.
+typedef struct {
+  uint64_t fingerprint;
+  uint32_t outs, ins;
+  const int32_t *out_variable, *out_first_chunk, *out_chunk_count, *out_after_function;
+  const int32_t *in_variable, *in_first_chunk, *in_chunk_count, *in_after_function, *in_after_outs, *in_before_function;
+} ooc_plan;
+
+OOC_API const char* ooc_last_error(void);
+OOC_API uint32_t ooc_abi_version(void);
+
+// Null on failure. Set-up errors say which number is wrong and what would do.
+OOC_API ooc_core* ooc_core_create(const ooc_config* config);
+// Frees everything; no function may be running. Memory still allocated becomes invalid.
+OOC_API void ooc_core_destroy(ooc_core* core);
+// Stops the worker threads (at interpreter exit); the core goes on in demand mode.
+OOC_API void ooc_core_stop_daemon(ooc_core* core);
+
+OOC_API const char* ooc_core_device_name(ooc_core* core);
+// The address range that holds every allocation of the core: [*base, *base + *bytes).
+OOC_API void ooc_core_address_range(ooc_core* core, uintptr_t* base, uintptr_t* bytes);
+
+// Null on failure (bytes > 0). The memory is pinned until the running function, or else the next one, has ended.
+OOC_API void* ooc_core_malloc(ooc_core* core, uint64_t bytes);
+// Any thread. Unknown addresses are ignored.
+OOC_API void ooc_core_free(ooc_core* core, void* address);
+
+// Stable id of a function's name.
+OOC_API uint32_t ooc_core_function_id(ooc_core* core, const char* name);
+OOC_API const char* ooc_core_function_name(ooc_core* core, uint32_t id);
+// Brings every operand onto the device and pins it. Not re-entrant within a thread: a nested call is an error.
+// After a status other than 0 nothing is pinned and function_end must not be called.
+OOC_API int ooc_core_function_begin(ooc_core* core, uint32_t function_id, const ooc_operand* operands, uint32_t count);
+// The pins last until the thread's next function begins, so that its caller may still touch results without an operator.
+// keep_allocations: what the function allocated and still lives stays pinned until freed (opaque results).
+// Status OOC_OUT_OF_MEMORY: the function could only be measured (see ooc_core_malloc); its results must be dropped.
+OOC_API int ooc_core_function_end(ooc_core* core, int keep_allocations);
+// 1 if the calling thread is between function_begin and function_end.
+OOC_API int ooc_core_in_function(ooc_core* core);
+
+// Keeps the region of an address on the device until unpinned as often as it was pinned (or freed). A small or unknown
+// address succeeds without effect. access OOC_WRITE: the memory may be written at any time until unpinned.
+OOC_API int ooc_core_pin(ooc_core* core, const void* address, uint32_t access);
+OOC_API int ooc_core_unpin(ooc_core* core, const void* address);
+// Swaps out every region that nothing pins (tests, strict mode, memory pressure).
+OOC_API int ooc_core_evict_all(ooc_core* core);
+// Gives cached and free chunks back to the driver.
+OOC_API void ooc_core_release_cached(ooc_core* core);
+
+// Ends the iteration. The calling thread is the one whose functions are recorded from now on.
+OOC_API int ooc_core_boundary(ooc_core* core, ooc_iteration* ended);
+OOC_API int ooc_core_trace_copy(ooc_core* core, uint64_t fingerprint, ooc_trace_arrays* arrays);
+OOC_API int ooc_core_install_plan(ooc_core* core, const ooc_plan* plan);
+OOC_API void ooc_core_forget_plans(ooc_core* core);
+
+OOC_API void ooc_core_read_stats(ooc_core* core, ooc_stats* stats);
+// Recounts every chunk and byte by walking all structures, and compares with the counters. 0 if they agree.
+OOC_API int ooc_core_audit(ooc_core* core);
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,114 @@
+#include "recorder.h"
+
+#include <algorithm>
+
+namespace ooc {
+namespace {
+
+uint64_t mix(uint64_t hash, uint64_t value) {  // the finaliser of SplitMix64, chained
+  hash ^= value + 0x9e3779b97f4a7c15ULL + (hash << 6) + (hash >> 2);
+  hash = (hash ^ (hash >> 30)) * 0xbf58476d1ce4e5b9ULL;
+  hash = (hash ^ (hash >> 27)) * 0x94d049bb133111ebULL;
+  return hash ^ (hash >> 31);
+}
+
+uint64_t hash_name(const std::string& name) {  // FNV-1a: the same in every process
+  uint64_t hash = 0xcbf29ce484222325ULL;
+  for (unsigned char c : name) hash = (hash ^ c) * 0x100000001b3ULL;
+  return hash;
+}
+
+}  // namespace
+
+uint32_t Recorder::function_id(const std::string& name) {
+  const auto [entry, fresh] = ids_.try_emplace(name, static_cast<uint32_t>(names_.size()));
+  if (fresh) {
+    names_.push_back(name);
+    name_hashes_.push_back(hash_name(name));
+  }
+  return entry->second;
+}
+
+void Recorder::begin_iteration(double now) {
+  trace_ = std::make_shared<Trace>();
+  only_freed_.clear();
+  hash_ = 0x6f6f63;  // "ooc"
+  began_ = now;
+}
+
+void Recorder::begin_function(uint32_t id, double now) {
+  hash_ = mix(hash_, name_hashes_[id]);
+  if (trace_->names.size() >= kMostFunctions) {
+    trace_->overflow = true;
+    return;
+  }
+  trace_->names.push_back(id);
+  trace_->starts.push_back(now - began_);
+  trace_->seconds.push_back(0);
+}
+
+uint32_t Recorder::add(Region* region, int32_t born) {
+  const auto id = static_cast<uint32_t>(trace_->variables.size());
+  const int32_t previous = region->iteration + 1 == iteration_ && born < 0 ? region->variable : -1;
+  trace_->variables.push_back({{region, region->generation}, region->bytes, born, INT32_MAX, previous});
+  region->iteration = iteration_;
+  region->variable = static_cast<int32_t>(id);
+  return id;
+}
+
+void Recorder::use(Region* region, uint32_t access) {
+  if (trace_->overflow) return;
+  const uint32_t id = seen(region) ? static_cast<uint32_t>(region->variable) : add(region, -1);
+  hash_ = mix(hash_, (uint64_t{id} << 34) ^ (uint64_t{region->count} << 2) ^ access);
+  trace_->uses.push_back({trace_->functions() - 1, id, access});
+}
+
+void Recorder::widen_last_use(const Region* region, uint32_t access) {
+  if (trace_->overflow) return;
+  for (auto use = trace_->uses.rbegin(); use != trace_->uses.rend(); ++use) {
+    if (use->variable != static_cast<uint32_t>(region->variable)) continue;
+    use->access |= access;
+    hash_ = mix(hash_, access);
+    return;
+  }
+}
+
+uint64_t Recorder::end_operands() {
+  if (!trace_->overflow) trace_->prefixes.push_back(hash_);
+  return hash_;
+}
+
+void Recorder::allocate(Region* region, bool in_function) {
+  if (trace_->overflow) return;
+  const auto function = static_cast<int32_t>(trace_->functions());
+  const uint32_t id = add(region, in_function ? function - 1 : function);
+  hash_ = mix(hash_, (uint64_t{id} << 34) ^ (uint64_t{region->count} << 2) ^ 3);
+  if (in_function) trace_->uses.push_back({trace_->functions() - 1, id, 2});
+}
+
+void Recorder::free(Region* region) {
+  const int32_t last = static_cast<int32_t>(trace_->functions()) - 1;
+  if (trace_->overflow) return;
+  if (seen(region)) {
+    Trace::Variable& variable = trace_->variables[static_cast<size_t>(region->variable)];
+    variable.died = std::max(last, variable.born);
+  } else if (region->iteration + 1 == iteration_ && region->variable >= 0 && last >= 0) {
+    only_freed_.push_back({{}, region->bytes, -1, last, region->variable});
+  }
+}
+
+std::shared_ptr<Trace> Recorder::finish(double now) {
+  std::shared_ptr<Trace> ended = trace_;
+  const auto functions = static_cast<int32_t>(ended->functions());
+  ended->fingerprint = hash_;
+  ended->variables.insert(ended->variables.end(), only_freed_.begin(), only_freed_.end());
+  for (auto& variable : ended->variables) {
+    variable.born = std::min(variable.born, functions - 1);
+    variable.died = std::min(variable.died, functions);
+  }
+  ++iteration_;
+  begin_iteration(now);
+  return ended;
+}
+
+}  // namespace ooc

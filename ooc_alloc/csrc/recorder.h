@@ -1,0 +1,77 @@
+// Records the function-sequence and the variable-sequence of one iteration, and its fingerprint as it grows.
+//
+// Variables are numbered by first appearance within the iteration, so two iterations that do the same have the same
+// numbers, whatever addresses they were given; `previous` links a variable to its number in the iteration before.
+// Frees are recorded but not part of the fingerprint: garbage collection is not deterministic.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "region.h"
+
+namespace ooc {
+
+struct Trace {
+  struct Variable {
+    RegionHandle handle;
+    uint64_t bytes = 0;
+    int32_t born = -1, died = 0, previous = -1;
+  };
+  struct Use {
+    uint32_t function, variable, access;
+  };
+  std::vector<uint32_t> names;      // [functions] function id
+  std::vector<double> starts;       // [functions] seconds since the iteration began
+  std::vector<double> seconds;      // [functions] without stalls
+  std::vector<uint64_t> prefixes;   // [functions] fingerprint of the sequence up to and with the function
+  std::vector<Variable> variables;
+  std::vector<Use> uses;            // by function, ascending
+  uint64_t fingerprint = 0;
+  bool overflow = false;            // too long: not recorded to the end
+
+  uint32_t functions() const { return static_cast<uint32_t>(names.size()); }
+};
+
+class Recorder {
+ public:
+  Recorder() { begin_iteration(0); }
+
+  uint32_t function_id(const std::string& name);
+  const char* function_name(uint32_t id) const { return names_[id].c_str(); }
+
+  void begin_function(uint32_t id, double now);
+  void use(Region* region, uint32_t access);
+  void widen_last_use(const Region* region, uint32_t access);  // a second operand of the same region
+  uint64_t end_operands();  // the running fingerprint, all operands told
+  void end_function(double seconds) { if (!trace_->seconds.empty()) trace_->seconds.back() = seconds; }
+  void allocate(Region* region, bool in_function);
+  void free(Region* region);
+
+  // Closes the iteration; the next begins at `now`.
+  std::shared_ptr<Trace> finish(double now);
+
+  const Trace& current() const { return *trace_; }
+  uint64_t iteration() const { return iteration_; }
+  bool seen(const Region* region) const { return region->iteration == iteration_ && region->variable >= 0; }
+
+ private:
+  static constexpr size_t kMostFunctions = size_t{1} << 20;
+
+  void begin_iteration(double now);
+  uint32_t add(Region* region, int32_t born);
+
+  std::shared_ptr<Trace> trace_;
+  std::vector<Trace::Variable> only_freed_;  // freed without a use: known only at the end, so numbered last
+  uint64_t hash_ = 0;
+  uint64_t iteration_ = 1;
+  double began_ = 0;
+  std::vector<std::string> names_;
+  std::vector<uint64_t> name_hashes_;
+  std::unordered_map<std::string, uint32_t> ids_;
+};
+
+}  // namespace ooc

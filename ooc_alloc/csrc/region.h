@@ -1,0 +1,90 @@
+// A region: the address range of one variable, chunk by chunk on the device, in the host copy, or in both.
+//
+//   slot state   chunk    arriving  leaving   the bytes are
+//   resident     yes      no        no        on the device (and in the host copy too if host_valid)
+//   leaving      yes      no        yes       on the device; a copy to the host is under way
+//   swapped      none     no        no        in the host copy (host_valid)
+//   arriving     yes      yes       no        in the host copy; a copy to the device is under way
+//
+// Invariants: a slot without a resident chunk is host_valid once the region has been written; resident + arriving slots
+// hold distinct chunks; a region with pins has no slot that becomes swapped. Who sets leaving or arriving owns that
+// transition and ends it; everybody else waits or goes on (reading or writing a leaving slot is allowed: it cancels).
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "chunk_pool.h"
+
+namespace ooc {
+
+struct Slot {
+  Chunk chunk = kNoChunk;
+  bool host_valid = false;
+  bool leaving = false;
+  bool arriving = false;
+};
+
+struct Region {
+  uint32_t index = 0;         // among the core's regions
+  uint64_t first = 0;         // address, in chunks from the base
+  uint32_t count = 0;         // chunks
+  uint64_t bytes = 0;         // as requested
+  std::vector<Slot> slots;    // [count]
+  uint32_t resident = 0;      // slots with a chunk that are not arriving
+  uint32_t moving = 0;        // slots leaving or arriving
+  uint32_t host_valid = 0;    // slots whose host copy is valid
+  uint32_t pins = 0;          // functions, their aftermath, and users
+  uint32_t external_pins = 0; // of these, users'
+  uint32_t writable_pins = 0; // of these, the ones that may write at any time
+  uint32_t generation = 0;    // counts the variables that lived here
+  bool live = false;
+  bool doomed = false;        // freed while moving; the owner of the transition disposes of it
+  char* host = nullptr;       // block of `bytes` in the host arena, or null
+  uint64_t write_epoch = 0;   // bumped by every function that may write it
+  uint64_t use_serial = 0;    // last function that pinned it, to find duplicates among its operands
+  uint64_t write_serial = 0;  // last function that declared to write it
+  uint64_t iteration = 0;     // last iteration that saw it
+  int32_t variable = -1;      // its id there
+  uint32_t last_function = 0;
+  Region* older = nullptr;    // neighbours in the list of use, or of cached regions
+  Region* newer = nullptr;
+
+  bool fully_resident() const { return resident == count; }
+};
+
+// A region at a time: the variable that lived there when the handle was made.
+struct RegionHandle {
+  Region* region = nullptr;
+  uint32_t generation = 0;
+
+  Region* get() const { return region != nullptr && region->generation == generation && region->live ? region : nullptr; }
+};
+
+// Intrusive, oldest first.
+class RegionList {
+ public:
+  Region* oldest() const { return oldest_; }
+  void append(Region* region) {
+    region->older = newest_;
+    region->newer = nullptr;
+    (newest_ != nullptr ? newest_->newer : oldest_) = region;
+    newest_ = region;
+  }
+  void remove(Region* region) {
+    (region->older != nullptr ? region->older->newer : oldest_) = region->newer;
+    (region->newer != nullptr ? region->newer->older : newest_) = region->older;
+    region->older = region->newer = nullptr;
+  }
+  void touch(Region* region) {
+    if (newest_ == region) return;
+    remove(region);
+    append(region);
+  }
+
+ private:
+  Region* oldest_ = nullptr;
+  Region* newest_ = nullptr;
+};
+
+}  // namespace ooc

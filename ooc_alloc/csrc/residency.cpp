@@ -1,0 +1,392 @@
+// Moving regions between the device and the host: transitions, demand mode, the choice of victims.
+#include <algorithm>
+#include <cstring>
+
+#include "core.h"
+
+namespace ooc {
+namespace {
+
+uint64_t slot_bytes(const Region* region, uint32_t first, uint32_t count, uint64_t chunk_bytes) {
+  return std::min(region->bytes, (first + count) * chunk_bytes) - first * chunk_bytes;
+}
+
+}  // namespace
+
+// ---- transitions ----------------------------------------------------------------------------------------------------
+
+bool Core::reclaim_host(uint64_t bytes) {
+  bool any = false;
+  for (Region* region = used_.oldest(); region != nullptr; region = region->newer) {
+    if (region->host == nullptr || region->moving > 0 || !region->fully_resident()) continue;
+    for (Slot& slot : region->slots) slot.host_valid = false;
+    region->host_valid = 0;
+    arena_->free(region->host, region->bytes);
+    region->host = nullptr;
+    any = true;
+    if (arena_->budget() - arena_->used() >= 2 * bytes) break;
+  }
+  return any;
+}
+
+bool Core::ensure_host_block(Region* region) {
+  if (region->host != nullptr) return true;
+  region->host = arena_->allocate(region->bytes);
+  if (region->host == nullptr && reclaim_host(region->bytes)) region->host = arena_->allocate(region->bytes);
+  return region->host != nullptr;
+}
+
+// Without the lock: the slots are marked as moving.
+bool Core::copy_slots(Region* region, uint32_t first, uint32_t count, Direction direction) {
+  char* device = address_of(region->first + first);
+  char* host = region->host + first * chunk_bytes_;
+  uint64_t left = slot_bytes(region, first, count, chunk_bytes_);
+  while (left > 0) {
+    const uint64_t bytes = std::min({left, piece_chunks_ * chunk_bytes_, arena_->extent_left(host)});
+    if (device_.copy(direction, device, host, bytes) != CUDA_SUCCESS) return false;
+    device += bytes;
+    host += bytes;
+    left -= bytes;
+  }
+  return true;
+}
+
+bool Core::verify_clean(Region* region, uint32_t first, uint32_t count) {
+  const uint64_t bytes = slot_bytes(region, first, count, chunk_bytes_);
+  std::vector<char> now(bytes);
+  const auto address = reinterpret_cast<CUdeviceptr>(address_of(region->first + first));
+  if (device_.driver().cuMemcpyDtoH(now.data(), address, bytes) != CUDA_SUCCESS) return true;  // says nothing
+  return std::memcmp(now.data(), region->host + first * chunk_bytes_, bytes) == 0;
+}
+
+void Core::drop_clean(Region* region, uint32_t first, uint32_t count) {
+  stats_.clean_drop_bytes += slot_bytes(region, first, count, chunk_bytes_);
+  ++stats_.clean_drop_count;
+  unmap_slots(region, first, count);
+  changed_.notify_all();
+}
+
+bool Core::start_out(Lock& lock, Piece piece, std::vector<Transfer>& transfers) {
+  Region* region = piece.region;
+  const uint32_t end = piece.first + piece.count;
+  for (uint32_t i = piece.first; i < end && i < region->count && region->live && region->pins == 0;) {
+    const Slot& slot = region->slots[i];
+    if (slot.chunk == kNoChunk || slot.arriving || slot.leaving) {
+      ++i;
+      continue;
+    }
+    uint32_t last = i;
+    while (last < end && last < region->count && region->slots[last].chunk != kNoChunk && !region->slots[last].arriving &&
+           !region->slots[last].leaving && region->slots[last].host_valid == slot.host_valid)
+      ++last;
+    if (slot.host_valid && strict_ && !verify_clean(region, i, last - i)) {
+      strict_failure_ = std::string("function ") + recorder_.function_name(region->last_function) +
+                        " wrote a variable of " + std::to_string(region->bytes) +
+                        " bytes that its schema declares as read only";
+      mark_written(region);
+      continue;
+    }
+    if (slot.host_valid) {
+      drop_clean(region, i, last - i);
+      i = last;
+      continue;
+    }
+    if (!ensure_host_block(region)) return false;
+    for (uint32_t s = i; s < last; ++s) region->slots[s].leaving = true;
+    region->moving += last - i;
+    moving_ += last - i;
+    Transfer transfer{region, i, last - i, Direction::kOut, region->write_epoch, nullptr, now_seconds(), false};
+    lock.unlock();
+    transfer.failed = !copy_slots(region, i, last - i, Direction::kOut);
+    transfer.event = device_.record(Direction::kOut);
+    lock.lock();
+    transfers.push_back(transfer);
+    i = last;
+  }
+  return true;
+}
+
+bool Core::start_in(Lock& lock, Piece piece, const Chunk* chunks, std::vector<Transfer>& transfers) {
+  Region* region = piece.region;
+  for (uint32_t i = 0; i < piece.count; ++i) {
+    region->slots[piece.first + i].chunk = chunks[i];
+    region->slots[piece.first + i].arriving = true;
+  }
+  region->moving += piece.count;
+  moving_ += piece.count;
+  Transfer transfer{region, piece.first, piece.count, Direction::kIn, region->write_epoch, nullptr, now_seconds(), false};
+  lock.unlock();
+  const CUresult mapped = device_.map(address_of(region->first + piece.first), chunks, piece.count, *pool_, chunk_bytes_);
+  if (mapped == CUDA_SUCCESS) {
+    transfer.failed = !copy_slots(region, piece.first, piece.count, Direction::kIn);
+    transfer.event = device_.record(Direction::kIn);
+  }
+  lock.lock();
+  if (mapped == CUDA_SUCCESS) {
+    transfers.push_back(transfer);
+    return true;
+  }
+  for (uint32_t i = piece.first; i < piece.first + piece.count; ++i) {
+    pool_->give(region->slots[i].chunk);
+    region->slots[i].chunk = kNoChunk;
+    region->slots[i].arriving = false;
+  }
+  region->moving -= piece.count;
+  moving_ -= piece.count;
+  if (region->doomed && region->moving == 0) dispose(region);
+  changed_.notify_all();
+  return false;
+}
+
+bool Core::settle(Lock& lock, const Transfer& transfer) {
+  Region* region = transfer.region;
+  lock.unlock();
+  bool copied = device_.wait(transfer.event, transfer.direction) == CUDA_SUCCESS && !transfer.failed;
+  if (!copied && transfer.direction == Direction::kIn) {  // the data must come: once more, synchronously
+    copied = copy_slots(region, transfer.first, transfer.count, Direction::kIn) &&
+             device_.wait(nullptr, Direction::kIn) == CUDA_SUCCESS;
+  }
+  lock.lock();
+  const double seconds = now_seconds() - transfer.started;
+  if (transfer.direction == Direction::kOut) {
+    stats_.copy_out_seconds += seconds;
+    settle_out(transfer, copied);
+  } else {
+    stats_.copy_in_seconds += seconds;
+    settle_in(transfer, copied);
+  }
+  region->moving -= transfer.count;
+  moving_ -= transfer.count;
+  if (region->doomed && region->moving == 0) dispose(region);
+  changed_.notify_all();
+  return copied;
+}
+
+void Core::settle_out(const Transfer& transfer, bool copied) {
+  Region* region = transfer.region;
+  const bool unwritten = region->write_epoch == transfer.epoch && region->writable_pins == 0;
+  for (uint32_t i = transfer.first; i < transfer.first + transfer.count; ++i) region->slots[i].leaving = false;
+  if (!copied || region->doomed) return;
+  stats_.swap_out_bytes += slot_bytes(region, transfer.first, transfer.count, chunk_bytes_);
+  ++stats_.swap_out_count;
+  if (!unwritten) {
+    ++stats_.cancelled_swap_out_count;
+    return;
+  }
+  for (uint32_t i = transfer.first; i < transfer.first + transfer.count; ++i) region->slots[i].host_valid = true;
+  region->host_valid += transfer.count;
+  if (region->pins > 0) ++stats_.cancelled_swap_out_count;  // somebody reads it: it stays, and is clean
+  else unmap_slots(region, transfer.first, transfer.count);
+}
+
+void Core::settle_in(const Transfer& transfer, bool copied) {
+  Region* region = transfer.region;
+  for (uint32_t i = transfer.first; i < transfer.first + transfer.count; ++i) region->slots[i].arriving = false;
+  region->resident += transfer.count;
+  resident_chunks_ += transfer.count;
+  if (!copied) {
+    unmap_slots(region, transfer.first, transfer.count);  // the host copy is still there
+    return;
+  }
+  if (region->doomed) return;
+  stats_.swap_in_bytes += slot_bytes(region, transfer.first, transfer.count, chunk_bytes_);
+  ++stats_.swap_in_count;
+}
+
+// ---- demand mode ----------------------------------------------------------------------------------------------------
+
+// Furthest next use first where the sequence is known, oldest use first where it is not; the end of a region before its
+// beginning; no more than is needed.
+std::vector<Piece> Core::choose_victims(uint64_t chunks) {
+  std::vector<std::pair<uint64_t, Region*>> candidates;
+  bool known = false;
+  for (Region* region = used_.oldest(); region != nullptr; region = region->newer) {
+    if (region->pins > 0 || region->resident == 0 || region->moving > 0) continue;
+    const uint64_t next = scheduler_ != nullptr ? scheduler_->next_use(region) : Scheduler::kUnknown;
+    known |= next < Scheduler::kUnknown;
+    candidates.emplace_back(next, region);
+  }
+  if (known)
+    std::stable_sort(candidates.begin(), candidates.end(),
+                     [](const auto& a, const auto& b) { return a.first > b.first; });
+  std::vector<Piece> victims;
+  for (const auto& [next, region] : candidates) {
+    for (uint32_t end = region->count; end > 0 && chunks > 0;) {
+      if (region->slots[end - 1].chunk == kNoChunk) {
+        --end;
+        continue;
+      }
+      uint32_t first = end;
+      while (first > 0 && end - first < chunks && region->slots[first - 1].chunk != kNoChunk) --first;
+      victims.push_back({region, first, end - first});
+      chunks -= end - first;
+      end = first;
+    }
+    if (chunks == 0) break;
+  }
+  return victims;
+}
+
+bool Core::evict(Lock& lock, const std::vector<Piece>& victims) {
+  const uint64_t moved = stats_.swap_out_bytes, dropped = stats_.clean_drop_bytes;
+  std::vector<Transfer> transfers;
+  bool started = true;
+  for (const Piece& piece : victims) started &= start_out(lock, piece, transfers);
+  for (const Transfer& transfer : transfers) settle(lock, transfer);
+  stats_.demand_swap_out_bytes += stats_.swap_out_bytes - moved;
+  return started || stats_.swap_out_bytes > moved || stats_.clean_drop_bytes > dropped;
+}
+
+bool Core::release_idle_threads() {
+  bool any = false;
+  for (ThreadState& thread : thread_states_) {
+    if (thread.in_function || thread.held.empty() || &thread == find_thread_state()) continue;
+    release_held(thread.held);
+    any = true;
+  }
+  if (!any && !orphans_.empty() && active_functions_ == 0) {
+    release_held(orphans_);
+    any = true;
+  }
+  return any;
+}
+
+bool Core::make_room(Lock& lock, uint64_t chunks, uint64_t pinned_too) {
+  if (idle_chunks() >= chunks) return true;
+  ThreadState* thread = find_thread_state();
+  const bool counted = thread != nullptr && thread->in_function;
+  const double began = now_seconds();
+  ++room_waiters_;
+  int fruitless = 0;
+  constexpr int kPatience = 100;
+  while (idle_chunks() < chunks && fruitless < kPatience) {
+    const bool others_run = active_functions_ - (counted ? 1u : 0u) > starving_;
+    const bool hopeless = pinned_chunks_ + heap_used_ + pinned_too > pool_->limit();
+    if (hopeless && !others_run) {
+      if (release_idle_threads()) continue;
+      break;
+    }
+    if (!hopeless && scheduler_ != nullptr && scheduler_->relief_coming()) {
+      wait_a_while(lock);
+      continue;
+    }
+    const std::vector<Piece> victims = choose_victims(chunks - idle_chunks());
+    if (!victims.empty() && !hopeless) {
+      const uint64_t before = idle_chunks();
+      if (!evict(lock, victims) || idle_chunks() <= before) ++fruitless;
+      continue;
+    }
+    if (moving_ > 0) {
+      wait_a_while(lock);
+      continue;
+    }
+    if (others_run) {
+      if (counted) ++starving_;
+      wait_a_while(lock);
+      if (counted) --starving_;
+      continue;
+    }
+    if (!release_idle_threads()) break;
+  }
+  --room_waiters_;
+  const double seconds = now_seconds() - began;
+  stats_.stall_seconds += seconds;
+  stats_.stall_room_seconds += seconds;
+  if (counted) thread->stalled += seconds;
+  return idle_chunks() >= chunks;
+}
+
+int Core::bring_in(Lock& lock, Region* region, std::vector<Transfer>& transfers) {
+  auto absent = [region] {
+    uint32_t count = 0;
+    for (const Slot& slot : region->slots) count += slot.chunk == kNoChunk ? 1 : 0;
+    return count;
+  };
+  std::vector<Chunk> chunks;
+  do {
+    const uint32_t wanted = absent();
+    if (wanted == 0) return OOC_OK;
+    if (!make_room(lock, wanted, 0)) return OOC_OUT_OF_MEMORY;
+    chunks.resize(absent());
+  } while (!take_idle(static_cast<uint32_t>(chunks.size()), chunks.data()));
+  size_t used = 0;
+  while (used < chunks.size()) {
+    uint32_t first = 0;
+    while (first < region->count && region->slots[first].chunk != kNoChunk) ++first;
+    if (first == region->count) break;
+    uint32_t end = first;
+    while (end < region->count && region->slots[end].chunk == kNoChunk && end - first < chunks.size() - used) ++end;
+    const bool started = start_in(lock, {region, first, end - first}, chunks.data() + used, transfers);
+    used += end - first;
+    if (!started) {
+      for (; used < chunks.size(); ++used) pool_->give(chunks[used]);
+      return fail(OOC_DRIVER_FAILURE, "mapping memory for a swap-in failed; the variable is safe in host memory");
+    }
+    ++stats_.demand_swap_in_count;
+    stats_.demand_swap_in_bytes += slot_bytes(region, first, end - first, chunk_bytes_);
+  }
+  for (; used < chunks.size(); ++used) pool_->give(chunks[used]);
+  return OOC_OK;
+}
+
+int Core::make_resident(Lock& lock, const std::vector<RegionHandle>& regions) {
+  const double began = now_seconds();
+  const double room_before = stats_.stall_room_seconds;
+  int status = OOC_OK, failures = 0;
+  while (status == OOC_OK) {
+    std::vector<Transfer> transfers;
+    bool complete = true;
+    for (const RegionHandle& handle : regions) {
+      Region* region = handle.get();
+      if (region == nullptr || region->fully_resident()) continue;
+      complete = false;
+      status = bring_in(lock, region, transfers);
+      if (status != OOC_OK) break;
+    }
+    for (const Transfer& transfer : transfers)
+      if (!settle(lock, transfer) && ++failures > 3)
+        status = fail(OOC_DRIVER_FAILURE, "copying a variable to the device failed; it is safe in host memory");
+    if (complete) break;
+    if (transfers.empty() && status == OOC_OK) wait_a_while(lock);  // a prefetch is on its way
+  }
+  const double seconds = now_seconds() - began - (stats_.stall_room_seconds - room_before);
+  stats_.stall_seconds += seconds;
+  stats_.stall_swap_in_seconds += seconds;
+  if (status != OOC_OUT_OF_MEMORY) return status;
+  ThreadState* thread = find_thread_state();
+  const bool inside = thread != nullptr && thread->in_function;
+  return fail(status, describe_need(inside ? recorder_.function_name(thread->function) : "(a pinned variable)", 0));
+}
+
+std::string Core::describe_need(const std::string& function, uint64_t extra_chunks) const {
+  const uint64_t need = pinned_chunks_ + extra_chunks;
+  const uint64_t smallest = std::max(stats_.min_budget_bytes, (need + heap_used_) * chunk_bytes_);
+  std::string text = "function " + function + " needs " + std::to_string(need * chunk_bytes_) +
+                     " bytes on the device at once, beside " + std::to_string(heap_used_ * chunk_bytes_) +
+                     " bytes of small variables; the budget is " + std::to_string(pool_->limit() * chunk_bytes_) +
+                     " bytes. ";
+  if (smallest > pool_->limit() * chunk_bytes_)
+    return text + "The smallest budget that works for it is " + std::to_string(smallest) + " bytes: set OOC_BUDGET=" +
+           std::to_string(smallest) + " or more, or make the function smaller (batch size).";
+  return text + "Nothing could be moved out: host memory for swapped data is limited to " +
+         std::to_string(arena_->budget()) + " bytes (" + std::to_string(arena_->used()) +
+         " in use); raise OOC_HOST_BUDGET.";
+}
+
+int Core::evict_unpinned(Lock& lock) {
+  std::vector<Piece> all;
+  for (Region* region = used_.oldest(); region != nullptr; region = region->newer)
+    if (region->pins == 0 && region->resident > 0) all.push_back({region, 0, region->count});
+  evict(lock, all);
+  if (strict_failure_.empty()) return OOC_OK;
+  const std::string failure = std::move(strict_failure_);
+  strict_failure_.clear();
+  return fail(OOC_STRICT_VIOLATION, failure);
+}
+
+int Core::evict_all() {
+  Lock lock(mutex_);
+  return detached_ ? OOC_OK : evict_unpinned(lock);
+}
+
+}  // namespace ooc

@@ -1,0 +1,147 @@
+#include "small_heap.h"
+
+#include <sys/mman.h>
+
+#include <new>
+
+namespace ooc {
+
+SmallHeap::SmallHeap(uint64_t range_bytes, uint64_t chunk_bytes, uint64_t granule_bytes)
+    : chunk_bytes_(chunk_bytes), granule_bytes_(granule_bytes), granules_(range_bytes / granule_bytes) {
+  void* table = mmap(nullptr, granules_ * sizeof(uint32_t), PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (table == MAP_FAILED) throw std::bad_alloc();
+  starts_ = static_cast<uint32_t*>(table);
+  for (auto& row : bins_)
+    for (auto& bin : row) bin = kNone;
+  const uint32_t whole = new_block();
+  blocks_[whole] = {0, static_cast<uint32_t>(granules_), kNone, kNone, kNone, kNone, 0};
+  block_at(0) = whole + 1;
+  insert(whole);
+}
+
+SmallHeap::~SmallHeap() { munmap(starts_, granules_ * sizeof(uint32_t)); }
+
+// Sizes below kSecond granules have a bin each (first == 0); above, `first` counts powers of two.
+void SmallHeap::bin_of(uint32_t size, int& first, int& second) const {
+  if (size < kSecond) {
+    first = 0;
+    second = static_cast<int>(size);
+    return;
+  }
+  const int log = 31 - __builtin_clz(size);
+  first = log - 3;  // log2(kSecond) == 4
+  second = static_cast<int>(size >> (log - 4)) & (kSecond - 1);
+}
+
+void SmallHeap::insert(uint32_t block) {
+  int first, second;
+  bin_of(blocks_[block].size, first, second);
+  uint32_t& head = bins_[first][second];
+  blocks_[block].bin_before = kNone;
+  blocks_[block].bin_after = head;
+  if (head != kNone) blocks_[head].bin_before = block;
+  head = block;
+  first_map_ |= 1u << first;
+  second_map_[first] |= 1u << second;
+}
+
+void SmallHeap::remove(uint32_t block) {
+  int first, second;
+  const Block& b = blocks_[block];
+  bin_of(b.size, first, second);
+  if (b.bin_before != kNone) blocks_[b.bin_before].bin_after = b.bin_after;
+  else bins_[first][second] = b.bin_after;
+  if (b.bin_after != kNone) blocks_[b.bin_after].bin_before = b.bin_before;
+  if (bins_[first][second] != kNone) return;
+  second_map_[first] &= ~(1u << second);
+  if (second_map_[first] == 0) first_map_ &= ~(1u << first);
+}
+
+// Any block of a bin above the size's own fits; within its own bin the first that does.
+uint32_t SmallHeap::find(uint32_t size) const {
+  int first, second;
+  bin_of(size, first, second);
+  for (uint32_t b = bins_[first][second]; b != kNone; b = blocks_[b].bin_after)
+    if (blocks_[b].size >= size) return b;
+  uint32_t row = second + 1 < kSecond ? second_map_[first] & (~0u << (second + 1)) : 0;
+  if (row == 0) {
+    const uint32_t rows = first + 1 < 32 ? first_map_ & (~0u << (first + 1)) : 0;
+    if (rows == 0) return kNone;
+    first = __builtin_ctz(rows);
+    row = second_map_[first];
+  }
+  return bins_[first][__builtin_ctz(row)];
+}
+
+uint32_t SmallHeap::new_block() {
+  if (!unused_.empty()) {
+    const uint32_t block = unused_.back();
+    unused_.pop_back();
+    return block;
+  }
+  blocks_.push_back({});
+  return static_cast<uint32_t>(blocks_.size() - 1);
+}
+
+uint64_t SmallHeap::allocate(uint64_t bytes) {
+  const uint64_t granules = bytes == 0 ? 1 : (bytes + granule_bytes_ - 1) / granule_bytes_;
+  if (bytes > UINT32_MAX || granules > granules_) return kFailed;
+  const auto size = static_cast<uint32_t>(granules);
+  const uint32_t found = find(size);
+  if (found == kNone) return kFailed;
+  remove(found);
+  if (blocks_[found].size > size) {  // the tail stays free
+    const uint32_t rest = new_block();
+    Block& b = blocks_[found];
+    blocks_[rest] = {b.start + size, b.size - size, found, b.after, kNone, kNone, 0};
+    if (b.after != kNone) blocks_[b.after].before = rest;
+    b.after = rest;
+    b.size = size;
+    block_at(blocks_[rest].start) = rest + 1;
+    insert(rest);
+  }
+  blocks_[found].requested = bytes == 0 ? 1 : static_cast<uint32_t>(bytes);
+  return uint64_t{blocks_[found].start} * granule_bytes_;
+}
+
+uint64_t SmallHeap::requested(uint64_t offset) const {
+  if (offset % granule_bytes_ != 0) return 0;
+  const uint32_t block = starts_[offset / granule_bytes_];
+  return block == 0 ? 0 : blocks_[block - 1].requested;
+}
+
+uint64_t SmallHeap::last_chunk(uint64_t offset) const {
+  const Block& b = blocks_[starts_[offset / granule_bytes_] - 1];
+  return (uint64_t{b.start + b.size} * granule_bytes_ - 1) / chunk_bytes_;
+}
+
+uint64_t SmallHeap::free(uint64_t offset) {
+  const uint64_t bytes = requested(offset);
+  if (bytes == 0) return 0;
+  uint32_t block = block_at(static_cast<uint32_t>(offset / granule_bytes_)) - 1;
+  blocks_[block].requested = 0;
+  const uint32_t after = blocks_[block].after;
+  if (after != kNone && blocks_[after].requested == 0) {
+    remove(after);
+    blocks_[block].size += blocks_[after].size;
+    blocks_[block].after = blocks_[after].after;
+    if (blocks_[after].after != kNone) blocks_[blocks_[after].after].before = block;
+    block_at(blocks_[after].start) = 0;
+    unused_.push_back(after);
+  }
+  const uint32_t before = blocks_[block].before;
+  if (before != kNone && blocks_[before].requested == 0) {
+    remove(before);
+    blocks_[before].size += blocks_[block].size;
+    blocks_[before].after = blocks_[block].after;
+    if (blocks_[block].after != kNone) blocks_[blocks_[block].after].before = before;
+    block_at(blocks_[block].start) = 0;
+    unused_.push_back(block);
+    block = before;
+  }
+  insert(block);
+  return bytes;
+}
+
+}  // namespace ooc

@@ -1,0 +1,111 @@
+// The swap daemon: carries out plans. It follows the recorded sequence function by function; two threads, one for each
+// direction, move the planned pieces as soon as the plan lets them. It is never trusted: a function that finds a
+// variable missing brings it in itself, and a departure from the sequence only ends the plan.
+//
+//   Plan   what to move, for iterations with one fingerprint (semantics: swapd/plan.py)
+//   Run    one iteration under a plan: progress, bindings of variables to regions, next moves
+//
+// An ended iteration's last moves go on into the next one, so runs are a queue: the oldest first.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "core.h"
+#include "scheduler.h"
+
+namespace ooc {
+
+struct Move {
+  uint32_t variable = 0, first = 0, count = 0;  // chunks
+  int32_t after_function = -1;                  // may start when this function has ended; -1: at once
+  uint32_t after_outs = 0;                      // ins: and when so many outs of the plan are complete
+  uint32_t before_function = 0;                 // ins: the function that needs it
+};
+
+struct Plan {
+  uint64_t fingerprint = 0;
+  std::vector<Move> outs, ins;
+  std::shared_ptr<const Trace> trace;           // the recorded iteration it was made for
+  std::vector<std::vector<uint32_t>> uses;      // [variables] functions, ascending
+  std::vector<int32_t> next_id;                 // [variables] its id in the next iteration if that is the same; -1
+  std::vector<bool> wakes;                      // [functions] its start lets a move begin
+};
+
+struct Run {
+  std::shared_ptr<const Plan> plan;
+  std::vector<RegionHandle> bindings;  // [variables]; of entry variables beforehand, of all once the iteration ended
+  uint32_t begun = 0;                  // functions begun
+  bool ended = false;
+  bool successor_began = false;        // a function of the next iteration has begun
+  bool expected = false;               // history said that this plan would be followed
+  size_t next_out = 0, next_in = 0;
+  size_t outs_done = 0;
+
+  bool passed(int32_t after_function) const {  // the function after `after_function` has begun
+    return after_function < 0 || begun >= static_cast<uint32_t>(after_function) + 2 || (ended && successor_began);
+  }
+  bool finished() const { return next_out >= plan->outs.size() && next_in >= plan->ins.size(); }
+};
+
+class Daemon : public Scheduler {
+ public:
+  // Starts the threads if asked; stops and joins them in the destructor or in stop().
+  Daemon(Core& core, bool start_threads);
+  ~Daemon() override;
+  void stop();
+
+  // Takes the core's lock. An unknown fingerprint (no such trace) is an error: false.
+  bool install(const ooc_plan& plan);
+  void forget();
+  bool has_plan(uint64_t fingerprint);
+
+  // Scheduler
+  void function_started(uint32_t index, uint64_t prefix) override;
+  bool iteration_ended(const std::shared_ptr<Trace>& ended) override;
+  bool relief_coming() const override;
+  uint64_t next_use(const Region* region) const override;
+
+  // One step of a direction's thread: starts or settles a piece. False: nothing to do now. For tests without threads.
+  bool tick_out(Lock& lock);
+  bool tick_in(Lock& lock);
+
+ private:
+  void serve(bool (Daemon::*tick)(Lock&));
+  void follow(std::shared_ptr<const Plan> plan, uint32_t begun, bool expected);
+  void depart();
+  std::shared_ptr<const Plan> plan_with_prefix(uint32_t index, uint64_t prefix) const;
+  Run* run_with_outs();
+  Run* run_with_ins();
+  void drop_finished_runs();
+  Region* bound(const Run& run, uint32_t variable) const;
+  bool start_piece_out(Lock& lock, Run& run);
+  bool start_piece_in(Lock& lock, Run& run);
+
+  static constexpr size_t kDepth = 2;  // pieces in flight: one is copied while the next is prepared
+
+  Core& core_;
+  std::unordered_map<uint64_t, std::shared_ptr<const Plan>> plans_;
+  std::deque<uint64_t> recent_;                          // fingerprints of plans, most recently followed first
+  std::unordered_map<uint64_t, uint64_t> successors_;    // fingerprint -> the one that came next, last time
+  uint64_t last_fingerprint_ = 0;
+  std::deque<std::shared_ptr<Run>> runs_;                // oldest first
+  std::shared_ptr<Run> current_;                         // of the iteration under way, or null
+  bool followed_from_start_ = false;
+
+  struct InFlight {
+    Transfer transfer;
+    std::shared_ptr<Run> run;
+    bool last = false;  // of its move
+  };
+  std::deque<InFlight> flying_out_, flying_in_;
+  uint32_t out_offset_ = 0, in_offset_ = 0;  // chunks of the next move that were already started
+  bool stop_ = false;
+  std::thread out_thread_, in_thread_;
+};
+
+}  // namespace ooc
