@@ -1,0 +1,201 @@
+#include "address_space.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <iterator>
+
+namespace ooc::emulated {
+namespace {
+
+void* pointer(uint64_t address) { return reinterpret_cast<void*>(address); }
+
+constexpr int kNowhere = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+
+// PROT_NONE memory over a range that is ours. Fails when the kernel's limit of mappings (vm.max_map_count) is reached.
+bool map_nothing(uint64_t address, uint64_t bytes) {
+  return mmap(pointer(address), bytes, PROT_NONE, kNowhere | MAP_FIXED, -1, 0) != MAP_FAILED;
+}
+
+uint64_t round_up(uint64_t value, uint64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+}  // namespace
+
+CUresult AddressSpace::reserve(uint64_t bytes, uint64_t alignment, uint64_t hint, uint64_t& address) {
+  if (bytes == 0 || !is_multiple(bytes) || bytes > (1ull << 46) || (alignment & (alignment - 1)) != 0) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  alignment = std::max(alignment, granularity_);
+  const uint64_t room = bytes + alignment;  // of which the aligned part is kept
+  if (room < bytes) return CUDA_ERROR_OUT_OF_MEMORY;
+  void* mapped = mmap(pointer(hint), room, PROT_NONE, kNowhere, -1, 0);
+  if (mapped == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
+  const uint64_t start = reinterpret_cast<uint64_t>(mapped);
+  address = round_up(start, alignment);
+  if (address > start) munmap(mapped, address - start);
+  if (start + room > address + bytes) munmap(pointer(address + bytes), start + room - address - bytes);
+
+  const uint64_t table_bytes = bytes / granularity_ * sizeof(Granule);
+  void* table = mmap(nullptr, table_bytes, PROT_READ | PROT_WRITE, kNowhere, -1, 0);
+  if (table == MAP_FAILED) {
+    munmap(pointer(address), bytes);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  reservations_[address] = {bytes, 0, static_cast<Granule*>(table)};
+  return CUDA_SUCCESS;
+}
+
+CUresult AddressSpace::free(uint64_t address, uint64_t bytes) {
+  const auto found = reservations_.find(address);
+  if (found == reservations_.end() || found->second.bytes != bytes || found->second.mappings != 0) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  if (munmap(pointer(address), bytes) != 0) return CUDA_ERROR_OUT_OF_MEMORY;
+  munmap(found->second.table, bytes / granularity_ * sizeof(Granule));
+  reservations_.erase(found);
+  return CUDA_SUCCESS;
+}
+
+const AddressSpace::Reservation* AddressSpace::find(uint64_t address, uint64_t& base) const {
+  const auto after = reservations_.upper_bound(address);
+  if (after == reservations_.begin()) return nullptr;
+  const auto found = std::prev(after);
+  base = found->first;
+  return address - base < found->second.bytes ? &found->second : nullptr;
+}
+
+bool AddressSpace::find_range(uint64_t address, uint64_t bytes, Range& range) {
+  if (bytes == 0 || !is_multiple(address) || !is_multiple(bytes)) return false;
+  uint64_t base = 0;
+  const Reservation* reservation = find(address, base);
+  if (reservation == nullptr || bytes > base + reservation->bytes - address) return false;
+  range.reservation = const_cast<Reservation*>(reservation);  // ours; find() is shared with the const look-ups
+  range.first = reservation->table + (address - base) / granularity_;
+  range.last = range.first + bytes / granularity_;
+  return true;
+}
+
+CUresult AddressSpace::map(uint64_t address, uint64_t bytes, uint32_t slot) {
+  Range range;
+  if (bytes != memory_.allocation(slot).bytes || !find_range(address, bytes, range)) return CUDA_ERROR_INVALID_VALUE;
+  for (const Granule* granule = range.first; granule < range.last; ++granule) {
+    if (granule->slot_plus_one != 0) return CUDA_ERROR_INVALID_VALUE;
+  }
+  uint32_t position = 0;
+  for (Granule* granule = range.first; granule < range.last; ++granule, ++position) {
+    granule->slot_plus_one = slot + 1;
+    granule->position = position & 0x3fffffffu;
+    granule->access = CU_MEM_ACCESS_FLAGS_PROT_NONE;
+  }
+  memory_.add_mapping(slot);
+  range.reservation->mappings += 1;
+  mappings_ += 1;
+  return CUDA_SUCCESS;
+}
+
+bool AddressSpace::covers_whole_mappings(const Range& range) const {
+  const Granule* granule = range.first;
+  while (granule < range.last) {
+    if (granule->slot_plus_one == 0 || granule->position != 0) return false;
+    granule += granules_of(*granule);
+  }
+  return granule == range.last;
+}
+
+CUresult AddressSpace::unmap(uint64_t address, uint64_t bytes) {
+  Range range;
+  if (!find_range(address, bytes, range) || !covers_whole_mappings(range)) return CUDA_ERROR_INVALID_VALUE;
+  if (!map_nothing(address, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  for (Granule* granule = range.first; granule < range.last;) {
+    const uint32_t slot = granule->slot_plus_one - 1;
+    const uint64_t count = granules_of(*granule);
+    std::fill_n(granule, count, Granule{});
+    granule += count;
+    memory_.remove_mapping(slot);
+    range.reservation->mappings -= 1;
+    mappings_ -= 1;
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult AddressSpace::set_access(uint64_t address, uint64_t bytes, CUmemAccess_flags access) {
+  Range range;
+  if (!find_range(address, bytes, range) || !covers_whole_mappings(range)) return CUDA_ERROR_INVALID_VALUE;
+  const CUresult result = apply(range, address, access);
+  if (result != CUDA_SUCCESS) return result;
+  for (Granule* granule = range.first; granule < range.last; granule += granules_of(*granule)) {
+    granule->access = static_cast<uint32_t>(access) & 3u;
+  }
+  return CUDA_SUCCESS;
+}
+
+// Maps the range's pages run by run; mappings that have this access already are left alone. All or nothing.
+CUresult AddressSpace::apply(const Range& range, uint64_t address, CUmemAccess_flags access) {
+  uint64_t run_offset = 0, run_bytes = 0, run_address = address;
+  const Granule* run_first = range.first;
+  for (const Granule* granule = range.first;; granule += granules_of(*granule)) {
+    const bool is_end = granule == range.last;
+    const bool is_done = !is_end && granule->access == static_cast<uint32_t>(access);
+    const bool continues = !is_end && !is_done && allocation_at(*granule).offset == run_offset + run_bytes;
+    if (run_bytes > 0 && !continues) {
+      if (!map_pages(run_address, run_bytes, run_offset, access)) {
+        restore(range.first, run_first, address);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+      }
+      run_bytes = 0;
+    }
+    if (is_end) return CUDA_SUCCESS;
+    if (is_done) continue;
+    if (run_bytes == 0) {
+      run_first = granule;
+      run_offset = allocation_at(*granule).offset;
+      run_address = address + static_cast<uint64_t>(granule - range.first) * granularity_;
+    }
+    run_bytes += allocation_at(*granule).bytes;
+  }
+}
+
+// Back to the access on record, after a failure half-way. Best effort: the kernel had room for it a moment ago.
+void AddressSpace::restore(const Granule* first, const Granule* last, uint64_t address) {
+  for (const Granule* granule = first; granule < last; granule += granules_of(*granule)) {
+    const Allocation& allocation = allocation_at(*granule);
+    (void)map_pages(address, allocation.bytes, allocation.offset, static_cast<CUmemAccess_flags>(granule->access));
+    address += allocation.bytes;
+  }
+}
+
+bool AddressSpace::map_pages(uint64_t address, uint64_t bytes, uint64_t offset, CUmemAccess_flags access) const {
+  if (access == CU_MEM_ACCESS_FLAGS_PROT_NONE) return map_nothing(address, bytes);
+  const int protection = access == CU_MEM_ACCESS_FLAGS_PROT_READ ? PROT_READ : PROT_READ | PROT_WRITE;
+  // Populated: the pages exist, and a program should not pay a fault for each of them.
+  return mmap(pointer(address), bytes, protection, MAP_SHARED | MAP_FIXED | MAP_POPULATE, memory_.file(),
+              static_cast<off_t>(offset)) != MAP_FAILED;
+}
+
+int AddressSpace::access(uint64_t address, uint64_t bytes) const {
+  uint64_t base = 0;
+  const Reservation* reservation = find(address, base);
+  if (reservation == nullptr || bytes > base + reservation->bytes - address) return -1;
+  int weakest = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+  const Granule* granule = reservation->table + (address - base) / granularity_;
+  const Granule* last = reservation->table + (address - base + std::max<uint64_t>(bytes, 1) - 1) / granularity_;
+  while (granule <= last) {
+    if (granule->slot_plus_one == 0) return -1;
+    const Granule* first = granule - granule->position;
+    weakest = std::min(weakest, static_cast<int>(first->access));
+    granule = first + granules_of(*first);
+  }
+  return weakest;
+}
+
+int64_t AddressSpace::physical_offset(uint64_t address) const {
+  uint64_t base = 0;
+  const Reservation* reservation = find(address, base);
+  if (reservation == nullptr) return -1;
+  const Granule& granule = reservation->table[(address - base) / granularity_];
+  if (granule.slot_plus_one == 0) return -1;
+  const uint64_t in_mapping = granule.position * granularity_ + (address - base) % granularity_;
+  return static_cast<int64_t>(allocation_at(granule).offset + in_mapping);
+}
+
+}  // namespace ooc::emulated

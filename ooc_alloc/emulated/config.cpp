@@ -1,0 +1,197 @@
+#include "config.h"
+
+#include <unistd.h>
+
+#include <cctype>
+#include <cstdlib>
+
+namespace ooc::emulated {
+namespace {
+
+constexpr uint64_t kLargestDefaultMemory = 64ull << 30;
+constexpr uint64_t kLargestMemory = 1ull << 42;
+constexpr double kSlowestLink = 1024;  // bytes per second: below it, a typing mistake
+
+struct Unit {
+  std::string_view name;
+  double factor;
+};
+
+constexpr Unit kByteUnits[] = {
+    {"", 1},     {"b", 1},    {"kib", 0x1p10}, {"mib", 0x1p20}, {"gib", 0x1p30},
+    {"tib", 0x1p40}, {"kb", 1e3}, {"mb", 1e6},     {"gb", 1e9},     {"tb", 1e12},
+};
+constexpr Unit kTimeUnits[] = {{"ns", 1e-9}, {"us", 1e-6}, {"ms", 1e-3}, {"s", 1}};
+
+std::string lower(std::string_view text) {
+  std::string result(text);
+  for (char& letter : result) letter = static_cast<char>(std::tolower(static_cast<unsigned char>(letter)));
+  return result;
+}
+
+// "1.5 GiB": a number and one of the units.
+template <size_t N>
+bool parse_quantity(std::string_view text, const Unit (&units)[N], double& value) {
+  text = trim(text);
+  const size_t digits = std::min(text.find_first_not_of("0123456789."), text.size());
+  if (!parse_number(text.substr(0, digits), value)) return false;
+  const std::string name = lower(trim(text.substr(digits)));
+  for (const Unit& unit : units) {
+    if (name != unit.name) continue;
+    value *= unit.factor;
+    return true;
+  }
+  return false;
+}
+
+// "10GiB/s", "unlimited"
+bool parse_rate(std::string_view text, double& bytes_per_second) {
+  text = trim(text);
+  if (lower(text) == "unlimited") {
+    bytes_per_second = 0;
+    return true;
+  }
+  if (text.size() < 3 || text.substr(text.size() - 2) != "/s") return false;
+  text.remove_suffix(2);
+  return parse_quantity(text, kByteUnits, bytes_per_second) && bytes_per_second >= kSlowestLink;
+}
+
+std::string wrong(const char* name, const char* value, const char* form) {
+  return std::string(name) + "='" + value + "' is not valid: use " + form;
+}
+
+}  // namespace
+
+std::string_view trim(std::string_view text) {
+  const size_t first = text.find_first_not_of(" \t\n");
+  if (first == std::string_view::npos) return {};
+  return text.substr(first, text.find_last_not_of(" \t\n") - first + 1);
+}
+
+std::vector<std::string_view> split(std::string_view text, char separator) {
+  std::vector<std::string_view> parts;
+  for (size_t begin = 0;;) {
+    const size_t end = text.find(separator, begin);
+    parts.push_back(trim(text.substr(begin, end - begin)));
+    if (end == std::string_view::npos) return parts;
+    begin = end + 1;
+  }
+}
+
+// Not strtod: the decimal point must not depend on the program's locale.
+bool parse_number(std::string_view text, double& value) {
+  value = 0;
+  double scale = 0;  // of the next digit after the point; 0: before the point
+  bool any_digit = false;
+  for (const char letter : text) {
+    if (letter == '.' && scale == 0) {
+      scale = 0.1;
+    } else if (letter >= '0' && letter <= '9') {
+      any_digit = true;
+      if (scale == 0) {
+        value = value * 10 + (letter - '0');
+      } else {
+        value += scale * (letter - '0');
+        scale /= 10;
+      }
+    } else {
+      return false;
+    }
+  }
+  return any_digit;
+}
+
+bool parse_integer(std::string_view text, uint64_t& value) {
+  value = 0;
+  if (text.empty() || text.size() > 18) return false;
+  for (const char letter : text) {
+    if (letter < '0' || letter > '9') return false;
+    value = value * 10 + static_cast<uint64_t>(letter - '0');
+  }
+  return true;
+}
+
+bool parse_bytes(std::string_view text, uint64_t& bytes) {
+  double value = 0;
+  if (!parse_quantity(text, kByteUnits, value) || value < 1 || value > 0x1p60) return false;
+  bytes = static_cast<uint64_t>(value);
+  return true;
+}
+
+bool parse_bandwidth(std::string_view text, Config& config) {
+  LinkConfig h2d, d2h;
+  for (const std::string_view part : split(text, ',')) {
+    const size_t equals = part.find('=');
+    const std::string_view key = equals == std::string_view::npos ? "" : trim(part.substr(0, equals));
+    const std::string_view value = equals == std::string_view::npos ? part : part.substr(equals + 1);
+    double number = 0;
+    const bool is_latency = key == "latency" || key == "h2d_latency" || key == "d2h_latency";
+    if (is_latency ? !parse_quantity(value, kTimeUnits, number) : !parse_rate(value, number)) return false;
+    if (equals == std::string_view::npos) {
+      h2d.bytes_per_second = d2h.bytes_per_second = number;
+    } else if (key == "h2d") {
+      h2d.bytes_per_second = number;
+    } else if (key == "d2h") {
+      d2h.bytes_per_second = number;
+    } else if (is_latency) {
+      if (key != "d2h_latency") h2d.latency_seconds = number;
+      if (key != "h2d_latency") d2h.latency_seconds = number;
+    } else {
+      return false;
+    }
+  }
+  config.h2d = h2d;
+  config.d2h = d2h;
+  return true;
+}
+
+bool read_environment(Config& config, std::string& error) {
+  const char* memory = std::getenv("OOC_EMULATED_MEMORY");
+  const char* granularity = std::getenv("OOC_EMULATED_GRANULARITY");
+  const char* bandwidth = std::getenv("OOC_EMULATED_BANDWIDTH");
+  if (granularity != nullptr && *granularity != '\0' && !parse_bytes(granularity, config.granularity_bytes)) {
+    error = wrong("OOC_EMULATED_GRANULARITY", granularity, "a power of two of at least a page, such as 64KiB or 2MiB");
+    return false;
+  }
+  if (bandwidth != nullptr && *bandwidth != '\0' && !parse_bandwidth(bandwidth, config)) {
+    error = wrong("OOC_EMULATED_BANDWIDTH", bandwidth,
+                  "10GiB/s, or a list such as h2d=8GiB/s,d2h=6GiB/s,latency=20us (keys h2d, d2h, latency, h2d_latency, "
+                  "d2h_latency; at least 1KiB/s), or unlimited");
+    return false;
+  }
+  if (memory != nullptr && *memory != '\0') {
+    if (!parse_bytes(memory, config.memory_bytes)) {
+      error = wrong("OOC_EMULATED_MEMORY", memory, "a number of bytes, such as 8GiB, 512MiB or 4000000000");
+      return false;
+    }
+  } else {
+    config.memory_bytes = std::min(available_host_bytes() / 10 * 8, kLargestDefaultMemory);
+  }
+  if (config.granularity_bytes != 0) config.memory_bytes -= config.memory_bytes % config.granularity_bytes;
+  return validate(config, error);
+}
+
+bool validate(const Config& config, std::string& error) {
+  const uint64_t page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  const uint64_t granularity = config.granularity_bytes;
+  if (granularity < page || (granularity & (granularity - 1)) != 0 || granularity > (1ull << 30)) {
+    error = "OOC_EMULATED_GRANULARITY is " + std::to_string(granularity) +
+            " bytes: it must be a power of two from one page (" + std::to_string(page) + ") to 1GiB";
+    return false;
+  }
+  if (config.memory_bytes < granularity || config.memory_bytes > kLargestMemory ||
+      config.memory_bytes % granularity != 0) {
+    error = "OOC_EMULATED_MEMORY is " + std::to_string(config.memory_bytes) + " bytes: it must be a multiple of the " +
+            std::to_string(granularity) + " bytes of OOC_EMULATED_GRANULARITY, and at most 4TiB";
+    return false;
+  }
+  for (const LinkConfig* link : {&config.h2d, &config.d2h}) {
+    const bool rate_is_valid = link->bytes_per_second == 0 || link->bytes_per_second >= kSlowestLink;
+    if (rate_is_valid && link->latency_seconds >= 0 && link->latency_seconds <= 10) continue;
+    error = "OOC_EMULATED_BANDWIDTH: a bandwidth is at least 1KiB/s (0: unlimited), a latency from 0 to 10s";
+    return false;
+  }
+  return true;
+}
+
+}  // namespace ooc::emulated

@@ -1,0 +1,45 @@
+// What the emulated device is like, and how the environment says so.
+//
+//   OOC_EMULATED_MEMORY       device size: 8GiB, 1.5GB, 65536 (bytes); default 80% of the host memory that this process
+//                             may still take, at most 64 GiB
+//   OOC_EMULATED_GRANULARITY  64KiB (default), 2MiB as on hardware; a power of two, at least a page
+//   OOC_EMULATED_BANDWIDTH    10GiB/s for both directions, or a list: h2d=8GiB/s,d2h=6GiB/s,latency=20us; also
+//                             h2d_latency=, d2h_latency=; unlimited (default) is as fast as memcpy
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace ooc::emulated {
+
+struct LinkConfig {
+  double bytes_per_second = 0;  // 0: as fast as memcpy
+  double latency_seconds = 0;
+};
+
+struct Config {
+  uint64_t memory_bytes = 0;
+  uint64_t granularity_bytes = 64 << 10;
+  LinkConfig h2d, d2h;
+};
+
+// Reads the three variables above. Returns false and sets `error` to what is wrong and the valid form.
+bool read_environment(Config& config, std::string& error);
+
+// Whether the device can be made like that; the same limits for the environment and for the control interface.
+bool validate(const Config& config, std::string& error);
+
+// Parts of the grammars, also used by the fault rules.
+bool parse_number(std::string_view text, double& value);
+bool parse_integer(std::string_view text, uint64_t& value);
+bool parse_bytes(std::string_view text, uint64_t& bytes);        // 8GiB, 1.5GB, 4096
+bool parse_bandwidth(std::string_view text, Config& config);     // the value of OOC_EMULATED_BANDWIDTH
+std::vector<std::string_view> split(std::string_view text, char separator);
+std::string_view trim(std::string_view text);
+
+// Bytes that this process may still take: free host memory, or what its cgroup leaves of it.
+uint64_t available_host_bytes();
+
+}  // namespace ooc::emulated

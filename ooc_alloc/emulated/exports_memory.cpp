@@ -1,0 +1,146 @@
+// The driver's virtual memory management.
+#include "exports.h"
+
+namespace ooc {
+namespace {
+
+using emulated::Call;
+using emulated::Device;
+using emulated::Needs;
+using emulated::perform;
+using Guard = std::lock_guard<std::mutex>;
+
+bool is_this_device(const CUmemLocation& location) {
+  return location.type == CU_MEM_LOCATION_TYPE_DEVICE && location.id == 0;
+}
+
+CUresult check(const CUmemAllocationProp* prop) {
+  if (prop == nullptr || prop->type != CU_MEM_ALLOCATION_TYPE_PINNED) return CUDA_ERROR_INVALID_VALUE;
+  if (prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
+  if (prop->location.id != 0) return CUDA_ERROR_INVALID_DEVICE;
+  return prop->requestedHandleTypes == CU_MEM_HANDLE_TYPE_NONE ? CUDA_SUCCESS : CUDA_ERROR_NOT_SUPPORTED;
+}
+
+}  // namespace
+
+extern "C" {
+
+CUresult cuMemGetInfo_v2(size_t* free_bytes, size_t* total_bytes) {
+  return perform(Call::cuMemGetInfo, Needs::kContext, [=](Device& device) {
+    if (free_bytes == nullptr || total_bytes == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    const Guard lock(device.memory_mutex);
+    *total_bytes = device.memory->device_bytes();
+    *free_bytes = *total_bytes - device.memory->used_bytes();
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuMemGetAllocationGranularity(size_t* granularity, const CUmemAllocationProp* prop,
+                                       CUmemAllocationGranularity_flags option) {
+  return perform(Call::cuMemGetAllocationGranularity, Needs::kDevice, [=](Device& device) {
+    const bool is_known = option == CU_MEM_ALLOC_GRANULARITY_MINIMUM || option == CU_MEM_ALLOC_GRANULARITY_RECOMMENDED;
+    if (granularity == nullptr || !is_known) return CUDA_ERROR_INVALID_VALUE;
+    const CUresult refusal = check(prop);
+    if (refusal != CUDA_SUCCESS) return refusal;
+    const Guard lock(device.memory_mutex);
+    *granularity = device.granularity;
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, size_t size, const CUmemAllocationProp* prop,
+                     unsigned long long flags) {
+  return perform(Call::cuMemCreate, Needs::kDevice, [=](Device& device) {
+    if (handle == nullptr || flags != 0) return CUDA_ERROR_INVALID_VALUE;
+    const CUresult refusal = check(prop);
+    if (refusal != CUDA_SUCCESS) return refusal;
+    std::unique_lock<std::mutex> lock(device.memory_mutex);
+    if (size == 0 || size % device.granularity != 0) return CUDA_ERROR_INVALID_VALUE;
+    uint64_t offset = 0;
+    if (!device.memory->take(size, offset)) return CUDA_ERROR_OUT_OF_MEMORY;
+    lock.unlock();  // others need not wait for the pages; the bytes taken keep the memory in place
+    const bool is_filled = device.memory->fill(offset, size);
+    lock.lock();
+    if (!is_filled) {
+      device.memory->give_back(offset, size);
+      return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    *handle = device.memory->publish(offset, size);
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
+  return perform(Call::cuMemRelease, Needs::kDevice, [=](Device& device) {
+    const Guard lock(device.memory_mutex);
+    const int64_t slot = device.memory->find(handle);
+    if (slot < 0) return CUDA_ERROR_INVALID_VALUE;
+    device.memory->release(static_cast<uint32_t>(slot));
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuMemAddressReserve(CUdeviceptr* address, size_t size, size_t alignment, CUdeviceptr hint,
+                             unsigned long long flags) {
+  return perform(Call::cuMemAddressReserve, Needs::kDevice, [=](Device& device) {
+    if (address == nullptr || flags != 0) return CUDA_ERROR_INVALID_VALUE;
+    const Guard lock(device.memory_mutex);
+    uint64_t reserved = 0;
+    const CUresult result = device.addresses->reserve(size, alignment, hint, reserved);
+    if (result == CUDA_SUCCESS) *address = reserved;
+    return result;
+  });
+}
+
+CUresult cuMemAddressFree(CUdeviceptr address, size_t size) {
+  return perform(Call::cuMemAddressFree, Needs::kDevice, [=](Device& device) {
+    const Guard lock(device.memory_mutex);
+    return device.addresses->free(address, size);
+  });
+}
+
+CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemGenericAllocationHandle handle,
+                  unsigned long long flags) {
+  return perform(Call::cuMemMap, Needs::kDevice, [=](Device& device) {
+    if (offset != 0 || flags != 0) return CUDA_ERROR_INVALID_VALUE;
+    const Guard lock(device.memory_mutex);
+    const int64_t slot = device.memory->find(handle);
+    if (slot < 0) return CUDA_ERROR_INVALID_VALUE;
+    return device.addresses->map(address, size, static_cast<uint32_t>(slot));
+  });
+}
+
+CUresult cuMemUnmap(CUdeviceptr address, size_t size) {
+  return perform(Call::cuMemUnmap, Needs::kDevice, [=](Device& device) {
+    const Guard lock(device.memory_mutex);
+    return device.addresses->unmap(address, size);
+  });
+}
+
+CUresult cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessDesc* desc, size_t count) {
+  return perform(Call::cuMemSetAccess, Needs::kDevice, [=](Device& device) {
+    // One descriptor per location, and there is one location.
+    if (desc == nullptr || count != 1 || !is_this_device(desc->location)) return CUDA_ERROR_INVALID_VALUE;
+    const CUmemAccess_flags access = desc->flags;
+    if (access != CU_MEM_ACCESS_FLAGS_PROT_NONE && access != CU_MEM_ACCESS_FLAGS_PROT_READ &&
+        access != CU_MEM_ACCESS_FLAGS_PROT_READWRITE) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+    const Guard lock(device.memory_mutex);
+    return device.addresses->set_access(address, size, access);
+  });
+}
+
+CUresult cuMemGetAccess(unsigned long long* flags, const CUmemLocation* location, CUdeviceptr address) {
+  return perform(Call::cuMemGetAccess, Needs::kDevice, [=](Device& device) {
+    if (flags == nullptr || location == nullptr || !is_this_device(*location)) return CUDA_ERROR_INVALID_VALUE;
+    const Guard lock(device.memory_mutex);
+    const int access = device.addresses->access(address, 1);
+    if (access < 0) return CUDA_ERROR_INVALID_VALUE;
+    *flags = static_cast<unsigned long long>(access);
+    return CUDA_SUCCESS;
+  });
+}
+
+}  // extern "C"
+}  // namespace ooc

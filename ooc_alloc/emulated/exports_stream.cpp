@@ -1,0 +1,85 @@
+// The driver's streams and events.
+#include "exports.h"
+
+namespace ooc {
+
+using emulated::Call;
+using emulated::Command;
+using emulated::Device;
+using emulated::Needs;
+using emulated::perform;
+
+extern "C" {
+
+CUresult cuStreamCreate(CUstream* stream, unsigned flags) {
+  return perform(Call::cuStreamCreate, Needs::kContext, [=](Device& device) {
+    return stream == nullptr ? CUDA_ERROR_INVALID_VALUE : device.streams.create_stream(flags, *stream);
+  });
+}
+
+CUresult cuStreamDestroy_v2(CUstream stream) {
+  return perform(Call::cuStreamDestroy, Needs::kContext,
+                 [=](Device& device) { return device.streams.destroy_stream(stream); });
+}
+
+CUresult cuStreamSynchronize(CUstream stream) {
+  return perform(Call::cuStreamSynchronize, Needs::kContext,
+                 [=](Device& device) { return device.streams.synchronize_stream(stream); });
+}
+
+CUresult cuStreamQuery(CUstream stream) {
+  return perform(Call::cuStreamQuery, Needs::kContext,
+                 [=](Device& device) { return device.streams.query_stream(stream); });
+}
+
+CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
+  return perform(Call::cuStreamWaitEvent, Needs::kContext, [=](Device& device) {
+    return flags != 0 ? CUDA_ERROR_INVALID_VALUE : device.streams.wait(stream, event);
+  });
+}
+
+CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, void* user_data) {
+  return perform(Call::cuLaunchHostFunc, Needs::kContext, [=](Device& device) {
+    if (function == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    Command command;
+    command.kind = Command::Kind::kHostFunction;
+    command.function = function;
+    command.user_data = user_data;
+    return device.streams.enqueue(stream, std::move(command));
+  });
+}
+
+CUresult cuEventCreate(CUevent* event, unsigned flags) {
+  return perform(Call::cuEventCreate, Needs::kContext, [=](Device& device) {
+    return event == nullptr ? CUDA_ERROR_INVALID_VALUE : device.streams.create_event(flags, *event);
+  });
+}
+
+CUresult cuEventDestroy_v2(CUevent event) {
+  return perform(Call::cuEventDestroy, Needs::kContext,
+                 [=](Device& device) { return device.streams.destroy_event(event); });
+}
+
+CUresult cuEventRecord(CUevent event, CUstream stream) {
+  return perform(Call::cuEventRecord, Needs::kContext,
+                 [=](Device& device) { return device.streams.record(event, stream); });
+}
+
+CUresult cuEventQuery(CUevent event) {
+  return perform(Call::cuEventQuery, Needs::kContext,
+                 [=](Device& device) { return device.streams.query_event(event); });
+}
+
+CUresult cuEventSynchronize(CUevent event) {
+  return perform(Call::cuEventSynchronize, Needs::kContext,
+                 [=](Device& device) { return device.streams.synchronize_event(event); });
+}
+
+CUresult cuEventElapsedTime(float* milliseconds, CUevent start, CUevent end) {
+  return perform(Call::cuEventElapsedTime, Needs::kContext, [=](Device& device) {
+    return milliseconds == nullptr ? CUDA_ERROR_INVALID_VALUE : device.streams.elapsed(start, end, *milliseconds);
+  });
+}
+
+}  // extern "C"
+}  // namespace ooc

@@ -1,0 +1,101 @@
+#include "faults.h"
+
+#include "config.h"
+
+namespace ooc::emulated {
+namespace {
+
+constexpr const char* kForm =
+    "use rules such as cuMemCreate:after=10,times=2,error=2;cuMemcpyDtoHAsync:every=50;cuMemMap:probability=0.01,seed=7 "
+    "(keys: after, every, times, probability, seed, error)";
+
+// A number in [0, 1) that depends on both arguments alone (the mixing function of splitmix64).
+double draw(uint64_t seed, uint64_t number) {
+  uint64_t bits = seed * 0x9e3779b97f4a7c15ull + number * 0xd1b54a32d192ed03ull + 0x632be59bd9b4e019ull;
+  bits = (bits ^ (bits >> 30)) * 0xbf58476d1ce4e5b9ull;
+  bits = (bits ^ (bits >> 27)) * 0x94d049bb133111ebull;
+  bits ^= bits >> 31;
+  return static_cast<double>(bits >> 11) * 0x1p-53;
+}
+
+bool parse_error(std::string_view value, CUresult& result) {
+  if (const ErrorText* named = find_error(value)) {
+    result = named->result;
+  } else {
+    uint64_t number = 0;
+    if (!parse_integer(value, number) || number > 999) return false;
+    result = static_cast<CUresult>(number);
+  }
+  return result != CUDA_SUCCESS;
+}
+
+bool parse_setting(std::string_view setting, FaultRule& rule) {
+  const size_t equals = setting.find('=');
+  if (equals == std::string_view::npos) return false;
+  const std::string_view key = trim(setting.substr(0, equals));
+  const std::string_view value = trim(setting.substr(equals + 1));
+  if (key == "after") return parse_integer(value, rule.after);
+  if (key == "every") return parse_integer(value, rule.every) && rule.every > 0;
+  if (key == "times") return parse_integer(value, rule.times);
+  if (key == "seed") return parse_integer(value, rule.seed);
+  if (key == "probability") return parse_number(value, rule.probability) && rule.probability <= 1;
+  if (key == "error") return parse_error(value, rule.error);
+  return false;
+}
+
+}  // namespace
+
+bool parse_faults(std::string_view text, std::vector<FaultRule>& rules, std::string& error) {
+  std::vector<FaultRule> parsed;
+  for (const std::string_view part : split(text, ';')) {
+    if (part.empty()) continue;
+    const size_t colon = part.find(':');
+    const std::string_view name = trim(part.substr(0, colon));
+    FaultRule rule;
+    if (!find_call(name, rule.call)) {
+      error = "OOC_EMULATED_FAULTS: '" + std::string(name) + "' is not a driver function of the emulated driver: " + kForm;
+      return false;
+    }
+    if (colon != std::string_view::npos) {
+      for (const std::string_view setting : split(part.substr(colon + 1), ',')) {
+        if (parse_setting(setting, rule)) continue;
+        error = "OOC_EMULATED_FAULTS: '" + std::string(setting) + "' is not valid in '" + std::string(part) + "': " + kForm;
+        return false;
+      }
+    }
+    parsed.push_back(rule);
+  }
+  rules.insert(rules.end(), parsed.begin(), parsed.end());
+  return true;
+}
+
+bool Faults::add(std::string_view rules, std::string& error) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  if (!parse_faults(rules, rules_, error)) return false;
+  any_.store(!rules_.empty(), std::memory_order_relaxed);
+  return true;
+}
+
+void Faults::clear() {
+  const std::lock_guard<std::mutex> lock(mutex);
+  rules_.clear();
+  any_.store(false, std::memory_order_relaxed);
+}
+
+CUresult Faults::check_rules(Call call) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  CUresult result = CUDA_SUCCESS;
+  for (FaultRule& rule : rules_) {
+    if (rule.call != call) continue;
+    rule.calls += 1;  // of every rule, whichever decides
+    if (result != CUDA_SUCCESS || rule.calls <= rule.after || rule.failures >= rule.times) continue;
+    if ((rule.calls - rule.after) % rule.every != 0) continue;
+    if (rule.probability < 1 && draw(rule.seed, rule.calls) >= rule.probability) continue;
+    rule.failures += 1;
+    injected_.fetch_add(1, std::memory_order_relaxed);
+    result = rule.error;
+  }
+  return result;
+}
+
+}  // namespace ooc::emulated
