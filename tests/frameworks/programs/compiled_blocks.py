@@ -1,0 +1,46 @@
+"""A small transformer with each block compiled by torch.compile's default backend; needs a C++ compiler."""
+
+import torch
+import torch.nn.functional as F
+from program import begin, finish, train
+from torch import Tensor, nn
+
+
+class Block(nn.Module):
+    """(batch, time, width) to the same: causal attention and a feed-forward half."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.inward, self.outward = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.widen, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, time, width = x.shape
+        parts = self.inward(self.norm1(x)).view(batch, time, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(parts[0], parts[1], parts[2], is_causal=True)
+        x = x + self.outward(y.transpose(1, 2).reshape(batch, time, width))
+        y = x + self.narrow(F.gelu(self.widen(self.norm2(x))))
+        return y
+
+
+def main() -> None:
+    path = begin()
+    blocks = nn.ModuleList(Block(256, 4) for _ in range(4))
+    compiled = [torch.compile(block) for block in blocks]
+    optimizer = torch.optim.AdamW(blocks.parameters(), lr=1e-3)
+    x = torch.randn(4, 8, 128, 256)
+
+    def loss_of(step: int) -> Tensor:
+        y = x[step]
+        for block in compiled:
+            y = block(y)
+        return F.mse_loss(y, x[step].roll(1, dims=1))
+
+    losses = train(blocks, optimizer, 4, loss_of)
+    finish(path, {"model": blocks.state_dict(), "optimizer": optimizer.state_dict(), "losses": losses})
+
+
+if __name__ == "__main__":
+    main()
