@@ -1,0 +1,94 @@
+# Everything that this repository can do with one word; `make` alone lists it.
+#
+# The Python environment is kept in .venv (another one: VENV=path), with PyTorch at the version below. The package is
+# installed there as editable: Python comes from the source tree, and so do the native libraries, which `make native`
+# puts into ooc_alloc/lib.
+
+PYTHON ?= python3
+TORCH_VERSION ?= 2.13.0
+TORCH ?= torch==$(TORCH_VERSION)
+VENV ?= .venv
+# On two cores a compiler each; more would only need more memory.
+JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+BUILD_TYPE ?= RelWithDebInfo
+EXTRAS := test,examples,report,ilp
+
+python := $(VENV)/bin/python
+pip := $(python) -m pip --disable-pip-version-check
+stamp := $(VENV)/.installed
+# The system's CMake if there is one: `make native` then needs no Python environment at all.
+CMAKE ?= $(shell command -v cmake || echo $(VENV)/bin/cmake)
+CTEST ?= $(shell command -v ctest || echo $(VENV)/bin/ctest)
+cmake_needs := $(if $(shell command -v cmake),,$(stamp))
+
+.DEFAULT_GOAL := help
+.PHONY: help venv native demo test lint unit-test native-test asan tsan test-strict test-gpu bench wheel clean
+.DELETE_ON_ERROR:
+
+help: ## show this list
+	@grep -E '^[a-z-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed 's/:[^#]*## /\t/' | \
+	  while IFS="$$(printf '\t')" read -r name text; do printf '  \033[1m%-14s\033[0m %s\n' "$$name" "$$text"; done
+	@echo; echo "  variables: PYTHON=$(PYTHON) TORCH=$(TORCH) VENV=$(VENV) JOBS=$(JOBS)"
+
+venv: $(stamp) ## make the Python environment in .venv, with PyTorch and everything that development needs
+
+$(stamp): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "$(PYTHON) is older than Python 3.10; choose one with PYTHON=..."; exit 1; }
+	test -x $(python) || $(PYTHON) -m venv $(VENV)
+	$(pip) install --quiet --upgrade "pip>=23" wheel
+	$(pip) install --quiet "$(TORCH)" numpy
+	$(if $(shell command -v cmake),,$(pip) install --quiet cmake)
+	$(pip) install --quiet --editable ".[$(EXTRAS)]" --config-settings=wheel.cmake=false
+	@touch $@
+
+native: $(cmake_needs) ## build the native libraries in place; needs no network, only CMake and a C++ compiler
+	@$(CMAKE) -S . -B build/native -DCMAKE_BUILD_TYPE=$(BUILD_TYPE) -DOOC_INPLACE=ON -DOOC_BUILD_TESTS=OFF >build-native.log 2>&1 || \
+	  { cat build-native.log; rm -f build-native.log; exit 1; }; rm -f build-native.log
+	$(CMAKE) --build build/native --parallel $(JOBS)
+
+demo: venv native ## train both examples in-core and out-of-core, compare every bit, write out/demo.json
+	$(python) examples/demo.py
+
+test: lint native-test unit-test ## lint, native tests, Python tests: what continuous integration runs
+
+lint: venv ## ruff and mypy --strict
+	$(python) -m ruff check .
+	$(python) -m mypy
+
+unit-test: venv native ## the Python tests alone; PYTEST="-k name -x" passes arguments on
+	$(python) -m pytest $(PYTEST)
+
+# Native tests in a build directory of their own: $(call native_tests,directory,CMake arguments).
+define native_tests
+	$(CMAKE) -S . -B $(1) -DOOC_BUILD_TESTS=ON $(2) >/dev/null
+	$(CMAKE) --build $(1) --parallel $(JOBS)
+	$(CTEST) --test-dir $(1) --output-on-failure --no-tests=error
+endef
+
+native-test: $(cmake_needs) ## the native tests alone, on the emulated driver
+	$(call native_tests,build/tests,-DCMAKE_BUILD_TYPE=$(BUILD_TYPE))
+
+asan: $(cmake_needs) ## the native tests under AddressSanitizer and UndefinedBehaviorSanitizer
+	$(call native_tests,build/asan,-DCMAKE_BUILD_TYPE=RelWithDebInfo -DOOC_SANITIZE=address+undefined)
+
+tsan: $(cmake_needs) ## the native tests under ThreadSanitizer
+	$(call native_tests,build/tsan,-DCMAKE_BUILD_TYPE=RelWithDebInfo -DOOC_SANITIZE=thread)
+
+test-strict: venv native ## the long suite: every operator of PyTorch's own database with eviction before each one
+	$(python) -m pytest tests/stress $(PYTEST)
+
+test-gpu: $(cmake_needs) ## the driver contract and core tests against the real libcuda.so.1
+	@ldconfig -p 2>/dev/null | grep -q 'libcuda\.so\.1' && ls /dev/nvidia[0-9]* >/dev/null 2>&1 || \
+	  { echo "make test-gpu needs an NVIDIA GPU and its driver (libcuda.so.1); this machine has none"; exit 1; }
+	$(call native_tests,build/gpu,-DCMAKE_BUILD_TYPE=$(BUILD_TYPE) -DOOC_TEST_DRIVER=libcuda.so.1)
+
+bench: venv native ## measure: cost per operator, step times beside the bound, fragmentation by chunk size
+	$(python) -m benchmarks
+
+wheel: venv ## build the wheel into dist/
+	$(pip) wheel --quiet --no-deps --wheel-dir dist .
+
+clean: ## remove what was built here, and the environment
+	rm -rf build dist out ooc_alloc/lib .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV)
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
