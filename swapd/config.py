@@ -1,0 +1,148 @@
+"""Config: what the user asked for, read from keyword arguments, then the environment, then the defaults.
+
+    config = Config.from_environment(budget="8GiB")     # OOC_BUDGET is not looked at, all other variables are
+    config.resolve_budget(total_bytes, free_bytes)      # a share of the device becomes bytes once the device is known
+    os.environ.update(config.to_environment())          # for a child process
+
+`settings.py` has the list of variables. A value that cannot be used is a ConfigError that names the variable and
+shows valid forms. A variable that starts with ``OOC_`` and is none of ours is a ConfigWarning with the nearest name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from swapd.host_limits import available_host_bytes
+from swapd.settings import PREFIX, SETTINGS, Link, Setting
+from swapd.units import MIB, Amount, exact_bytes, format_bytes
+
+DEFAULT_BUDGET_FRACTION = 0.9  # of free device memory
+DEFAULT_HOST_FRACTION = 0.8  # of what the control group allows
+FOREIGN_PREFIXES = ("OOC_TEST_",)  # of the project's own tests
+
+_BY_NAME = {setting.name: setting for setting in SETTINGS}
+
+
+class ConfigError(ValueError):
+    """A setting has a value that cannot be used; the message names it and shows valid forms."""
+
+
+class ConfigWarning(UserWarning):
+    """A variable looks like one of ours and is not."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """One field per setting of `settings.SETTINGS`; None where the default depends on the machine."""
+
+    alloc: Literal["off", "auto", "cuda", "emulated"] = "off"
+    budget: Amount | None = None
+    host_budget: Amount | None = None
+    chunk_size: int = 2 * MIB
+    small_limit: int = 1 * MIB
+    policy: str = "auto"
+    window: int | None = None  # bytes; None: chosen by the policy
+    summary: Path | None = None
+    trace: Path | None = None
+    metrics_port: int | None = None
+    strict: bool = False
+    emulated_memory: int | None = None
+    emulated_bandwidth: Link | None = None
+    emulated_granularity: int | None = None
+    emulated_faults: str | None = None
+
+    @property
+    def enabled(self) -> bool:
+        """Whether the allocator is wanted at all."""
+        return self.alloc != "off"
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None, **overrides: Any) -> Config:
+        """Read the settings: `overrides` that are not None, then `environment` (default: this process's).
+
+        An override is a text as the variable would have, or the value itself; an empty variable counts as not set.
+
+        Raises:
+            ConfigError: a value cannot be used.
+            TypeError: an override is no setting.
+        """
+        environment = os.environ if environment is None else environment
+        for name in overrides:
+            if name not in _BY_NAME:
+                raise TypeError(f"{name}= is no setting{_suggest(name, _BY_NAME)}")
+        for message in unknown_variables(environment):
+            warnings.warn(message, ConfigWarning, stacklevel=2)
+        values = {}
+        for setting in SETTINGS:
+            override = overrides.get(setting.name)
+            text = environment.get(setting.variable, "").strip()
+            if override is not None:
+                values[setting.name] = _parse(setting, override, f"{setting.name}=")
+            elif text:
+                values[setting.name] = _parse(setting, text, f"{setting.variable}=")
+        return cls(**values)
+
+    def to_environment(self) -> dict[str, str]:
+        """The variables that give this configuration in another process; those at their default are left out."""
+        return {
+            _BY_NAME[field.name].variable: _BY_NAME[field.name].text(value)
+            for field in dataclasses.fields(self)
+            if (value := getattr(self, field.name)) != field.default
+        }
+
+    def resolve_budget(self, total_bytes: int, free_bytes: int) -> int:
+        """Budget in bytes on a device of `total_bytes`, of which `free_bytes` are free now.
+
+        Raises:
+            ConfigError: the budget is less than a chunk, or more than the device has.
+        """
+        if self.budget is None:
+            budget = int(free_bytes * DEFAULT_BUDGET_FRACTION)
+        else:
+            budget = self.budget.resolve(total_bytes)
+        if budget > total_bytes:
+            raise ConfigError(
+                f"OOC_BUDGET={self.budget} is more than the device has, {exact_bytes(total_bytes)} "
+                f"({format_bytes(total_bytes)}); give at most that, or a share such as 60%"
+            )
+        if budget < self.chunk_size:
+            raise ConfigError(
+                f"OOC_BUDGET={self.budget or f'90% of {format_bytes(free_bytes)}'} is {budget} bytes, less than one "
+                f"chunk (OOC_CHUNK_SIZE={exact_bytes(self.chunk_size)}); give a larger budget or smaller chunks"
+            )
+        return budget
+
+    def resolve_host_budget(self, available_bytes: int | None = None) -> int:
+        """Host bytes for swapped data, given what this process may still take (default: as the machine says now)."""
+        available = available_host_bytes() if available_bytes is None else available_bytes
+        amount = self.host_budget or Amount(fraction=DEFAULT_HOST_FRACTION)
+        return amount.resolve(available)
+
+
+def unknown_variables(environment: Mapping[str, str]) -> list[str]:
+    """A sentence for each variable that starts with our prefix and is no setting."""
+    known = [setting.variable for setting in SETTINGS]
+    return [
+        f"{name} is set but is no variable of ooc-alloc{_suggest(name, known)}"
+        for name in sorted(environment)
+        if name.startswith(PREFIX) and name not in known and not name.startswith(FOREIGN_PREFIXES)
+    ]
+
+
+def _parse(setting: Setting, value: Any, source: str) -> Any:
+    try:
+        return setting.parse(value)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{source}{error}") from None
+
+
+def _suggest(name: str, known: Iterable[str]) -> str:
+    nearest = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {nearest[0]}?" if nearest else ""

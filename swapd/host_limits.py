@@ -1,0 +1,111 @@
+"""Host limits: how much memory this process may still take, from the kernel and from its control group.
+
+Control groups come in two versions. Version 2 has one tree (``/sys/fs/cgroup``, ``memory.max``), version 1 a tree for
+memory alone (``/sys/fs/cgroup/memory``, ``memory.limit_in_bytes``). Every group up to the root may set a limit. Inside
+a container the own path is often not there, because the group's folder is mounted as the root; then the root is read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+UNLIMITED_FROM = 1 << 60  # version 1 writes a huge number for "no limit"
+
+
+@dataclass(frozen=True)
+class CgroupMemory:
+    """The tightest memory limit of a control group and its ancestors."""
+
+    limit_bytes: int
+    used_bytes: int  # without page cache that the kernel can drop
+    path: str  # of the group that sets it, for messages
+
+    @property
+    def available_bytes(self) -> int:
+        return max(0, self.limit_bytes - self.used_bytes)
+
+
+def meminfo(root: Path = Path("/")) -> dict[str, int]:
+    """The fields of ``/proc/meminfo`` in bytes."""
+    fields = {}
+    for line in (root / "proc/meminfo").read_text(encoding="ascii").splitlines():
+        name, _, value = line.partition(":")
+        parts = value.split()
+        if parts and parts[0].isdigit():
+            fields[name] = int(parts[0]) * (1024 if parts[-1] == "kB" else 1)
+    return fields
+
+
+def cgroup_memory(root: Path = Path("/")) -> CgroupMemory | None:
+    """The limit with the least room left that applies to this process; None if there is none.
+
+    `root` is where ``proc`` and ``sys`` are found, for tests.
+    """
+    found = [group for folder in _folders(root) if (group := _read_group(folder, root)) is not None]
+    return min(found, key=lambda group: group.available_bytes, default=None)
+
+
+def available_host_bytes(root: Path = Path("/")) -> int:
+    """Bytes that this process may still take: what the kernel calls available, or less if a control group says so."""
+    fields = meminfo(root)
+    available = fields.get("MemAvailable", fields.get("MemFree", 0))
+    group = cgroup_memory(root)
+    return available if group is None else min(available, group.available_bytes)
+
+
+def _folders(root: Path) -> list[Path]:
+    """Folders of this process's memory groups, each with its ancestors up to the mount."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    folders: list[Path] = []
+    for line in lines:
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controllers == "":
+            mount = root / "sys/fs/cgroup"
+        elif "memory" in controllers.split(","):
+            mount = root / "sys/fs/cgroup/memory"
+        else:
+            continue
+        folder = mount / path.lstrip("/")
+        while folder != mount and mount in folder.parents:
+            folders.append(folder)
+            folder = folder.parent
+        folders.append(mount)
+    return folders
+
+
+def _read_group(folder: Path, root: Path) -> CgroupMemory | None:
+    for limit_file, used_file, cache_key in (
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        limit = _read_number(folder / limit_file)
+        if limit is None or limit >= UNLIMITED_FROM:
+            continue
+        used = _read_number(folder / used_file) or 0
+        droppable = _read_stat(folder / "memory.stat", cache_key)
+        return CgroupMemory(limit, max(0, used - droppable), f"/{folder.relative_to(root)}")
+    return None
+
+
+def _read_number(path: Path) -> int | None:
+    try:
+        text = path.read_text(encoding="ascii").strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None  # version 2 writes "max" for no limit
+
+
+def _read_stat(path: Path, key: str) -> int:
+    try:
+        for line in path.read_text(encoding="ascii").splitlines():
+            name, _, value = line.partition(" ")
+            if name == key and value.strip().isdigit():
+                return int(value)
+    except OSError:
+        pass
+    return 0

@@ -1,0 +1,174 @@
+"""Settings: the one list of configuration variables, and how the value of each is read and written.
+
+`Config` (see `config.py`) takes its values from this list, the command line its flags, `doctor` and the help texts
+their words. A setting called ``host_budget`` is the variable ``OOC_HOST_BUDGET``, the keyword ``host_budget=`` and the
+flag ``--host-budget``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from swapd.units import (
+    KIB,
+    UnitError,
+    exact_bytes,
+    parse_amount,
+    parse_bandwidth,
+    parse_bytes,
+    parse_duration,
+)
+
+PREFIX = "OOC_"
+_ALLOC = {
+    "": "off", "0": "off", "off": "off", "no": "off", "false": "off",
+    "1": "auto", "auto": "auto", "on": "auto", "yes": "auto", "true": "auto",
+    "cuda": "cuda", "emulated": "emulated",
+}  # fmt: skip
+_SLOWEST_LINK = KIB  # bytes per second; the emulated driver takes less for a typing mistake
+_POLICY_FORMS = "auto, demand (no plan) or the name of a policy that `swapd plan --help` lists"
+
+
+@dataclass(frozen=True)
+class Link:
+    """What the emulated device's copies are held to; infinity and 0 are as fast as memcpy."""
+
+    h2d_bytes_per_second: float = math.inf
+    d2h_bytes_per_second: float = math.inf
+    h2d_latency_seconds: float = 0.0
+    d2h_latency_seconds: float = 0.0
+
+    def __str__(self) -> str:
+        def rate(value: float) -> str:
+            return "unlimited" if math.isinf(value) else f"{value:.0f}B/s"
+
+        parts = [f"h2d={rate(self.h2d_bytes_per_second)}", f"d2h={rate(self.d2h_bytes_per_second)}"]
+        for name, seconds in (("h2d", self.h2d_latency_seconds), ("d2h", self.d2h_latency_seconds)):
+            if seconds:
+                parts.append(f"{name}_latency={seconds * 1e9:.0f}ns")
+        return ",".join(parts)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One variable. `parse` takes a text or the value itself and raises ValueError; `text` is its inverse."""
+
+    name: str
+    metavar: str
+    help: str
+    parse: Callable[[Any], Any]
+    text: Callable[[Any], str] = str
+
+    @property
+    def variable(self) -> str:
+        return PREFIX + self.name.upper()
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+
+def parse_alloc(value: str | bool | int) -> str:
+    """off, auto, cuda or emulated."""
+    text = str(int(value)) if isinstance(value, bool) else str(value)
+    mode = _ALLOC.get(text.strip().lower())
+    if mode is None:
+        raise UnitError(value, "is no device", "1 or auto (a GPU if there is one, else emulated), cuda, emulated or 0")
+    return mode
+
+
+def parse_switch(value: str | bool | int) -> bool:
+    """A yes or a no."""
+    text = str(value).strip().lower()
+    if text in ("1", "true", "yes", "on"):
+        return True
+    if text in ("0", "false", "no", "off"):
+        return False
+    raise UnitError(value, "is neither yes nor no", "1 or 0")
+
+
+def parse_window(value: str | int) -> int | None:
+    """Bytes of the schedule window; None for ``auto``."""
+    if isinstance(value, str) and value.strip().lower() == "auto":
+        return None
+    try:
+        return parse_bytes(value)
+    except UnitError as error:
+        raise ValueError(f"{error}, or auto") from None
+
+
+def parse_policy(value: str) -> str:
+    """The name of a policy, in lower case. Whether there is one of that name, only the planner knows."""
+    name = str(value).strip().lower()
+    if not name.replace("-", "_").isidentifier():
+        raise UnitError(value, "is not the name of a policy", _POLICY_FORMS)
+    return name
+
+
+def parse_port(value: str | int) -> int | None:
+    """A TCP port; None for ``off`` or 0."""
+    text = str(value).strip().lower()
+    if text in ("off", "0"):
+        return None
+    if not (text.isascii() and text.isdecimal() and int(text) < 1 << 16):
+        raise UnitError(value, "is not a port", "9835, or off")
+    return int(text)
+
+
+def parse_path(value: str | Path) -> Path:
+    """A file's path; ``~`` is the home folder."""
+    return Path(value).expanduser()
+
+
+def parse_link(value: str | float | Link) -> Link:
+    """Speed of the emulated link: ``10GiB/s``, or a list such as ``h2d=8GiB/s,d2h=6GiB/s,latency=20us``."""
+    if isinstance(value, Link):
+        return value
+    if not isinstance(value, str):
+        return Link(*[_rate(value)] * 2)
+    fields: dict[str, float] = {}
+    for part in value.split(","):
+        key, equals, text = (piece.strip() for piece in part.rpartition("="))
+        if key == "latency" or key.endswith("_latency"):
+            directions, suffix, number = key.removesuffix("latency").rstrip("_"), "latency_seconds", parse_duration(text)
+        else:
+            directions, suffix, number = key, "bytes_per_second", _rate(text)
+        if directions not in ("", "h2d", "d2h") or (equals and not key):
+            raise UnitError(value, f"has the unknown key {key!r}", "10GiB/s, or h2d=8GiB/s,d2h=6GiB/s,latency=20us")
+        for direction in (directions,) if directions else ("h2d", "d2h"):
+            fields[f"{direction}_{suffix}"] = number
+    return Link(**fields)
+
+
+def _rate(value: str | float) -> float:
+    rate = parse_bandwidth(value)
+    if rate < _SLOWEST_LINK:
+        raise UnitError(value, "is slower than 1KiB/s", "10GiB/s")
+    return rate
+
+
+def _switch_text(value: bool) -> str:
+    return str(int(value))
+
+
+SETTINGS = (
+    Setting("alloc", "DEVICE", "1 or auto (a GPU if there is one, else emulated), cuda, emulated, or 0", parse_alloc),
+    Setting("budget", "BYTES|%", "device bytes the program may use [90% of free device memory]", parse_amount),
+    Setting("host_budget", "BYTES|%", "host bytes for swapped data [80% of what the cgroup allows]", parse_amount),
+    Setting("chunk_size", "BYTES", "size of a physical chunk [2MiB]", parse_bytes, exact_bytes),
+    Setting("small_limit", "BYTES", "largest allocation that is never swapped [1MiB]", parse_bytes, exact_bytes),
+    Setting("policy", "NAME", "scheduling policy [auto]", parse_policy),
+    Setting("window", "BYTES|auto", "schedule window [auto]", parse_window, exact_bytes),
+    Setting("summary", "FILE", "write a JSON summary there at exit", parse_path),
+    Setting("trace", "FILE", "write the trace of the most frequent iteration there at exit", parse_path),
+    Setting("metrics_port", "PORT", "serve Prometheus metrics on 127.0.0.1 [off]", parse_port),
+    Setting("strict", "0|1", "raise, not degrade; evict before every function [0]", parse_switch, _switch_text),
+    Setting("emulated_memory", "BYTES", "emulated device's size [80% of free host memory]", parse_bytes, exact_bytes),
+    Setting("emulated_bandwidth", "RATE", "10GiB/s, or h2d=8GiB/s,d2h=6GiB/s,latency=20us [memcpy's]", parse_link),
+    Setting("emulated_granularity", "BYTES", "emulated device's chunks are multiples [64KiB]", parse_bytes, exact_bytes),
+    Setting("emulated_faults", "RULES", "driver calls that fail, such as cuMemMap:every=50,error=2 [none]", str.strip),
+)
