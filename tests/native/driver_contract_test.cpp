@@ -1,0 +1,498 @@
+// What this project relies on a CUDA driver for. It runs against any driver: OOC_TEST_DRIVER names the emulated one or
+// libcuda.so.1. Device memory is read and written by the driver's copies alone, so nothing here needs an emulated device.
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+#include "device_fixture.h"
+
+using namespace ooc;
+using namespace ooc::testing;
+
+namespace {
+
+constexpr size_t kMiB = 1 << 20;
+
+#ifdef __SANITIZE_THREAD__
+constexpr size_t kLargeReservation = 64ull << 30;  // what the sanitizer's own address layout leaves
+#else
+constexpr size_t kLargeReservation = 1ull << 40;
+#endif
+
+}  // namespace
+
+// The table
+
+TEST(a_missing_library_is_named) {
+  std::string error;
+  EXPECT_TRUE(load_driver("/nowhere/libcuda.so.1", error) == nullptr);
+  EXPECT_TRUE(error.find("/nowhere/libcuda.so.1") != std::string::npos);
+  EXPECT_TRUE(load_driver("", error) == nullptr);
+  EXPECT_TRUE(load_driver(nullptr, error) == nullptr);
+  EXPECT_TRUE(!error.empty());
+}
+
+TEST(missing_symbols_are_named) {
+  std::string error;
+  EXPECT_TRUE(load_driver("libm.so.6", error) == nullptr);
+  EXPECT_TRUE(error.find("cuMemCreate") != std::string::npos);
+  EXPECT_TRUE(error.find("cuMemcpyHtoDAsync_v2") != std::string::npos);
+  EXPECT_TRUE(error.find("cuMemGetAccess") == std::string::npos);  // optional
+}
+
+TEST(results_are_described) {
+  EXPECT_EQ(describe(driver(), CUDA_ERROR_OUT_OF_MEMORY), std::string("CUDA_ERROR_OUT_OF_MEMORY (2): out of memory"));
+  EXPECT_EQ(describe(driver(), CUDA_ERROR_INVALID_VALUE), std::string("CUDA_ERROR_INVALID_VALUE (1): invalid argument"));
+  EXPECT_EQ(describe(driver(), static_cast<CUresult>(12345)), std::string("CUDA error 12345"));
+}
+
+// The device
+
+TEST(the_device_says_what_it_is) {
+  int count = 0, version = 0, has_virtual_memory = 0;
+  size_t total = 0;
+  char name[100] = "";
+  EXPECT_OK(driver().cuDeviceGetCount(&count));
+  EXPECT_TRUE(count >= 1);
+  EXPECT_OK(driver().cuDriverGetVersion(&version));
+  EXPECT_TRUE(version >= 11000);
+  EXPECT_OK(driver().cuDeviceGetAttribute(&has_virtual_memory,
+                                          CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 0));
+  EXPECT_EQ(has_virtual_memory, 1);
+  EXPECT_OK(driver().cuDeviceTotalMem(&total, 0));
+  EXPECT_TRUE(total >= 64 * kMiB);
+  EXPECT_OK(driver().cuDeviceGetName(name, sizeof(name), 0));
+  EXPECT_TRUE(std::strlen(name) > 0);
+  CUdevice device = -1;
+  EXPECT_EQ(driver().cuDeviceGet(&device, count), CUDA_ERROR_INVALID_DEVICE);
+}
+
+TEST(a_thread_needs_the_context) {
+  CUcontext context = nullptr;
+  ASSERT_OK(driver().cuCtxGetCurrent(&context));
+  ASSERT_TRUE(context != nullptr);
+  CUresult without = CUDA_SUCCESS, with = CUDA_ERROR_UNKNOWN;
+  std::thread([&] {
+    size_t free_bytes = 0, total = 0;
+    without = driver().cuMemGetInfo(&free_bytes, &total);
+    driver().cuCtxSetCurrent(context);
+    with = driver().cuMemGetInfo(&free_bytes, &total);
+  }).join();
+  EXPECT_EQ(without, CUDA_ERROR_INVALID_CONTEXT);
+  EXPECT_OK(with);
+}
+
+TEST(the_granularity_is_a_power_of_two) {
+  const CUmemAllocationProp prop = device_memory();
+  size_t recommended = 0;
+  EXPECT_EQ(granularity() & (granularity() - 1), size_t{0});
+  EXPECT_OK(driver().cuMemGetAllocationGranularity(&recommended, &prop, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED));
+  EXPECT_TRUE(recommended > 0 && recommended % granularity() == 0);
+}
+
+// Physical memory
+
+TEST(memory_info_follows_creation) {
+  const size_t bytes = 64 * kMiB;
+  size_t before = 0, during = 0, after = 0, total = 0;
+  ASSERT_OK(driver().cuMemGetInfo(&before, &total));
+  const CUmemGenericAllocationHandle handle = create(bytes);
+  ASSERT_OK(driver().cuMemGetInfo(&during, &total));
+  ASSERT_OK(driver().cuMemRelease(handle));
+  ASSERT_OK(driver().cuMemGetInfo(&after, &total));
+  EXPECT_TRUE(before >= during + bytes);  // a driver may take a little more
+  EXPECT_TRUE(after >= during + bytes);
+}
+
+TEST(creation_fails_beyond_the_device_and_recovers) {
+  size_t free_bytes = 0, total = 0;
+  ASSERT_OK(driver().cuMemGetInfo(&free_bytes, &total));
+  const size_t unit = granularity();
+  const CUmemAllocationProp prop = device_memory();
+  CUmemGenericAllocationHandle handle = 0;
+  EXPECT_EQ(driver().cuMemCreate(&handle, (total / unit + 1) * unit, &prop, 0), CUDA_ERROR_OUT_OF_MEMORY);
+
+  const size_t part = std::max(free_bytes / 8 / unit, size_t{1}) * unit;
+  std::vector<CUmemGenericAllocationHandle> handles;
+  CUresult result = CUDA_SUCCESS;
+  while (handles.size() < 20 && (result = driver().cuMemCreate(&handle, part, &prop, 0)) == CUDA_SUCCESS) {
+    handles.push_back(handle);
+  }
+  EXPECT_EQ(result, CUDA_ERROR_OUT_OF_MEMORY);
+  ASSERT_TRUE(!handles.empty());
+  ASSERT_OK(driver().cuMemRelease(handles.back()));
+  EXPECT_OK(driver().cuMemCreate(&handles.back(), part, &prop, 0));
+  for (const CUmemGenericAllocationHandle each : handles) EXPECT_OK(driver().cuMemRelease(each));
+}
+
+TEST(creation_checks_its_arguments) {
+  CUmemAllocationProp prop = device_memory();
+  CUmemGenericAllocationHandle handle = 0;
+  EXPECT_EQ(driver().cuMemCreate(&handle, granularity() / 2, &prop, 0), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(driver().cuMemCreate(&handle, 0, &prop, 0), CUDA_ERROR_INVALID_VALUE);
+  prop.type = CU_MEM_ALLOCATION_TYPE_INVALID;
+  EXPECT_TRUE(driver().cuMemCreate(&handle, granularity(), &prop, 0) != CUDA_SUCCESS);
+}
+
+// Addresses
+
+TEST(reservations_are_aligned_and_distinct) {
+  const size_t bytes = 4 * granularity();
+  const size_t alignment = 64 * std::max(granularity(), kMiB);
+  CUdeviceptr first = 0, second = 0;
+  ASSERT_OK(driver().cuMemAddressReserve(&first, bytes, alignment, 0, 0));
+  ASSERT_OK(driver().cuMemAddressReserve(&second, bytes, alignment, 0, 0));
+  EXPECT_EQ(first % alignment, 0ull);
+  EXPECT_EQ(second % alignment, 0ull);
+  EXPECT_TRUE(first + bytes <= second || second + bytes <= first);
+  EXPECT_OK(driver().cuMemAddressFree(first, bytes));
+  EXPECT_OK(driver().cuMemAddressFree(second, bytes));
+}
+
+TEST(a_large_reservation_takes_no_memory) {
+  size_t before = 0, after = 0, total = 0;
+  CUdeviceptr address = 0;
+  ASSERT_OK(driver().cuMemGetInfo(&before, &total));
+  ASSERT_OK(driver().cuMemAddressReserve(&address, kLargeReservation, 0, 0, 0));
+  ASSERT_OK(driver().cuMemGetInfo(&after, &total));
+  EXPECT_TRUE(before < after + 64 * kMiB);  // page tables, at most
+  EXPECT_OK(driver().cuMemAddressFree(address, kLargeReservation));
+}
+
+TEST(reservations_check_their_arguments) {
+  CUdeviceptr address = 0;
+  EXPECT_TRUE(driver().cuMemAddressReserve(&address, 0, 0, 0, 0) != CUDA_SUCCESS);
+  EXPECT_TRUE(driver().cuMemAddressReserve(&address, granularity() + 1, 0, 0, 0) != CUDA_SUCCESS);
+}
+
+TEST(a_reservation_with_mappings_is_not_freed) {
+  Range range(2);
+  range.fill(1);
+  EXPECT_TRUE(driver().cuMemAddressFree(range.base, 2 * range.chunk) != CUDA_SUCCESS);
+  const Bytes bytes = pattern(100, 1);
+  write(range.at(1), bytes);
+  EXPECT_TRUE(read(range.at(1), 100) == bytes);
+}
+
+// Mapping
+
+TEST(a_chunk_keeps_what_is_written) {
+  Range range(1);
+  range.fill(0);
+  const Bytes bytes = pattern(range.chunk, 2);
+  write(range.at(0), bytes);
+  EXPECT_TRUE(read(range.at(0), range.chunk) == bytes);
+}
+
+TEST(one_access_call_covers_many_chunks) {
+  Range range(5);
+  range.fill(0, 5);
+  const Bytes bytes = pattern(5 * range.chunk, 3);
+  write(range.base, bytes);  // one copy across all the borders
+  EXPECT_TRUE(read(range.base, bytes.size()) == bytes);
+  const size_t start = range.chunk - 7;
+  EXPECT_TRUE(read(range.base + start, 20) == Bytes(bytes.begin() + start, bytes.begin() + start + 20));
+}
+
+TEST(aliases_show_the_same_bytes) {
+  Range range(3);
+  const CUmemGenericAllocationHandle handle = create(range.chunk);
+  range.map(0, handle);
+  range.map(2, handle);
+  ASSERT_OK(set_access(range.at(0), range.chunk));
+  ASSERT_OK(set_access(range.at(2), range.chunk));
+  const Bytes bytes = pattern(range.chunk, 4);
+  write(range.at(0), bytes);
+  EXPECT_TRUE(read(range.at(2), range.chunk) == bytes);
+  range.unmap(0);
+  EXPECT_TRUE(read(range.at(2), range.chunk) == bytes);
+  ASSERT_OK(driver().cuMemRelease(handle));
+}
+
+TEST(contents_move_with_the_chunk) {
+  Range range(4);
+  const CUmemGenericAllocationHandle handle = create(range.chunk);
+  range.map(0, handle);
+  ASSERT_OK(set_access(range.at(0), range.chunk));
+  const Bytes bytes = pattern(range.chunk, 5);
+  write(range.at(0), bytes);
+  for (size_t i = 0; i < 3; ++i) {
+    range.unmap(i);
+    range.map(i + 1, handle);
+    ASSERT_OK(set_access(range.at(i + 1), range.chunk));
+    EXPECT_TRUE(read(range.at(i + 1), range.chunk) == bytes);
+  }
+  ASSERT_OK(driver().cuMemRelease(handle));
+}
+
+TEST(mapped_memory_outlives_its_handle) {
+  size_t before = 0, released = 0, unmapped = 0, total = 0;
+  ASSERT_OK(driver().cuMemGetInfo(&before, &total));
+  {
+    Range range(1);
+    const CUmemGenericAllocationHandle handle = create(range.chunk);
+    range.map(0, handle);
+    ASSERT_OK(set_access(range.at(0), range.chunk));
+    const Bytes bytes = pattern(range.chunk, 6);
+    write(range.at(0), bytes);
+    ASSERT_OK(driver().cuMemRelease(handle));
+    EXPECT_TRUE(read(range.at(0), range.chunk) == bytes);
+    ASSERT_OK(driver().cuMemGetInfo(&released, &total));
+    EXPECT_TRUE(released < before);
+  }
+  ASSERT_OK(driver().cuMemGetInfo(&unmapped, &total));
+  EXPECT_TRUE(unmapped > released);
+}
+
+TEST(whole_mappings_are_unmapped_at_once) {
+  Range range(4);
+  range.fill(0, 4);
+  const Bytes bytes = pattern(range.chunk, 7);
+  write(range.at(0), bytes);
+  range.unmap(1, 3);
+  range.fill(2);  // the addresses are free again, and only they
+  EXPECT_TRUE(read(range.at(0), range.chunk) == bytes);
+  EXPECT_TRUE(driver().cuMemcpyDtoH(Bytes(16).data(), range.at(1), 16) != CUDA_SUCCESS);
+}
+
+TEST(part_of_a_mapping_is_not_unmapped) {
+  Range range(1, 2 * granularity());
+  range.fill(0);
+  const Bytes bytes = pattern(range.chunk, 8);
+  write(range.at(0), bytes);
+  EXPECT_TRUE(driver().cuMemUnmap(range.base, granularity()) != CUDA_SUCCESS);
+  EXPECT_TRUE(driver().cuMemUnmap(range.base + granularity(), granularity()) != CUDA_SUCCESS);
+  EXPECT_TRUE(read(range.at(0), range.chunk) == bytes);
+}
+
+TEST(an_occupied_range_is_refused) {
+  Range range(2);
+  range.fill(0);
+  const Bytes bytes = pattern(range.chunk, 9);
+  write(range.at(0), bytes);
+  const CUmemGenericAllocationHandle handle = create(range.chunk);
+  EXPECT_TRUE(driver().cuMemMap(range.at(0), range.chunk, 0, handle, 0) != CUDA_SUCCESS);
+  EXPECT_TRUE(read(range.at(0), range.chunk) == bytes);
+  ASSERT_OK(driver().cuMemRelease(handle));
+}
+
+TEST(mapping_checks_its_arguments) {
+  Range range(2);
+  const CUmemGenericAllocationHandle handle = create(range.chunk);
+  const CUdeviceptr address = range.base;
+  EXPECT_TRUE(driver().cuMemMap(address, range.chunk / 2, 0, handle, 0) != CUDA_SUCCESS);
+  EXPECT_TRUE(driver().cuMemMap(address, 2 * range.chunk, 0, handle, 0) != CUDA_SUCCESS);
+  EXPECT_TRUE(driver().cuMemMap(address + range.chunk / 2, range.chunk, 0, handle, 0) != CUDA_SUCCESS);
+  EXPECT_TRUE(driver().cuMemMap(address, range.chunk, range.chunk, handle, 0) != CUDA_SUCCESS);
+  EXPECT_TRUE(driver().cuMemMap(address + 2 * range.chunk, range.chunk, 0, handle, 0) != CUDA_SUCCESS);
+  EXPECT_TRUE(driver().cuMemUnmap(address, range.chunk) != CUDA_SUCCESS);  // nothing is mapped after all this
+  EXPECT_TRUE(set_access(address, range.chunk) != CUDA_SUCCESS);
+  ASSERT_OK(driver().cuMemRelease(handle));
+}
+
+TEST(access_is_reported) {
+  if (driver().cuMemGetAccess == nullptr) SKIP("the driver has no cuMemGetAccess");
+  Range range(1);
+  range.fill(0);
+  const CUmemLocation location{CU_MEM_LOCATION_TYPE_DEVICE, 0};
+  unsigned long long flags = 0;
+  EXPECT_OK(driver().cuMemGetAccess(&flags, &location, range.base));
+  EXPECT_EQ(flags, 3ull);
+}
+
+// Streams, events and copies
+
+TEST(a_stream_works_in_order) {
+  Range range(1);
+  range.fill(0);
+  const Stream stream;
+  constexpr size_t kSteps = 50;
+  Bytes seen(kSteps);
+  for (size_t i = 0; i < kSteps; ++i) {
+    ASSERT_OK(driver().cuMemsetD8Async(range.base, static_cast<unsigned char>(i + 1), range.chunk, stream.handle));
+    ASSERT_OK(driver().cuMemcpyDtoHAsync(&seen[i], range.base + range.chunk - 1, 1, stream.handle));
+  }
+  ASSERT_OK(driver().cuStreamSynchronize(stream.handle));
+  EXPECT_OK(driver().cuStreamQuery(stream.handle));
+  for (size_t i = 0; i < kSteps; ++i) EXPECT_EQ(seen[i], static_cast<unsigned char>(i + 1));
+}
+
+TEST(an_event_orders_two_streams) {
+  Range range(1);
+  range.fill(0);
+  ASSERT_OK(driver().cuMemsetD8(range.base, 1, range.chunk));
+  const Stream writer, reader;
+  const Event event;
+  Gate gate;
+  gate.close_on(writer);
+  ASSERT_OK(driver().cuMemsetD8Async(range.base, 2, range.chunk, writer.handle));
+  ASSERT_OK(driver().cuEventRecord(event.handle, writer.handle));
+  ASSERT_OK(driver().cuStreamWaitEvent(reader.handle, event.handle, 0));
+  unsigned char seen = 0;
+  ASSERT_OK(driver().cuMemcpyDtoHAsync(&seen, range.base, 1, reader.handle));
+  EXPECT_EQ(driver().cuEventQuery(event.handle), CUDA_ERROR_NOT_READY);
+  EXPECT_EQ(driver().cuStreamQuery(writer.handle), CUDA_ERROR_NOT_READY);
+  std::this_thread::sleep_for(std::chrono::milliseconds(5));  // time to get it wrong
+  EXPECT_EQ(driver().cuStreamQuery(reader.handle), CUDA_ERROR_NOT_READY);
+  gate.open();
+  ASSERT_OK(driver().cuStreamSynchronize(reader.handle));
+  EXPECT_OK(driver().cuEventQuery(event.handle));
+  EXPECT_EQ(seen, static_cast<unsigned char>(2));
+}
+
+TEST(a_wait_is_for_the_record_of_its_time) {
+  const Stream slow, waiter, quick;
+  const Event event(CU_EVENT_DISABLE_TIMING);
+  Gate gate;
+  gate.close_on(slow);
+  ASSERT_OK(driver().cuEventRecord(event.handle, slow.handle));
+  ASSERT_OK(driver().cuStreamWaitEvent(waiter.handle, event.handle, 0));
+  ASSERT_OK(driver().cuEventRecord(event.handle, quick.handle));  // takes the event over
+  EXPECT_OK(driver().cuEventSynchronize(event.handle));
+  std::this_thread::sleep_for(std::chrono::milliseconds(5));  // time to get it wrong
+  EXPECT_EQ(driver().cuStreamQuery(waiter.handle), CUDA_ERROR_NOT_READY);
+  gate.open();
+  EXPECT_OK(driver().cuStreamSynchronize(waiter.handle));
+}
+
+TEST(an_event_without_record_is_complete) {
+  const Stream stream;
+  const Event event;
+  EXPECT_OK(driver().cuEventQuery(event.handle));
+  EXPECT_OK(driver().cuEventSynchronize(event.handle));
+  EXPECT_OK(driver().cuStreamWaitEvent(stream.handle, event.handle, 0));
+  EXPECT_OK(driver().cuStreamSynchronize(stream.handle));
+}
+
+TEST(an_event_may_be_destroyed_before_it_is_reached) {
+  const Stream first, second;
+  Gate gate;
+  gate.close_on(first);
+  {
+    const Event event;
+    ASSERT_OK(driver().cuEventRecord(event.handle, first.handle));
+    ASSERT_OK(driver().cuStreamWaitEvent(second.handle, event.handle, 0));
+  }
+  gate.open();
+  EXPECT_OK(driver().cuStreamSynchronize(second.handle));
+}
+
+TEST(elapsed_time_is_between_complete_timed_events) {
+  const Stream stream;
+  const Event start, end, untimed(CU_EVENT_DISABLE_TIMING);
+  float milliseconds = -1;
+  EXPECT_EQ(driver().cuEventElapsedTime(&milliseconds, start.handle, end.handle), CUDA_ERROR_INVALID_HANDLE);
+  ASSERT_OK(driver().cuEventRecord(start.handle, stream.handle));
+  Gate gate;
+  gate.close_on(stream);
+  ASSERT_OK(driver().cuEventRecord(end.handle, stream.handle));
+  ASSERT_OK(driver().cuEventRecord(untimed.handle, stream.handle));
+  EXPECT_EQ(driver().cuEventElapsedTime(&milliseconds, start.handle, end.handle), CUDA_ERROR_NOT_READY);
+  std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  gate.open();
+  ASSERT_OK(driver().cuEventSynchronize(end.handle));
+  ASSERT_OK(driver().cuEventElapsedTime(&milliseconds, start.handle, end.handle));
+  EXPECT_TRUE(milliseconds >= 4);
+  EXPECT_EQ(driver().cuEventElapsedTime(&milliseconds, start.handle, untimed.handle), CUDA_ERROR_INVALID_HANDLE);
+}
+
+TEST(copies_go_both_ways_at_once) {
+  Range range(2);
+  range.fill(0, 2);
+  const Bytes out = pattern(range.chunk, 10), in = pattern(range.chunk, 11);
+  write(range.at(0), out);
+  void *source = nullptr, *target = nullptr;
+  ASSERT_OK(driver().cuMemHostAlloc(&source, range.chunk, kMemHostAllocPortable));
+  ASSERT_OK(driver().cuMemHostAlloc(&target, range.chunk, kMemHostAllocPortable));
+  std::copy(in.begin(), in.end(), static_cast<unsigned char*>(source));
+  {
+    const Stream down, up;
+    ASSERT_OK(driver().cuMemcpyDtoHAsync(target, range.at(0), range.chunk, down.handle));
+    ASSERT_OK(driver().cuMemcpyHtoDAsync(range.at(1), source, range.chunk, up.handle));
+    ASSERT_OK(driver().cuStreamSynchronize(down.handle));
+    ASSERT_OK(driver().cuStreamSynchronize(up.handle));
+  }
+  EXPECT_TRUE(std::equal(out.begin(), out.end(), static_cast<const unsigned char*>(target)));
+  EXPECT_TRUE(read(range.at(1), range.chunk) == in);
+  EXPECT_OK(driver().cuMemFreeHost(source));
+  EXPECT_OK(driver().cuMemFreeHost(target));
+}
+
+TEST(copies_stay_on_the_device) {
+  Range range(2);
+  range.fill(0, 2);
+  const Bytes bytes = pattern(range.chunk, 12);
+  write(range.at(0), bytes);
+  ASSERT_OK(driver().cuMemcpyDtoD(range.at(1), range.at(0), range.chunk));
+  EXPECT_TRUE(read(range.at(1), range.chunk) == bytes);
+  const Stream stream;
+  ASSERT_OK(driver().cuMemsetD8Async(range.at(0), 3, range.chunk, stream.handle));
+  ASSERT_OK(driver().cuMemcpyDtoDAsync(range.at(1), range.at(0), 1, stream.handle));
+  ASSERT_OK(driver().cuStreamSynchronize(stream.handle));
+  EXPECT_EQ(read(range.at(1), 2)[0], static_cast<unsigned char>(3));
+  EXPECT_EQ(read(range.at(1), 2)[1], bytes[1]);
+}
+
+TEST(the_null_stream_waits_for_blocking_streams) {
+  Range range(1);
+  range.fill(0);
+  ASSERT_OK(driver().cuMemsetD8(range.base, 1, range.chunk));
+  const Stream stream(CU_STREAM_DEFAULT);
+  Gate gate;
+  gate.close_on(stream);
+  ASSERT_OK(driver().cuMemsetD8Async(range.base, 2, range.chunk, stream.handle));
+  CUcontext context = nullptr;
+  ASSERT_OK(driver().cuCtxGetCurrent(&context));
+  std::thread opener([&] {
+    driver().cuCtxSetCurrent(context);
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));  // time to get it wrong
+    gate.open();
+  });
+  unsigned char seen = 0;
+  EXPECT_OK(driver().cuMemcpyDtoH(&seen, range.base, 1));
+  opener.join();
+  EXPECT_EQ(seen, static_cast<unsigned char>(2));
+}
+
+TEST(copies_of_unmapped_addresses_are_refused) {
+  Range range(2);
+  range.fill(0);
+  Bytes bytes(range.chunk + 1);
+  const Stream stream;
+  EXPECT_EQ(driver().cuMemcpyHtoDAsync(range.at(1), bytes.data(), 1, stream.handle), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(driver().cuMemcpyDtoHAsync(bytes.data(), range.at(1), 1, stream.handle), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(driver().cuMemcpyDtoH(bytes.data(), range.at(0), range.chunk + 1), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_OK(driver().cuStreamSynchronize(stream.handle));
+}
+
+// Host memory
+
+TEST(host_memory_is_registered_once) {
+  const size_t bytes = 1 * kMiB;
+  std::unique_ptr<void, void (*)(void*)> memory(std::aligned_alloc(4096, bytes), std::free);
+  EXPECT_OK(driver().cuMemHostRegister(memory.get(), bytes, kMemHostRegisterPortable));
+  EXPECT_EQ(driver().cuMemHostRegister(memory.get(), bytes, kMemHostRegisterPortable),
+            CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
+  EXPECT_OK(driver().cuMemHostUnregister(memory.get()));
+  EXPECT_EQ(driver().cuMemHostUnregister(memory.get()), CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
+  EXPECT_OK(driver().cuMemHostRegister(memory.get(), bytes, kMemHostRegisterPortable));
+  EXPECT_OK(driver().cuMemHostUnregister(memory.get()));
+}
+
+TEST(host_allocation_checks_its_arguments) {
+  void* pointer = nullptr;
+  EXPECT_EQ(driver().cuMemHostAlloc(&pointer, 0, 0), CUDA_ERROR_INVALID_VALUE);
+  int local = 0;
+  EXPECT_TRUE(driver().cuMemFreeHost(&local) != CUDA_SUCCESS);
+}
+
+// Last: on a device a copy that is not refused at once may end the context.
+TEST(mapped_memory_is_not_accessible_before_set_access) {
+  Range range(1);
+  const CUmemGenericAllocationHandle handle = create(range.chunk);
+  range.map(0, handle);
+  Bytes bytes(16);
+  EXPECT_TRUE(driver().cuMemcpyDtoH(bytes.data(), range.base, 16) != CUDA_SUCCESS);
+  EXPECT_TRUE(driver().cuMemcpyHtoD(range.base, bytes.data(), 16) != CUDA_SUCCESS);
+  EXPECT_OK(driver().cuMemRelease(handle));
+}
