@@ -1,0 +1,152 @@
+"""Plan: which chunks leave the device after which function, and when they start to come back.
+
+A plan is two ordered lists. An out may start when function `after_function` has ended; outs are copied strictly in
+the order of the list, and their memory is free when the copy ends. A clean variable is dropped without a copy. An in
+may start when `after_function` has ended (-1: as the iteration starts), the first `after_outs` outs of the list are
+complete, and there is room; ins too are copied strictly in order. The two directions do not wait for each other.
+
+Variables are numbered as in the iteration that the plan serves. A move that is still under way, or still waiting,
+when the iteration ends carries on in the next one; an in with ``before_function == n`` is for the next iteration.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+FORMAT = "swapd-plan"
+VERSION = 1
+
+
+class PlanError(ValueError):
+    """A plan's file is damaged or of another version."""
+
+
+class Out(NamedTuple):
+    """A swap-out of `chunk_count` chunks of `variable`, from `first_chunk` on."""
+
+    variable: int
+    first_chunk: int
+    chunk_count: int
+    after_function: int
+
+
+class In(NamedTuple):
+    """A swap-in of `chunk_count` chunks of `variable`, needed by `before_function`."""
+
+    variable: int
+    first_chunk: int
+    chunk_count: int
+    after_function: int
+    after_outs: int
+    before_function: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The moves of one iteration, and how they were found."""
+
+    outs: tuple[Out, ...] = ()
+    ins: tuple[In, ...] = ()
+    policy: str = "none"
+    window_bytes: int | None = None
+    fingerprint: int = 0  # of the sequence that it serves
+    chunk_bytes: int = 0
+    capacity_chunks: int = 0
+    predicted_seconds: float | None = None  # one iteration in the steady state, as simulated
+    bound_seconds: float | None = None  # what no schedule beats, see swapd.bound
+
+    def __bool__(self) -> bool:
+        return bool(self.outs or self.ins)
+
+    @property
+    def out_chunks(self) -> int:
+        """Chunks that leave, those that are dropped clean included."""
+        return sum(move.chunk_count for move in self.outs)
+
+    @property
+    def in_chunks(self) -> int:
+        """Chunks that come back."""
+        return sum(move.chunk_count for move in self.ins)
+
+    def to_arrays(self) -> dict[str, NDArray[np.int32]]:
+        """Contiguous int32 arrays, one per field of a move: ``out_variable`` to ``in_before_function``."""
+        arrays: dict[str, NDArray[np.int32]] = {}
+        for prefix, kind, moves in (("out", Out, self.outs), ("in", In, self.ins)):
+            table = np.array(moves, dtype=np.int32).reshape(len(moves), len(kind._fields))
+            for column, name in enumerate(kind._fields):
+                arrays[f"{prefix}_{name}"] = np.ascontiguousarray(table[:, column])
+        return arrays
+
+    def to_json(self) -> str:
+        """The plan as one JSON object."""
+        fields: dict[str, Any] = {"format": FORMAT, "version": VERSION, **vars(self)}
+        fields["fingerprint"] = f"{self.fingerprint:016x}"
+        fields["out_fields"], fields["in_fields"] = Out._fields, In._fields
+        return json.dumps(fields)
+
+    @classmethod
+    def from_json(cls, text: str, name: str = "plan") -> Plan:
+        """Read what `to_json` wrote.
+
+        Raises:
+            PlanError: the text is no plan, or one of another version; `name` is what the error calls it.
+        """
+        try:
+            fields = json.loads(text)
+        except ValueError as error:
+            raise PlanError(f"{name}: not a plan, or truncated ({error})") from None
+        if not isinstance(fields, dict) or fields.get("format") != FORMAT:
+            raise PlanError(f"{name}: not a {FORMAT} file")
+        if fields.get("version") != VERSION:
+            raise PlanError(f"{name}: version {fields.get('version')!r} of the format, this release reads {VERSION}")
+        try:
+            return cls(
+                outs=tuple(Out(*_integers(row)) for row in fields["outs"]),
+                ins=tuple(In(*_integers(row)) for row in fields["ins"]),
+                policy=str(fields["policy"]),
+                window_bytes=_optional(fields["window_bytes"], int),
+                fingerprint=int(fields["fingerprint"], 16),
+                chunk_bytes=int(fields["chunk_bytes"]),
+                capacity_chunks=int(fields["capacity_chunks"]),
+                predicted_seconds=_optional(fields["predicted_seconds"], float),
+                bound_seconds=_optional(fields["bound_seconds"], float),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise PlanError(f"{name}: damaged ({error!r})") from None
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan to `path` as JSON, whole or not at all."""
+        temporary = f"{os.fspath(path)}.{os.getpid()}.tmp"
+        try:
+            with open(temporary, "w", encoding="utf-8") as file:
+                file.write(self.to_json() + "\n")
+            os.replace(temporary, path)
+        finally:
+            if os.path.exists(temporary):
+                os.unlink(temporary)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Plan:
+        """Read a plan from `path`. Raises PlanError, or OSError when the file cannot be read."""
+        with open(path, "rb") as file:
+            content = file.read()
+        try:
+            return cls.from_json(content.decode("utf-8"), os.fspath(path))
+        except UnicodeDecodeError as error:
+            raise PlanError(f"{os.fspath(path)}: not a plan ({error})") from None
+
+
+def _integers(row: list[Any]) -> list[int]:
+    if not all(type(value) is int for value in row):
+        raise ValueError(f"a move must be integers, not {row!r}")
+    return row
+
+
+def _optional(value: Any, kind: Any) -> Any:
+    return None if value is None else kind(value)

@@ -1,0 +1,192 @@
+"""Placement: from how many chunks leave over each interval to the two ordered lists of a plan.
+
+Works on the resident profile: for each function, the chunks that are on the device while it runs, all outs whose
+interval has started counted as gone and all ins that may have started counted as back. Every in is placed so that the
+profile stays within the capacity, which is also what makes the order safe at any speed of the link: a function that
+lacks room waits for outs that depend on nothing later than itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swapd.plan import In, Out, Plan
+from swapd.policies.intervals import Intervals, add_over, host_valid
+from swapd.problem import Problem
+
+PIECES = 8  # at most, of one interval's chunks: a function then need not wait for the whole of a large variable
+_LATENCIES = 8  # a piece takes at least so many times the latency of a copy
+
+
+@dataclass(frozen=True)
+class _Piece:
+    interval: int
+    first: int
+    count: int
+    at: int  # the function before which it may start, in the coordinates of `intervals`
+
+
+def place(problem: Problem, intervals: Intervals, taken: NDArray[np.int64], policy: str) -> Plan:
+    """The plan in which the first ``taken[i]`` chunks leave over interval i.
+
+    `taken` must bring every function within the capacity.
+    """
+    outs = _place_outs(problem, intervals, taken)
+    ins = _place_ins(problem, intervals, taken)
+    return Plan(
+        outs=tuple(
+            Out(int(intervals.out_variable[p.interval]), p.first, p.count, _after(problem, intervals, p)) for p in outs
+        ),
+        ins=tuple(_ordered_ins(problem, intervals, taken, outs, ins)),
+        policy=policy,
+    )
+
+
+def _after(problem: Problem, intervals: Intervals, piece: _Piece) -> int:
+    start = int(intervals.start[piece.interval])
+    return start - 1 + (problem.functions if intervals.wraps[piece.interval] else 0)
+
+
+def _piece_chunks(problem: Problem, count: int, bytes_per_second: float) -> int:
+    least = _LATENCIES * problem.machine.latency_seconds * bytes_per_second / problem.chunk_bytes
+    return max(1, -(-count // PIECES), int(least))
+
+
+def _place_outs(problem: Problem, intervals: Intervals, taken: NDArray[np.int64]) -> list[_Piece]:
+    """Outs in the order in which their intervals start; what leaves clean, and so at once, before the rest."""
+    clean = np.minimum(host_valid(intervals, taken), taken)
+    rate = problem.machine.out_bytes_per_second
+    rows: list[tuple[int, int, int, _Piece]] = []
+    for interval in np.flatnonzero(taken).tolist():
+        count, dropped = int(taken[interval]), int(clean[interval])
+        start = int(intervals.start[interval])
+        after = start - 1 + (problem.functions if intervals.wraps[interval] else 0)
+        if dropped:
+            rows.append((after, 0, len(rows), _Piece(interval, 0, dropped, start)))
+        size = _piece_chunks(problem, count - dropped, rate)
+        for first in range(dropped, count, size):
+            rows.append((after, 1, len(rows), _Piece(interval, first, min(size, count - first), start)))
+    rows.sort(key=lambda row: row[:3])
+    return [row[3] for row in rows]
+
+
+def _place_ins(problem: Problem, intervals: Intervals, taken: NDArray[np.int64]) -> list[_Piece]:
+    """Ins in the order of need, each at the earliest function from which on there is room for it."""
+    n, rate = problem.functions, problem.machine.in_bytes_per_second
+    room = np.full(n, problem.capacity_chunks, np.int64) - problem.live
+    moved = np.flatnonzero(taken)
+    starts, stops = intervals.start.tolist(), intervals.stop.tolist()
+    for interval in moved.tolist():
+        add_over(room, starts[interval], stops[interval], int(taken[interval]))
+    returning = moved[intervals.in_variable[moved] >= 0]
+    order = returning[np.lexsort((returning, intervals.start[returning], intervals.stop[returning]))]
+    pieces: list[_Piece] = []
+    floor = -n
+    for interval in order.tolist():
+        start, stop, count = starts[interval], stops[interval], int(taken[interval])
+        size = _piece_chunks(problem, count, rate)
+        first = 0
+        while first < count:
+            part = min(size, count - first)
+            at = max(_earliest(room, start, stop, part), floor)
+            add_over(room, at, stop, -part)
+            if pieces and first and pieces[-1].at == at:
+                part += pieces[-1].count
+                pieces[-1] = _Piece(interval, pieces[-1].first, part, at)
+            else:
+                pieces.append(_Piece(interval, first, part, at))
+            first = pieces[-1].first + pieces[-1].count
+            floor = at
+    return pieces
+
+
+def _earliest(room: NDArray[np.int64], start: int, stop: int, need: int) -> int:
+    """The earliest function from which on up to `stop` there is room for `need` chunks; `stop` when there is none."""
+    if stop > 0:
+        low = max(start, 0)
+        short = np.flatnonzero(room[low:stop] < need)
+        if len(short):
+            return low + int(short[-1]) + 1
+    if start < 0:
+        short = np.flatnonzero(room[start:] < need)
+        if len(short):
+            return start + int(short[-1]) + 1
+    return start
+
+
+def _ordered_ins(
+    problem: Problem, intervals: Intervals, taken: NDArray[np.int64], outs: list[_Piece], ins: list[_Piece]
+) -> list[In]:
+    """The list of ins: what may start in an iteration, then what may start before it ends but serves the next."""
+    n = problem.functions
+    outs_needed = _OutsNeeded(problem, intervals, taken, outs, ins)
+    moves = []
+    for piece in [p for p in ins if p.at >= 0] + [p for p in ins if p.at < 0]:
+        early = piece.at < 0
+        variable = (intervals.out_variable if early else intervals.in_variable)[piece.interval]
+        function = piece.at + n if early else piece.at
+        before = n if early else int(intervals.stop[piece.interval])
+        needed = outs_needed.for_room(function)
+        if early or not intervals.wraps[piece.interval]:
+            needed = max(needed, outs_needed.for_chunk(piece.interval, piece.first + piece.count - 1))
+        moves.append(In(int(variable), piece.first, piece.count, function - 1, needed, before))
+    return moves
+
+
+class _OutsNeeded:
+    """How many outs of the list must be complete for given room or chunks."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        intervals: Intervals,
+        taken: NDArray[np.int64],
+        outs: list[_Piece],
+        ins: list[_Piece],
+    ) -> None:
+        self.n, self.taken, self.intervals = problem.functions, taken, intervals
+        self.excess = problem.live - problem.capacity_chunks
+        self.interval = np.array([p.interval for p in outs], np.int64)
+        self.first = np.array([p.first for p in outs], np.int64)
+        self.stop = self.first + np.array([p.count for p in outs], np.int64)
+        self.ready = intervals.start[self.interval] + np.where(intervals.wraps[self.interval], self.n, 0)
+        self.in_interval = np.array([p.interval for p in ins], np.int64)
+        self.in_count = np.array([p.count for p in ins], np.int64)
+        self.in_at = np.array([p.at for p in ins], np.int64)
+        self.known: dict[int, int] = {}
+        self.chunk_order: dict[int, list[tuple[int, int]]] = {}
+        for index, piece in enumerate(outs):
+            self.chunk_order.setdefault(piece.interval, []).append((piece.first + piece.count, index + 1))
+
+    def for_chunk(self, interval: int, chunk: int) -> int:
+        """Outs to complete until the interval's chunks up to `chunk` have left."""
+        return next(index for stop, index in self.chunk_order[interval] if stop > chunk)
+
+    def for_room(self, function: int) -> int:
+        """Outs to complete until `function` has its room, all ins counted that may have started before it."""
+        if function not in self.known:
+            self.known[function] = self._for_room(function) if function < self.n else 0
+        return self.known[function]
+
+    def _for_room(self, function: int) -> int:
+        intervals, n = self.intervals, self.n
+        # What left in the iteration before, and is not back, is away. Then the outs of this one, one after the other.
+        back_early = self._back(function)
+        earlier = intervals.wraps & (intervals.stop > function)
+        missing = int(self.excess[function]) - int((self.taken - back_early)[earlier].sum())
+        if missing <= 0:
+            return 0
+        back = np.where(intervals.wraps, self._back(function - n), back_early)[self.interval]
+        covers = (self.ready <= function) & (intervals.wraps | (intervals.stop > function))[self.interval]
+        away = np.where(covers, np.maximum(self.stop - np.maximum(self.first, back), 0), 0)
+        return int(np.searchsorted(np.cumsum(away), missing)) + 1
+
+    def _back(self, function: int) -> NDArray[np.int64]:
+        """int64[intervals]: chunks whose in may have started before `function`."""
+        started = self.in_at <= function
+        return np.bincount(
+            self.in_interval[started], weights=self.in_count[started], minlength=len(self.taken)
+        ).astype(np.int64)

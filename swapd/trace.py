@@ -1,0 +1,347 @@
+"""Trace: what one iteration of a program does to memory, and the file that keeps it.
+
+The file is a ZIP archive (stored or deflated) with one JSON member and one NumPy member per array::
+
+    header.json             {"format": "swapd-trace", "version": 1, "functions": n, "variables": V, "uses": m,
+                             "fingerprint": "16 hex digits", "dormant_bytes": int, "chunk_bytes": int,
+                             "slab_chunks_peak": int, "machine": null | {"out_bytes_per_second": float,
+                             "in_bytes_per_second": float, "latency_seconds": float}, "function_names": [str] * n}
+    function_start.npy      float64[n]    seconds since the iteration began, time stalled for transfers taken out
+    function_seconds.npy    float64[n]    seconds the function itself took
+    variable_bytes.npy      int64[V]
+    born.npy  died.npy      int32[V]      see Trace
+    previous.npy            int32[V]
+    use_offsets.npy         int64[n + 1]  the uses of function i are rows use_offsets[i] to use_offsets[i + 1]
+    use_variables.npy       int32[m]
+    use_flags.npy           uint8[m]      1 read, 2 write, 3 both
+
+Nothing in it is executable: the arrays are read with ``allow_pickle=False``. The same trace gives the same bytes.
+``docs/trace-format.md`` explains each field.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import zipfile
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+FORMAT = "swapd-trace"
+VERSION = 1
+READ = 1
+WRITE = 2
+
+_ARRAYS: dict[str, type] = {
+    "function_start": np.float64,
+    "function_seconds": np.float64,
+    "variable_bytes": np.int64,
+    "born": np.int32,
+    "died": np.int32,
+    "previous": np.int32,
+    "use_offsets": np.int64,
+    "use_variables": np.int32,
+    "use_flags": np.uint8,
+}
+
+
+class TraceError(ValueError):
+    """A trace is inconsistent, or its file is damaged, truncated or of another version."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Speed of the link between device and host; the two directions do not slow each other down."""
+
+    out_bytes_per_second: float = 12e9
+    in_bytes_per_second: float = 12e9
+    latency_seconds: float = 0.0  # of one copy, before its first byte
+
+    def __post_init__(self) -> None:
+        for name in ("out_bytes_per_second", "in_bytes_per_second"):
+            if not (getattr(self, name) > 0 and math.isfinite(getattr(self, name))):
+                raise ValueError(f"{name} must be a positive number, not {getattr(self, name)!r}")
+        if not (self.latency_seconds >= 0 and math.isfinite(self.latency_seconds)):
+            raise ValueError(f"latency_seconds must not be negative, not {self.latency_seconds!r}")
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """One iteration: n functions in order, V variables (storages) numbered by first appearance.
+
+    A variable v is live at function i when ``born[v] <= i <= died[v]``. ``born`` is the function during which it was
+    allocated (which is also a write by that function), -1 when it exists as the iteration starts (an *entry*
+    variable), n when it was allocated after the last function. ``died`` is the last function at which it is live,
+    n when it survives the iteration, -1 for an entry variable that is freed before the first function. ``previous``
+    of an entry variable is the number that the same storage had in the previous iteration, given that that one ran
+    the same sequence; -1 when not known.
+
+    Raises:
+        TraceError: the arrays contradict each other.
+    """
+
+    function_names: tuple[str, ...]
+    function_start: NDArray[np.float64]
+    function_seconds: NDArray[np.float64]
+    variable_bytes: NDArray[np.int64]
+    born: NDArray[np.int32]
+    died: NDArray[np.int32]
+    previous: NDArray[np.int32]
+    use_offsets: NDArray[np.int64]
+    use_variables: NDArray[np.int32]
+    use_flags: NDArray[np.uint8]
+    fingerprint: int = 0  # of the sequence, 64 bits
+    dormant_bytes: int = 0  # bytes that exist but that no function of the iteration uses
+    chunk_bytes: int = 0  # of the recording allocator; 0 when not known
+    slab_chunks_peak: int = 0  # chunks of that size that held small allocations, which never move
+    machine: Machine | None = field(default=None)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "function_names", tuple(self.function_names))
+        for name, dtype in _ARRAYS.items():
+            array: NDArray[Any] = np.array(getattr(self, name), dtype=dtype, order="C")
+            array.flags.writeable = False
+            object.__setattr__(self, name, array)
+        _check(self)
+
+    @property
+    def functions(self) -> int:
+        """Number of functions, n."""
+        return len(self.function_names)
+
+    @property
+    def variables(self) -> int:
+        """Number of variables, V."""
+        return len(self.variable_bytes)
+
+    @property
+    def live_bytes(self) -> NDArray[np.int64]:
+        """int64[n]: bytes live at each function if nothing were swapped, dormant ones left out."""
+        return live_profile(self.born, self.died, self.variable_bytes, self.functions)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Trace):
+            return NotImplemented
+        return self._scalars() == other._scalars() and all(
+            np.array_equal(getattr(self, name), getattr(other, name)) for name in _ARRAYS
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _scalars(self) -> tuple[Any, ...]:
+        return (
+            self.function_names,
+            self.fingerprint,
+            self.dormant_bytes,
+            self.chunk_bytes,
+            self.slab_chunks_peak,
+            self.machine,
+        )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the trace to `path`, whole or not at all."""
+        temporary = f"{os.fspath(path)}.{os.getpid()}.tmp"
+        try:
+            with open(temporary, "wb") as file:
+                file.write(self.to_bytes())
+            os.replace(temporary, path)
+        finally:
+            if os.path.exists(temporary):
+                os.unlink(temporary)
+
+    def to_bytes(self) -> bytes:
+        """The file's content."""
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+            _add(archive, "header.json", json.dumps(_header(self), indent=0).encode())
+            for name in _ARRAYS:
+                member = io.BytesIO()
+                np.lib.format.write_array(member, getattr(self, name), version=(1, 0), allow_pickle=False)
+                _add(archive, f"{name}.npy", member.getvalue())
+        return buffer.getvalue()
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Trace:
+        """Read a trace from `path`.
+
+        Raises:
+            TraceError: the file is no trace, is damaged or truncated, or was written by a newer version.
+            OSError: it cannot be read.
+        """
+        with open(path, "rb") as file:
+            return cls.from_bytes(file.read(), os.fspath(path))
+
+    @classmethod
+    def from_bytes(cls, content: bytes, name: str = "trace") -> Trace:
+        """Read a trace from its file's content; `name` is what the errors call it."""
+        try:
+            archive = zipfile.ZipFile(io.BytesIO(content))
+        except zipfile.BadZipFile as error:
+            raise TraceError(f"{name}: not a trace, or truncated ({error})") from None
+        with archive:
+            header = _read_header(archive, name)
+            arrays = {key: _read_array(archive, key, name) for key in _ARRAYS}
+        machine = header.get("machine")
+        try:
+            trace = cls(
+                function_names=tuple(str(text) for text in header["function_names"]),
+                fingerprint=int(header["fingerprint"], 16),
+                dormant_bytes=int(header["dormant_bytes"]),
+                chunk_bytes=int(header["chunk_bytes"]),
+                slab_chunks_peak=int(header["slab_chunks_peak"]),
+                machine=None if machine is None else Machine(**machine),
+                **arrays,
+            )
+        except TraceError as error:
+            raise TraceError(f"{name}: {error}") from None
+        except (KeyError, TypeError, ValueError) as error:
+            raise TraceError(f"{name}: damaged header ({error!r})") from None
+        counts = (trace.functions, trace.variables, len(trace.use_variables))
+        if counts != (header.get("functions"), header.get("variables"), header.get("uses")):
+            raise TraceError(f"{name}: the header's counts do not match the arrays")
+        return trace
+
+    def describe(self) -> str:
+        """A text dump for people: one line per function, then one per variable. The same trace gives the same text."""
+        live = self.live_bytes
+        lines = [
+            f"trace {self.fingerprint:016x}: {self.functions} functions, {self.variables} variables, "
+            f"live peak {max(live, default=0)} bytes, dormant {self.dormant_bytes} bytes"
+        ]
+        for i, name in enumerate(self.function_names):
+            rows = range(self.use_offsets[i], self.use_offsets[i + 1])
+            uses = " ".join(f"{self.use_variables[row]}{'?rwm'[self.use_flags[row]]}" for row in rows)
+            lines.append(f"f{i} {name} {self.function_seconds[i]:.9f}s live={live[i]} uses: {uses}")
+        for v in range(self.variables):
+            before = f" previous={self.previous[v]}" if self.previous[v] >= 0 else ""
+            lines.append(f"v{v} {self.variable_bytes[v]} bytes born={self.born[v]} died={self.died[v]}{before}")
+        return "\n".join(lines) + "\n"
+
+
+def live_profile(
+    born: NDArray[np.int32], died: NDArray[np.int32], sizes: NDArray[np.int64], functions: int
+) -> NDArray[np.int64]:
+    """int64[functions]: the sum of `sizes` over the variables live at each function."""
+    steps = np.zeros(functions + 2, np.int64)
+    seen = (born < functions) & (died >= 0)
+    np.add.at(steps, np.maximum(born[seen], 0), sizes[seen])
+    np.subtract.at(steps, np.minimum(died[seen], functions) + 1, sizes[seen])
+    return np.cumsum(steps)[:functions]
+
+
+def _check(trace: Trace) -> None:
+    n, count = trace.functions, trace.variables
+    for name in _ARRAYS:
+        if getattr(trace, name).ndim != 1:
+            raise TraceError(f"{name} must have one dimension")
+    lengths = {"function_start": n, "function_seconds": n, "born": count, "died": count, "previous": count}
+    for name, length in {**lengths, "use_offsets": n + 1, "use_flags": len(trace.use_variables)}.items():
+        if len(getattr(trace, name)) != length:
+            raise TraceError(f"{name} has {len(getattr(trace, name))} entries where {length} are needed")
+    if not (np.isfinite(trace.function_start).all() and np.isfinite(trace.function_seconds).all()):
+        raise TraceError("a time is not finite")
+    if (trace.function_seconds < 0).any():
+        raise TraceError("a function takes negative time")
+    if (trace.variable_bytes < 0).any() or min(trace.dormant_bytes, trace.chunk_bytes, trace.slab_chunks_peak) < 0:
+        raise TraceError("a size is negative")
+    if not 0 <= trace.fingerprint < 1 << 64:
+        raise TraceError("the fingerprint does not fit in 64 bits")
+    _check_lives(trace)
+    _check_uses(trace)
+
+
+def _check_lives(trace: Trace) -> None:
+    n = trace.functions
+    if (trace.born < -1).any() or (trace.born > n).any() or (trace.died > n).any() or (trace.died < trace.born).any():
+        raise TraceError(f"a variable's born and died must be ordered and within -1 to {n}")
+    known = np.flatnonzero(trace.previous != -1)
+    if len(known):
+        before = trace.previous[known]
+        if (before < 0).any() or (before >= trace.variables).any():
+            raise TraceError("a variable's previous is no variable")
+        if (trace.born[known] != -1).any() or (trace.died[before] != n).any():
+            raise TraceError("previous must lead from an entry variable to one that survives")
+        if len(np.unique(before)) != len(before):
+            raise TraceError("two variables have the same previous")
+
+
+def _check_uses(trace: Trace) -> None:
+    offsets, variables = trace.use_offsets, trace.use_variables
+    if offsets[0] != 0 or offsets[-1] != len(variables) or (np.diff(offsets) < 0).any():
+        raise TraceError("use_offsets must rise from 0 to the number of uses")
+    if len(variables) == 0:
+        return
+    if (variables < 0).any() or (variables >= trace.variables).any():
+        raise TraceError("a use names a variable that does not exist")
+    if ((trace.use_flags < READ) | (trace.use_flags > READ | WRITE)).any():
+        raise TraceError("a use is neither a read nor a write")
+    functions = np.repeat(np.arange(trace.functions), np.diff(offsets))
+    wrong = np.flatnonzero((functions < trace.born[variables]) | (functions > trace.died[variables]))
+    if len(wrong):
+        row = int(wrong[0])
+        raise TraceError(f"function {functions[row]} uses variable {variables[row]}, which is not live then")
+
+
+def _header(trace: Trace) -> dict[str, Any]:
+    machine = trace.machine
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "functions": trace.functions,
+        "variables": trace.variables,
+        "uses": len(trace.use_variables),
+        "fingerprint": f"{trace.fingerprint:016x}",
+        "dormant_bytes": int(trace.dormant_bytes),
+        "chunk_bytes": int(trace.chunk_bytes),
+        "slab_chunks_peak": int(trace.slab_chunks_peak),
+        "machine": None if machine is None else dict(vars(machine)),
+        "function_names": list(trace.function_names),
+    }
+
+
+def _add(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
+    info = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
+    info.compress_type = zipfile.ZIP_DEFLATED
+    archive.writestr(info, content)
+
+
+def _member(archive: zipfile.ZipFile, member: str, name: str) -> bytes:
+    try:
+        return archive.read(member)
+    except KeyError:
+        raise TraceError(f"{name}: {member} is missing") from None
+    except Exception as error:  # zlib, CRC, or any other sign of damage
+        raise TraceError(f"{name}: {member} is damaged ({error})") from None
+
+
+def _read_header(archive: zipfile.ZipFile, name: str) -> dict[str, Any]:
+    try:
+        header = json.loads(_member(archive, "header.json", name))
+    except ValueError as error:
+        if isinstance(error, TraceError):
+            raise
+        raise TraceError(f"{name}: header.json is damaged ({error})") from None
+    if not isinstance(header, dict) or header.get("format") != FORMAT:
+        raise TraceError(f"{name}: not a {FORMAT} file")
+    version = header.get("version")
+    if version != VERSION:
+        newer = isinstance(version, int) and version > VERSION
+        hint = "; it was written by a newer release, which can read it" if newer else ""
+        raise TraceError(f"{name}: version {version!r} of the format, this release reads {VERSION}{hint}")
+    return header
+
+
+def _read_array(archive: zipfile.ZipFile, key: str, name: str) -> NDArray[Any]:
+    member = io.BytesIO(_member(archive, f"{key}.npy", name))
+    try:
+        array: NDArray[Any] = np.lib.format.read_array(member, allow_pickle=False)
+    except Exception as error:
+        raise TraceError(f"{name}: {key}.npy is damaged ({error})") from None
+    if array.dtype != _ARRAYS[key]:
+        raise TraceError(f"{name}: {key}.npy holds {array.dtype}, not {np.dtype(_ARRAYS[key])}")
+    return array
