@@ -13,6 +13,7 @@ from ooc_alloc._native import (
     OutOfMemory,
     StrictViolation,
     TraceArrays,
+    device_memory,
     library_path,
 )
 
@@ -26,5 +27,6 @@ __all__ = [
     "OutOfMemory",
     "StrictViolation",
     "TraceArrays",
+    "device_memory",
     "library_path",
 ]

@@ -181,6 +181,10 @@ _HANDLE = ctypes.c_void_p
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ooc_last_error": (ctypes.c_char_p, []),
     "ooc_abi_version": (ctypes.c_uint32, []),
+    "ooc_device_memory": (
+        ctypes.c_int,
+        [ctypes.c_char_p, ctypes.c_int32, ctypes.POINTER(ctypes.c_uint64), ctypes.POINTER(ctypes.c_uint64)],
+    ),
     "ooc_core_create": (_HANDLE, [ctypes.POINTER(_Config)]),
     "ooc_core_destroy": (None, [_HANDLE]),
     "ooc_core_stop_daemon": (None, [_HANDLE]),
@@ -192,8 +196,9 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ooc_core_function_begin": (ctypes.c_int, [_HANDLE, ctypes.c_uint32, ctypes.POINTER(_Operand), ctypes.c_uint32]),
     "ooc_core_function_end": (ctypes.c_int, [_HANDLE, ctypes.c_int]),
     "ooc_core_in_function": (ctypes.c_int, [_HANDLE]),
-    "ooc_core_pin": (ctypes.c_int, [_HANDLE, ctypes.c_void_p, ctypes.c_uint32]),
-    "ooc_core_unpin": (ctypes.c_int, [_HANDLE, ctypes.c_void_p]),
+    "ooc_core_pin": (ctypes.c_int, [_HANDLE, ctypes.c_void_p, ctypes.c_uint32, ctypes.POINTER(ctypes.c_uint64)]),
+    "ooc_core_unpin": (ctypes.c_int, [_HANDLE, ctypes.c_uint64, ctypes.c_uint32]),
+    "ooc_core_detach": (ctypes.c_int, [_HANDLE]),
     "ooc_core_evict_all": (ctypes.c_int, [_HANDLE]),
     "ooc_core_release_cached": (None, [_HANDLE]),
     "ooc_core_boundary": (ctypes.c_int, [_HANDLE, ctypes.POINTER(_Iteration)]),
@@ -219,6 +224,16 @@ def load_library() -> Any:
             raise OocError("libooc_alloc.so and the Python package have different versions: build them together")
         _library = library
     return _library
+
+
+def device_memory(driver_library: str, ordinal: int = 0) -> tuple[int, int]:
+    """Bytes of a device, in all and free now. Raises OocError if the driver or the device cannot be had."""
+    total, free = ctypes.c_uint64(), ctypes.c_uint64()
+    library = load_library()
+    status = library.ooc_device_memory(driver_library.encode(), ordinal, ctypes.byref(total), ctypes.byref(free))
+    if status != 0:
+        raise OocError(library.ooc_last_error().decode(errors="replace"))
+    return total.value, free.value
 
 
 class Core:
@@ -314,11 +329,19 @@ class Core:
     def in_function(self) -> bool:
         return bool(self._library.ooc_core_in_function(self.handle))
 
-    def pin(self, address: int, access: int = READ) -> None:
-        self._check(self._library.ooc_core_pin(self.handle, address, access))
+    def pin(self, address: int, access: int = READ) -> int:
+        """Keeps the variable at an address on the device. Returns a token for `unpin`."""
+        token = ctypes.c_uint64()
+        self._check(self._library.ooc_core_pin(self.handle, address, access, ctypes.byref(token)))
+        return token.value
 
-    def unpin(self, address: int) -> None:
-        self._check(self._library.ooc_core_unpin(self.handle, address))
+    def unpin(self, token: int, access: int = READ) -> None:
+        """Ends a pin, with the access it was made with. Nothing happens if the variable was freed."""
+        self._check(self._library.ooc_core_unpin(self.handle, token, access))
+
+    def detach(self) -> None:
+        """Turns everything into plain host memory and stops using the device (emulated device only)."""
+        self._check(self._library.ooc_core_detach(self.handle))
 
     def evict_all(self) -> None:
         self._check(self._library.ooc_core_evict_all(self.handle))

@@ -31,6 +31,15 @@ int guarded(Body body) {
 const char* ooc_last_error(void) { return ooc::last_error_text(); }
 uint32_t ooc_abi_version(void) { return OOC_ABI_VERSION; }
 
+int ooc_device_memory(const char* driver_library, int32_t ordinal, uint64_t* total, uint64_t* free) {
+  return guarded([&] {
+    const ooc::Device device(driver_library, ordinal);
+    *total = device.total_bytes();
+    *free = device.free_bytes();
+    return static_cast<int>(OOC_OK);
+  });
+}
+
 ooc_core* ooc_core_create(const ooc_config* config) {
   ooc_core* created = nullptr;
   guarded([&] {
@@ -84,12 +93,16 @@ int ooc_core_function_end(ooc_core* core, int keep_allocations) {
 
 int ooc_core_in_function(ooc_core* core) { return core->core.in_function() ? 1 : 0; }
 
-int ooc_core_pin(ooc_core* core, const void* address, uint32_t access) {
-  return guarded([&] { return core->core.pin(address, access); });
+int ooc_core_pin(ooc_core* core, const void* address, uint32_t access, uint64_t* token) {
+  return guarded([&] { return core->core.pin(address, access, token); });
 }
 
-int ooc_core_unpin(ooc_core* core, const void* address) {
-  return guarded([&] { return core->core.unpin(address); });
+int ooc_core_unpin(ooc_core* core, uint64_t token, uint32_t access) {
+  return guarded([&] { return core->core.unpin(token, access); });
+}
+
+int ooc_core_detach(ooc_core* core) {
+  return guarded([&] { return core->core.detach(); });
 }
 
 int ooc_core_evict_all(ooc_core* core) {

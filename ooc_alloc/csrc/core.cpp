@@ -224,11 +224,14 @@ bool Core::in_function() {
   return thread != nullptr && thread->in_function;
 }
 
-int Core::pin(const void* address, uint32_t access) {
+int Core::pin(const void* address, uint32_t access, uint64_t* token) {
   ThreadState& thread = thread_state();
   Lock lock(mutex_);
+  constexpr uint64_t kNothing = ~uint64_t{0};
+  if (token != nullptr) *token = kNothing;
   Region* region = detached_ ? nullptr : find(address);
   if (region == nullptr) return OOC_OK;
+  if (token != nullptr) *token = uint64_t{region->index} << 32 | region->generation;
   hold(region, &thread);
   const RegionHandle handle{region, region->generation};
   add_pin(region);
@@ -250,14 +253,16 @@ int Core::pin(const void* address, uint32_t access) {
   return OOC_OK;
 }
 
-int Core::unpin(const void* address) {
+int Core::unpin(uint64_t token, uint32_t access) {
   Lock lock(mutex_);
-  Region* region = detached_ ? nullptr : find(address);
+  const uint64_t index = token >> 32;
+  if (detached_ || index >= regions_.size()) return OOC_OK;
+  Region* region = RegionHandle{&regions_[index], static_cast<uint32_t>(token)}.get();
   if (region == nullptr) return OOC_OK;
   if (region->external_pins == 0) return fail(OOC_INVALID, "unpin of a region that is not pinned");
-  if (region->writable_pins > 0) {
+  if (access & OOC_WRITE) {
     mark_written(region);
-    --region->writable_pins;
+    if (region->writable_pins > 0) --region->writable_pins;
   }
   --region->external_pins;
   drop_pin(region);

@@ -76,8 +76,9 @@ class Core {
   int function_begin(uint32_t function, const ooc_operand* operands, uint32_t count);
   int function_end(bool keep_allocations);
   bool in_function();
-  int pin(const void* address, uint32_t access);
-  int unpin(const void* address);
+  int pin(const void* address, uint32_t access, uint64_t* token);
+  int unpin(uint64_t token, uint32_t access);
+  int detach();
   int evict_all();
   void release_cached();
   int boundary(ooc_iteration* ended);
@@ -118,6 +119,10 @@ class Core {
   void thread_exits(ThreadState* thread);
 
  private:
+  // fork.cpp
+  bool make_private(bool release_chunks);
+  void release_everything();
+
   // core.cpp
   ThreadState* find_thread_state() const;
   ThreadState& thread_state();
@@ -216,7 +221,7 @@ class Core {
   uint64_t core_id_ = 0;
   const ThreadState* sequence_thread_ = nullptr;  // whose functions are recorded
 
-  double iteration_began_ = 0;
+  double iteration_began_ = 0, out_idle_since_ = 0, in_idle_since_ = 0;
   uint64_t iteration_live_peak_ = 0, iteration_slab_peak_ = 0, iteration_moved_ = 0;
   double iteration_stall_ = 0;
   std::unordered_map<uint64_t, std::shared_ptr<Trace>> traces_;

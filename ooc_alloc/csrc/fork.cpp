@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <unordered_map>
 
@@ -138,16 +139,78 @@ void Core::before_fork() {
 
 namespace {
 
-// Replaces [address, +bytes) by private memory with the given filler's content.
-template <class Fill>
-bool replace_with_private(char* address, uint64_t bytes, Fill fill) {
-  void* fresh = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (fresh == MAP_FAILED) return false;
-  fill(static_cast<char*>(fresh));
-  return mremap(fresh, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, address) != MAP_FAILED;
-}
+// Private memory in place of a range, filled but not yet moved there.
+struct Replacement {
+  char* address;
+  char* fresh;
+  uint64_t bytes;
+};
 
 }  // namespace
+
+// First all copies, then all moves: nothing is changed unless every copy could be made.
+bool Core::make_private(bool release_chunks) {
+  std::vector<Replacement> replacements;
+  auto add = [&](char* address, uint64_t bytes) {
+    void* fresh = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (fresh == MAP_FAILED) return false;
+    replacements.push_back({address, static_cast<char*>(fresh), bytes});
+    return true;
+  };
+  bool complete = true;
+  for (const Region& region : regions_) {
+    if (!region.live) continue;
+    char* address = address_of(region.first);
+    complete = complete && add(address, region.count * chunk_bytes_);
+    for (uint32_t i = 0; complete && i < region.count; ++i) {
+      const uint64_t offset = i * chunk_bytes_;
+      const uint64_t bytes = std::min(region.bytes - std::min(region.bytes, offset), chunk_bytes_);
+      const char* source = region.slots[i].chunk != kNoChunk ? address : region.host;
+      if (source != nullptr) std::memcpy(replacements.back().fresh + offset, source + offset, bytes);
+    }
+  }
+  for (uint64_t c = 0; c < heap_chunks_.size(); ++c) {
+    if (heap_chunks_[c].users == 0 || heap_chunks_[c].chunk == kNoChunk) continue;
+    char* address = address_of(heap_first_chunk_ + c);
+    complete = complete && add(address, chunk_bytes_);
+    if (complete) std::memcpy(replacements.back().fresh, address, chunk_bytes_);
+  }
+  if (!complete) {
+    for (const Replacement& r : replacements) munmap(r.fresh, r.bytes);
+    return false;
+  }
+  if (release_chunks) release_everything();
+  for (const Replacement& r : replacements) mremap(r.fresh, r.bytes, r.bytes, MREMAP_MAYMOVE | MREMAP_FIXED, r.address);
+  return true;
+}
+
+// The driver gets back every chunk; bookkeeping of live variables stays, so that they can be freed.
+void Core::release_everything() {
+  for (Region& region : regions_) {
+    if (!region.live) continue;
+    for (uint32_t i = 0; i < region.count; ++i)
+      if (region.slots[i].chunk != kNoChunk) unmap_slots(&region, i, 1);
+  }
+  for (uint64_t c = 0; c < heap_chunks_.size(); ++c)
+    if (heap_chunks_[c].chunk != kNoChunk && device_.unmap(address_of(heap_first_chunk_ + c), chunk_bytes_) == CUDA_SUCCESS)
+      pool_->give(heap_chunks_[c].chunk);
+  reclaim_cached(~uint64_t{0} >> 1);
+  pool_->release_free();
+}
+
+int Core::detach() {
+  if (!device_.host_accessible())
+    return fail(OOC_INVALID, "memory of this device cannot become host memory; free it instead");
+  before_fork();
+  Lock lock(mutex_, std::adopt_lock);
+  paused_ = false;
+  if (detached_) return OOC_OK;
+  if (active_functions_ > 0) return fail(OOC_INVALID, "a function is running");
+  if (!make_private(true)) return fail(OOC_OUT_OF_MEMORY, "not enough host memory to hold what is on the device");
+  detached_ = true;
+  changed_.notify_all();
+  return OOC_OK;
+}
 
 void Core::after_fork(bool in_child) {
   Lock lock(mutex_, std::adopt_lock);
@@ -157,23 +220,11 @@ void Core::after_fork(bool in_child) {
     return;
   }
   detached_ = true;
-  if (!device_.host_accessible()) return;  // the driver itself refuses to work in the child
-  for (const Region& region : regions_) {
-    if (!region.live) continue;
-    char* address = address_of(region.first);
-    replace_with_private(address, region.count * chunk_bytes_, [&](char* fresh) {
-      for (uint32_t i = 0; i < region.count; ++i) {
-        const uint64_t offset = i * chunk_bytes_;
-        const uint64_t bytes = std::min(region.bytes - std::min(region.bytes, offset), chunk_bytes_);
-        if (region.slots[i].chunk != kNoChunk) std::memcpy(fresh + offset, address + offset, bytes);
-        else if (region.host != nullptr) std::memcpy(fresh + offset, region.host + offset, bytes);
-      }
-    });
-  }
-  for (uint64_t c = 0; c < heap_chunks_.size(); ++c) {
-    if (heap_chunks_[c].users == 0 || heap_chunks_[c].chunk == kNoChunk) continue;
-    char* address = address_of(heap_first_chunk_ + c);
-    replace_with_private(address, chunk_bytes_, [&](char* fresh) { std::memcpy(fresh, address, chunk_bytes_); });
+  // On a GPU the driver itself refuses to work in the child. Without memory for the copies the child must not go on.
+  if (device_.host_accessible() && !make_private(false)) {
+    static const char message[] = "ooc_alloc: no memory for the forked child's copy of the device memory\n";
+    if (write(STDERR_FILENO, message, sizeof message - 1) < 0) abort();
+    abort();
   }
 }
 

@@ -115,6 +115,8 @@ typedef struct {
 OOC_API const char* ooc_last_error(void);
 OOC_API uint32_t ooc_abi_version(void);
 
+// Bytes of a device, in all and free now.
+OOC_API int ooc_device_memory(const char* driver_library, int32_t ordinal, uint64_t* total, uint64_t* free);
 // Null on failure. Set-up errors say which number is wrong and what would do.
 OOC_API ooc_core* ooc_core_create(const ooc_config* config);
 // Frees everything; no function may be running. Memory still allocated becomes invalid.
@@ -144,10 +146,14 @@ OOC_API int ooc_core_function_end(ooc_core* core, int keep_allocations);
 // 1 if the calling thread is between function_begin and function_end.
 OOC_API int ooc_core_in_function(ooc_core* core);
 
-// Keeps the region of an address on the device until unpinned as often as it was pinned (or freed). A small or unknown
-// address succeeds without effect. access OOC_WRITE: the memory may be written at any time until unpinned.
-OOC_API int ooc_core_pin(ooc_core* core, const void* address, uint32_t access);
-OOC_API int ooc_core_unpin(ooc_core* core, const void* address);
+// Keeps the region of an address on the device until unpinned (or freed). A small or unknown address succeeds without
+// effect. access OOC_WRITE: the memory may be written at any time until unpinned. *token (may be null) is for unpin,
+// which does nothing if the variable is gone by then.
+OOC_API int ooc_core_pin(ooc_core* core, const void* address, uint32_t access, uint64_t* token);
+OOC_API int ooc_core_unpin(ooc_core* core, uint64_t token, uint32_t access);
+// Turns everything allocated into plain host memory at the same addresses and stops using the device, for good; only
+// where kernels run on the host. No function may be running. All or nothing: OOC_OUT_OF_MEMORY leaves all as it was.
+OOC_API int ooc_core_detach(ooc_core* core);
 // Swaps out every region that nothing pins (tests, strict mode, memory pressure).
 OOC_API int ooc_core_evict_all(ooc_core* core);
 // Gives cached and free chunks back to the driver.

@@ -147,14 +147,13 @@ bool Core::settle(Lock& lock, const Transfer& transfer) {
              device_.wait(nullptr, Direction::kIn) == CUDA_SUCCESS;
   }
   lock.lock();
-  const double seconds = now_seconds() - transfer.started;
-  if (transfer.direction == Direction::kOut) {
-    stats_.copy_out_seconds += seconds;
-    settle_out(transfer, copied);
-  } else {
-    stats_.copy_in_seconds += seconds;
-    settle_in(transfer, copied);
-  }
+  const bool out = transfer.direction == Direction::kOut;
+  double& idle_since = out ? out_idle_since_ : in_idle_since_;  // copies of a direction do not overlap each other
+  const double now = now_seconds();
+  (out ? stats_.copy_out_seconds : stats_.copy_in_seconds) += std::max(0.0, now - std::max(transfer.started, idle_since));
+  idle_since = std::max(idle_since, now);
+  if (out) settle_out(transfer, copied);
+  else settle_in(transfer, copied);
   region->moving -= transfer.count;
   moving_ -= transfer.count;
   if (region->doomed && region->moving == 0) dispose(region);

@@ -326,7 +326,7 @@ bool Daemon::tick_out(Lock& lock) {
 bool Daemon::start_piece_in(Lock& lock, Run& run) {
   const Move& move = run.plan->ins[run.next_in];
   Region* region = bound(run, move.variable);
-  const bool late = !run.ended && move.before_function < run.begun && move.before_function > static_cast<uint32_t>(std::max(move.after_function, 0));
+  const bool late = !run.ended && move.before_function < run.begun;  // demand has seen to it
   const uint32_t end = region == nullptr ? 0 : std::min(move.first + move.count, region->count);
   uint32_t first = move.first + in_offset_;
   while (region != nullptr && first < end && region->slots[first].chunk != kNoChunk) ++first;

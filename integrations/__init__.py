@@ -1,0 +1,1 @@
+"""Adapters between frameworks and the allocator: PyTorch, NumPy."""

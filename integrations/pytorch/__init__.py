@@ -1,0 +1,93 @@
+"""Out-of-core PyTorch without code changes.
+
+With an environment variable: ``OOC_ALLOC=1 OOC_BUDGET=2GiB python train.py``; or with two lines::
+
+    import integrations.pytorch as ooc
+    ooc.enable(budget="2GiB")
+
+Every setting of the table in the README is a variable and a keyword of :func:`enable`.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from integrations.pytorch.session import Session
+
+__all__ = ["disable", "enable", "enabled", "keep_resident", "step", "summary"]
+
+_lock = threading.Lock()
+_session: Session | None = None
+
+
+def enable(**settings: Any) -> None:
+    """Turns the allocator on for this process; call it before the first large tensor is made.
+
+    Args:
+        settings: any of the settings, e.g. ``budget="8GiB"``, ``chunk_size="256KiB"``; those not given come from the
+            environment. ``alloc`` is "auto" unless given.
+
+    Raises:
+        ConfigError: a setting cannot be used; the message names it.
+        OocError: the device cannot be used, or the allocator is on already with other settings.
+        AdapterError: the PyTorch adapter cannot be built (no compiler).
+    """
+    from integrations.pytorch.session import Session
+    from ooc_alloc import OocError
+    from swapd.config import Config
+
+    global _session
+    with _lock:
+        settings.setdefault("alloc", None)
+        config = Config.from_environment(**settings)
+        if not config.enabled:
+            if settings["alloc"] is not None:
+                raise OocError("enable(alloc='off') makes no sense: leave the call out, or call disable()")
+            config = Config.from_environment(**{**settings, "alloc": "auto"})
+        if _session is not None:
+            if config == _session.config:
+                return
+            raise OocError("the allocator is on already with other settings; call disable() first")
+        _session = Session(config)
+
+
+def _active() -> Session:
+    from ooc_alloc import OocError
+
+    if _session is None:
+        raise OocError("the allocator is off: set OOC_ALLOC=1 or call integrations.pytorch.enable()")
+    return _session
+
+
+def enabled() -> bool:
+    """Whether the allocator is on."""
+    return _session is not None
+
+
+def step() -> None:
+    """Marks the end of an iteration. Needed only where it is not found by itself (no optimizer, no module call)."""
+    _active().explicit_step()
+
+
+def disable() -> None:
+    """Turns the allocator off: every tensor becomes plain memory at the same address. Nothing is lost.
+
+    The summary, if one was asked for, is written. Does nothing if the allocator is off.
+    """
+    global _session
+    with _lock:
+        if _session is not None:
+            _session.close(detach=True)
+            _session = None
+
+
+def summary() -> dict[str, Any]:
+    """The figures of the run so far; keys as in the README. Raises OocError if the allocator is off."""
+    return _active().summary(final=False)
+
+
+def keep_resident(*tensors: Any) -> None:
+    """Keeps tensors on the device until they are freed: for code that uses their memory behind PyTorch's back."""
+    _active().keep_resident(tensors)

@@ -1,0 +1,54 @@
+"""Where an iteration ends, found without the program's help.
+
+Training: after each optimizer step. Inference: when the outermost module call returns with gradients off and no
+training iteration is open (a checkpointed segment runs modules without gradients in the middle of one).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+
+
+class _Depth(threading.local):
+    inside = False
+    training_open = False
+
+
+def install(boundary: Callable[[], None]) -> Callable[[], None]:
+    """Calls `boundary` at the end of every iteration; returns what undoes it."""
+    depth = _Depth()
+    main = threading.get_ident()
+
+    def after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        depth.training_open = False
+        boundary()
+
+    handle = register_optimizer_step_post_hook(after_step)
+    plain_call = torch.nn.Module.__call__
+    is_grad_enabled = torch.is_grad_enabled
+
+    def call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if depth.inside or torch.compiler.is_compiling():
+            return plain_call(self, *args, **kwargs)
+        depth.inside = True
+        try:
+            return plain_call(self, *args, **kwargs)
+        finally:
+            depth.inside = False
+            if is_grad_enabled():
+                depth.training_open = True
+            elif not depth.training_open and torch._C._current_graph_task_id() == -1 and threading.get_ident() == main:
+                boundary()
+
+    torch.nn.Module.__call__ = call  # type: ignore[method-assign]
+
+    def undo() -> None:
+        handle.remove()
+        torch.nn.Module.__call__ = plain_call  # type: ignore[method-assign]
+
+    return undo

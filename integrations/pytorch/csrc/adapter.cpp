@@ -1,0 +1,362 @@
+// PyTorch's side of the core: a CPU allocator whose memory lies on the device, and a boxed fallback for
+// c10::DispatchKey::Fake that sees every operator below autograd and above the backends.
+//
+// Around each operator that touches data: its tensors' storages are brought onto the device and pinned, the operator is
+// redispatched with the key excluded, and the pins are left to the core. Operators that only change metadata, or that
+// call other operators (composite ones, Python kernels and subclasses), are passed on as they are.
+//
+// Built against the installed PyTorch at first use (integrations/pytorch/build.py); the library is reached as
+// torch.ops.ooc.*, so no Python headers are needed.
+#include <ATen/NestedTensorImpl.h>
+#include <ATen/SparseCsrTensorImpl.h>
+#include <ATen/SparseTensorImpl.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "ooc_alloc.h"
+
+namespace {
+
+constexpr auto kKey = c10::DispatchKey::Fake;
+const c10::DispatchKeySet kBelow(c10::DispatchKeySet::FULL_AFTER, kKey);
+
+ooc_core* core = nullptr;  // set once; stays valid for the life of the process
+bool allocating = false;
+uint64_t slice_bytes = uint64_t{64} << 20;
+uintptr_t range_base = 0, range_bytes = 0;
+
+[[noreturn]] void raise(int status) {
+  const std::string message = ooc_last_error();
+  TORCH_CHECK_WITH(OutOfMemoryError, status != OOC_OUT_OF_MEMORY, message);
+  TORCH_CHECK(false, message);
+}
+
+// ---- the allocator --------------------------------------------------------------------------------------------------
+
+void free_block(void* address) {
+  if (address != nullptr) ooc_core_free(core, address);
+}
+
+class DeviceBackedCpuAllocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t bytes) override {
+    void* address = nullptr;
+    if (bytes > 0) {
+      address = ooc_core_malloc(core, bytes);
+      if (address == nullptr) raise(OOC_OUT_OF_MEMORY);
+    }
+    return {address, address, &free_block, c10::Device(c10::DeviceType::CPU)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &free_block; }  // oneDNN allocates raw blocks
+  void copy_data(void* target, const void* source, size_t bytes) const override {
+    default_copy_data(target, source, bytes);
+  }
+};
+
+DeviceBackedCpuAllocator cpu_allocator;
+c10::Allocator* plain_cpu_allocator = nullptr;
+
+// ---- what is known of an operator -----------------------------------------------------------------------------------
+
+struct OperatorInfo {
+  uint32_t id = 0;
+  bool pass_on = false;          // no data touched here
+  bool whole_list = false;       // _foreach_*, _fused_*: elements are independent, the lists may be cut
+  bool slice_last_tensor = false;  // addcdiv_.Tensor and the like: a tensor with one scalar for each element
+  bool keep_allocations = false; // the result hides memory from us (opaque layouts, custom classes)
+  bool hold_operands = false;    // the work goes on after the operator has returned
+  std::vector<uint32_t> access;  // by argument
+};
+
+bool starts_with(std::string_view text, std::string_view start) { return text.substr(0, start.size()) == start; }
+
+// Operators that write arguments which their schema declares as read only (found by strict mode over op_db).
+bool schema_hides_writes(std::string_view name) {
+  static constexpr std::string_view kNames[] = {
+      "aten::native_batch_norm", "aten::cudnn_batch_norm",  "aten::miopen_batch_norm",
+      "aten::_batch_norm_impl_index", "aten::batch_norm_gather_stats", "aten::batch_norm_gather_stats_with_counts",
+      "aten::native_batch_norm.out", "aten::_cudnn_rnn"};
+  return std::find(std::begin(kNames), std::end(kNames), name) != std::end(kNames);
+}
+
+OperatorInfo inspect(const c10::OperatorHandle& op) {
+  OperatorInfo info;
+  const auto& schema = op.schema();
+  const std::string name = c10::toString(op.operator_name());
+  info.id = ooc_core_function_id(core, name.c_str());
+  const std::string space(op.operator_name().getNamespace().value_or(""));
+  const bool composite = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
+                         !op.hasKernelForDispatchKey(c10::DispatchKey::CPU) &&
+                         !op.hasKernelForDispatchKey(c10::DispatchKey::CUDA);
+  bool aliases = false, writes = false, tensors = false;
+  // A schema outside PyTorch's own operators is not believed when it declares no writes.
+  const bool trusted = space == "aten" || space == "prims" || space == "torchvision" || space == "ooc";
+  for (const auto& argument : schema.arguments()) {
+    const bool write = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+    writes |= write;
+    info.access.push_back(write || !trusted || schema_hides_writes(name) ? OOC_READ | OOC_WRITE : OOC_READ);
+    tensors |= argument.type()->isSubtypeOf(*c10::TensorType::get());
+  }
+  for (const auto& result : schema.returns()) {
+    aliases |= result.alias_info() != nullptr && !result.alias_info()->isWrite();
+    const auto kind = result.type()->kind();
+    info.keep_allocations |= kind == c10::TypeKind::ClassType || kind == c10::TypeKind::AnyType ||
+                             kind == c10::TypeKind::CapsuleType;
+  }
+  const bool view = aliases && !writes && tensors && space == "aten";
+  info.pass_on = composite || view || space == "ooc";
+  info.keep_allocations |= name.find("mkldnn") != std::string::npos;
+  info.hold_operands = space == "c10d" || space == "_c10d_functional";
+  info.keep_allocations |= info.hold_operands;
+  info.whole_list = starts_with(name, "aten::_foreach_") || starts_with(name, "aten::_fused_adam") ||
+                    starts_with(name, "aten::_fused_sgd") || starts_with(name, "aten::_fused_adagrad") ||
+                    starts_with(name, "aten::_amp_foreach_non_finite_check_and_unscale_");
+  info.slice_last_tensor = starts_with(name, "aten::_foreach_addc") && name.find(".Tensor") != std::string::npos;
+  return info;
+}
+
+const OperatorInfo& info_of(const c10::OperatorHandle& op) {
+  static std::mutex mutex;
+  static auto* known = new std::unordered_map<const void*, OperatorInfo>;  // nodes never move
+  thread_local std::unordered_map<const void*, const OperatorInfo*> seen;
+  const void* key = &op.schema();
+  const auto found = seen.find(key);
+  if (found != seen.end()) return *found->second;
+  std::lock_guard<std::mutex> lock(mutex);
+  auto [entry, fresh] = known->try_emplace(key);
+  if (fresh) entry->second = inspect(op);
+  seen[key] = &entry->second;
+  return entry->second;
+}
+
+// ---- operands -------------------------------------------------------------------------------------------------------
+
+using Operands = std::vector<ooc_operand>;
+
+void add_storage(const c10::Storage& storage, uint32_t access, Operands& operands) {
+  if (!storage) return;
+  const void* address = storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get();
+  if (reinterpret_cast<uintptr_t>(address) - range_base < range_bytes) operands.push_back({address, access, 0});
+}
+
+// A tensor without a storage of its own is opened to its parts.
+void add_tensor(const at::Tensor& tensor, uint32_t access, Operands& operands) {
+  if (!tensor.defined()) return;
+  c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  const auto keys = impl->key_set();
+  if (keys.has(c10::DispatchKey::SparseCPU)) {
+    const auto* sparse = static_cast<at::SparseTensorImpl*>(impl);
+    add_tensor(sparse->indices_, access, operands);
+    add_tensor(sparse->values_, access, operands);
+  } else if (keys.has(c10::DispatchKey::SparseCsrCPU)) {
+    const auto* sparse = static_cast<at::SparseCsrTensorImpl*>(impl);
+    add_tensor(sparse->compressed_indices(), access, operands);
+    add_tensor(sparse->plain_indices(), access, operands);
+    add_tensor(sparse->values(), access, operands);
+  } else {
+    add_storage(impl->unsafe_storage(), access, operands);
+    if (keys.has(c10::DispatchKey::NestedTensorCPU)) {
+      const auto* nested = static_cast<at::native::NestedTensorImpl*>(impl);
+      add_tensor(nested->get_nested_sizes(), access, operands);
+      add_tensor(nested->get_nested_strides(), access, operands);
+      add_tensor(nested->get_storage_offsets(), access, operands);
+    }
+  }
+}
+
+void add_value(const c10::IValue& value, uint32_t access, Operands& operands) {
+  if (value.isTensor()) {
+    add_tensor(value.toTensor(), access, operands);
+  } else if (value.isTensorList()) {
+    for (const at::Tensor& tensor : value.toTensorList()) add_tensor(tensor, access, operands);
+  } else if (value.isList()) {
+    for (const c10::IValue& element : value.toListRef()) add_value(element, access, operands);
+  } else if (value.isTuple()) {
+    for (const c10::IValue& element : value.toTupleRef().elements()) add_value(element, access, operands);
+  } else if (value.isStorage()) {
+    add_storage(value.toStorage(), access, operands);
+  }
+}
+
+// ---- running --------------------------------------------------------------------------------------------------------
+
+class FunctionScope {
+ public:
+  FunctionScope(uint32_t id, const Operands& operands) {
+    const int status = ooc_core_function_begin(core, id, operands.data(), static_cast<uint32_t>(operands.size()));
+    if (status != OOC_OK) raise(status);
+  }
+  ~FunctionScope() {
+    if (!ended_) ooc_core_function_end(core, 0);
+  }
+  FunctionScope(const FunctionScope&) = delete;
+  FunctionScope& operator=(const FunctionScope&) = delete;
+
+  int end(bool keep_allocations) {
+    ended_ = true;
+    return ooc_core_function_end(core, keep_allocations ? 1 : 0);
+  }
+
+ private:
+  bool ended_ = false;
+};
+
+void run(const c10::OperatorHandle& op, const OperatorInfo& info, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  thread_local Operands operands;
+  operands.clear();
+  const size_t count = info.access.size();
+  const size_t first = stack->size() - count;
+  for (size_t i = 0; i < count; ++i) add_value((*stack)[first + i], info.access[i], operands);
+  FunctionScope scope(info.id, operands);
+  const Operands held = info.hold_operands ? operands : Operands{};
+  {
+    c10::impl::ExcludeDispatchKeyGuard guard(kKey);
+    op.redispatchBoxed(keys & kBelow, stack);
+  }
+  const int status = scope.end(info.keep_allocations);
+  if (status != OOC_OK) {
+    torch::jit::drop(*stack, op.schema().returns().size());
+    raise(status);
+  }
+  for (const ooc_operand& operand : held) ooc_core_pin(core, operand.address, operand.access);
+}
+
+// ---- operators over whole lists -------------------------------------------------------------------------------------
+
+uint64_t bytes_of(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.unsafeGetTensorImpl()->unsafe_storage() ? tensor.nbytes() : 0;
+}
+
+// Bytes that element i of all lists takes, or nothing where the lists cannot be cut.
+std::vector<uint64_t> element_bytes(const torch::jit::Stack& stack, size_t first) {
+  std::vector<uint64_t> bytes;
+  for (size_t a = first; a < stack.size(); ++a) {
+    if (!stack[a].isTensorList()) continue;
+    const auto list = stack[a].toTensorList();
+    if (list.empty()) continue;
+    if (bytes.empty()) bytes.resize(list.size());
+    if (list.size() != bytes.size()) return {};
+    for (size_t i = 0; i < list.size(); ++i) bytes[i] += bytes_of(list.get(i));
+  }
+  return bytes;
+}
+
+c10::IValue cut(const c10::IValue& value, size_t begin, size_t end, size_t whole) {
+  if (value.isTensorList()) {
+    const auto list = value.toTensorList();
+    if (list.size() != whole) return value;
+    c10::List<at::Tensor> part;
+    for (size_t i = begin; i < end; ++i) part.push_back(list.get(i));
+    return part;
+  }
+  if (value.isList() && value.toListRef().size() == whole) {
+    auto part = value.toList().copy();
+    part.clear();
+    for (size_t i = begin; i < end; ++i) part.push_back(value.toListRef()[i]);
+    return part;
+  }
+  return value;
+}
+
+void run_in_slices(const c10::OperatorHandle& op, const OperatorInfo& info, c10::DispatchKeySet keys,
+                   torch::jit::Stack* stack) {
+  const size_t count = info.access.size(), first = stack->size() - count;
+  const std::vector<uint64_t> bytes = element_bytes(*stack, first);
+  uint64_t total = 0;
+  for (uint64_t b : bytes) total += b;
+  if (bytes.size() < 2 || total <= slice_bytes) return run(op, info, keys, stack);
+  const std::vector<c10::IValue> arguments(stack->begin() + static_cast<ptrdiff_t>(first), stack->end());
+  torch::jit::drop(*stack, count);
+  const bool returns = !op.schema().returns().empty();
+  c10::List<at::Tensor> results;
+  for (size_t begin = 0; begin < bytes.size();) {
+    size_t end = begin;
+    for (uint64_t sum = 0; end < bytes.size() && (end == begin || sum + bytes[end] <= slice_bytes); ++end) sum += bytes[end];
+    torch::jit::Stack part;
+    for (size_t a = 0; a < count; ++a) {
+      const bool scalars = info.slice_last_tensor && a + 1 == count && arguments[a].isTensor();
+      part.push_back(scalars ? c10::IValue(arguments[a].toTensor().narrow(0, static_cast<int64_t>(begin),
+                                                                         static_cast<int64_t>(end - begin)))
+                             : cut(arguments[a], begin, end, bytes.size()));
+    }
+    run(op, info, keys, &part);
+    if (returns)
+      for (const at::Tensor& tensor : part.back().toTensorList()) results.push_back(tensor);
+    begin = end;
+  }
+  if (returns) stack->emplace_back(std::move(results));
+}
+
+void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  if (core == nullptr || keys.has(c10::DispatchKey::Python)) {
+    op.redispatchBoxed(keys & kBelow, stack);
+    return;
+  }
+  const OperatorInfo& info = info_of(op);
+  if (info.pass_on || ooc_core_in_function(core)) op.redispatchBoxed(keys & kBelow, stack);
+  else if (info.whole_list) run_in_slices(op, info, keys, stack);
+  else run(op, info, keys, stack);
+}
+
+// ---- control, as torch.ops.ooc.* ------------------------------------------------------------------------------------
+
+void install(int64_t handle, int64_t slice) {
+  core = reinterpret_cast<ooc_core*>(handle);
+  slice_bytes = static_cast<uint64_t>(slice);
+  ooc_core_address_range(core, &range_base, &range_bytes);
+  if (!allocating) {
+    plain_cpu_allocator = c10::GetCPUAllocator();
+    c10::SetCPUAllocator(&cpu_allocator, 100);
+    allocating = true;
+  }
+}
+
+void uninstall() {
+  if (!allocating) return;
+  c10::SetCPUAllocator(plain_cpu_allocator, 100);
+  allocating = false;
+}
+
+void intercept_thread(bool on) { c10::impl::tls_set_dispatch_key_included(kKey, on); }
+
+// A function made of many operators that bypass the dispatcher (a compiled graph).
+void scope_begin(c10::string_view name, const std::vector<at::Tensor>& tensors) {
+  if (core == nullptr) return;
+  Operands operands;
+  for (const at::Tensor& tensor : tensors) add_tensor(tensor, OOC_READ | OOC_WRITE, operands);
+  const uint32_t id = ooc_core_function_id(core, std::string(name).c_str());
+  const int status = ooc_core_function_begin(core, id, operands.data(), static_cast<uint32_t>(operands.size()));
+  if (status != OOC_OK) raise(status);
+}
+
+void scope_end() {
+  if (core == nullptr) return;
+  const int status = ooc_core_function_end(core, 0);
+  if (status != OOC_OK) raise(status);
+}
+
+bool in_scope() { return core != nullptr && ooc_core_in_function(core) != 0; }
+
+}  // namespace
+
+TORCH_LIBRARY(ooc, m) {
+  m.def("install(int core, int slice_bytes) -> ()", install);
+  m.def("uninstall() -> ()", uninstall);
+  m.def("intercept_thread(bool on) -> ()", intercept_thread);
+  m.def("scope_begin(str name, Tensor[] tensors) -> ()", scope_begin);
+  m.def("scope_end() -> ()", scope_end);
+  m.def("in_scope() -> bool", in_scope);
+}
+
+TORCH_LIBRARY_IMPL(_, Fake, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }

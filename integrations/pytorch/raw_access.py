@@ -1,0 +1,184 @@
+"""Accesses that bypass the dispatcher: the variable is pinned for as long as its memory can be reached.
+
+    reaches the memory for                          pinned
+    a call (tolist, storage items, file writes)     during the call
+    an array's life (.numpy(), np.asarray)          until the array is gone
+    nobody knows how long (data_ptr, DLPack)        until the variable is freed
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from ooc_alloc import READ, WRITE, Core
+
+# Callers of data_ptr() that only compare addresses.
+_IDENTITY_CALLERS = {
+    ("torch.serialization", None),
+    ("torch.multiprocessing.reductions", None),
+    ("torch.nn.modules.rnn", None),
+    ("torch._functorch", None),
+    ("torch._dynamo", None),
+    ("torch._inductor", None),
+    ("torch._subclasses", None),
+    ("torch._prims_common", None),
+    ("torch.fx", None),
+    ("torch.testing", None),
+    ("transformers.pytorch_utils", "id_tensor_storage"),
+    ("transformers.modeling_utils", None),
+    ("safetensors.torch", "storage_ptr"),
+    ("safetensors.torch", "_end_ptr"),
+    ("accelerate.utils.modeling", "id_tensor_storage"),
+}
+
+
+def address_of(thing: Any) -> int:
+    """Address of a tensor's or storage's memory; 0 if it has none of its own (sparse, meta, fake)."""
+    try:
+        if isinstance(thing, torch.Tensor):
+            thing = thing.untyped_storage()
+        elif isinstance(thing, torch.TypedStorage):
+            thing = thing._untyped_storage
+        return int(_plain_data_ptr(thing))
+    except (RuntimeError, NotImplementedError):
+        return 0
+
+
+_plain_data_ptr: Callable[[Any], int] = torch.UntypedStorage.data_ptr
+
+
+@contextmanager
+def pinned(core: Core, thing: Any) -> Iterator[None]:
+    """On the device while inside, and possibly written."""
+    token = core.pin(address_of(thing), READ | WRITE)
+    try:
+        yield
+    finally:
+        core.unpin(token, READ | WRITE)
+
+
+def pin_for_life(core: Core, thing: Any) -> None:
+    """On the device until freed; never taken for clean."""
+    core.pin(address_of(thing), READ | WRITE)
+
+
+def _only_compares() -> bool:
+    frame = sys._getframe(2)
+    module, function = frame.f_globals.get("__name__", ""), frame.f_code.co_name
+    return any(
+        (module == known or module.startswith(known + ".")) and name in (None, function)
+        for known, name in _IDENTITY_CALLERS
+    )
+
+
+class _Patches:
+    def __init__(self) -> None:
+        self._undo: list[Callable[[], None]] = []
+
+    def replace(self, owner: Any, name: str, make: Callable[[Callable[..., Any]], Any]) -> None:
+        original = getattr(owner, name, None)
+        if original is None:
+            return
+        own = name in vars(owner)
+        replacement = make(original)
+        setattr(owner, name, replacement)
+
+        def undo() -> None:
+            if own:
+                setattr(owner, name, original)
+            else:
+                delattr(owner, name)
+
+        self._undo.append(undo)
+
+    def undo(self) -> None:
+        for undo in reversed(self._undo):
+            undo()
+
+
+def install(core: Core) -> Callable[[], None]:
+    """Patches the Python doors to raw memory; returns what undoes it."""
+    patches = _Patches()
+    tensor, storage = torch.Tensor, torch.UntypedStorage
+
+    def during_call(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            with pinned(core, self):
+                return original(self, *args, **kwargs)
+
+        return call
+
+    def for_life(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            pin_for_life(core, self)
+            return original(self, *args, **kwargs)
+
+        return call
+
+    def address(original: Callable[..., int]) -> Callable[..., int]:
+        @functools.wraps(original)
+        def data_ptr(self: Any) -> int:
+            result = original(self)
+            if result and not _only_compares():
+                pin_for_life(core, self)
+            return result
+
+        return data_ptr
+
+    patches.replace(tensor, "tolist", during_call)
+    patches.replace(tensor, "numpy", functools.partial(_numpy, core))
+    patches.replace(tensor, "__dlpack__", for_life)
+    patches.replace(tensor, "data_ptr", address)
+    patches.replace(storage, "data_ptr", address)
+    for name in ("__getitem__", "__setitem__", "fill_", "resize_", "byteswap", "tolist", "__iter__"):
+        patches.replace(storage, name, during_call)
+    for name in ("_write_file", "_set_from_file", "_share_fd_cpu_", "_share_filename_cpu_"):
+        patches.replace(storage, name, during_call)
+    patches.replace(torch._C, "_to_dlpack", functools.partial(_to_dlpack, core))
+    patches.replace(torch._C, "PyTorchFileWriter", functools.partial(_file_writer, core))
+    return patches.undo
+
+
+def _numpy(core: Core, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def numpy(self: torch.Tensor, *, force: bool = False) -> Any:
+        source = self.detach().cpu().resolve_conj().resolve_neg() if force else self
+        if type(source) not in (torch.Tensor, torch.nn.Parameter) or source.requires_grad or source.layout != torch.strided:
+            return original(source)  # raises, or is a subclass's own affair
+        token = core.pin(address_of(source), READ | WRITE)
+        # The array's base is the tensor it was made from: one of its own, whose end is the end of every view.
+        own = source.detach()
+        weakref.finalize(own, core.unpin, token, READ | WRITE).atexit = False
+        return original(own)
+
+    return numpy
+
+
+def _to_dlpack(core: Core, original: Callable[..., Any]) -> Callable[..., Any]:
+    def to_dlpack(data: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        pin_for_life(core, data)
+        return original(data, *args, **kwargs)
+
+    return to_dlpack
+
+
+def _file_writer(core: Core, original: Any) -> Any:
+    class PyTorchFileWriter(original):  # type: ignore[misc]
+        """torch.save hands whole storages to the file writer."""
+
+        def write_record(self, name: str, data: Any, *args: Any) -> Any:
+            if isinstance(data, torch.UntypedStorage | torch.TypedStorage | torch.Tensor):
+                with pinned(core, data):
+                    return super().write_record(name, data, *args)
+            return super().write_record(name, data, *args)
+
+    return PyTorchFileWriter

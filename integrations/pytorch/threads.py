@@ -1,0 +1,43 @@
+"""New Python threads do not inherit the thread-local interception: every way to start one turns it on."""
+
+from __future__ import annotations
+
+import _thread
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+# Attributes that hold the interpreter's function, or a copy of it made when `threading` was imported.
+_PLACES = (
+    (_thread, "start_new_thread"),
+    (_thread, "start_new"),
+    (_thread, "start_joinable_thread"),
+    (threading, "_start_new_thread"),
+    (threading, "_start_joinable_thread"),
+)
+
+
+def install() -> Callable[[], None]:
+    """Patches thread creation; returns what undoes it."""
+    originals = [(module, name, getattr(module, name)) for module, name in _PLACES if hasattr(module, name)]
+    for module, name, original in originals:
+        setattr(module, name, _wrap(original))
+
+    def undo() -> None:
+        for module, name, original in originals:
+            setattr(module, name, original)
+
+    return undo
+
+
+def _wrap(start: Callable[..., Any]) -> Callable[..., Any]:
+    def start_intercepted(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            torch.ops.ooc.intercept_thread(True)
+            return function(*args, **kwargs)
+
+        return start(run, *arguments, **keywords)
+
+    return start_intercepted

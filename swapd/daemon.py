@@ -1,0 +1,179 @@
+"""The swap daemon's policy side: at each iteration boundary it decides whether to plan, plans, and installs the plan.
+
+The native threads (`swapd/csrc/daemon.h`) carry plans out. Here is only what happens once an iteration: fetch the
+recorded sequence, turn it into a :class:`~swapd.problem.Problem`, ask a policy, hand the moves over.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from pathlib import Path
+
+from ooc_alloc import Core, Iteration
+from swapd.plan import Plan
+from swapd.policies import make_plan
+from swapd.problem import InfeasibleError, Problem
+from swapd.trace import Machine, Trace
+
+log = logging.getLogger("ooc.swapd")
+
+_MOST_NEW_IN_A_ROW = 8  # sequences that never come back (growing shapes) are not worth planning
+_FALLBACK_BYTES_PER_SECOND = 8e9  # of a link never seen moving anything
+_MOST_STEPS_KEPT = 100_000
+
+
+class Daemon:
+    """Plans for one core.
+
+    Args:
+        core: the allocator whose iterations are planned.
+        policy: name of a policy in :mod:`swapd.policies`, or "none" for demand mode only.
+        window_bytes: the schedule window; None leaves it to the policy.
+        machine: link speeds; None measures them from the core's own transfers.
+        trace_path: where the trace of the most frequent iteration is written when the program ends.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        *,
+        policy: str = "auto",
+        window_bytes: int | None = None,
+        machine: Machine | None = None,
+        trace_path: Path | None = None,
+    ) -> None:
+        self.core = core
+        self.policy = policy
+        self.window_bytes = window_bytes
+        self.machine = machine
+        self.trace_path = trace_path
+        self.step_seconds: list[float] = []
+        self.planning_seconds = 0.0
+        self.last_plan: Plan | None = None
+        self._iterations: dict[int, Iteration] = {}
+        self._counts: Counter[int] = Counter()
+        self._measured: Counter[int] = Counter()
+        self._new_in_a_row = 0
+        self._failed: set[int] = set()
+        self._trace_of: tuple[int, Trace] | None = None
+
+    def boundary(self) -> Iteration:
+        """Ends the iteration under way and, where it pays, plans the ones that will look like it."""
+        ended = self.core.boundary()
+        if ended.functions == 0:
+            return ended
+        if len(self.step_seconds) < _MOST_STEPS_KEPT:
+            self.step_seconds.append(ended.seconds)
+        fingerprint = ended.fingerprint
+        self._counts[fingerprint] += 1
+        self._iterations[fingerprint] = ended
+        if self.trace_path is not None:
+            self._keep_trace(ended)
+        if self._worth_planning(ended):
+            self._plan(ended)
+        return ended
+
+    def _worth_planning(self, ended: Iteration) -> bool:
+        first_time = ended.seen_count == 1
+        self._new_in_a_row = self._new_in_a_row + 1 if first_time else 0
+        if self.policy == "none" or ended.contains_first or ended.fingerprint in self._failed:
+            return False
+        if ended.planned:
+            # The first iteration under a plan is the first one that was not recorded amid demand stalls: once more,
+            # with its times.
+            return ended.followed_plan and self._measured[ended.fingerprint] < 2
+        return ended.swapped_bytes > 0 and self._new_in_a_row <= _MOST_NEW_IN_A_ROW
+
+    def _plan(self, ended: Iteration) -> None:
+        began = time.perf_counter()
+        trace = self.trace(ended)
+        budget = int(self.core.stats()["budget_bytes"])
+        problem = Problem.from_trace(trace, budget)
+        try:
+            plan = make_plan(problem, policy=self.policy, window_bytes=self.window_bytes)
+        except InfeasibleError as error:
+            log.info("no plan for %016x: %s", ended.fingerprint, error)
+            self._failed.add(ended.fingerprint)
+            return
+        arrays = plan.to_arrays()
+        outs = [arrays[f"out_{name}"] for name in ("variable", "first_chunk", "chunk_count", "after_function")]
+        ins = [
+            arrays[f"in_{name}"]
+            for name in (
+                "variable",
+                "first_chunk",
+                "chunk_count",
+                "after_function",
+                "after_outs",
+                "before_function",
+            )
+        ]
+        self.core.install_plan(ended.fingerprint, outs, ins)
+        self._measured[ended.fingerprint] += 1
+        self.last_plan = plan
+        seconds = time.perf_counter() - began
+        self.planning_seconds += seconds
+        log.info(
+            "plan for %016x by %s: %d outs, %d ins, predicted %.3f s, bound %.3f s, planned in %.3f s",
+            ended.fingerprint,
+            plan.policy,
+            len(plan.outs),
+            len(plan.ins),
+            plan.predicted_seconds or 0.0,
+            plan.bound_seconds or 0.0,
+            seconds,
+        )
+
+    def link(self) -> Machine:
+        """Link speeds in bytes per second: given, or achieved so far by this process's own transfers."""
+        if self.machine is not None:
+            return self.machine
+        stats = self.core.stats()
+
+        def speed(moved: float, busy: float) -> float:
+            return moved / busy if moved > 0 and busy > 0 else _FALLBACK_BYTES_PER_SECOND
+
+        return Machine(
+            out_bytes_per_second=speed(stats["swap_out_bytes"], stats["copy_out_seconds"]),
+            in_bytes_per_second=speed(stats["swap_in_bytes"], stats["copy_in_seconds"]),
+        )
+
+    def trace(self, ended: Iteration) -> Trace:
+        """The recorded sequence of an iteration that `boundary` returned. Raises OocError if no longer kept."""
+        arrays = self.core.trace_arrays(ended)
+        chunk = int(self.core.stats()["chunk_bytes"])
+        names = [self.core.function_name(int(identifier)) for identifier in range(int(arrays.function_name.max()) + 1)]
+        counts = [0] * (ended.functions + 1)
+        for function in arrays.use_function:
+            counts[int(function) + 1] += 1
+        offsets = [0]
+        for count in counts[1:]:
+            offsets.append(offsets[-1] + count)
+        return Trace(
+            function_names=tuple(names[int(identifier)] for identifier in arrays.function_name),
+            function_start=arrays.function_start,
+            function_seconds=arrays.function_seconds.clip(min=0.0),
+            variable_bytes=arrays.variable_bytes.astype("int64"),
+            born=arrays.variable_born,
+            died=arrays.variable_died,
+            previous=arrays.variable_previous,
+            use_offsets=offsets,  # type: ignore[arg-type]  # converted by Trace
+            use_variables=arrays.use_variable.astype("int32"),
+            use_flags=arrays.use_access.astype("uint8"),
+            fingerprint=ended.fingerprint,
+            chunk_bytes=chunk,
+            slab_chunks_peak=-(-ended.slab_peak_bytes // chunk),
+            machine=self.link(),
+        )
+
+    def _keep_trace(self, ended: Iteration) -> None:
+        if self._trace_of is None or self._counts[ended.fingerprint] >= self._counts[self._trace_of[0]]:
+            self._trace_of = (ended.fingerprint, self.trace(ended))
+
+    def close(self) -> None:
+        """Stops the native threads and writes the trace that was asked for."""
+        self.core.stop_daemon()
+        if self.trace_path is not None and self._trace_of is not None:
+            self._trace_of[1].save(self.trace_path)

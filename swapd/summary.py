@@ -1,0 +1,60 @@
+"""The summary of a run (`OOC_SUMMARY`): a stable JSON interface, made from the core's counters and the daemon's."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from swapd.daemon import Daemon
+
+VERSION = 1
+
+_COPIED = """
+    budget_bytes live_peak_bytes device_peak_bytes host_peak_bytes swap_out_bytes swap_in_bytes swap_out_count
+    swap_in_count demand_swap_in_count clean_drop_count budget_overrun_count divergence_count plan_count functions
+    stall_seconds min_budget_bytes chunk_bytes clean_drop_bytes demand_swap_in_bytes demand_swap_out_bytes
+    planned_iteration_count plan_switch_count driver_failure_count stall_swap_in_seconds stall_room_seconds
+    cancelled_swap_out_count external_pin_count allocations copy_out_seconds copy_in_seconds
+""".split()
+
+
+def make_summary(daemon: Daemon, *, final: bool) -> dict[str, Any]:
+    """What DESIGN's table of summary keys promises, and some more; bytes, seconds, counts and ratios.
+
+    `external_fragmentation_ratio` is the share of the budget's chunks that are neither free nor in use by anything
+    that the audit finds: 0 by construction, and recounted here by walking every structure.
+    """
+    stats = daemon.core.stats()
+    live_peak = stats["live_peak_bytes"]
+    plan = daemon.last_plan
+    external = 0.0
+    try:
+        daemon.core.audit()
+    except RuntimeError:
+        external = 1.0
+    return {
+        "version": VERSION,
+        "final": final,
+        "pid": os.getpid(),
+        "device": daemon.core.device_name,
+        **{name: stats[name] for name in _COPIED},
+        "steps": len(daemon.step_seconds),
+        "step_seconds": [round(seconds, 6) for seconds in daemon.step_seconds],
+        "policy": plan.policy if plan is not None else daemon.policy,
+        "window_bytes": plan.window_bytes if plan is not None else daemon.window_bytes,
+        "predicted_step_seconds": plan.predicted_seconds if plan is not None else None,
+        "bound_step_seconds": plan.bound_seconds if plan is not None else None,
+        "planning_seconds": daemon.planning_seconds,
+        "oversubscription": live_peak / stats["budget_bytes"],
+        "internal_fragmentation_ratio": stats["waste_at_live_peak_bytes"] / live_peak if live_peak else 0.0,
+        "external_fragmentation_ratio": external,
+    }
+
+
+def write_summary(path: Path, summary: dict[str, Any]) -> None:
+    """Writes whole or not at all; a reader never sees half a file. Raises OSError."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+    os.replace(temporary, path)
