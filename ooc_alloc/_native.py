@@ -171,9 +171,9 @@ def library_path(name: str = "libooc_alloc.so") -> Path:
 
     Raises OocError if it is not there: the package was neither installed nor built in place.
     """
-    path = Path(str(importlib.resources.files("ooc_alloc").joinpath("lib", name)))
+    path = Path(str(importlib.resources.files("ooc_alloc").joinpath("lib").joinpath(name)))
     if not path.exists():
-        raise OocError(f"{name} is missing from {path.parent}: install the package, or run `make native` in the checkout")
+        raise OocError(f"{name} is missing from {path.parent}: install the package, or `make native` in the checkout")
     return path
 
 
@@ -409,3 +409,102 @@ class Core:
         if self.handle:
             self._library.ooc_core_destroy(self.handle)
             self.handle = 0
+
+
+# The probe: see `csrc/probe.h`.
+
+
+class _ProbeDevice(ctypes.Structure):
+    _fields_ = [
+        ("name", ctypes.c_char * 256),
+        ("total_bytes", ctypes.c_uint64),
+        ("free_bytes", ctypes.c_uint64),
+        ("granularity_bytes", ctypes.c_uint64),
+        ("copy_engines", ctypes.c_int32),
+        ("driver_version", ctypes.c_int32),
+    ]
+
+
+class _Seconds(ctypes.Structure):
+    """Base of the structures that hold nothing but doubles."""
+
+    def as_dict(self) -> dict[str, float]:
+        return {name: getattr(self, name) for name, *_ in self._fields_}
+
+
+class _ProbeMemory(_Seconds):
+    _fields_ = [(f"{call}_seconds", ctypes.c_double) for call in ("create", "map", "release", "set_access", "unmap")]
+
+
+class _ProbeCopy(_Seconds):
+    _fields_ = [(f"{name}_seconds", ctypes.c_double) for name in ("out", "in", "both_out", "both_in")]
+
+
+class _ProbePinning(_Seconds):
+    _fields_ = [(f"{name}_seconds", ctypes.c_double) for name in ("register", "unregister")]
+
+
+_PROBE_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "ooc_probe_open": (_HANDLE, [ctypes.c_char_p, ctypes.c_int32]),
+    "ooc_probe_close": (None, [_HANDLE]),
+    "ooc_probe_describe": (ctypes.c_int, [_HANDLE, ctypes.POINTER(_ProbeDevice)]),
+    "ooc_probe_measure_memory": (
+        ctypes.c_int,
+        [_HANDLE, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint32, ctypes.POINTER(_ProbeMemory)],
+    ),
+    "ooc_probe_measure_copy": (
+        ctypes.c_int,
+        [_HANDLE, ctypes.c_uint64, ctypes.c_uint32, ctypes.POINTER(_ProbeCopy)],
+    ),
+    "ooc_probe_measure_pinning": (
+        ctypes.c_int,
+        [_HANDLE, ctypes.c_uint64, ctypes.c_uint32, ctypes.POINTER(_ProbePinning)],
+    ),
+}
+
+
+class Probe:
+    """Measures a device through the driver table. Every method gives medians of `repeats` runs, in seconds.
+
+    Raises OocError, on opening and on every measurement, with the driver's words.
+    """
+
+    def __init__(self, driver_library: str, device_ordinal: int = 0) -> None:
+        self._library = load_library()
+        for name, (result, arguments) in _PROBE_SIGNATURES.items():
+            function = getattr(self._library, name)
+            function.restype, function.argtypes = result, arguments
+        self._handle = self._library.ooc_probe_open(driver_library.encode(), device_ordinal)
+        if not self._handle:
+            raise OocError(self._library.ooc_last_error().decode(errors="replace"))
+
+    def _measure(self, call: str, cost: _Seconds, *arguments: int) -> dict[str, float]:
+        status = getattr(self._library, call)(self._handle, *arguments, ctypes.byref(cost))
+        if status != 0:
+            raise _ERRORS.get(status, OocError)(self._library.ooc_last_error().decode(errors="replace"))
+        return cost.as_dict()
+
+    def describe(self) -> dict[str, int | str]:
+        """The device: name, total_bytes, free_bytes, granularity_bytes, copy_engines, driver_version."""
+        device = _ProbeDevice()
+        if self._library.ooc_probe_describe(self._handle, ctypes.byref(device)) != 0:
+            raise OocError(self._library.ooc_last_error().decode(errors="replace"))
+        values = {name: getattr(device, name) for name, *_ in _ProbeDevice._fields_}
+        return {**values, "name": device.name.decode(errors="replace")}
+
+    def memory(self, chunk_bytes: int, chunks: int, repeats: int) -> dict[str, float]:
+        """create, map, release: per chunk; set_access, unmap: per range of `chunks` chunks (keys end in _seconds)."""
+        return self._measure("ooc_probe_measure_memory", _ProbeMemory(), chunk_bytes, chunks, repeats)
+
+    def copy(self, size_bytes: int, repeats: int) -> dict[str, float]:
+        """out, in: one direction alone; both_out, both_in: while the other runs too (keys end in _seconds)."""
+        return self._measure("ooc_probe_measure_copy", _ProbeCopy(), size_bytes, repeats)
+
+    def pinning(self, size_bytes: int, repeats: int) -> dict[str, float]:
+        """register, unregister: of `size_bytes` bytes of host memory (keys end in _seconds)."""
+        return self._measure("ooc_probe_measure_pinning", _ProbePinning(), size_bytes, repeats)
+
+    def close(self) -> None:
+        if self._handle:
+            self._library.ooc_probe_close(self._handle)
+            self._handle = None

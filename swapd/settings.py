@@ -133,14 +133,13 @@ def parse_link(value: str | float | Link) -> Link:
     fields: dict[str, float] = {}
     for part in value.split(","):
         key, equals, text = (piece.strip() for piece in part.rpartition("="))
-        if key == "latency" or key.endswith("_latency"):
-            directions, suffix, number = key.removesuffix("latency").rstrip("_"), "latency_seconds", parse_duration(text)
-        else:
-            directions, suffix, number = key, "bytes_per_second", _rate(text)
-        if directions not in ("", "h2d", "d2h") or (equals and not key):
+        is_latency = key == "latency" or key.endswith("_latency")
+        direction = key.removesuffix("latency").rstrip("_") if is_latency else key
+        if direction not in ("", "h2d", "d2h") or (equals and not key):
             raise UnitError(value, f"has the unknown key {key!r}", "10GiB/s, or h2d=8GiB/s,d2h=6GiB/s,latency=20us")
-        for direction in (directions,) if directions else ("h2d", "d2h"):
-            fields[f"{direction}_{suffix}"] = number
+        number = parse_duration(text) if is_latency else _rate(text)
+        for name in (direction,) if direction else ("h2d", "d2h"):
+            fields[f"{name}_latency_seconds" if is_latency else f"{name}_bytes_per_second"] = number
     return Link(**fields)
 
 
@@ -169,6 +168,6 @@ SETTINGS = (
     Setting("strict", "0|1", "raise, not degrade; evict before every function [0]", parse_switch, _switch_text),
     Setting("emulated_memory", "BYTES", "emulated device's size [80% of free host memory]", parse_bytes, exact_bytes),
     Setting("emulated_bandwidth", "RATE", "10GiB/s, or h2d=8GiB/s,d2h=6GiB/s,latency=20us [memcpy's]", parse_link),
-    Setting("emulated_granularity", "BYTES", "emulated device's chunks are multiples [64KiB]", parse_bytes, exact_bytes),
+    Setting("emulated_granularity", "BYTES", "step of the emulated device's chunks [64KiB]", parse_bytes, exact_bytes),
     Setting("emulated_faults", "RULES", "driver calls that fail, such as cuMemMap:every=50,error=2 [none]", str.strip),
 )
