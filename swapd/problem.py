@@ -154,8 +154,9 @@ class Problem:
     @cached_property
     def dormant(self) -> NDArray[np.bool_]:
         """bool[V]: variables that no iteration uses. They leave once and take no room from then on."""
-        unused = np.diff(self.uses.offsets) == 0
-        return unused & (self.previous == np.arange(self.variables))
+        unused: NDArray[np.bool_] = np.diff(self.uses.offsets) == 0
+        own: NDArray[np.bool_] = self.previous == np.arange(self.variables)
+        return unused & own
 
     @cached_property
     def pinned(self) -> NDArray[np.int64]:

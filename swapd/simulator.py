@@ -5,8 +5,10 @@ order, and memory is counted in chunks. The rules:
 
 - Function i starts when function i - 1 has ended, all that it uses is resident, and there is room for what it
   allocates. What a function uses does not leave while the function waits or runs.
-- Outs and ins follow their lists, as `swapd.plan` says. A move of a variable that is not live, or of chunks that have
-  moved already, is skipped. Chunks with a valid host copy are dropped, which takes no time.
+- Outs and ins follow their lists, as `swapd.plan` says. A move is skipped when its variable is not live, when its
+  chunks have moved already, and when it is late: a function that uses the variable has come since `after_function`
+  (for an out: or is about to run). A late out is not needed, as a sound plan counts the variable as resident by then.
+- Chunks with a valid host copy are dropped, which takes no time.
 - An in of a variable that the iteration before still has to swap out waits for that.
 - What a function needs and no waiting in brings is swapped in on demand, ahead of the list.
 - When nothing else can make progress, the unpinned variable whose next use is furthest makes room.
@@ -135,6 +137,7 @@ class _Run:
         self.out_copy: tuple[int, int, bool] | None = None  # variable (-1: freed meanwhile), mask, planned
         self.in_copy: tuple[int, int] | None = None
         self.outs_queued = self.outs_done = 0  # of all iterations
+        self.ran = [-1] * problem.variables  # the last function of this iteration that used each variable
         self.ended = -1  # the last function that has ended
         self.now = 0.0
         self.function_end = self.out_end = self.in_end = _NEVER
@@ -148,24 +151,29 @@ class _Run:
         self._first_state()
 
     def _first_state(self) -> None:
-        """Entry variables are where the plan expects them: chunks that are moved in first are on the host."""
+        """Entry variables are where the plan leaves them.
+
+        Chunks that are moved in first are on the host, and those that do not move but left under their previous number.
+        """
         table = self.table
         self.absent = table.full.copy()  # not on the device
         self.valid = [0] * len(table.full)  # with a host copy that holds the same bytes
         self.alive = [False] * len(table.full)
         seen = [0] * len(table.full)
         away = [0] * len(table.full)
+        left = [0] * len(table.full)
         moves = [(m.after_function, 0, m.variable, m.first_chunk, m.chunk_count) for m in self.plan.outs]
         moves += [(m.after_function, 1, m.variable, m.first_chunk, m.chunk_count) for m in self.plan.ins]
         for _, is_in, v, first, count in sorted(moves):
-            mask = _mask(first, count) & ~seen[v]
+            mask = _mask(first, count)
+            left[v] = left[v] & ~mask if is_in else left[v] | mask
+            away[v] |= mask & ~seen[v] if is_in else 0
             seen[v] |= mask
-            if is_in:
-                away[v] |= mask
         for v in table.entries:
             if table.previous[v] >= 0 and not self.problem.dormant[v]:
                 self.alive[v] = True
-                self.absent[v] = self.valid[v] = away[v] & table.full[v]
+                gone = away[v] | left[table.previous[v]] & ~seen[v]
+                self.absent[v] = self.valid[v] = gone & table.full[v]
                 self.free -= table.chunks[v] - self.absent[v].bit_count()
 
     def iteration(self) -> None:
@@ -193,6 +201,7 @@ class _Run:
         self.timeline = Timeline()
         self.held_seconds = 0.0
         self.ended = -1
+        self.ran = [-1] * len(self.ran)
         self.ready = self.now
         self.waits_for = -1
         for v in table.entries:
@@ -261,9 +270,7 @@ class _Run:
             v, mask, after = self.outs[0]
             if after > self.ended:
                 return
-            if v >= 0 and self.alive[v]:
-                if v in self.table.pins[self.ended + 1]:
-                    return
+            if v >= 0 and self.alive[v] and self.ran[v] <= after and v not in self.table.pins[self.ended + 1]:
                 if self.in_copy is not None and self.in_copy[0] == v and self.in_copy[1] & mask:
                     return
                 mask = self._drop(v, mask & ~self.absent[v])
@@ -296,7 +303,7 @@ class _Run:
             v, mask, after, needed = self.ins[0]
             if after > self.ended or self.outs_done < needed:
                 return
-            if v >= 0 and self.alive[v]:
+            if v >= 0 and self.alive[v] and self.ran[v] <= after:
                 mask &= self.absent[v]
                 if mask.bit_count() > self.free:
                     return
@@ -340,6 +347,8 @@ class _Run:
             return
         for v in self.table.births[i]:
             self._allocate(v)
+        for v in self.table.pins[i]:
+            self.ran[v] = i
         timeline, stall = self.timeline, self.now - self.ready
         if stall > 0:
             timeline.stall_by_function[i] = stall
