@@ -19,7 +19,7 @@ class Mixed(nn.Module):
             nn.BatchNorm2d(128),
             nn.ReLU(),
         )
-        self.block = nn.TransformerEncoderLayer(128, 4, 256, dropout=0.1, batch_first=True, norm_first=True)
+        self.block = nn.TransformerEncoderLayer(128, 4, 256, dropout=0.0, batch_first=True, norm_first=True)
         self.classifier = nn.Linear(128, 10)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -32,8 +32,8 @@ def main() -> None:
     path = begin()
     model = Mixed()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    images = torch.randn(3, 16, 3, 32, 32)
-    labels = torch.randint(10, (3, 16))
+    images = torch.randn(3, 32, 3, 32, 32)
+    labels = torch.randint(10, (3, 32))
 
     def loss_of(step: int) -> Tensor:
         with torch.autocast("cpu", dtype=torch.bfloat16):

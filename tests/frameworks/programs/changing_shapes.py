@@ -30,7 +30,7 @@ def main() -> None:
     path = begin()
     model = Encoder()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    batches = [torch.randint(512, (16, length)) for length in LENGTHS] + [torch.randint(512, (5, 64))]
+    batches = [torch.randint(512, (8, length)) for length in LENGTHS] + [torch.randint(512, (5, 64))]
 
     def loss_of(step: int) -> Tensor:
         tokens = batches[step]

@@ -27,10 +27,10 @@ class ComplexConvolution(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.randn(channels, channels, 5, dtype=torch.complex64) / channels)
+        self.weight = nn.Parameter(torch.randn(channels, channels, 5, 2) / channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.nn.functional.conv1d(x, self.weight.conj(), padding=2)
+        return torch.nn.functional.conv1d(x, torch.view_as_complex(self.weight).conj(), padding=2)
 
 
 def main() -> None:

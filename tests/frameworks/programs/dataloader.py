@@ -1,4 +1,4 @@
-"""DataLoader workers under fork and spawn: they read a large tensor of the parent and return tensors, while it trains."""
+"""DataLoader workers under fork and spawn read a large tensor of the parent and return tensors, while it trains."""
 
 from typing import Any
 

@@ -34,9 +34,12 @@ def interrupt(*_: Any) -> None:
 
 def main() -> None:
     path = begin()
-    model = nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 1024), nn.GELU(), nn.Linear(1024, 256))
+    layers: list[nn.Module] = [nn.Linear(256, 768), nn.GELU()]
+    for _ in range(5):
+        layers += [nn.Linear(768, 768), nn.GELU()]
+    model = nn.Sequential(*layers, nn.Linear(768, 256))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    x = torch.randn(2048, 256)
+    x = torch.randn(1024, 256)
     losses: list[float] = []
     raised: list[str] = []
 

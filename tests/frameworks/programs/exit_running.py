@@ -22,7 +22,7 @@ def main() -> None:
         optimizer.step()
         losses.append(loss.item())
     # Many seconds of work on a few megabytes, by one thread; the exit below takes a fraction of one.
-    threading.Thread(target=torch.linalg.eigvals, args=(torch.randn(2000, 2000),), daemon=True).start()
+    threading.Thread(target=torch.linalg.eigvals, args=(torch.randn(3000, 3000),), daemon=True).start()
     time.sleep(0.2)
     finish(path, {"model": model.state_dict(), "losses": losses})
 

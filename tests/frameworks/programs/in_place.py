@@ -14,7 +14,7 @@ class InPlace(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.weights = nn.Parameter(torch.randn(6, 256, 256) / 16)
-        self.register_buffer("history", torch.zeros(6, 2048, 256))
+        self.register_buffer("history", torch.zeros(6, 1024, 256))
         self.history: Tensor
 
     def forward(self, x: Tensor) -> Tensor:
@@ -62,7 +62,7 @@ def main() -> None:
     path = begin()
     model = InPlace()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    x = torch.randn(2048, 256)
+    x = torch.randn(1024, 256)
     losses = train(model, optimizer, 4, lambda step: F.mse_loss(model(x), x.roll(step, dims=0)))
     finish(path, {"model": model.state_dict(), "losses": losses, "aliases": aliases()})
 

@@ -1,4 +1,4 @@
-"""A two-layer LSTM and a bidirectional GRU over packed sequences of different lengths."""
+"""A four-layer LSTM and a bidirectional GRU over packed sequences of different lengths."""
 
 import torch
 from program import begin, finish, train
@@ -11,7 +11,7 @@ class Recurrent(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.lstm = nn.LSTM(64, 256, num_layers=2, dropout=0.1, batch_first=True)
+        self.lstm = nn.LSTM(64, 256, num_layers=4, dropout=0.1, batch_first=True)
         self.gru = nn.GRU(256, 128, bidirectional=True, batch_first=True)
         self.classifier = nn.Linear(256, 8)
 
@@ -27,9 +27,9 @@ def main() -> None:
     path = begin()
     model = Recurrent()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    x = torch.randn(4, 96, 24, 64)
-    lengths = torch.randint(8, 25, (96,))
-    labels = torch.randint(8, (4, 96))
+    x = torch.randn(4, 64, 24, 64)
+    lengths = torch.randint(8, 25, (64,))
+    labels = torch.randint(8, (4, 64))
     losses = train(model, optimizer, 4, lambda step: nn.functional.cross_entropy(model(x[step], lengths), labels[step]))
     finish(path, {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "losses": losses})
 

@@ -16,7 +16,7 @@ from torch import nn
 def network() -> nn.Sequential:
     layers: list[nn.Module] = []
     for _ in range(4):
-        layers += [nn.Linear(768, 768), nn.GELU()]
+        layers += [nn.Linear(640, 640), nn.GELU()]
     return nn.Sequential(*layers)
 
 
@@ -42,7 +42,7 @@ def loaded(state: dict[str, Any]) -> tuple[nn.Module, torch.optim.Optimizer]:
 
 def main() -> None:
     path = begin()
-    x = torch.randn(512, 768)
+    x = torch.randn(512, 640)
     model = network()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     losses = {"first": steps(model, optimizer, x, 3)}

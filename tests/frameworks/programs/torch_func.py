@@ -22,18 +22,19 @@ def per_sample_gradients(x: Tensor, labels: Tensor) -> dict[str, Any]:
         return F.cross_entropy(functional_call(model, parameters, (sample.unsqueeze(0),)), label.unsqueeze(0))
 
     losses: list[Tensor] = []
+    gradients: dict[str, Tensor] = {}
     for _ in range(3):
-        gradients, loss = vmap(grad_and_value(loss_of), in_dims=(None, 0, 0))(parameters, x, labels)
+        gradients, loss = vmap(grad_and_value(loss_of), in_dims=(None, 0, 0), chunk_size=16)(parameters, x, labels)
         norms = sum(g.flatten(1).square().sum(dim=1) for g in gradients.values()).sqrt()
         factor = (1.0 / norms).clamp(max=1.0)
         for name, g in gradients.items():
             parameters[name] = parameters[name] - 0.1 * torch.einsum("n,n...->...", factor, g) / len(x)
         losses.append(loss)
-    return {"parameters": parameters, "losses": losses}
+    return {"parameters": parameters, "gradients": gradients, "losses": losses}
 
 
 def ensemble(x: Tensor) -> Tensor:
-    models = [network() for _ in range(8)]
+    models = [network() for _ in range(32)]
     parameters, buffers = stack_module_state(models)  # type: ignore[arg-type]
 
     def call(parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor) -> Tensor:
@@ -67,7 +68,7 @@ def derivatives() -> dict[str, Any]:
 
 def main() -> None:
     path = begin()
-    x, labels = torch.randn(128, 128), torch.randint(8, (128,))
+    x, labels = torch.randn(64, 128), torch.randint(8, (64,))
     results = {"samples": per_sample_gradients(x, labels), "ensemble": ensemble(x), "derivatives": derivatives()}
     finish(path, results)
 

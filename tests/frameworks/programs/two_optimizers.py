@@ -35,11 +35,11 @@ def main() -> None:
     generator, critic = generator_network(), critic_network()
     generator_optimizer = torch.optim.Adam(generator.parameters(), lr=2e-4, betas=(0.5, 0.999))
     critic_optimizer = torch.optim.Adam(critic.parameters(), lr=2e-4, betas=(0.5, 0.999))
-    real = torch.randn(64, 3, 32, 32).tanh()
-    ones, zeros = torch.ones(64, 1), torch.zeros(64, 1)
+    real = torch.randn(160, 3, 32, 32).tanh()
+    ones, zeros = torch.ones(160, 1), torch.zeros(160, 1)
     losses = []
-    for step in range(8):
-        fake = generator(torch.randn(64, 64, 1, 1))
+    for step in range(6):
+        fake = generator(torch.randn(160, 64, 1, 1))
         # Two steps of the critic for each of the generator.
         critic_optimizer.zero_grad()
         loss = F.binary_cross_entropy_with_logits(critic(real), ones)
