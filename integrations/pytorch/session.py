@@ -87,7 +87,13 @@ class Session:
     def _boundary(self) -> None:
         if self.closed or self._forked or self.core.in_function():
             return
-        self.daemon.boundary()
+        try:
+            self.daemon.boundary()
+        except Exception:
+            if self.config.strict:
+                raise
+            log.warning("planning failed; the program goes on in demand mode", exc_info=True)
+            self.daemon.policy = "none"
         if self.summary_path is not None and time.monotonic() - self._last_written > _SUMMARY_EVERY_SECONDS:
             self._write_summary(final=False)
 

@@ -97,6 +97,20 @@ void Recorder::free(Region* region) {
   }
 }
 
+// The numbers of the iteration before mean something only if it did the same. Else what is there from the start to the
+// end is taken to keep its number.
+void Recorder::link_to_previous(Trace& ended) const {
+  const bool repeats = last_fingerprint_ == ended.fingerprint;
+  const auto functions = static_cast<int32_t>(ended.functions());
+  for (size_t v = 0; v < ended.variables.size(); ++v) {
+    Trace::Variable& variable = ended.variables[v];
+    if (!repeats) variable.previous = variable.born < 0 && variable.died == functions ? static_cast<int32_t>(v) : -1;
+    const auto before = static_cast<size_t>(variable.previous);
+    if (variable.previous >= 0 && (before >= ended.variables.size() || ended.variables[before].died != functions))
+      variable.previous = -1;
+  }
+}
+
 std::shared_ptr<Trace> Recorder::finish(double now) {
   std::shared_ptr<Trace> ended = trace_;
   const auto functions = static_cast<int32_t>(ended->functions());
@@ -106,6 +120,8 @@ std::shared_ptr<Trace> Recorder::finish(double now) {
     variable.born = std::min(variable.born, functions - 1);
     variable.died = std::min(variable.died, functions);
   }
+  link_to_previous(*ended);
+  last_fingerprint_ = hash_;
   ++iteration_;
   begin_iteration(now);
   return ended;

@@ -63,10 +63,11 @@ class Recorder {
 
   void begin_iteration(double now);
   uint32_t add(Region* region, int32_t born);
+  void link_to_previous(Trace& ended) const;
 
   std::shared_ptr<Trace> trace_;
   std::vector<Trace::Variable> only_freed_;  // freed without a use: known only at the end, so numbered last
-  uint64_t hash_ = 0;
+  uint64_t hash_ = 0, last_fingerprint_ = 0;
   uint64_t iteration_ = 1;
   double began_ = 0;
   std::vector<std::string> names_;

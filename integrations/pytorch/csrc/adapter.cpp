@@ -229,7 +229,7 @@ void run(const c10::OperatorHandle& op, const OperatorInfo& info, c10::DispatchK
     torch::jit::drop(*stack, op.schema().returns().size());
     raise(status);
   }
-  for (const ooc_operand& operand : held) ooc_core_pin(core, operand.address, operand.access);
+  for (const ooc_operand& operand : held) ooc_core_pin(core, operand.address, operand.access, nullptr);
 }
 
 // ---- operators over whole lists -------------------------------------------------------------------------------------
