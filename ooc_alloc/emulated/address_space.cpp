@@ -12,9 +12,11 @@ void* pointer(uint64_t address) { return reinterpret_cast<void*>(address); }
 
 constexpr int kNowhere = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
 
-// PROT_NONE memory over a range that is ours. Fails when the kernel's limit of mappings (vm.max_map_count) is reached.
+// PROT_NONE memory over a range that is ours. When the kernel's limit of mappings (vm.max_map_count) is reached, the range
+// may still be made inaccessible as it is, if it ends where the kernel's mappings do; so unmapping leads out of that state.
 bool map_nothing(uint64_t address, uint64_t bytes) {
-  return mmap(pointer(address), bytes, PROT_NONE, kNowhere | MAP_FIXED, -1, 0) != MAP_FAILED;
+  if (mmap(pointer(address), bytes, PROT_NONE, kNowhere | MAP_FIXED, -1, 0) != MAP_FAILED) return true;
+  return mprotect(pointer(address), bytes, PROT_NONE) == 0;
 }
 
 uint64_t round_up(uint64_t value, uint64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
