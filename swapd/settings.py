@@ -30,7 +30,7 @@ _ALLOC = {
     "cuda": "cuda", "emulated": "emulated",
 }  # fmt: skip
 _SLOWEST_LINK = KIB  # bytes per second; the emulated driver takes less for a typing mistake
-_POLICY_FORMS = "auto, demand (no plan) or the name of a policy that `swapd plan --help` lists"
+POLICIES = ("auto", "demand", "idle", "window")  # those of swapd.policies, and demand: no plan
 
 
 @dataclass(frozen=True)
@@ -102,10 +102,12 @@ def parse_window(value: str | int) -> int | None:
 
 
 def parse_policy(value: str) -> str:
-    """The name of a policy, in lower case. Whether there is one of that name, only the planner knows."""
+    """The name of a policy; ``none`` is another name of demand."""
     name = str(value).strip().lower()
-    if not name.replace("-", "_").isidentifier():
-        raise UnitError(value, "is not the name of a policy", _POLICY_FORMS)
+    if name == "none":
+        return "demand"
+    if name not in POLICIES:
+        raise UnitError(value, "is no policy", f"{', '.join(POLICIES[:-1])} or {POLICIES[-1]}")
     return name
 
 
@@ -160,7 +162,7 @@ SETTINGS = (
     Setting("host_budget", "BYTES|%", "host bytes for swapped data [80% of what the cgroup allows]", parse_amount),
     Setting("chunk_size", "BYTES", "size of a physical chunk [2MiB]", parse_bytes, exact_bytes),
     Setting("small_limit", "BYTES", "largest allocation that is never swapped [1MiB]", parse_bytes, exact_bytes),
-    Setting("policy", "NAME", "scheduling policy [auto]", parse_policy),
+    Setting("policy", "|".join(POLICIES), "scheduling policy; demand is no plan [auto]", parse_policy),
     Setting("window", "BYTES|auto", "schedule window [auto]", parse_window, exact_bytes),
     Setting("summary", "FILE", "write a JSON summary there at exit", parse_path),
     Setting("trace", "FILE", "write the trace of the most frequent iteration there at exit", parse_path),
