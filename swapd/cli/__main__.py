@@ -1,0 +1,7 @@
+"""``python -m swapd.cli``."""
+
+import sys
+
+from swapd.cli import main
+
+sys.exit(main())

@@ -1,0 +1,58 @@
+"""Command-line flags made from the settings, and the configuration they give."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import click
+
+from swapd.cli.output import Failure
+from swapd.config import Config, ConfigError
+from swapd.settings import SETTINGS, Setting
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def setting_options(*names: str, without: Iterable[str] = ()) -> Callable[[F], F]:
+    """One flag per setting: those named, or all of them but `without`."""
+    chosen = [s for s in SETTINGS if (s.name in names if names else s.name not in set(without))]
+
+    def decorate(function: F) -> F:
+        for setting in reversed(chosen):
+            function = _option(setting)(function)
+        return function
+
+    return decorate
+
+
+def _option(setting: Setting) -> Callable[[F], F]:
+    text = setting.help[0].upper() + setting.help[1:]
+    return click.option(
+        setting.flag, setting.name, metavar=setting.metavar, default=None, help=f"{text}  ({setting.variable})"
+    )
+
+
+def read_config(flags: dict[str, Any]) -> Config:
+    """The configuration of the flags that were given and the environment. Warnings go to standard error.
+
+    Raises:
+        click.UsageError: a flag's value cannot be used.
+        Failure: a variable's value cannot be used.
+    """
+    given = {name: value for name, value in flags.items() if value is not None}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            config = Config.from_environment(os.environ, **given)
+        except ConfigError as error:
+            message = str(error)
+            for setting in SETTINGS:
+                if message.startswith(f"{setting.name}="):
+                    raise click.UsageError(setting.flag + message.removeprefix(setting.name)) from None
+            raise Failure(message) from None
+    for warning in caught:
+        click.echo(f"swapd: warning: {warning.message}", err=True)
+    return config

@@ -1,0 +1,57 @@
+"""What all commands share: failures that are for people, tables, progress bars, JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+
+class Failure(Exception):
+    """The command cannot do what was asked; the message is for the user and stands without a traceback."""
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else, to standard output.")
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console on the current standard streams."""
+    return Console(stderr=stderr, soft_wrap=False, highlight=False)
+
+
+def print_json(value: Any) -> None:
+    """`value` as indented JSON on standard output."""
+    sys.stdout.write(json.dumps(value, indent=1) + "\n")
+    sys.stdout.flush()
+
+
+def pairs_table(title: str, rows: Sequence[tuple[str, str | Text]]) -> Table:
+    """A two-column table of facts; strings are shown as they are, without markup."""
+    table = Table(title=Text(title), title_justify="left", show_header=False, box=None, pad_edge=False)
+    table.add_column(style="cyan", no_wrap=True)
+    table.add_column()
+    for name, fact in rows:
+        table.add_row(name, fact if isinstance(fact, Text) else Text(fact))
+    return table
+
+
+@contextmanager
+def progress_bar() -> Iterator[Any]:
+    """A function (text, done, total) that drives a bar on standard error; silent where that is no terminal."""
+    screen = console(stderr=True)
+    bar = Progress(BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=screen, transient=True)
+    with bar:
+        task = bar.add_task("", total=None)
+
+        def update(text: str, done: int, total: int) -> None:
+            bar.update(task, description=text, completed=done, total=total)
+
+        yield update

@@ -1,0 +1,182 @@
+"""`swapd plan`: make a plan for a trace and say what it is worth."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from swapd.bound import Bound, bound
+from swapd.cli.output import Failure, console, json_option, pairs_table, print_json
+from swapd.machine import Profile, load_profile
+from swapd.plan import Plan
+from swapd.policies import available, make_plan
+from swapd.problem import InfeasibleError, Problem
+from swapd.settings import parse_link, parse_window
+from swapd.simulator import Timeline, simulate
+from swapd.trace import Machine, Trace, TraceError
+from swapd.units import (
+    exact_bytes,
+    format_bandwidth,
+    format_bytes,
+    format_duration,
+    parse_amount,
+    parse_bytes,
+)
+
+
+def _value(parse: Any) -> Any:
+    """A click callback that parses an option's text."""
+
+    def callback(_context: click.Context, _parameter: click.Parameter, text: str | None) -> Any:
+        try:
+            return None if text is None else parse(text)
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from None
+
+    return callback
+
+
+@click.command("plan")
+@click.argument("trace_path", metavar="TRACE", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option(
+    "--budget",
+    required=True,
+    metavar="BYTES|%",
+    callback=_value(parse_amount),
+    help="Device bytes to plan for; a percentage is of the trace's live peak.",
+)
+@click.option("--policy", default="auto", show_default=True, type=click.Choice(available()), help="Scheduling policy.")
+@click.option("--window", metavar="BYTES|auto", callback=_value(parse_window), help="Schedule window [auto].")
+@click.option("--chunk-size", metavar="BYTES", callback=_value(parse_bytes), help="Chunk size [the trace's, or 2MiB].")
+@click.option(
+    "--bandwidth",
+    metavar="RATE",
+    callback=_value(parse_link),
+    help="Speed of the link: 10GiB/s, or h2d=8GiB/s,d2h=6GiB/s,latency=20us [the trace's].",
+)
+@click.option("--device", metavar="NAME", help="Take the link's speed from the profile that `swapd probe` made.")
+@click.option("--output", "-o", type=click.Path(dir_okay=False, path_type=Path), help="Write the plan there.")
+@json_option
+def command(
+    trace_path: Path,
+    budget: Any,
+    policy: str,
+    window: int | None,
+    chunk_size: int | None,
+    bandwidth: Any,
+    device: str | None,
+    output: Path | None,
+    as_json: bool,
+) -> int:
+    """Make a plan for TRACE, and show what moves and how long a step takes.
+
+    Three times are shown: the computation alone, the bound that no schedule beats, and the plan's, as simulated;
+    beside them the time without a plan (demand mode).
+
+    \b
+    swapd plan gpt.trace --budget 8GiB --bandwidth 12GiB/s
+    """
+    trace = _load(trace_path)
+    peak = int(trace.live_bytes.max(initial=0))
+    machine = _machine(bandwidth, device)
+    try:
+        problem = Problem.from_trace(trace, budget.resolve(peak), chunk_bytes=chunk_size, machine=machine)
+        with console(stderr=True).status("planning"):
+            plan = make_plan(problem, policy=policy, window_bytes=window)
+            timeline, demand = simulate(problem, plan), simulate(problem, Plan())
+    except InfeasibleError as error:
+        raise Failure(f"{error}; give at least --budget {exact_bytes(error.min_budget_bytes)}") from None
+    except ValueError as error:
+        raise Failure(str(error)) from None
+    if output is not None:
+        try:
+            plan.save(output)
+        except OSError as error:
+            raise Failure(f"cannot write {output}: {error.strerror}") from None
+    facts = plan_facts(problem, plan, bound(problem), timeline, demand)
+    if as_json:
+        print_json(facts)
+    else:
+        console().print(pairs_table(f"plan for {trace_path}", plan_rows(facts)))
+    return 0
+
+
+def _load(path: Path) -> Trace:
+    try:
+        return Trace.load(path)
+    except (TraceError, OSError) as error:
+        raise Failure(str(error)) from None
+
+
+def _machine(link: Any, device: str | None) -> Machine | None:
+    if link is not None and device is not None:
+        raise click.UsageError("--bandwidth and --device contradict each other; give one")
+    if link is not None:
+        try:
+            return Machine(link.d2h_bytes_per_second, link.h2d_bytes_per_second, link.d2h_latency_seconds)
+        except ValueError:
+            raise click.UsageError("--bandwidth: a plan needs a speed, not unlimited") from None
+    if device is None:
+        return None
+    profile: Profile | None = load_profile(device)
+    if profile is None:
+        raise Failure(f"there is no profile of a device {device!r}; run `swapd probe` on its machine")
+    return profile.machine()
+
+
+def plan_facts(problem: Problem, plan: Plan, limit: Bound, timeline: Timeline, demand: Timeline) -> dict[str, Any]:
+    """What a plan is, moves and costs; the keys of ``swapd plan --json``."""
+    return {
+        "policy": plan.policy,
+        "window_bytes": plan.window_bytes,
+        "budget_bytes": problem.budget_bytes,
+        "min_budget_bytes": problem.min_budget_bytes,
+        "live_peak_bytes": problem.live_peak_chunks * problem.chunk_bytes,
+        "chunk_bytes": problem.chunk_bytes,
+        "out_bytes_per_second": problem.machine.out_bytes_per_second,
+        "in_bytes_per_second": problem.machine.in_bytes_per_second,
+        "planned_outs": len(plan.outs),
+        "planned_ins": len(plan.ins),
+        "out_bytes": timeline.out_bytes,
+        "in_bytes": timeline.in_bytes,
+        "dropped_bytes": timeline.dropped_bytes,
+        "demand_in_count": timeline.demand_in_count,
+        "compute_seconds": problem.compute_seconds,
+        "bound_seconds": limit.seconds,
+        "predicted_seconds": timeline.seconds,
+        "stall_seconds": timeline.stall_seconds,
+        "demand_mode_seconds": demand.seconds,
+    }
+
+
+def plan_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """The same for people."""
+
+    def times(key: str) -> str:
+        ratio = facts[key] / facts["bound_seconds"] if facts["bound_seconds"] > 0 else 1.0
+        return f"{format_duration(facts[key])}, {ratio:.2f} times the bound"
+
+    window = f", window {format_bytes(facts['window_bytes'])}" if facts["window_bytes"] else ""
+    over = facts["live_peak_bytes"] / facts["budget_bytes"]
+    rows = [
+        ("policy", facts["policy"] + window),
+        ("budget", f"{format_bytes(facts['budget_bytes'])}; the least that would do {_bytes(facts, 'min_budget')}"),
+        ("live peak", f"{_bytes(facts, 'live_peak')}, {over:.2f} times the budget"),
+        ("link", f"out {format_bandwidth(facts['out_bytes_per_second'])}, "
+                 f"in {format_bandwidth(facts['in_bytes_per_second'])}"),
+        ("moves", f"{facts['planned_outs']} out, {facts['planned_ins']} in; {facts['demand_in_count']} more on demand"),
+        ("bytes", f"out {_bytes(facts, 'out')}, in {_bytes(facts, 'in')}, dropped clean {_bytes(facts, 'dropped')}"),
+        ("compute", format_duration(facts["compute_seconds"])),
+        ("bound", format_duration(facts["bound_seconds"])),
+        ("planned step", f"{times('predicted_seconds')}; stalls {format_duration(facts['stall_seconds'])}"),
+        ("demand mode", times("demand_mode_seconds")),
+    ]  # fmt: skip
+    if not facts["planned_outs"] and not facts["planned_ins"]:
+        rows.insert(0, ("", "everything fits: nothing needs to move"))
+    return rows
+
+
+def _bytes(facts: dict[str, Any], key: str) -> str:
+    return format_bytes(facts[f"{key}_bytes"])

@@ -1,0 +1,103 @@
+"""`swapd probe`: measure the machine and keep what was found."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any
+
+import click
+from rich.console import RenderableType
+from rich.table import Table
+
+from ooc_alloc import OocError
+from swapd.cli.options import read_config, setting_options
+from swapd.cli.output import Failure, console, json_option, pairs_table, print_json, progress_bar
+from swapd.machine import Profile, save_profile
+from swapd.probe import QUICK, Effort, measure, open_device
+from swapd.units import format_bandwidth, format_bytes, format_duration
+
+
+@click.command("probe")
+@setting_options("alloc", "chunk_size", "emulated_memory", "emulated_bandwidth", "emulated_granularity")
+@click.option("--quick", is_flag=True, help="Fewer sizes and repeats: a second rather than ten.")
+@click.option("--no-save", is_flag=True, help="Do not keep the profile.")
+@json_option
+def command(quick: bool, no_save: bool, as_json: bool, **flags: Any) -> int:
+    """Measure the device: memory calls by chunk count, copies by size and direction, pinning.
+
+    All figures are medians. The profile is kept under $XDG_CACHE_HOME/ooc_alloc, where `swapd plan --device` finds it.
+    """
+    config = read_config(flags)
+    os.environ.update(config.to_environment())  # the emulated driver reads its settings there
+    try:
+        device, is_emulated = open_device(config.alloc if config.enabled else "auto")
+        with progress_bar() as progress:
+            profile = measure(
+                device,
+                chunk_bytes=config.chunk_size,
+                link=config.emulated_bandwidth if is_emulated else None,
+                effort=QUICK if quick else Effort(),
+                progress=progress,
+            )
+        device.close()
+    except OocError as error:
+        raise Failure(str(error)) from None
+    path = None
+    if not no_save:
+        try:
+            path = save_profile(profile)
+        except OSError as error:
+            raise Failure(f"cannot keep the profile: {error}; use --no-save, or set XDG_CACHE_HOME") from None
+    if as_json:
+        print_json({"path": None if path is None else str(path), **dataclasses.asdict(profile)})
+        return 0
+    screen = console()
+    for part in profile_tables(profile):
+        screen.print(part)
+        screen.print()
+    if is_emulated:
+        screen.print("The device is emulated: these figures say nothing about the speed of a GPU.")
+    if path is not None:
+        screen.print(f"kept as {path}", soft_wrap=True)
+    return 0
+
+
+def profile_tables(profile: Profile) -> list[RenderableType]:
+    """A profile as tables: the device, memory calls, copies."""
+    facts = pairs_table(
+        profile.device,
+        [
+            ("memory", format_bytes(profile.total_bytes)),
+            ("granularity", format_bytes(profile.granularity_bytes)),
+            ("link held to", profile.link or "nothing"),
+            (
+                "latency",
+                f"out {format_duration(profile.out_latency_seconds)}, in {format_duration(profile.in_latency_seconds)}",
+            ),
+            (
+                "pinning",
+                f"{format_duration(profile.pin_seconds_per_mib)} per MiB, undone in "
+                f"{format_duration(profile.unpin_seconds_per_mib)}",
+            ),
+        ],
+    )
+    memory = Table(title=f"memory calls, chunks of {format_bytes(profile.memory[0].chunk_bytes)}", title_justify="left")
+    for name in ("chunks", "create / chunk", "map / chunk", "set access / range", "unmap / range", "release / chunk"):
+        memory.add_column(name, justify="right")
+    for row in profile.memory:
+        seconds = (
+            row.create_seconds,
+            row.map_seconds,
+            row.set_access_seconds,
+            row.unmap_seconds,
+            row.release_seconds,
+        )
+        memory.add_row(str(row.chunks), *[format_duration(value) for value in seconds])
+    copies = Table(title="copies", title_justify="left")
+    for name in ("size", "out alone", "in alone", "out with both", "in with both"):
+        copies.add_column(name, justify="right")
+    for copy in profile.copies:
+        times = (copy.out_seconds, copy.in_seconds, copy.both_out_seconds, copy.both_in_seconds)
+        copies.add_row(format_bytes(copy.bytes), *[format_bandwidth(copy.bytes / value) for value in times])
+    return [facts, memory, copies]

@@ -1,0 +1,97 @@
+"""`swapd run`: set the variables, run the program, show what it did."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+
+from swapd.cli.launch import ProgramCommand, python_arguments, replace_by_program, run_program
+from swapd.cli.options import read_config, setting_options
+from swapd.cli.output import Failure, console
+from swapd.cli.summary import summary_table
+from swapd.config import Config
+
+NO_SUMMARY = (
+    "the program left no summary: it did not import PyTorch, or the allocator did not start (its reason is above; "
+    "`swapd doctor` looks for others)"
+)
+
+
+@click.command("run", cls=ProgramCommand)
+@setting_options()
+@click.option("--json", "json_path", metavar="FILE", help="Write the summary there as JSON; - is standard output.")
+@click.option("--quiet", "-q", is_flag=True, help="Do not show the summary; this process becomes the program.")
+@click.argument("program", nargs=-1, required=True, metavar="SCRIPT.py|-m MODULE [ARGUMENT]...", type=click.UNPROCESSED)
+def command(program: tuple[str, ...], json_path: str | None, quiet: bool, **flags: Any) -> int:
+    """Run a Python program out-of-core, unchanged.
+
+    Each option sets the variable named beside it; a variable that is set already counts where no option is given. The
+    device is chosen automatically unless --alloc says otherwise. Signals go to the program, and the exit status is the
+    program's.
+
+    \b
+    swapd run --budget 8GiB train.py --epochs 3
+    swapd run --budget 60% -m mypackage.train
+    """
+    arguments = python_arguments(program)
+    config = read_config(flags)
+    if not config.enabled:
+        config = dataclasses.replace(config, alloc="auto")
+    if quiet and json_path is None:
+        replace_by_program(arguments, config)
+    status, summary = run_with_summary(arguments, config)
+    if summary is None:
+        click.echo(f"swapd: {NO_SUMMARY}", err=True)
+    else:
+        if json_path is not None:
+            _write(json_path, summary)
+        if not quiet:
+            console(stderr=True).print(summary_table(summary))
+    return status
+
+
+def run_with_summary(arguments: list[str], config: Config) -> tuple[int, dict[str, Any] | None]:
+    """Run the program; its exit status, and its summary if it left one."""
+    folder = Path(tempfile.mkdtemp(prefix="swapd-"))
+    try:
+        path = config.summary or folder / "summary.json"
+        before = _stamp(path)
+        status = run_program(arguments, dataclasses.replace(config, summary=path.absolute()))
+        if _stamp(path) in (None, before):
+            return status, None
+        try:
+            summary = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            click.echo(f"swapd: the summary {path} cannot be read: {error}", err=True)
+            return status, None
+        return status, summary if isinstance(summary, dict) else None
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """What changes when the file is written anew; None if it is not there."""
+    try:
+        facts = path.stat()
+    except OSError:
+        return None
+    return facts.st_mtime_ns, facts.st_ino
+
+
+def _write(path: str, summary: dict[str, Any]) -> None:
+    text = json.dumps(summary, indent=1) + "\n"
+    if path == "-":
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        return
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise Failure(f"cannot write {path}: {error.strerror}") from None

@@ -1,0 +1,92 @@
+"""A run's summary as a table that people can read."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from swapd.cli.output import pairs_table
+from swapd.units import format_bytes, format_duration
+
+
+def summary_table(summary: dict[str, Any]) -> Table:
+    """The table of a summary (`swapd/summary.py`); figures that it lacks are left out."""
+    rows: list[tuple[str, str | Text]] = [
+        ("device", str(summary.get("device", "?"))),
+        ("memory", _memory(summary)),
+        ("moved", _moved(summary)),
+        ("steps", _steps(summary)),
+        ("stalls", _stalls(summary)),
+        ("plan", _plan(summary)),
+        ("fragmentation", _fragmentation(summary)),
+    ]
+    rows += [("attention", text) for text in _attention(summary)]
+    return pairs_table("out-of-core run", [row for row in rows if row[1]])
+
+
+def _bytes(summary: dict[str, Any], key: str) -> str:
+    return format_bytes(float(summary.get(key) or 0))
+
+
+def _memory(summary: dict[str, Any]) -> str:
+    budget, peak = summary.get("budget_bytes") or 0, summary.get("live_peak_bytes") or 0
+    times = f"{peak / budget:.2f} times the budget" if budget else "no budget"
+    return (
+        f"live peak {format_bytes(peak)}, {times} of {format_bytes(budget)}; device peak "
+        f"{_bytes(summary, 'device_peak_bytes')}, host peak {_bytes(summary, 'host_peak_bytes')}"
+    )
+
+
+def _moved(summary: dict[str, Any]) -> str:
+    return (
+        f"out {_bytes(summary, 'swap_out_bytes')} in {summary.get('swap_out_count', 0)}, "
+        f"in {_bytes(summary, 'swap_in_bytes')} in {summary.get('swap_in_count', 0)} "
+        f"({summary.get('demand_swap_in_count', 0)} on demand), {summary.get('clean_drop_count', 0)} dropped clean"
+    )
+
+
+def _steps(summary: dict[str, Any]) -> str:
+    seconds = [float(value) for value in summary.get("step_seconds") or []]
+    if not seconds:
+        return "none found"
+    steady = seconds[len(seconds) // 2 :]
+    text = f"{len(seconds)}, median of the later half {format_duration(statistics.median(steady))}"
+    return f"{text}; {summary.get('functions', 0)} functions in all"
+
+
+def _stalls(summary: dict[str, Any]) -> str:
+    stall = float(summary.get("stall_seconds") or 0)
+    total = sum(float(value) for value in summary.get("step_seconds") or [])
+    return format_duration(stall) + (f", {stall / total:.1%} of the steps" if total > 0 else "")
+
+
+def _plan(summary: dict[str, Any]) -> str:
+    text = f"policy {summary.get('policy', '?')}, {summary.get('plan_count', 0)} plans"
+    if summary.get("window_bytes"):
+        text += f", window {_bytes(summary, 'window_bytes')}"
+    predicted, bound = summary.get("predicted_step_seconds"), summary.get("bound_step_seconds")
+    if predicted and bound:
+        text += f", a step predicted {format_duration(predicted)}, bound {format_duration(bound)}"
+    return text
+
+
+def _fragmentation(summary: dict[str, Any]) -> str:
+    internal = float(summary.get("internal_fragmentation_ratio") or 0)
+    external = float(summary.get("external_fragmentation_ratio") or 0)
+    return f"internal {internal:.2%}, external {external:.2%}"
+
+
+def _attention(summary: dict[str, Any]) -> list[Text]:
+    """Sentences about what should not have happened."""
+    texts = []
+    if overruns := summary.get("budget_overrun_count"):
+        need = _bytes(summary, "min_budget_bytes")
+        texts.append(Text(f"the budget was exceeded {overruns} times; {need} would do", style="red"))
+    if divergences := summary.get("divergence_count"):
+        texts.append(Text(f"the program left its recorded sequence {divergences} times", style="yellow"))
+    if failures := summary.get("driver_failure_count"):
+        texts.append(Text(f"{failures} driver calls failed and were made up for", style="yellow"))
+    return texts

@@ -1,0 +1,329 @@
+"""Doctor: what is supported on this machine, what is not, and what to do about it.
+
+Each check is a function that returns a Check and raises nothing. PyTorch is looked at from a process of its own, since
+this package may not import it and since a broken installation must not break the report.
+"""
+
+from __future__ import annotations
+
+import ctypes.util
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import resource
+import shutil
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from swapd.config import Config, ConfigError, unknown_variables
+from swapd.host_limits import available_host_bytes, cgroup_memory
+from swapd.machine import cache_directory
+from swapd.units import GIB, MIB, format_bytes
+
+Status = Literal["ok", "warn", "no"]
+
+AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+ENTRY_POINT_GROUP = "torch.backends"
+_TORCH_TIMEOUT_SECONDS = 120
+_ASK_TORCH = """
+import json, torch
+facts = {"version": torch.__version__, "cuda": torch.version.cuda, "adapter": None, "built": False}
+try:
+    from integrations.pytorch import build
+    path = build.adapter_path()
+    facts["adapter"], facts["built"] = str(path), path.exists()
+except Exception as error:
+    facts["adapter_error"] = f"{type(error).__name__}: {error}"
+print(json.dumps(facts))
+"""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One finding: ok, warn (something is missing or less than best), or no (what it is about cannot work)."""
+
+    name: str
+    status: Status
+    detail: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class Report:
+    """All findings, in the order in which a person would look."""
+
+    checks: tuple[Check, ...]
+
+    def __getitem__(self, name: str) -> Check:
+        return next(check for check in self.checks if check.name == name)
+
+    @property
+    def usable(self) -> bool:
+        """Whether programs can run out-of-core on at least one kind of device."""
+        basics = all(self[name].status != "no" for name in ("system", "memfd", "native libraries", "settings"))
+        return basics and any(self[name].status == "ok" for name in ("emulated device", "CUDA device"))
+
+
+def examine(progress: Callable[[str, int, int], None] | None = None) -> Report:
+    """Run every check."""
+    checks: list[Check] = []
+    steps: list[tuple[str, Callable[[], list[Check]]]] = [
+        ("system", lambda: [check_system(), check_memfd()]),
+        ("native libraries", lambda: [check_libraries()]),
+        ("settings", lambda: [check_settings(os.environ)]),
+        ("emulated device", lambda: [check_emulated()]),
+        ("CUDA", lambda: [check_cuda()]),
+        ("PyTorch", lambda: check_torch(os.environ)),
+        ("limits", lambda: [check_host_memory(), check_map_count(), check_memlock(), check_cache()]),
+    ]
+    for index, (name, step) in enumerate(steps):
+        if progress is not None:
+            progress(name, index, len(steps))
+        checks += step()
+    return Report(tuple(checks))
+
+
+def check_system() -> Check:
+    """Linux, 64 bits, a Python that we support."""
+    text = f"{platform.system()} {platform.release()} {platform.machine()}, Python {platform.python_version()}"
+    if platform.system() != "Linux" or sys.maxsize < 1 << 32:
+        return Check("system", "no", text, "64-bit Linux is needed: memfd and CUDA's virtual memory management")
+    return Check("system", "ok", text)
+
+
+def check_memfd() -> Check:
+    """The emulated device's memory is a memfd."""
+    try:
+        descriptor = os.memfd_create("ooc-doctor")
+        os.close(descriptor)
+    except (AttributeError, OSError) as error:
+        return Check(
+            "memfd", "no", f"memfd_create fails: {error}", "a kernel of 3.17 or later that allows memfd_create"
+        )
+    return Check("memfd", "ok", "memfd_create works")
+
+
+def check_libraries() -> Check:
+    """Our own native libraries are there, load, and are of this version."""
+    from ooc_alloc import OocError, library_path
+    from ooc_alloc._native import load_library
+
+    try:
+        load_library()
+        library_path("libooc_emulated_cuda.so")
+        return Check("native libraries", "ok", str(library_path().parent))
+    except (OocError, OSError, AttributeError) as error:
+        return Check("native libraries", "no", str(error), "`make native` in a checkout, or install the package anew")
+
+
+def check_settings(environment: Mapping[str, str]) -> Check:
+    """The variables that are set now can be used."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            config = Config.from_environment(environment)
+    except ConfigError as error:
+        return Check("settings", "no", str(error), "correct or unset the variable")
+    unknown = unknown_variables(environment)
+    if unknown:
+        return Check("settings", "warn", "; ".join(unknown), "correct or unset the variables")
+    text = " ".join(f"{name}={value}" for name, value in config.to_environment().items())
+    return Check("settings", "ok", text or "none set: programs run in plain memory; set OOC_ALLOC=1")
+
+
+def check_emulated() -> Check:
+    """The emulated driver loads and its device can be made."""
+    from ooc_alloc import OocError, library_path
+    from ooc_alloc._native import Probe
+
+    try:
+        device = Probe(str(library_path("libooc_emulated_cuda.so")))
+        facts = device.describe()
+        device.close()
+    except (OocError, OSError, AttributeError) as error:
+        return Check("emulated device", "no", str(error), "OOC_EMULATED_MEMORY gives its size; `make native` builds it")
+    return Check("emulated device", "ok", f"{format_bytes(float(facts['total_bytes']))} of host memory")
+
+
+def check_cuda() -> Check:
+    """A CUDA driver, a device, and its virtual memory management; that there is none is a normal state."""
+    name = "CUDA device"
+    try:
+        from cuda.bindings import driver
+    except ImportError as error:
+        return Check(name, "warn", f"cuda-python cannot be imported: {error}", "pip install cuda-python")
+    try:
+        return _ask_cuda(driver)
+    except Exception as error:  # DynamicLibNotFoundError of cuda.pathfinder, or whatever a broken driver does
+        if ctypes.util.find_library("cuda") is None:
+            return Check(
+                name, "warn", "no CUDA driver: only the emulated device can be used", "none needed without a GPU"
+            )
+        return Check(name, "warn", f"the CUDA driver does not work: {error}", "look at nvidia-smi")
+
+
+def _ask_cuda(driver: Any) -> Check:
+    def call(function: str, *arguments: Any) -> Any:
+        error, *values = getattr(driver, function)(*arguments)
+        if int(error) != 0:
+            raise RuntimeError(f"{function}: {error.name}")
+        return values[0] if values else None
+
+    call("cuInit", 0)
+    version = call("cuDriverGetVersion")
+    count = call("cuDeviceGetCount")
+    if count == 0:
+        return Check("CUDA device", "warn", "a driver but no device", "look at nvidia-smi and CUDA_VISIBLE_DEVICES")
+    device = call("cuDeviceGet", 0)
+    text = call("cuDeviceGetName", 128, device).split(b"\0")[0].decode(errors="replace")
+    attributes = driver.CUdevice_attribute
+    attribute = attributes.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
+    text += (
+        f", {format_bytes(call('cuDeviceTotalMem', device))}, driver for CUDA {version // 1000}.{version % 1000 // 10}"
+    )
+    if not call("cuDeviceGetAttribute", attribute, device):
+        return Check("CUDA device", "no", f"{text}: no virtual memory management", "a device of a later generation")
+    return Check("CUDA device", "ok", f"{text}, {count} in all")
+
+
+def check_torch(environment: Mapping[str, str]) -> list[Check]:
+    """PyTorch, the compiler for its adapter, the adapter, and how it is activated."""
+    compiler = check_compiler(environment)
+    checks = [compiler, check_entry_point(), check_autoload(environment)]
+    if importlib.util.find_spec("torch") is None:
+        return [
+            Check("PyTorch", "warn", "not installed: only the NumPy integration works", "pip install torch"),
+            *checks,
+        ]
+    facts = _ask_torch(environment)
+    if "error" in facts:
+        return [Check("PyTorch", "no", str(facts["error"]), "make `python -c 'import torch'` work"), *checks]
+    kind = f"built for CUDA {facts['cuda']}" if facts["cuda"] else "built for the CPU alone"
+    return [_version_check(str(facts["version"]), kind), _adapter_check(facts, compiler), *checks]
+
+
+def _ask_torch(environment: Mapping[str, str]) -> dict[str, Any]:
+    ours = {name: value for name, value in environment.items() if not name.startswith("OOC_")}
+    try:
+        answer = subprocess.run(
+            [sys.executable, "-c", _ASK_TORCH],
+            env={**ours, AUTOLOAD: "0"},
+            capture_output=True,
+            text=True,
+            timeout=_TORCH_TIMEOUT_SECONDS,
+            check=False,
+        )
+        if answer.returncode != 0:
+            last = (answer.stderr.strip().splitlines() or ["no message"])[-1]
+            return {"error": f"`import torch` fails: {last}"}
+        facts: dict[str, Any] = json.loads(answer.stdout.splitlines()[-1])
+        return facts
+    except (OSError, subprocess.TimeoutExpired, ValueError, IndexError) as error:
+        return {"error": f"PyTorch could not be asked: {error}"}
+
+
+def _version_check(version: str, kind: str) -> Check:
+    parts = tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdigit())
+    if parts < (2, 11):
+        return Check("PyTorch", "no", f"{version}, {kind}", "PyTorch 2.11 or later is needed")
+    return Check("PyTorch", "ok", f"{version}, {kind}")
+
+
+def _adapter_check(facts: dict[str, Any], compiler: Check) -> Check:
+    name = "PyTorch adapter"
+    if facts.get("adapter") is None:
+        return Check(name, "no", str(facts.get("adapter_error", "unknown")), "install the package anew")
+    if facts["built"]:
+        return Check(name, "ok", f"built: {facts['adapter']}")
+    if compiler.status == "ok":
+        return Check(name, "ok", "not built yet: the first use builds it and takes some seconds")
+    return Check(name, "no", "not built, and there is no compiler", compiler.remedy)
+
+
+def check_compiler(environment: Mapping[str, str]) -> Check:
+    """The C++ compiler that builds the adapter: $CXX, g++, c++ or clang++."""
+    asked = environment.get("CXX")
+    for name in (asked,) if asked else ("g++", "c++", "clang++"):
+        path = shutil.which(name)
+        if path is None:
+            continue
+        try:
+            answer = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=30, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return Check("compiler", "warn", f"{path} cannot be run: {error}", "point CXX to a working C++ compiler")
+        return Check("compiler", "ok", (answer.stdout.splitlines() or [path])[0])
+    missing = f"no C++ compiler ({asked or 'g++, c++ or clang++'})"
+    return Check("compiler", "warn", missing, "apt-get install g++, or point CXX to one; PyTorch's adapter needs it")
+
+
+def check_entry_point() -> Check:
+    """Whether `import torch` will find us."""
+    name = "entry point"
+    found = [entry for entry in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP) if entry.name == "ooc_alloc"]
+    if not found:
+        remedy = "pip install the package (a checkout alone registers nothing), or call integrations.pytorch.enable()"
+        return Check(name, "warn", "`import torch` does not know this package: OOC_ALLOC=1 has no effect", remedy)
+    return Check(name, "ok", f"{ENTRY_POINT_GROUP}: {found[0].value}")
+
+
+def check_autoload(environment: Mapping[str, str]) -> Check:
+    """Whether PyTorch has been told not to load backends by itself."""
+    if environment.get(AUTOLOAD) == "0":
+        text = f"{AUTOLOAD}=0: `import torch` loads no backends, so OOC_ALLOC=1 has no effect"
+        return Check("autoload", "warn", text, "unset it, or call integrations.pytorch.enable()")
+    return Check("autoload", "ok", "PyTorch loads its backends")
+
+
+def check_host_memory() -> Check:
+    """What this process may still take of the host's memory."""
+    available, group = available_host_bytes(), cgroup_memory()
+    text = f"{format_bytes(available)} may be taken"
+    if group is not None:
+        text += f"; the control group {group.path} allows {format_bytes(group.limit_bytes)}"
+    if available < GIB:
+        return Check("host memory", "warn", text, "little room for swapped data; raise the limit or end other programs")
+    return Check("host memory", "ok", text)
+
+
+def check_map_count(path: Path = Path("/proc/sys/vm/max_map_count")) -> Check:
+    """Every mapped chunk of the emulated device can be a mapping of its own."""
+    try:
+        limit = int(path.read_text(encoding="ascii"))
+    except (OSError, ValueError) as error:
+        return Check("vm.max_map_count", "warn", f"cannot be read: {error}")
+    reach = limit * 2 * MIB
+    text = f"{limit} mappings: {format_bytes(reach)} of the emulated device in chunks of 2 MiB"
+    if limit < 1 << 15:
+        return Check("vm.max_map_count", "warn", text, "sysctl -w vm.max_map_count=262144")
+    return Check("vm.max_map_count", "ok", text)
+
+
+def check_memlock() -> Check:
+    """The limit of locked memory, which some drivers apply to pinned host memory."""
+    soft, _hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if soft == resource.RLIM_INFINITY:
+        return Check("memlock", "ok", "no limit")
+    text = f"{format_bytes(soft)}; the emulated device locks nothing, some CUDA drivers count pinned memory"
+    return Check("memlock", "ok", text, "if pinning fails on a GPU: ulimit -l unlimited")
+
+
+def check_cache() -> Check:
+    """Where the adapter and the machine profiles are kept."""
+    folder = cache_directory()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        return Check("cache", "no", f"{folder}: {error.strerror}", "set XDG_CACHE_HOME to a folder that can be written")
+    if not os.access(folder, os.W_OK):
+        return Check("cache", "no", f"{folder} cannot be written", "set XDG_CACHE_HOME to a folder that can be written")
+    profiles = sorted(path.name for path in folder.glob("machine-*.json"))
+    if not profiles:
+        return Check("cache", "ok", f"{folder}; no machine profile yet", "`swapd probe` makes one, for better plans")
+    return Check("cache", "ok", f"{folder}; {', '.join(profiles)}")
