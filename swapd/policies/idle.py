@@ -79,7 +79,10 @@ def _give_back(
     for interval in order[::-1].tolist():
         if taken[interval] > 0:
             start, stop = int(intervals.start[interval]), int(intervals.stop[interval])
-            room = min(int(taken[interval]), capacity - highest_over(resident, start, stop))
+            room = capacity - highest_over(resident, start, stop)
+            if stop - start > problem.functions:
+                room //= 2  # longer than an iteration: two storages are within it at the same time
+            room = min(room, int(taken[interval]))
             if room > 0:
                 taken[interval] -= room
                 add_over(resident, start, stop, room)

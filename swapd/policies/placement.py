@@ -18,7 +18,8 @@ from swapd.policies.intervals import Intervals, add_over, host_valid
 from swapd.problem import Problem
 
 PIECES = 8  # at most, of one interval's chunks: a function then need not wait for the whole of a large variable
-_LATENCIES = 8  # a piece takes at least so many times the latency of a copy
+_LATENCIES = 8  # a piece takes at least so many times the latency of a copy,
+_CAPACITY_SHARE = 256  # and is at least one part in so many of the capacity
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ def _after(problem: Problem, intervals: Intervals, piece: _Piece) -> int:
 
 def _piece_chunks(problem: Problem, count: int, bytes_per_second: float) -> int:
     least = _LATENCIES * problem.machine.latency_seconds * bytes_per_second / problem.chunk_bytes
-    return max(1, -(-count // PIECES), int(least))
+    return max(1, -(-count // PIECES), int(least), problem.capacity_chunks // _CAPACITY_SHARE)
 
 
 def _place_outs(problem: Problem, intervals: Intervals, taken: NDArray[np.int64]) -> list[_Piece]:
@@ -86,7 +87,8 @@ def _place_ins(problem: Problem, intervals: Intervals, taken: NDArray[np.int64])
     pieces: list[_Piece] = []
     floor = -n
     for interval in order.tolist():
-        start, stop, count = starts[interval], stops[interval], int(taken[interval])
+        stop, count = stops[interval], int(taken[interval])
+        start = max(starts[interval], stop - n)  # no more than an iteration ahead
         size = _piece_chunks(problem, count, rate)
         first = 0
         while first < count:
