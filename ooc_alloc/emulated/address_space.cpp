@@ -10,14 +10,8 @@ namespace {
 
 void* pointer(uint64_t address) { return reinterpret_cast<void*>(address); }
 
+constexpr uint64_t kPageTableBytes = 2 << 20;
 constexpr int kNowhere = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-
-// PROT_NONE memory over a range that is ours. When the kernel's limit of mappings (vm.max_map_count) is reached, the range
-// may still be made inaccessible as it is, if it ends where the kernel's mappings do; so unmapping leads out of that state.
-bool map_nothing(uint64_t address, uint64_t bytes) {
-  if (mmap(pointer(address), bytes, PROT_NONE, kNowhere | MAP_FIXED, -1, 0) != MAP_FAILED) return true;
-  return mprotect(pointer(address), bytes, PROT_NONE) == 0;
-}
 
 uint64_t round_up(uint64_t value, uint64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
@@ -28,6 +22,7 @@ CUresult AddressSpace::reserve(uint64_t bytes, uint64_t alignment, uint64_t hint
     return CUDA_ERROR_INVALID_VALUE;
   }
   alignment = std::max(alignment, granularity_);
+  if (bytes >= kPageTableBytes) alignment = std::max(alignment, kPageTableBytes);  // see physical_memory.h
   const uint64_t room = bytes + alignment;  // of which the aligned part is kept
   if (room < bytes) return CUDA_ERROR_OUT_OF_MEMORY;
   void* mapped = mmap(pointer(hint), room, PROT_NONE, kNowhere, -1, 0);
@@ -77,6 +72,16 @@ bool AddressSpace::find_range(uint64_t address, uint64_t bytes, Range& range) {
   return true;
 }
 
+// PROT_NONE memory over a range that is ours; also when the kernel's limit of mappings is reached.
+bool AddressSpace::map_nothing(uint64_t address, uint64_t bytes) {
+  const auto attempt = [=] {
+    return mmap(pointer(address), bytes, PROT_NONE, kNowhere | MAP_FIXED, -1, 0) != MAP_FAILED;
+  };
+  const bool is_done = attempt() || (spare_.release() && attempt());
+  spare_.take();
+  return is_done;
+}
+
 CUresult AddressSpace::map(uint64_t address, uint64_t bytes, uint32_t slot) {
   Range range;
   if (bytes != memory_.allocation(slot).bytes || !find_range(address, bytes, range)) return CUDA_ERROR_INVALID_VALUE;
@@ -107,6 +112,7 @@ bool AddressSpace::covers_whole_mappings(const Range& range) const {
 CUresult AddressSpace::unmap(uint64_t address, uint64_t bytes) {
   Range range;
   if (!find_range(address, bytes, range) || !covers_whole_mappings(range)) return CUDA_ERROR_INVALID_VALUE;
+  bring_home(range.first, range.last, address);
   if (!map_nothing(address, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
   for (Granule* granule = range.first; granule < range.last;) {
     const uint32_t slot = granule->slot_plus_one - 1;
@@ -123,42 +129,81 @@ CUresult AddressSpace::unmap(uint64_t address, uint64_t bytes) {
 CUresult AddressSpace::set_access(uint64_t address, uint64_t bytes, CUmemAccess_flags access) {
   Range range;
   if (!find_range(address, bytes, range) || !covers_whole_mappings(range)) return CUDA_ERROR_INVALID_VALUE;
-  const CUresult result = apply(range, address, access);
-  if (result != CUDA_SUCCESS) return result;
+  for (const Granule* granule = range.first; granule < range.last;) {
+    const uint64_t run_address = address + static_cast<uint64_t>(granule - range.first) * granularity_;
+    const Run run = next_run(granule, range.last, run_address, access);
+    if (!apply(run, access)) {
+      restore(range.first, run.last, address);
+      return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    granule = run.last;
+  }
   for (Granule* granule = range.first; granule < range.last; granule += granules_of(*granule)) {
     granule->access = static_cast<uint32_t>(access) & 3u;
   }
   return CUDA_SUCCESS;
 }
 
-// Maps the range's pages run by run; mappings that have this access already are left alone. All or nothing.
-CUresult AddressSpace::apply(const Range& range, uint64_t address, CUmemAccess_flags access) {
-  uint64_t run_offset = 0, run_bytes = 0, run_address = address;
-  const Granule* run_first = range.first;
-  for (const Granule* granule = range.first;; granule += granules_of(*granule)) {
-    const bool is_end = granule == range.last;
-    const bool is_done = !is_end && granule->access == static_cast<uint32_t>(access);
-    const bool continues = !is_end && !is_done && allocation_at(*granule).offset == run_offset + run_bytes;
-    if (run_bytes > 0 && !continues) {
-      if (!map_pages(run_address, run_bytes, run_offset, access)) {
-        restore(range.first, run_first, address);
-        return CUDA_ERROR_OUT_OF_MEMORY;
-      }
-      run_bytes = 0;
-    }
-    if (is_end) return CUDA_SUCCESS;
-    if (is_done) continue;
-    if (run_bytes == 0) {
-      run_first = granule;
-      run_offset = allocation_at(*granule).offset;
-      run_address = address + static_cast<uint64_t>(granule - range.first) * granularity_;
-    }
-    run_bytes += allocation_at(*granule).bytes;
+AddressSpace::Way AddressSpace::way_to(const Granule& granule, CUmemAccess_flags access) const {
+  if (granule.access == static_cast<uint32_t>(access)) return Way::kNone;
+  const bool is_home = allocation_at(granule).lent_to == 0;
+  return access == CU_MEM_ACCESS_FLAGS_PROT_READWRITE && is_home && memory_.can_lend() ? Way::kLend : Way::kMap;
+}
+
+AddressSpace::Run AddressSpace::next_run(const Granule* first, const Granule* last, uint64_t address,
+                                         CUmemAccess_flags access) const {
+  Run run{way_to(*first, access), first, first, address, allocation_at(*first).offset, 0};
+  while (run.last < last && way_to(*run.last, access) == run.way &&
+         allocation_at(*run.last).offset == run.offset + run.bytes) {
+    run.bytes += allocation_at(*run.last).bytes;
+    run.last += granules_of(*run.last);
   }
+  return run;
+}
+
+bool AddressSpace::apply(const Run& run, CUmemAccess_flags access) {
+  if (run.way == Way::kNone) return true;
+  if (run.way == Way::kLend && memory_.lend(run.offset, run.bytes, run.address)) {
+    uint64_t address = run.address;
+    for (const Granule* granule = run.first; granule < run.last; granule += granules_of(*granule)) {
+      memory_.set_lent_to(granule->slot_plus_one - 1, address);
+      address += allocation_at(*granule).bytes;
+    }
+    return true;
+  }
+  bring_home(run.first, run.last, run.address);
+  return map_pages(run.address, run.bytes, run.offset, access);
+}
+
+// The page table entries that these mappings have on loan, run by run. The pages stay accessible here.
+void AddressSpace::bring_home(const Granule* first, const Granule* last, uint64_t address) {
+  uint64_t run_address = 0, run_offset = 0, run_bytes = 0;
+  const auto end_run = [&] {
+    // If that fails the entries are lost, not the pages: the next use of them at home or on loan is a fault each.
+    if (run_bytes > 0) (void)memory_.bring_home(run_offset, run_bytes, run_address);
+    run_bytes = 0;
+  };
+  for (const Granule* granule = first; granule < last; granule += granules_of(*granule)) {
+    const Allocation& allocation = allocation_at(*granule);
+    if (allocation.lent_to == address) {
+      if (run_bytes > 0 && allocation.offset != run_offset + run_bytes) end_run();
+      if (run_bytes == 0) {
+        run_address = address;
+        run_offset = allocation.offset;
+      }
+      run_bytes += allocation.bytes;
+      memory_.set_lent_to(granule->slot_plus_one - 1, 0);
+    } else {
+      end_run();
+    }
+    address += allocation.bytes;
+  }
+  end_run();
 }
 
 // Back to the access on record, after a failure half-way. Best effort: the kernel had room for it a moment ago.
 void AddressSpace::restore(const Granule* first, const Granule* last, uint64_t address) {
+  bring_home(first, last, address);
   for (const Granule* granule = first; granule < last; granule += granules_of(*granule)) {
     const Allocation& allocation = allocation_at(*granule);
     (void)map_pages(address, allocation.bytes, allocation.offset, static_cast<CUmemAccess_flags>(granule->access));
@@ -166,7 +211,7 @@ void AddressSpace::restore(const Granule* first, const Granule* last, uint64_t a
   }
 }
 
-bool AddressSpace::map_pages(uint64_t address, uint64_t bytes, uint64_t offset, CUmemAccess_flags access) const {
+bool AddressSpace::map_pages(uint64_t address, uint64_t bytes, uint64_t offset, CUmemAccess_flags access) {
   if (access == CU_MEM_ACCESS_FLAGS_PROT_NONE) return map_nothing(address, bytes);
   const int protection = access == CU_MEM_ACCESS_FLAGS_PROT_READ ? PROT_READ : PROT_READ | PROT_WRITE;
   // Populated: the pages exist, and a program should not pay a fault for each of them.

@@ -1,11 +1,12 @@
 // The virtual addresses of the emulated device: reservations, and what is mapped into them.
 //
-// A reservation is PROT_NONE memory of this process. Mapping records; cuMemSetAccess maps the physical pages there with
-// MAP_FIXED; unmapping puts PROT_NONE memory back. So the device's addresses are host addresses, and touching one that is
-// not accessible is a real fault.
+// A reservation is PROT_NONE memory of this process. Mapping records; cuMemSetAccess puts the physical pages there;
+// unmapping puts PROT_NONE memory back. So the device's addresses are host addresses, and touching one that is not
+// accessible is a real fault.
 //
 // Each reservation has a page table, one entry per granule, in lazily touched memory: every look-up is an index, and
-// nothing is allocated per mapping. One call is one mmap per run of mappings that are neighbours in physical memory too.
+// nothing is allocated per mapping. A call costs one or two system calls per run of mappings that are neighbours in
+// physical memory too.
 //
 // Not thread-safe: its owner (device.h) holds a lock. Results are those that CUDA documents.
 #pragma once
@@ -15,6 +16,7 @@
 
 #include "cuda_abi.h"
 #include "physical_memory.h"
+#include "spare_mappings.h"
 
 namespace ooc::emulated {
 
@@ -60,14 +62,28 @@ class AddressSpace {
   const Allocation& allocation_at(const Granule& granule) const { return memory_.allocation(granule.slot_plus_one - 1); }
   uint64_t granules_of(const Granule& granule) const { return allocation_at(granule).bytes / granularity_; }
   bool covers_whole_mappings(const Range& range) const;
-  CUresult apply(const Range& range, uint64_t address, CUmemAccess_flags access);
+  enum class Way { kNone, kLend, kMap };  // how a mapping gets its access
+  struct Run {                            // mappings of one way that are neighbours in physical memory
+    Way way = Way::kNone;
+    const Granule* first = nullptr;
+    const Granule* last = nullptr;
+    uint64_t address = 0;
+    uint64_t offset = 0;
+    uint64_t bytes = 0;
+  };
+  Way way_to(const Granule& granule, CUmemAccess_flags access) const;
+  Run next_run(const Granule* first, const Granule* last, uint64_t address, CUmemAccess_flags access) const;
+  bool apply(const Run& run, CUmemAccess_flags access);
+  void bring_home(const Granule* first, const Granule* last, uint64_t address);
   void restore(const Granule* first, const Granule* last, uint64_t address);
-  bool map_pages(uint64_t address, uint64_t bytes, uint64_t offset, CUmemAccess_flags access) const;
+  bool map_pages(uint64_t address, uint64_t bytes, uint64_t offset, CUmemAccess_flags access);
+  bool map_nothing(uint64_t address, uint64_t bytes);
 
   PhysicalMemory& memory_;
   const uint64_t granularity_;
   std::map<uint64_t, Reservation> reservations_;  // by address
   uint64_t mappings_ = 0;
+  SpareMappings spare_;
 };
 
 }  // namespace ooc::emulated

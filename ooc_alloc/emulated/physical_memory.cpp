@@ -13,10 +13,20 @@ namespace ooc::emulated {
 namespace {
 
 // The file is longer than the device, and sparse: a device has no physical fragmentation (its page tables see to that),
-// so an extent must be found whenever enough bytes are free. Only bytes in use count.
-constexpr uint64_t kFilePerDevice = 16;
+// so an extent must be found whenever enough bytes are free. Only bytes in use count. There are two zones of this length.
+constexpr uint64_t kZonePerDevice = 4;
 
+constexpr uint64_t kPageTableBytes = 2 << 20;  // what one page of a page table maps
 constexpr size_t kPoisonBytes = 256 << 10;
+
+// Newer than some of the headers that this is compiled with.
+constexpr int kMremapDontUnmap = 4;      // Linux 5.13 for shared mappings
+constexpr int kMadvPopulateWrite = 23;   // Linux 5.14
+
+// The length of one zone, so that the second starts aligned.
+uint64_t zone_bytes(uint64_t device_bytes) {
+  return (device_bytes * kZonePerDevice + kPageTableBytes - 1) / kPageTableBytes * kPageTableBytes;
+}
 
 }  // namespace
 
@@ -55,20 +65,61 @@ void FreeExtents::give(uint64_t offset, uint64_t bytes) {
 }
 
 PhysicalMemory::PhysicalMemory(uint64_t device_bytes)
-    : device_bytes_(device_bytes), free_(device_bytes * kFilePerDevice) {
+    : device_bytes_(device_bytes),
+      aligned_free_(0, zone_bytes(device_bytes)),
+      other_free_(zone_bytes(device_bytes), zone_bytes(device_bytes)) {
   file_ = memfd_create("ooc-emulated-device", MFD_CLOEXEC);
   if (file_ < 0) throw std::system_error(errno, std::generic_category(), "memfd_create");
-  if (ftruncate(file_, static_cast<off_t>(device_bytes * kFilePerDevice)) != 0) {
+  if (ftruncate(file_, static_cast<off_t>(2 * zone_bytes(device_bytes))) != 0) {
     const int error = errno;
     close(file_);
     throw std::system_error(error, std::generic_category(), "ftruncate of the memfd");
   }
+  map_home();
 }
 
-PhysicalMemory::~PhysicalMemory() { close(file_); }
+PhysicalMemory::~PhysicalMemory() {
+  if (home_ != nullptr) munmap(home_, 2 * zone_bytes(device_bytes_));
+  close(file_);
+}
+
+// Without a home (no room for it in the address space) everything takes the slow way.
+void PhysicalMemory::map_home() {
+  const uint64_t bytes = 2 * zone_bytes(device_bytes_);
+  constexpr int kNowhere = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+  void* room = mmap(nullptr, bytes + kPageTableBytes, PROT_NONE, kNowhere, -1, 0);
+  if (room == MAP_FAILED) return;
+  const uint64_t start = reinterpret_cast<uint64_t>(room);
+  const uint64_t aligned = (start + kPageTableBytes - 1) / kPageTableBytes * kPageTableBytes;
+  void* home = mmap(reinterpret_cast<void*>(aligned), bytes, PROT_READ | PROT_WRITE,
+                    MAP_SHARED | MAP_NORESERVE | MAP_FIXED, file_, 0);
+  if (home == MAP_FAILED) {
+    munmap(room, bytes + kPageTableBytes);
+    return;
+  }
+  if (aligned > start) munmap(room, aligned - start);
+  if (start + kPageTableBytes > aligned) {
+    munmap(static_cast<unsigned char*>(home) + bytes, start + kPageTableBytes - aligned);
+  }
+  home_ = static_cast<unsigned char*>(home);
+}
+
+FreeExtents& PhysicalMemory::zone_of(uint64_t bytes) {
+  return bytes % kPageTableBytes == 0 ? aligned_free_ : other_free_;
+}
+
+bool PhysicalMemory::lend(uint64_t offset, uint64_t bytes, uint64_t address) const {
+  return mremap(home_ + offset, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED | kMremapDontUnmap,
+                reinterpret_cast<void*>(address)) != MAP_FAILED;
+}
+
+bool PhysicalMemory::bring_home(uint64_t offset, uint64_t bytes, uint64_t address) const {
+  return mremap(reinterpret_cast<void*>(address), bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED | kMremapDontUnmap,
+                home_ + offset) != MAP_FAILED;
+}
 
 bool PhysicalMemory::take(uint64_t bytes, uint64_t& offset) {
-  if (bytes > device_bytes_ - used_bytes_ || !free_.take(bytes, offset)) return false;
+  if (bytes > device_bytes_ - used_bytes_ || !zone_of(bytes).take(bytes, offset)) return false;
   used_bytes_ += bytes;
   peak_bytes_ = std::max(peak_bytes_, used_bytes_);
   return true;
@@ -78,14 +129,15 @@ bool PhysicalMemory::take(uint64_t bytes, uint64_t& offset) {
 // the pages now, so that a host without memory fails here, and not in a fault later.
 bool PhysicalMemory::fill(uint64_t offset, uint64_t bytes) const {
   static const std::vector<unsigned char>& poison = *new std::vector<unsigned char>(kPoisonBytes, kPoison);
-  while (bytes > 0) {
-    const size_t part = static_cast<size_t>(std::min<uint64_t>(bytes, kPoisonBytes));
-    const ssize_t written = pwrite(file_, poison.data(), part, static_cast<off_t>(offset));
+  for (uint64_t done = 0; done < bytes;) {
+    const size_t part = static_cast<size_t>(std::min<uint64_t>(bytes - done, kPoisonBytes));
+    const ssize_t written = pwrite(file_, poison.data(), part, static_cast<off_t>(offset + done));
     if (written < 0 && errno == EINTR) continue;
     if (written <= 0) return false;
-    offset += static_cast<uint64_t>(written);
-    bytes -= static_cast<uint64_t>(written);
+    done += static_cast<uint64_t>(written);
   }
+  // Into the page tables at home. A failure costs faults later, no more.
+  if (home_ != nullptr) (void)madvise(home_ + offset, bytes, kMadvPopulateWrite);
   return true;
 }
 
@@ -101,6 +153,7 @@ CUmemGenericAllocationHandle PhysicalMemory::publish(uint64_t offset, uint64_t b
   allocation.offset = offset;
   allocation.bytes = bytes;
   allocation.mappings = 0;
+  allocation.lent_to = 0;
   allocation.has_handle = true;
   allocation.generation += 1;  // a stale handle is not taken for a new one
   return (static_cast<uint64_t>(allocation.generation) << 32) | (slot + 1u);
@@ -110,7 +163,7 @@ void PhysicalMemory::give_back(uint64_t offset, uint64_t bytes) {
   // A failure leaves the pages taken, which costs memory only: they are written again before they are used again.
   (void)fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
                   static_cast<off_t>(bytes));
-  free_.give(offset, bytes);
+  zone_of(bytes).give(offset, bytes);
   used_bytes_ -= bytes;
 }
 
