@@ -136,7 +136,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=8, help="training steps (default %(default)s)")
     parser.add_argument("--learning-rate", type=float, default=1e-3, help="of AdamW (default %(default)s)")
     parser.add_argument("--text-bytes", type=int, default=8_000_000, help="of source to read (default %(default)s)")
-    parser.add_argument("--sample-bytes", type=int, default=64, help="to write at the end (default %(default)s)")
+    parser.add_argument("--sample-bytes", type=int, default=32, help="to write at the end (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of weights, data and sample (default %(default)s)")
     parser.add_argument("--save", metavar="FILE", help="write the final state and the losses with torch.save")
     return parser.parse_args()
