@@ -274,7 +274,8 @@ int Core::boundary(ooc_iteration* ended) {
   ThreadState& thread = thread_state();
   Lock lock(mutex_);
   *ended = {};
-  if (detached_) return OOC_OK;
+  if (thread.in_function) return fail(OOC_INVALID, "an iteration cannot end within a function");
+  if (detached_ || recorder_.current().functions() == 0) return OOC_OK;
   const double now = now_seconds();
   const bool first = stats_.iterations++ == 0;
   std::shared_ptr<Trace> trace = recorder_.finish(now);

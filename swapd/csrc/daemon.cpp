@@ -170,7 +170,7 @@ void Daemon::function_started(uint32_t index, uint64_t prefix) {
     if (auto other = plan_with_prefix(index, prefix)) {
       ++core_.counters().plan_switch_count;
       follow(std::move(other), index + 1, false);
-    } else if (expected) {
+    } else if (expected && index > 0) {  // at its first function, the loop has ended, the sequence was not departed from
       ++core_.counters().divergence_count;
     }
     core_.changed().notify_all();
