@@ -44,7 +44,8 @@ class Link:
 
     def __str__(self) -> str:
         def rate(value: float) -> str:
-            return "unlimited" if math.isinf(value) else f"{value:.0f}B/s"
+            text = exact_bytes(round(value)) if math.isfinite(value) else ""
+            return "unlimited" if not text else f"{text}B/s" if text.isdecimal() else f"{text}/s"
 
         parts = [f"h2d={rate(self.h2d_bytes_per_second)}", f"d2h={rate(self.d2h_bytes_per_second)}"]
         for name, seconds in (("h2d", self.h2d_latency_seconds), ("d2h", self.d2h_latency_seconds)):

@@ -92,7 +92,8 @@ def parse_bytes(text: str | int) -> int:
         value: float = text
     else:
         number, unit = _split(text, _BYTES_FORMS)
-        value = int(text) if text.isdecimal() else number * _unit(text, unit, _BYTE_UNITS, _BYTES_FORMS)
+        is_exact = text.isdecimal() and len(text) < 20
+        value = int(text) if is_exact else number * _unit(text, unit, _BYTE_UNITS, _BYTES_FORMS)
     if value < 1:
         raise UnitError(text, "is less than one byte", _BYTES_FORMS)
     if value > LARGEST_BYTES:

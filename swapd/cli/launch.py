@@ -63,10 +63,18 @@ def child_environment(config: Config) -> dict[str, str]:
     return environment | config.to_environment()
 
 
-def run_program(arguments: list[str], config: Config) -> int:
-    """Run the interpreter with `arguments`, pass signals on, and return its exit status (128 + n for signal n)."""
+def run_program(arguments: list[str], config: Config, *, stdout_is_ours: bool = False) -> int:
+    """Run the interpreter with `arguments`, pass signals on, and return its exit status (128 + n for signal n).
+
+    stdout_is_ours: the program's standard output goes to standard error, because JSON is to be printed.
+    """
+    standard_error = 2
     try:
-        child = subprocess.Popen([sys.executable, *arguments], env=child_environment(config))
+        child = subprocess.Popen(
+            [sys.executable, *arguments],
+            env=child_environment(config),
+            stdout=standard_error if stdout_is_ours else None,
+        )
     except OSError as error:
         raise Failure(f"cannot start {sys.executable}: {error}") from None
 

@@ -56,3 +56,9 @@ def read_config(flags: dict[str, Any]) -> Config:
     for warning in caught:
         click.echo(f"swapd: warning: {warning.message}", err=True)
     return config
+
+
+def read_program_config(flags: dict[str, Any]) -> Config:
+    """`read_config` for a program to be run: the device is chosen automatically where nothing says otherwise."""
+    said = flags.get("alloc") is not None or os.environ.get("OOC_ALLOC", "").strip()
+    return read_config(flags if said else {**flags, "alloc": "auto"})

@@ -87,7 +87,10 @@ def command(
             plan = make_plan(problem, policy=policy, window_bytes=window)
             timeline, demand = simulate(problem, plan), simulate(problem, Plan())
     except InfeasibleError as error:
-        raise Failure(f"{error}; give at least --budget {exact_bytes(error.min_budget_bytes)}") from None
+        raise Failure(
+            f"{error.function_name} (function {error.function}) needs {format_bytes(error.need_bytes)} at once, the "
+            f"budget is {format_bytes(error.budget_bytes)}; --budget {exact_bytes(error.min_budget_bytes)} would do"
+        ) from None
     except ValueError as error:
         raise Failure(str(error)) from None
     if output is not None:

@@ -10,7 +10,7 @@ import click
 import numpy as np
 
 from swapd.cli.launch import ProgramCommand, python_arguments, run_program
-from swapd.cli.options import read_config, setting_options
+from swapd.cli.options import read_program_config, setting_options
 from swapd.cli.output import Failure, console, json_option, pairs_table, print_json
 from swapd.trace import Trace, TraceError
 from swapd.units import format_bytes, format_duration
@@ -27,16 +27,16 @@ def command(program: tuple[str, ...], output: Path, as_json: bool, **flags: Any)
     """Run a Python program and write a trace of it.
 
     The trace holds the functions of the most frequent iteration and the variables that each one uses. The recording
-    run respects its budget, too. `swapd plan` reads the trace.
+    run respects its budget, too. `swapd plan` reads the trace. With --json, what the program prints goes to standard
+    error.
 
     \b
     swapd record -o gpt.trace --budget 8GiB train.py --steps 5
     """
     arguments = python_arguments(program)
-    config = read_config(flags)
+    config = dataclasses.replace(read_program_config(flags), trace=output.absolute())
     output.unlink(missing_ok=True)  # what is there afterwards is of this run
-    alloc = config.alloc if config.enabled else "auto"
-    status = run_program(arguments, dataclasses.replace(config, alloc=alloc, trace=output.absolute()))
+    status = run_program(arguments, config, stdout_is_ours=as_json)
     if not output.exists():
         if status != 0:
             click.echo(f"swapd: no trace was written; the program ended with status {status}", err=True)

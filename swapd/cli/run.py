@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from swapd.cli.launch import ProgramCommand, python_arguments, replace_by_program, run_program
-from swapd.cli.options import read_config, setting_options
+from swapd.cli.options import read_program_config, setting_options
 from swapd.cli.output import Failure, console
 from swapd.cli.summary import summary_table
 from swapd.config import Config
@@ -26,7 +26,12 @@ NO_SUMMARY = (
 
 @click.command("run", cls=ProgramCommand)
 @setting_options()
-@click.option("--json", "json_path", metavar="FILE", help="Write the summary there as JSON; - is standard output.")
+@click.option(
+    "--json",
+    "json_path",
+    metavar="FILE",
+    help="Write the summary there as JSON; - is standard output, and the program's goes to standard error.",
+)
 @click.option("--quiet", "-q", is_flag=True, help="Do not show the summary; this process becomes the program.")
 @click.argument("program", nargs=-1, required=True, metavar="SCRIPT.py|-m MODULE [ARGUMENT]...", type=click.UNPROCESSED)
 def command(program: tuple[str, ...], json_path: str | None, quiet: bool, **flags: Any) -> int:
@@ -41,12 +46,10 @@ def command(program: tuple[str, ...], json_path: str | None, quiet: bool, **flag
     swapd run --budget 60% -m mypackage.train
     """
     arguments = python_arguments(program)
-    config = read_config(flags)
-    if not config.enabled:
-        config = dataclasses.replace(config, alloc="auto")
+    config = read_program_config(flags)
     if quiet and json_path is None:
         replace_by_program(arguments, config)
-    status, summary = run_with_summary(arguments, config)
+    status, summary = run_with_summary(arguments, config, stdout_is_ours=json_path == "-")
     if summary is None:
         click.echo(f"swapd: {NO_SUMMARY}", err=True)
     else:
@@ -57,13 +60,16 @@ def command(program: tuple[str, ...], json_path: str | None, quiet: bool, **flag
     return status
 
 
-def run_with_summary(arguments: list[str], config: Config) -> tuple[int, dict[str, Any] | None]:
+def run_with_summary(
+    arguments: list[str], config: Config, *, stdout_is_ours: bool
+) -> tuple[int, dict[str, Any] | None]:
     """Run the program; its exit status, and its summary if it left one."""
     folder = Path(tempfile.mkdtemp(prefix="swapd-"))
     try:
         path = config.summary or folder / "summary.json"
         before = _stamp(path)
-        status = run_program(arguments, dataclasses.replace(config, summary=path.absolute()))
+        config = dataclasses.replace(config, summary=path.absolute())
+        status = run_program(arguments, config, stdout_is_ours=stdout_is_ours)
         if _stamp(path) in (None, before):
             return status, None
         try:

@@ -1,0 +1,29 @@
+"""What all tests share: no setting of the caller's environment reaches them, nor does one of theirs remain."""
+
+import os
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ:
+        if name.startswith("OOC_") and not name.startswith("OOC_TEST_"):
+            monkeypatch.delenv(name)
+    monkeypatch.delenv("TORCH_DEVICE_BACKEND_AUTOLOAD", raising=False)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests marked ``gpu`` need a driver; without one they are skipped, by name, in the summary."""
+    if not any(item.get_closest_marker("gpu") for item in items):
+        return
+    from ooc_alloc._native import OocError
+    from swapd.probe import open_device
+
+    try:
+        device, _ = open_device("cuda")
+        device.close()
+    except OocError as error:
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason=f"no CUDA device: {error}"))

@@ -1,0 +1,213 @@
+"""Config: keyword arguments over environment over defaults, errors that name the variable, round trips."""
+
+import dataclasses
+import math
+from pathlib import Path
+
+import pytest
+
+from swapd.config import Config, ConfigError, ConfigWarning, unknown_variables
+from swapd.host_limits import available_host_bytes, cgroup_memory
+from swapd.policies import available as available_policies
+from swapd.settings import POLICIES, SETTINGS, Link
+from swapd.units import GIB, KIB, MIB, Amount
+
+
+def test_defaults() -> None:
+    config = Config.from_environment({})
+    assert config == Config()
+    assert not config.enabled
+    assert (config.chunk_size, config.small_limit, config.policy, config.window) == (2 * MIB, MIB, "auto", None)
+    assert config.to_environment() == {}
+
+
+def test_settings_and_fields_are_the_same_list() -> None:
+    assert [setting.name for setting in SETTINGS] == [field.name for field in dataclasses.fields(Config)]
+    assert [setting.variable for setting in SETTINGS][:3] == ["OOC_ALLOC", "OOC_BUDGET", "OOC_HOST_BUDGET"]
+    assert SETTINGS[2].flag == "--host-budget"
+
+
+def test_keywords_win_over_the_environment() -> None:
+    environment = {"OOC_BUDGET": "8GiB", "OOC_CHUNK_SIZE": "4MiB", "OOC_WINDOW": "1GiB", "PATH": "/bin"}
+    config = Config.from_environment(environment, budget="60%", policy=None, window="auto")
+    assert config.budget == Amount(fraction=0.6)
+    assert config.chunk_size == 4 * MIB
+    assert config.window is None
+
+
+def test_every_setting_is_read_and_written_back() -> None:
+    environment = {
+        "OOC_ALLOC": "emulated",
+        "OOC_BUDGET": "8GiB",
+        "OOC_HOST_BUDGET": "50%",
+        "OOC_CHUNK_SIZE": "128KiB",
+        "OOC_SMALL_LIMIT": "64KiB",
+        "OOC_POLICY": "window",
+        "OOC_WINDOW": "300MiB",
+        "OOC_SUMMARY": "/x/s.json",
+        "OOC_TRACE": "/x/t",
+        "OOC_METRICS_PORT": "9835",
+        "OOC_STRICT": "1",
+        "OOC_EMULATED_MEMORY": "16GiB",
+        "OOC_EMULATED_BANDWIDTH": "h2d=8GiB/s,d2h=1234567B/s,h2d_latency=20000ns",
+        "OOC_EMULATED_GRANULARITY": "2MiB",
+        "OOC_EMULATED_FAULTS": "cuMemMap:every=50,error=2",
+    }
+    assert set(environment) == {setting.variable for setting in SETTINGS}
+    config = Config.from_environment(environment)
+    assert config.to_environment() == environment
+    assert config.emulated_bandwidth == Link(8.0 * GIB, 1234567.0, 20e-6, 0.0)
+    assert (config.metrics_port, config.strict, config.summary) == (9835, True, Path("/x/s.json"))
+
+
+@pytest.mark.parametrize(
+    ("text", "mode"),
+    [("1", "auto"), ("auto", "auto"), ("CUDA", "cuda"), ("emulated", "emulated"), ("0", "off"), ("off", "off")],
+)  # fmt: skip
+def test_devices(text: str, mode: str) -> None:
+    assert Config.from_environment({"OOC_ALLOC": text}).alloc == mode
+
+
+def test_values_instead_of_texts() -> None:
+    config = Config.from_environment({}, alloc=True, budget=GIB, strict=False, metrics_port=80, emulated_bandwidth=1e9)
+    assert (config.alloc, config.budget, config.strict, config.metrics_port) == ("auto", Amount(bytes=GIB), False, 80)
+    assert config.emulated_bandwidth == Link(1e9, 1e9)
+
+
+def test_links() -> None:
+    def link(text: str) -> Link | None:
+        return Config.from_environment({"OOC_EMULATED_BANDWIDTH": text}).emulated_bandwidth
+
+    assert link("10GiB/s") == Link(10.0 * GIB, 10.0 * GIB)
+    assert link("h2d=8GiB/s, d2h=6GiB/s, latency=20us") == Link(8.0 * GIB, 6.0 * GIB, 20e-6, 20e-6)
+    assert link("h2d=1GiB/s") == Link(1.0 * GIB, math.inf)
+    assert link("1GiB/s,d2h_latency=1ms") == Link(1.0 * GIB, 1.0 * GIB, 0.0, 1e-3)
+    assert link("unlimited") == Link()
+    for text in ("h2d=8GiB/s,d2h=6GiB/s,latency=20us", "unlimited", "999MB/s"):
+        assert link(str(link(text))) == link(text)
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "hint"),
+    [
+        ("OOC_BUDGET", "8Gb!", "8GiB"),
+        ("OOC_HOST_BUDGET", "150%", "60%"),
+        ("OOC_CHUNK_SIZE", "2MiBs", "8GiB"),
+        ("OOC_SMALL_LIMIT", "-1", "65536"),
+        ("OOC_ALLOC", "gpu", "cuda"),
+        ("OOC_POLICY", "best", "idle"),
+        ("OOC_WINDOW", "wide", "auto"),
+        ("OOC_METRICS_PORT", "65536", "9835"),
+        ("OOC_METRICS_PORT", "-1", "off"),
+        ("OOC_STRICT", "maybe", "1 or 0"),
+        ("OOC_EMULATED_MEMORY", "lots", "8GiB"),
+        ("OOC_EMULATED_BANDWIDTH", "4", "10GiB/s"),
+        ("OOC_EMULATED_BANDWIDTH", "up=4GiB/s", "h2d="),
+        ("OOC_EMULATED_BANDWIDTH", "=4GiB/s", "h2d="),
+        ("OOC_EMULATED_BANDWIDTH", "h2d=4GiB/s,slow_latency=1us", "h2d="),
+        ("OOC_EMULATED_BANDWIDTH", "12B/s", "1KiB/s"),
+        ("OOC_EMULATED_GRANULARITY", "big", "8GiB"),
+    ],
+)
+def test_errors_name_the_variable_the_value_and_a_valid_form(variable: str, text: str, hint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Config.from_environment({variable: text})
+    message = str(caught.value)
+    assert message.startswith(f"{variable}=")
+    assert hint in message
+    assert text in message or text.split("=")[-1] in message
+
+
+def test_errors_of_keywords_name_the_keyword() -> None:
+    with pytest.raises(ConfigError, match=r"^budget='8Gb!' "):
+        Config.from_environment({"OOC_BUDGET": "1GiB"}, budget="8Gb!")
+    with pytest.raises(TypeError, match=r"budgt= is no setting; did you mean budget\?"):
+        Config.from_environment({}, budgt="8GiB")
+
+
+def test_unknown_variables_warn_with_the_nearest_name() -> None:
+    with pytest.warns(ConfigWarning, match=r"OOC_BUDGT is set .*; did you mean OOC_BUDGET\?"):
+        Config.from_environment({"OOC_BUDGT": "8GiB"})
+    assert unknown_variables({"OOC_TEST_DRIVER": "x", "OOC_BUDGET": "1", "OOCX": "1", "PATH": ""}) == []
+    assert unknown_variables({"OOC_QQQQQQQ": "x"}) == ["OOC_QQQQQQQ is set but is no variable of ooc-alloc"]
+
+
+def test_policies_are_those_of_the_planner() -> None:
+    assert set(POLICIES) == {*available_policies(), "demand"}
+    assert Config.from_environment({"OOC_POLICY": "None"}).policy == "demand"
+
+
+def test_budget() -> None:
+    assert Config().resolve_budget(16 * GIB, 10 * GIB) == 9 * GIB
+    assert Config(budget=Amount(fraction=0.5)).resolve_budget(16 * GIB, 10 * GIB) == 8 * GIB
+    assert Config(budget=Amount(bytes=3 * GIB)).resolve_budget(16 * GIB, GIB) == 3 * GIB
+    with pytest.raises(ConfigError, match=r"OOC_BUDGET=17GiB is more than the device has, 16GiB"):
+        Config(budget=Amount(bytes=17 * GIB)).resolve_budget(16 * GIB, 16 * GIB)
+    with pytest.raises(
+        ConfigError, match=r"OOC_BUDGET=64KiB is 65536 bytes, less than one chunk \(OOC_CHUNK_SIZE=2MiB"
+    ):
+        Config(budget=Amount(bytes=64 * KIB)).resolve_budget(GIB, GIB)
+    with pytest.raises(ConfigError, match=r"90% of 1.00 MiB"):
+        Config().resolve_budget(GIB, MIB)
+
+
+def test_host_budget() -> None:
+    assert Config().resolve_host_budget(10 * GIB) == 8 * GIB
+    assert Config(host_budget=Amount(fraction=0.25)).resolve_host_budget(8 * GIB) == 2 * GIB
+    assert Config(host_budget=Amount(bytes=5)).resolve_host_budget(8 * GIB) == 5
+    available = available_host_bytes()
+    assert 0.5 * available < Config().resolve_host_budget() < 1.1 * available
+
+
+def machine(root: Path, cgroup: str, files: dict[str, str], available_kib: int = 8 << 20) -> Path:
+    """A folder that looks like `/` to `host_limits`."""
+    meminfo = f"MemTotal: {16 << 20} kB\nMemAvailable:   {available_kib} kB\nHugePages_Total: 0\n"
+    for name, text in {"proc/meminfo": meminfo, "proc/self/cgroup": cgroup, **files}.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def test_host_memory_without_a_limit(tmp_path: Path) -> None:
+    root = machine(tmp_path, "0::/user\n", {"sys/fs/cgroup/user/memory.max": "max\n"})
+    assert cgroup_memory(root) is None
+    assert available_host_bytes(root) == 8 * GIB
+
+
+def test_cgroup_version_2_with_the_tightest_ancestor(tmp_path: Path) -> None:
+    files = {
+        "sys/fs/cgroup/a/memory.max": f"{4 * GIB}\n",
+        "sys/fs/cgroup/a/memory.current": f"{3 * GIB}\n",
+        "sys/fs/cgroup/a/memory.stat": f"anon 5\ninactive_file {GIB}\n",
+        "sys/fs/cgroup/a/b/memory.max": f"{3 * GIB}\n",
+        "sys/fs/cgroup/a/b/memory.current": "0\n",
+    }
+    root = machine(tmp_path, "0::/a/b\n", files)
+    group = cgroup_memory(root)
+    assert group is not None
+    assert (group.limit_bytes, group.used_bytes, group.path) == (4 * GIB, 2 * GIB, "/sys/fs/cgroup/a")
+    assert available_host_bytes(root) == 2 * GIB
+
+
+def test_cgroup_version_1(tmp_path: Path) -> None:
+    files = {
+        "sys/fs/cgroup/memory/x/memory.limit_in_bytes": f"{2 * GIB}\n",
+        "sys/fs/cgroup/memory/x/memory.usage_in_bytes": f"{GIB}\n",
+        "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+    }
+    root = machine(tmp_path, "5:cpu:/x\n4:cpuset,memory:/x\n0::/\n", files)
+    assert available_host_bytes(root) == GIB
+
+
+def test_a_container_sees_its_group_as_the_root(tmp_path: Path) -> None:
+    files = {"sys/fs/cgroup/memory.max": f"{GIB}\n", "sys/fs/cgroup/memory.current": f"{2 * GIB}\n"}
+    root = machine(tmp_path, "0::/docker/0123\n", files)
+    assert available_host_bytes(root) == 0
+    assert available_host_bytes(machine(tmp_path / "v1", "4:memory:/docker/0\n", {
+        "sys/fs/cgroup/memory/memory.limit_in_bytes": f"{GIB}\n"})) == GIB  # fmt: skip
+
+
+def test_the_kernel_may_have_less_than_the_limit(tmp_path: Path) -> None:
+    root = machine(tmp_path, "0::/\n", {"sys/fs/cgroup/memory.max": f"{64 * GIB}\n"}, available_kib=1 << 20)
+    assert available_host_bytes(root) == GIB

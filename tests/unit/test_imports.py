@@ -1,0 +1,129 @@
+"""The rule between packages, enforced by reading every import statement: integrations -> swapd -> ooc_alloc."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("ooc_alloc", "swapd", "integrations")  # each may import those before it
+FRAMEWORKS = {"torch", "torchvision", "transformers", "cupy", "numba", "jax", "tensorflow"}
+LAZY = {"cuda", "cupy", "matplotlib", "numba", "scipy", "sklearn", "grafana_foundation_sdk"}  # only where they are used
+
+
+class Import(NamedTuple):
+    file: str
+    line: int
+    module: str
+    at_top: bool  # runs when the file is imported
+
+
+def imports_of(file: str, text: str) -> list[Import]:
+    """Every import in a file's text, those in functions and conditions included; ``TYPE_CHECKING`` blocks left out."""
+    found: list[Import] = []
+
+    def visit(node: ast.AST, at_top: bool) -> None:
+        if isinstance(node, ast.Import):
+            found.extend(Import(file, node.lineno, name.name, at_top) for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}:{node.lineno}: relative import"
+            found.append(Import(file, node.lineno, node.module or "", at_top))
+            found.extend(Import(file, node.lineno, f"{node.module}.{name.name}", at_top) for name in node.names)
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            for child in node.orelse:
+                visit(child, at_top)
+        else:
+            is_function = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+            for child in ast.iter_child_nodes(node):
+                visit(child, at_top and not is_function)
+
+    visit(ast.parse(text), True)
+    return found
+
+
+def all_imports() -> list[Import]:
+    return [
+        found
+        for package in PACKAGES
+        for path in sorted((ROOT / package).rglob("*.py"))
+        for found in imports_of(path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8"))
+    ]
+
+
+def violations(imports: list[Import]) -> list[str]:
+    """A line for each import that breaks a rule."""
+    broken = []
+    for found in imports:
+        package, target = found.file.split("/")[0], found.module.split(".")[0]
+        rank = PACKAGES.index(package)
+        where = f"{found.file}:{found.line} imports {found.module}"
+        if target in PACKAGES[rank + 1 :]:
+            broken.append(f"{where}: {package} may not know {target}")
+        if package != "integrations" and target in FRAMEWORKS:
+            broken.append(f"{where}: {package} may not know a framework")
+        if target in LAZY and found.at_top and not may_import_at_top(found.file, target):
+            broken.append(f"{where} when it is loaded: optional libraries are imported where they are used")
+        if target in ("ctypes", "_ctypes") and found.file != "ooc_alloc/_native.py":
+            allowed = found.module == "ctypes.util" and found.file == "swapd/doctor.py"  # looks a library up, no more
+            if not allowed:
+                broken.append(f"{where}: ctypes lives in ooc_alloc/_native.py")
+    return broken
+
+
+def may_import_at_top(file: str, target: str) -> bool:
+    """An integration's own module is imported by those who use that library."""
+    return file.startswith(f"integrations/{target}")
+
+
+def test_the_rule_holds() -> None:
+    imports = all_imports()
+    assert {found.file.split("/")[0] for found in imports} == set(PACKAGES)
+    assert len(imports) > 100
+    assert violations(imports) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("ooc_alloc/x.py", "import swapd.plan"),
+        ("ooc_alloc/x.py", "from integrations import numpy"),
+        ("swapd/x.py", "def f():\n    from integrations.pytorch import build"),
+        ("swapd/x.py", "if True:\n    import torch.nn as nn"),
+        ("ooc_alloc/x.py", "try:\n    from torch import Tensor\nexcept ImportError:\n    pass"),
+        ("swapd/x.py", "import cuda.bindings"),
+        ("integrations/pytorch/x.py", "from scipy import optimize"),
+        ("integrations/pytorch/x.py", "import ctypes"),
+        ("swapd/doctor.py", "import ctypes"),
+        ("swapd/x.py", "class C:\n    import matplotlib"),
+        ("swapd/x.py", "if TYPE_CHECKING:\n    pass\nelse:\n    import torch"),
+    ],
+)
+def test_each_way_to_break_it_is_seen(file: str, text: str) -> None:
+    assert violations(imports_of(file, text))
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("swapd/x.py", "from ooc_alloc import Core\nimport numpy as np"),
+        ("integrations/x.py", "import torch\nfrom swapd.config import Config\nimport ooc_alloc"),
+        ("swapd/x.py", "def f():\n    import cuda.bindings"),
+        ("swapd/x.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from torch import Tensor"),
+        ("integrations/cupy.py", "import cupy"),
+    ],
+)
+def test_what_is_allowed_passes(file: str, text: str) -> None:
+    assert violations(imports_of(file, text)) == []
+
+
+@pytest.mark.parametrize(
+    "module", ["ooc_alloc", "swapd.daemon", "swapd.cli", "swapd.doctor", "swapd.probe", "swapd.policies"]
+)
+def test_loading_a_module_loads_no_framework(module: str) -> None:
+    heavy = sorted(FRAMEWORKS | LAZY)
+    text = f"import sys, {module}; print([name for name in {heavy!r} if name in sys.modules])"
+    answer = subprocess.run([sys.executable, "-c", text], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "[]"
