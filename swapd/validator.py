@@ -205,7 +205,7 @@ class _Walk:
                 for out in self.outs
             )
             self._report(Fault.IN_BEFORE_OUT if coming else Fault.IN_OF_RESIDENT, *where)
-        for index, out in enumerate(self.plan.outs[move.after_outs :], move.after_outs):
+        for out in self.plan.outs[move.after_outs :]:
             left = set(range(out.first_chunk, out.first_chunk + out.chunk_count))
             if out.variable == move.variable and left & event.chunks and out.after_function <= move.after_function:
                 self._report(Fault.IN_BEFORE_OUT, *where)
