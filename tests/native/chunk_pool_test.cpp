@@ -1,0 +1,97 @@
+// Physical chunks: never more than the limit, all or nothing, recycled.
+#include "chunk_pool.h"
+
+#include <set>
+
+#include "device_fixture.h"
+
+using namespace ooc;
+using namespace ooc::testing;
+
+namespace {
+
+struct Pool : ChunkPool {
+  explicit Pool(uint64_t limit) : ChunkPool(driver(), 0, granularity(), limit) {}
+  ~Pool() { release_free(); }
+};
+
+}  // namespace
+
+TEST(chunks_are_taken_all_or_none) {
+  Pool pool(4);
+  Chunk chunks[4];
+  ASSERT_TRUE(pool.take(3, chunks));
+  EXPECT_EQ(pool.available(), uint64_t{1});
+  const uint64_t limit = pool.limit();
+  EXPECT_EQ(limit, uint64_t{4});
+  ASSERT_TRUE(pool.take(1, chunks + 3));
+  EXPECT_EQ(pool.available(), uint64_t{0});
+  EXPECT_EQ(std::set<Chunk>(chunks, chunks + 4).size(), size_t{4});
+  for (Chunk chunk : chunks) pool.give(chunk);
+  EXPECT_EQ(pool.free(), uint64_t{4});
+  EXPECT_EQ(pool.created(), uint64_t{4});
+}
+
+TEST(chunks_are_created_once_and_recycled) {
+  Pool pool(3);
+  for (int round = 0; round < 10; ++round) {
+    Chunk chunks[3];
+    ASSERT_TRUE(pool.take(3, chunks));
+    for (Chunk chunk : chunks) pool.give(chunk);
+  }
+  EXPECT_EQ(pool.create_calls(), uint64_t{3});
+  EXPECT_EQ(pool.created_peak(), uint64_t{3});
+}
+
+TEST(a_chunk_beyond_the_limit_goes_back_first) {
+  Pool pool(2);
+  Chunk chunks[2];
+  ASSERT_TRUE(pool.take(2, chunks));
+  const Chunk beyond = pool.take_beyond_limit();
+  ASSERT_TRUE(beyond != kNoChunk);
+  EXPECT_EQ(pool.created(), uint64_t{3});
+  EXPECT_EQ(pool.available(), uint64_t{0});
+  pool.give(chunks[0]);  // whichever comes back first pays for the overrun
+  EXPECT_EQ(pool.created(), uint64_t{2});
+  EXPECT_EQ(pool.free(), uint64_t{0});
+  pool.give(chunks[1]);
+  pool.give(beyond);
+  EXPECT_EQ(pool.created(), uint64_t{2});
+  EXPECT_EQ(pool.created_peak(), uint64_t{3});
+}
+
+TEST(free_chunks_go_back_to_the_driver) {
+  Pool pool(4);
+  size_t before = 0, with = 0, after = 0, total = 0;
+  ASSERT_OK(driver().cuMemGetInfo(&before, &total));
+  Chunk chunks[4];
+  ASSERT_TRUE(pool.take(4, chunks));
+  ASSERT_OK(driver().cuMemGetInfo(&with, &total));
+  EXPECT_EQ(before - with, 4 * granularity());
+  for (int i = 0; i < 3; ++i) pool.give(chunks[i]);
+  pool.release_free();
+  ASSERT_OK(driver().cuMemGetInfo(&after, &total));
+  EXPECT_EQ(before - after, granularity());
+  EXPECT_EQ(pool.created(), uint64_t{1});
+  Chunk again[3];
+  ASSERT_TRUE(pool.take(3, again));  // under recycled numbers, each its own
+  std::set<Chunk> all(again, again + 3);
+  all.insert(chunks[3]);
+  EXPECT_EQ(all.size(), size_t{4});
+  for (Chunk chunk : all) pool.give(chunk);
+}
+
+TEST(a_device_smaller_than_the_budget_lowers_the_limit) {
+  size_t free_bytes = 0, total = 0;
+  ASSERT_OK(driver().cuMemGetInfo(&free_bytes, &total));
+  if (total > (size_t{1} << 30)) SKIP("would fill a real device");
+  const uint64_t fits = free_bytes / granularity();
+  Pool pool(fits + 5);
+  std::vector<Chunk> chunks(fits + 1);
+  EXPECT_TRUE(!pool.take(static_cast<uint32_t>(fits + 1), chunks.data()));
+  EXPECT_EQ(pool.limit(), fits);
+  EXPECT_EQ(pool.free(), fits);  // what could be created is kept
+  ASSERT_TRUE(pool.take(static_cast<uint32_t>(fits), chunks.data()));
+  chunks.pop_back();
+  for (Chunk chunk : chunks) pool.give(chunk);
+}
