@@ -268,7 +268,8 @@ Run* Daemon::run_with_ins() {
   for (const auto& run : runs_) {
     if (run->next_in >= run->plan->ins.size()) continue;
     const Move& move = run->plan->ins[run->next_in];
-    return run->passed(move.after_function) && run->outs_done >= move.after_outs ? run.get() : nullptr;
+    const bool due = run->ended || run->passed(move.after_function);
+    return due && run->outs_done >= move.after_outs ? run.get() : nullptr;
   }
   return nullptr;
 }
@@ -287,7 +288,9 @@ bool Daemon::start_piece_out(Lock& lock, Run& run) {
   const Move& move = run.plan->outs[run.next_out];
   Region* region = bound(run, move.variable);
   const auto pieces = static_cast<uint32_t>(core_.piece_chunks());
-  const bool usable = region != nullptr && region->pins == 0 && move.first + out_offset_ < region->count;
+  // Too late to be worth it: the function that is about to run uses the variable again.
+  const bool stale = region != nullptr && &run == current_.get() && next_use(region) <= run.begun;
+  const bool usable = region != nullptr && !stale && region->pins == 0 && move.first + out_offset_ < region->count;
   const uint32_t first = move.first + out_offset_;
   const uint32_t count = usable ? std::min({pieces, move.count - out_offset_, region->count - first}) : 0;
   out_offset_ += count;
