@@ -47,7 +47,8 @@ def pairs_table(title: str, rows: Sequence[tuple[str, str | Text]]) -> Table:
 def progress_bar() -> Iterator[Any]:
     """A function (text, done, total) that drives a bar on standard error; silent where that is no terminal."""
     screen = console(stderr=True)
-    bar = Progress(BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=screen, transient=True)
+    columns = (BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    bar = Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal)
     with bar:
         task = bar.add_task("", total=None)
 

@@ -1,0 +1,190 @@
+"""Doctor: each check says ok where it should, and something useful where it should not."""
+
+import importlib.metadata
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from swapd import doctor
+from swapd.cli import main
+from swapd.doctor import Check, Report
+
+
+def report(**changes: str) -> Report:
+    names = ("system", "memfd", "native libraries", "settings", "emulated device", "CUDA device", "PyTorch")
+    statuses = {name.replace(" ", "_"): "ok" for name in names} | changes
+    return Report(tuple(Check(name, statuses[name.replace(" ", "_")], "") for name in names))  # type: ignore[arg-type]
+
+
+def test_usable_means_one_kind_of_device() -> None:
+    assert report().usable
+    assert report(emulated_device="no").usable
+    assert report(CUDA_device="warn", PyTorch="no").usable
+    assert not report(emulated_device="no", CUDA_device="warn").usable
+    for basic in ("system", "memfd", "native_libraries", "settings"):
+        assert not report(**{basic: "no"}).usable
+    assert report(settings="warn").usable
+
+
+def test_the_whole_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("OOC_ALLOC", "emulated")
+    monkeypatch.setenv("OOC_EMULATED_MEMORY", "256MiB")
+    command = [sys.executable, "-m", "swapd.cli", "doctor", "--json"]
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (process.returncode, process.stderr) == (0, "")
+    answer = json.loads(process.stdout)
+    checks = {check["name"]: check for check in answer["checks"]}
+    assert answer["usable"] is True
+    assert len(checks) == len(answer["checks"]) >= 15
+    for name in ("system", "memfd", "native libraries", "settings", "emulated device", "PyTorch"):
+        assert checks[name]["status"] == "ok", checks[name]
+    assert "OOC_ALLOC=emulated" in checks["settings"]["detail"]
+    assert checks["emulated device"]["detail"] == "256 MiB of host memory"
+    assert checks["CUDA device"]["status"] in ("ok", "warn")
+    assert all(check["remedy"] for check in answer["checks"] if check["status"] == "no")
+    assert "built" in checks["PyTorch adapter"]["detail"]
+
+
+def test_an_emulated_device_that_cannot_be_made_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OOC_EMULATED_MEMORY", "5000TiB")
+    text = "from swapd import doctor; print(doctor.check_emulated())"
+    process = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
+    assert "status='no'" in process.stdout
+    assert "OOC_EMULATED_MEMORY" in process.stdout
+
+
+def test_the_table_and_a_status_that_says_no(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = Check("emulated device", "no", "gone [really]", "find it")
+    monkeypatch.setattr(
+        "swapd.cli.doctor.examine", lambda progress: Report((*report(CUDA_device="warn").checks[:4], broken))
+    )
+    monkeypatch.setattr(Report, "usable", property(lambda self: self["emulated device"].status == "ok"))
+    assert main(["doctor"]) == 1
+    out = capsys.readouterr().out
+    assert "gone [really]" in out
+    assert "-> find it" in out
+    assert "nothing can work here" in out
+
+
+def test_settings() -> None:
+    assert doctor.check_settings({}).status == "ok"
+    assert doctor.check_settings({"OOC_BUDGET": "8GiB"}).detail == "OOC_BUDGET=8GiB"
+    wrong = doctor.check_settings({"OOC_BUDGET": "8Gb!"})
+    assert (wrong.status, "OOC_BUDGET='8Gb!'" in wrong.detail) == ("no", True)
+    unknown = doctor.check_settings({"OOC_BUDGT": "8GiB"})
+    assert (unknown.status, "OOC_BUDGET?" in unknown.detail) == ("warn", True)
+
+
+def test_autoload() -> None:
+    assert doctor.check_autoload({}).status == "ok"
+    assert doctor.check_autoload({"TORCH_DEVICE_BACKEND_AUTOLOAD": "1"}).status == "ok"
+    off = doctor.check_autoload({"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"})
+    assert (off.status, bool(off.remedy)) == ("warn", True)
+
+
+def test_compiler(tmp_path: Path) -> None:
+    mine = tmp_path / "c++"
+    mine.write_text("#!/bin/sh\necho my compiler 1.0\n")
+    mine.chmod(0o755)
+    assert doctor.check_compiler({"CXX": str(mine)}) == Check("compiler", "ok", "my compiler 1.0")
+    missing = doctor.check_compiler({"CXX": str(tmp_path / "none")})
+    assert (missing.status, "none" in missing.detail) == ("warn", True)
+    mine.write_text("#!/nowhere/sh\n")
+    assert doctor.check_compiler({"CXX": str(mine)}).status == "warn"
+
+
+def test_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [])
+    missing = doctor.check_entry_point()
+    assert (missing.status, "OOC_ALLOC=1 has no effect" in missing.detail) == ("warn", True)
+
+
+def test_torch_of_another_version_or_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = {"version": "2.10.1+cpu", "cuda": None, "adapter": "a.so", "built": False}
+    monkeypatch.setattr(doctor, "_ask_torch", lambda environment: facts)
+    checks = {check.name: check for check in doctor.check_torch({"CXX": "/nowhere"})}
+    assert checks["PyTorch"].status == "no"
+    assert (checks["PyTorch adapter"].status, checks["PyTorch adapter"].remedy) == ("no", checks["compiler"].remedy)
+    monkeypatch.setattr(doctor, "_ask_torch", lambda environment: {"error": "`import torch` fails: no libc10"})
+    assert "no libc10" in doctor.check_torch({})[0].detail
+    facts = {"version": "3.0.0", "cuda": "13.1", "adapter": None, "adapter_error": "x", "built": False}
+    monkeypatch.setattr(doctor, "_ask_torch", lambda environment: facts)
+    checks = {check.name: check for check in doctor.check_torch({})}
+    assert checks["PyTorch"].status == "ok"
+    assert "CUDA 13.1" in checks["PyTorch"].detail
+    assert checks["PyTorch adapter"].status == "no"
+
+
+def test_map_count(tmp_path: Path) -> None:
+    path = tmp_path / "max_map_count"
+    assert doctor.check_map_count(path).status == "warn"
+    path.write_text("1000\n")
+    assert doctor.check_map_count(path).status == "warn"
+    path.write_text("262144\n")
+    assert doctor.check_map_count(path).status == "ok"
+
+
+def test_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "new"))
+    assert "no machine profile" in doctor.check_cache().detail
+    (tmp_path / "new" / "ooc_alloc" / "machine-x.json").write_text("{}")
+    assert "machine-x.json" in doctor.check_cache().detail
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert doctor.check_cache().status == "no"
+
+
+def test_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "available_host_bytes", lambda: 1 << 20)
+    assert doctor.check_host_memory().status == "warn"
+
+
+class FakeDriver:
+    """As much of cuda.bindings.driver as the check asks for."""
+
+    class Code(int):
+        name = "CUDA_ERROR_NO_DEVICE"
+
+    class CUdevice_attribute:
+        CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED = 102
+
+    def __init__(self, count: int = 1, has_memory_management: int = 1, init: int = 0) -> None:
+        self.count, self.supported, self.init = count, has_memory_management, init
+
+    def cuInit(self, flags: int) -> tuple[int]:
+        return (self.Code(self.init),)
+
+    def cuDriverGetVersion(self) -> tuple[int, int]:
+        return 0, 13010
+
+    def cuDeviceGetCount(self) -> tuple[int, int]:
+        return 0, self.count
+
+    def cuDeviceGet(self, ordinal: int) -> tuple[int, int]:
+        return 0, ordinal
+
+    def cuDeviceGetName(self, length: int, device: int) -> tuple[int, bytes]:
+        return 0, b"Some GPU\0\0\0"
+
+    def cuDeviceTotalMem(self, device: int) -> tuple[int, int]:
+        return 0, 80 << 30
+
+    def cuDeviceGetAttribute(self, attribute: int, device: int) -> tuple[int, int]:
+        assert attribute == 102
+        return 0, self.supported
+
+
+def test_cuda() -> None:
+    assert doctor._ask_cuda(FakeDriver()) == Check(
+        "CUDA device", "ok", "Some GPU, 80.0 GiB, driver for CUDA 13.1, 1 in all"
+    )
+    assert doctor._ask_cuda(FakeDriver(has_memory_management=0)).status == "no"
+    assert doctor._ask_cuda(FakeDriver(count=0)).status == "warn"
+    with pytest.raises(RuntimeError, match="cuInit: CUDA_ERROR_NO_DEVICE"):
+        doctor._ask_cuda(FakeDriver(init=100))
