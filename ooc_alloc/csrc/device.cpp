@@ -29,7 +29,7 @@ Device::Device(const char* library, int ordinal) : ordinal_(ordinal) {
   char text[256] = {};
   require(d, d.cuDeviceGetName(text, sizeof text, device_), "cuDeviceGetName");
   name_ = text;
-  host_accessible_ = dlsym(d.handle, "ooc_emulated_configure") != nullptr;
+  host_accessible_ = dlsym(d.handle, "ooc_emulated_get_config") != nullptr;
   require(d, d.cuDevicePrimaryCtxRetain(&context_, device_), "cuDevicePrimaryCtxRetain");
   require(d, d.cuCtxSetCurrent(context_), "cuCtxSetCurrent");
   size_t bytes = 0;
