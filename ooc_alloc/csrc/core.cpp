@@ -232,7 +232,6 @@ int Core::pin(const void* address, uint32_t access, uint64_t* token) {
   Region* region = detached_ ? nullptr : find(address);
   if (region == nullptr) return OOC_OK;
   if (token != nullptr) *token = uint64_t{region->index} << 32 | region->generation;
-  hold(region, &thread);
   const RegionHandle handle{region, region->generation};
   add_pin(region);
   ++region->external_pins;
@@ -249,6 +248,7 @@ int Core::pin(const void* address, uint32_t access, uint64_t* token) {
       return status;
     }
   if (access & OOC_WRITE) mark_written(region);
+  if (!thread.in_function) hold(region, &thread);  // within one, what is held beside the operands are its allocations
   note_need();
   return OOC_OK;
 }
