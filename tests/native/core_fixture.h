@@ -96,6 +96,12 @@ struct CoreTest {
     return address;
   }
 
+  // Not null, and not one of the host's blocks that measure what a function needs.
+  bool owns(const void* address) {
+    const auto offset = static_cast<const char*>(address) - core.device().base();
+    return offset >= 0 && static_cast<uint64_t>(offset) < core.device().reserved();
+  }
+
   // A variable with contents, made by a function as a framework would.
   Variable make(uint64_t bytes, unsigned seed, const char* name = "make") {
     Variable variable{nullptr, bytes, seed};
