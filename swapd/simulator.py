@@ -273,7 +273,7 @@ class _Run:
             if v >= 0 and self.alive[v] and self.ran[v] <= after and v not in self.table.pins[self.ended + 1]:
                 if self.in_copy is not None and self.in_copy[0] == v and self.in_copy[1] & mask:
                     return
-                mask = self._drop(v, mask & ~self.absent[v])
+                mask = self._drop(v, mask & self.table.full[v] & ~self.absent[v])
                 if mask:
                     self._copy_out(v, mask, True)
                     self.outs.popleft()

@@ -216,19 +216,16 @@ class _Walk:
 
     def _run(self, step: int) -> None:
         """Function `step` starts: is all that it uses there, and does all that is there fit?"""
-        resident = unordered = 0
-        for storage in self.storages:
-            if not storage.first <= step <= storage.died:
-                continue
-            resident += storage.chunks - len(storage.absent)
-            unordered += storage.chunks - len(storage.absent | self._overdue(self.outs, storage, step))
-            if step in storage.uses and storage.absent:
+        live = [storage for storage in self.storages if storage.first <= step <= storage.died]
+        for storage in live:
+            if storage.absent and step in storage.uses:
                 variable = self.named[step // self.n].index(storage)
                 waiting = storage.absent <= self._overdue(self.ins, storage, step)
                 self._report(Fault.DEADLOCK if waiting else Fault.USE_OF_ABSENT, step, variable)
-        if resident > self.problem.capacity_chunks:
-            fits = unordered <= self.problem.capacity_chunks
-            self._report(Fault.DEADLOCK if fits else Fault.OVER_CAPACITY, step)
+        if sum(storage.chunks - len(storage.absent) for storage in live) > self.problem.capacity_chunks:
+            gone = [storage.absent | self._overdue(self.outs, storage, step) for storage in live]
+            least = sum(storage.chunks - len(chunks) for storage, chunks in zip(live, gone))
+            self._report(Fault.DEADLOCK if least <= self.problem.capacity_chunks else Fault.OVER_CAPACITY, step)
 
     def _overdue(self, events: list[_Event], storage: _Storage, step: int) -> set[int]:
         """Chunks whose move says it may happen by now, but has to wait for something later."""

@@ -1,0 +1,215 @@
+import random
+from dataclasses import replace
+
+import pytest
+from planning_traces import Builder, gpt, random_trace
+
+from swapd.plan import In, Out, Plan
+from swapd.policies import get
+from swapd.problem import InfeasibleError, Problem
+from swapd.simulator import simulate
+from swapd.trace import Machine
+
+A = 0
+
+
+def five(capacity: int = 6, latency: float = 0.0) -> Problem:
+    """Functions of 1 s; A (4 chunks) lives through 0 to 4 and is used at both ends; 1 and 2 take 4 chunks each."""
+    b = Builder()
+    b.call("f0", [], [4], seconds=1.0)
+    b.call("f1", [], [4], seconds=1.0)
+    b.free(1)
+    b.call("f2", [], [4], seconds=1.0)
+    b.free(2)
+    b.call("f3", [], seconds=1.0)
+    b.call("f4", [A], seconds=1.0)
+    b.free(A)
+    return Problem.from_trace(b.trace(chunk_bytes=1, machine=Machine(2.0, 1.0, latency)), capacity)
+
+
+PLAN = Plan((Out(A, 0, 4, 0),), (In(A, 0, 4, 2, 1, 4),))
+
+
+def test_all_fits():
+    timeline = simulate(five(8), Plan())
+    assert (timeline.seconds, timeline.compute_seconds, timeline.stall_seconds) == (5.0, 5.0, 0.0)
+    assert (timeline.out_bytes, timeline.in_bytes, timeline.dropped_bytes) == (0, 0, 0)
+    assert timeline.peak_chunks == 8
+    assert timeline.average_chunks == pytest.approx((4 + 8 + 8 + 4 + 4) / 5)
+    assert timeline.starts == [0, 1, 2, 3, 4] or timeline.starts == [5, 6, 7, 8, 9]
+    assert timeline.stall_by_function == {}
+
+
+def test_a_timeline_by_hand():
+    # f0 0-1, out 1-3, f1 waits for room until 3, f2 4-5, in 5-9 beside f3 5-6, f4 waits for A until 9.
+    timeline = simulate(five(), PLAN, 1)
+    assert timeline.seconds == 10.0
+    assert timeline.starts == [0, 3, 4, 5, 9]
+    assert timeline.stall_seconds == 5.0
+    assert timeline.stall_by_function == {1: 2.0, 4: 3.0}
+    assert timeline.stall_by_variable == {-1: 2.0, A: 3.0}
+    assert (timeline.out_bytes, timeline.in_bytes, timeline.out_count, timeline.in_count) == (4, 4, 1, 1)
+    assert (timeline.demand_in_count, timeline.demand_out_count) == (0, 0)
+    assert timeline.peak_chunks == 4
+    assert timeline.average_chunks == pytest.approx(4.0)
+
+
+def test_latency_is_paid_per_copy():
+    assert simulate(five(latency=0.5), PLAN).seconds == 11.0
+    halves = Plan((Out(A, 0, 2, 0), Out(A, 2, 2, 0)), (In(A, 0, 4, 2, 2, 4),))
+    assert simulate(five(latency=0.5), halves).starts == [10.0, 12.5, 13.5, 14.5, 19.0]
+
+
+def test_function_starts_when_enough_pieces_have_left():
+    halves = Plan((Out(A, 0, 2, 0), Out(A, 2, 2, 0)), (In(A, 0, 4, 2, 2, 4),))
+    assert simulate(five(), halves, 1).starts == [0, 2, 3, 4, 8]
+
+
+def test_an_in_waits_for_its_outs():
+    b = Builder()
+    v, w = b.entry(2), b.entry(2)
+    b.call("f0", [v, w], seconds=1.0)
+    b.call("f1", [], [2], seconds=0.0)
+    b.free(2)
+    b.call("f2", [], seconds=1.0)
+    b.call("f3", [v], seconds=1.0)
+    problem = Problem.from_trace(b.trace(chunk_bytes=1, machine=Machine(1.0, 1.0)), 4)
+    outs = (Out(v, 0, 2, 0), Out(w, 0, 2, 0))
+    soon = Plan(outs, (In(v, 0, 2, 0, 1, 3), In(w, 0, 2, 2, 2, 4)))
+    late = Plan(outs, (In(v, 0, 2, 0, 2, 3), In(w, 0, 2, 2, 2, 4)))
+    # v is out at 3, and in again at 5 or, behind the out of w, at 7; f3 starts then.
+    assert simulate(problem, soon, 1).starts[3] == 5.0
+    assert simulate(problem, late, 1).starts[3] == 7.0
+
+
+def test_clean_chunks_leave_without_a_copy():
+    b = Builder()
+    v = b.entry(4)
+    for _ in range(2):
+        b.call("read", [v], seconds=1.0)
+        b.call("big", [], [4], seconds=1.0)
+        b.free(len(b.sizes) - 1)
+    problem = Problem.from_trace(b.trace(chunk_bytes=1, machine=Machine(1.0, 4.0)), 5)
+    plan = Plan((Out(v, 0, 4, 0), Out(v, 0, 4, 2)), (In(v, 0, 4, 1, 1, 2), In(v, 0, 4, 3, 2, 4)))
+    timeline = simulate(problem, plan)
+    assert (timeline.out_bytes, timeline.dropped_bytes, timeline.in_bytes) == (0, 8, 8)
+    assert timeline.seconds == 6.0
+
+
+def test_a_write_makes_dirty():
+    b = Builder()
+    v = b.entry(4)
+    b.call("write", [], writes=[v], seconds=1.0)
+    b.call("big", [], [4], seconds=1.0)
+    b.free(1)
+    b.call("read", [v], seconds=1.0)
+    b.call("big", [], [4], seconds=1.0)
+    b.free(2)
+    problem = Problem.from_trace(b.trace(chunk_bytes=1, machine=Machine(1.0, 4.0)), 5)
+    plan = Plan((Out(v, 0, 4, 0), Out(v, 0, 4, 2)), (In(v, 0, 4, 1, 1, 2), In(v, 0, 4, 3, 2, 4)))
+    timeline = simulate(problem, plan)
+    assert (timeline.out_bytes, timeline.dropped_bytes, timeline.in_bytes) == (4, 4, 8)
+
+
+def test_demand_mode_by_hand():
+    # f1 lacks 2 chunks: 2 of A leave, 1-2. f4 waits for them, 5-7.
+    timeline = simulate(five(), Plan(), 1)
+    assert timeline.starts == [0, 2, 3, 4, 7]
+    assert timeline.seconds == 8.0
+    assert (timeline.out_bytes, timeline.in_bytes) == (2, 2)
+    assert (timeline.demand_in_count, timeline.demand_out_count) == (1, 1)
+
+
+def test_demand_evicts_what_is_needed_last():
+    b = Builder()
+    soon, late = b.entry(2), b.entry(2)
+    b.call("f0", [soon, late], seconds=1.0)
+    b.call("f1", [], [2], seconds=1.0)
+    b.free(2)
+    b.call("f2", [soon], seconds=1.0)
+    b.call("f3", [late], seconds=1.0)
+    problem = Problem.from_trace(b.trace(chunk_bytes=1, machine=Machine(1.0, 1.0)), 4)
+    assert list(simulate(problem, Plan(), 1).stall_by_variable) == [-1, late]
+
+
+def test_a_late_out_is_skipped():
+    # The link is so slow that the second out has not begun when A is needed: it must not happen afterwards.
+    b = Builder()
+    v, w = b.entry(2), b.entry(2)
+    b.call("f0", [], writes=[v, w], seconds=1.0)
+    b.call("f1", [], seconds=1.0)
+    b.call("f2", [w], seconds=1.0)
+    b.call("f3", [], seconds=9.0)
+    problem = Problem.from_trace(b.trace(chunk_bytes=1, machine=Machine(0.5, 1.0)), 4)
+    plan = Plan((Out(v, 0, 2, 0), Out(w, 0, 2, 0)), (In(w, 0, 2, 1, 2, 2), In(v, 0, 2, 1, 2, 4)))
+    timeline = simulate(problem, plan)
+    assert (timeline.out_bytes, timeline.in_bytes, timeline.demand_in_count) == (2, 2, 0)
+    assert timeline.seconds == 12.0
+
+
+def test_moves_of_the_dead_are_skipped():
+    plan = Plan((Out(A, 0, 4, 0), Out(1, 0, 4, 1)), (In(A, 0, 4, 2, 2, 4), In(2, 0, 4, 3, 2, 4)))
+    timeline = simulate(five(), plan)
+    assert (timeline.seconds, timeline.out_bytes, timeline.in_bytes) == (10.0, 4, 4)
+
+
+def test_a_bad_plan_is_slow_and_not_wrong():
+    for plan in (
+        Plan((Out(A, 0, 4, 0),)),
+        Plan((Out(A, 0, 4, 3),)),
+        Plan((), PLAN.ins),
+        Plan((Out(A, 0, 4, 0),), (In(A, 0, 4, 3, 1, 5),)),
+        Plan((Out(A, 0, 4, 0),), (In(A, 0, 4, 4, 1, 5), In(A, 0, 4, 2, 1, 4))),
+        Plan((Out(A, 0, 4, 0),), (In(A, 0, 4, -1, 0, 4),)),
+    ):
+        timeline = simulate(five(), plan, 3)
+        assert len(timeline.starts) == 5
+        assert timeline.peak_chunks <= 6
+        assert timeline.in_bytes <= 4 and timeline.out_bytes <= 4
+
+
+def test_a_plan_of_another_program_is_survived():
+    r = random.Random(0)
+    for seed in range(60):
+        trace = random_trace(seed)
+        problem = Problem.from_trace(trace, Problem.from_trace(trace, 0).min_budget_bytes + 100 * r.randrange(5))
+        functions, variables = problem.functions, max(problem.variables, 1)
+        outs = [Out(r.randrange(variables), r.randrange(4), 1, r.randrange(-1, functions)) for _ in range(15)]
+        ins = [In(r.randrange(variables), 0, 3, r.randrange(-1, functions), r.randrange(16), 0) for _ in range(15)]
+        if problem.variables:
+            timeline = simulate(problem, Plan(tuple(outs), tuple(ins)), 3)
+            assert len(timeline.starts) == functions
+            assert timeline.peak_chunks <= problem.capacity_chunks
+
+
+@pytest.mark.parametrize("policy", ["idle", "window"])
+def test_bytes_are_the_plans_when_transfers_keep_up(policy):
+    compared = 0
+    for seed in range(80):
+        trace = random_trace(seed)
+        problem = Problem.from_trace(trace, Problem.from_trace(trace, 0).min_budget_bytes + 300)
+        plan = get(policy)(problem, 700)
+        # With an instant link every move of the plan happens, so the counts must be the plan's own.
+        timeline = simulate(replace(problem, machine=Machine(1e15, 1e15)), plan, 3)
+        assert timeline.in_bytes == plan.in_chunks * problem.chunk_bytes
+        assert timeline.out_bytes + timeline.dropped_bytes == plan.out_chunks * problem.chunk_bytes
+        assert timeline.stall_seconds < 1e-6
+        compared += bool(plan)
+    assert compared > 40
+
+
+def test_one_iteration_repeats_once_steady():
+    trace = gpt(layers=4, width=256, batch=2, length=128, vocabulary=1000)
+    peak = int(trace.live_bytes.max())
+    problem = Problem.from_trace(trace, peak // 2, chunk_bytes=1 << 16, machine=Machine(2e9, 2e9))
+    plan = get("idle")(problem, None)
+    two, five_times = simulate(problem, plan, 2), simulate(problem, plan, 5)
+    assert two.seconds == pytest.approx(five_times.seconds, rel=1e-6)
+    assert (two.in_bytes, two.out_bytes) == (five_times.in_bytes, five_times.out_bytes)
+    assert two.stall_seconds == pytest.approx(sum(two.stall_by_function.values()))
+    assert two.stall_seconds == pytest.approx(sum(two.stall_by_variable.values()))
+
+
+def test_infeasible_problems_are_refused():
+    with pytest.raises(InfeasibleError, match="f0"):
+        simulate(five(3), Plan())
