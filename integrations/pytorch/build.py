@@ -64,6 +64,7 @@ def command(target: Path) -> list[str]:
         "-fPIC",
         "-shared",
         "-DNDEBUG",
+        "-DAT_PER_OPERATOR_HEADERS",  # half the compile time
         f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
         f"-I{_header()}",
         f"-I{root / 'include'}",

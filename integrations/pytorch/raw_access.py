@@ -155,10 +155,14 @@ def _numpy(core: Core, original: Callable[..., Any]) -> Callable[..., Any]:
         if type(source) not in (torch.Tensor, torch.nn.Parameter) or source.requires_grad or source.layout != torch.strided:
             return original(source)  # raises, or is a subclass's own affair
         token = core.pin(address_of(source), READ | WRITE)
-        # The array's base is the tensor it was made from: one of its own, whose end is the end of every view.
-        own = source.detach()
-        weakref.finalize(own, core.unpin, token, READ | WRITE).atexit = False
-        return original(own)
+        try:
+            array = original(source)
+        except BaseException:
+            core.unpin(token, READ | WRITE)
+            raise
+        # It is the base of every view of it: NumPy shortens chains of arrays only, and its own base is a tensor.
+        weakref.finalize(array, core.unpin, token, READ | WRITE).atexit = False
+        return array
 
     return numpy
 

@@ -12,6 +12,8 @@
 #include <ATen/SparseTensorImpl.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/quantized/QTensorImpl.h>
+#include <ATen/quantized/Quantizer.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -30,6 +32,11 @@ namespace {
 
 constexpr auto kKey = c10::DispatchKey::Fake;
 const c10::DispatchKeySet kBelow(c10::DispatchKeySet::FULL_AFTER, kKey);
+// Layouts whose views touch data, and whose tensors have parts.
+const c10::DispatchKeySet kUnusual = c10::DispatchKeySet(c10::DispatchKey::Sparse) |
+                                     c10::DispatchKeySet(c10::DispatchKey::SparseCsr) |
+                                     c10::DispatchKeySet(c10::DispatchKey::NestedTensor) |
+                                     c10::DispatchKeySet(c10::DispatchKey::MkldnnCPU);
 
 ooc_core* core = nullptr;  // set once; stays valid for the life of the process
 bool allocating = false;
@@ -44,6 +51,10 @@ uintptr_t range_base = 0, range_bytes = 0;
 
 // ---- the allocator --------------------------------------------------------------------------------------------------
 
+// What PyTorch makes without an operator it also reads without one if it is small: numbers wrapped as tensors, states of
+// random generators (5056 bytes). With the usual limit of small allocations these never leave anyway.
+constexpr size_t kStaysOutsideFunctions = 8192;
+
 void free_block(void* address) {
   if (address != nullptr) ooc_core_free(core, address);
 }
@@ -55,6 +66,8 @@ class DeviceBackedCpuAllocator final : public c10::Allocator {
     if (bytes > 0) {
       address = ooc_core_malloc(core, bytes);
       if (address == nullptr) raise(OOC_OUT_OF_MEMORY);
+      if (bytes <= kStaysOutsideFunctions && !ooc_core_in_function(core))
+        ooc_core_pin(core, address, OOC_READ | OOC_WRITE, nullptr);
     }
     return {address, address, &free_block, c10::Device(c10::DeviceType::CPU)};
   }
@@ -71,11 +84,14 @@ c10::Allocator* plain_cpu_allocator = nullptr;
 
 struct OperatorInfo {
   uint32_t id = 0;
-  bool pass_on = false;          // no data touched here
+  bool pass_on = false;          // nothing of ours, or never touches data
+  bool composite = false;        // calls other operators, unless the backend has a kernel of its own
+  bool view = false;             // touches no data of a strided tensor
   bool whole_list = false;       // _foreach_*, _fused_*: elements are independent, the lists may be cut
   bool slice_last_tensor = false;  // addcdiv_.Tensor and the like: a tensor with one scalar for each element
-  bool keep_allocations = false; // the result hides memory from us (opaque layouts, custom classes)
-  bool hold_operands = false;    // the work goes on after the operator has returned
+  bool makes_unusual = false;    // the result may be of an unusual layout though no argument is
+  bool keep_allocations = false; // the result hides memory from us (custom classes)
+  bool hold_operands = false;    // the work goes on after the operator has returned, or the result refers to them
   std::vector<uint32_t> access;  // by argument
 };
 
@@ -96,9 +112,7 @@ OperatorInfo inspect(const c10::OperatorHandle& op) {
   const std::string name = c10::toString(op.operator_name());
   info.id = ooc_core_function_id(core, name.c_str());
   const std::string space(op.operator_name().getNamespace().value_or(""));
-  const bool composite = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
-                         !op.hasKernelForDispatchKey(c10::DispatchKey::CPU) &&
-                         !op.hasKernelForDispatchKey(c10::DispatchKey::CUDA);
+  info.composite = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
   bool aliases = false, writes = false, tensors = false;
   // A schema outside PyTorch's own operators is not believed when it declares no writes.
   const bool trusted = space == "aten" || space == "prims" || space == "torchvision" || space == "ooc";
@@ -114,10 +128,10 @@ OperatorInfo inspect(const c10::OperatorHandle& op) {
     info.keep_allocations |= kind == c10::TypeKind::ClassType || kind == c10::TypeKind::AnyType ||
                              kind == c10::TypeKind::CapsuleType;
   }
-  const bool view = aliases && !writes && tensors && space == "aten";
-  info.pass_on = composite || view || space == "ooc";
-  info.keep_allocations |= name.find("mkldnn") != std::string::npos;
-  info.hold_operands = space == "c10d" || space == "_c10d_functional";
+  info.view = aliases && !writes && tensors && space == "aten";
+  info.pass_on = space == "ooc";
+  info.makes_unusual = name.find("mkldnn") != std::string::npos || name.find("nested") != std::string::npos;
+  info.hold_operands = info.keep_allocations || space == "c10d" || space == "_c10d_functional";
   info.keep_allocations |= info.hold_operands;
   info.whole_list = starts_with(name, "aten::_foreach_") || starts_with(name, "aten::_fused_adam") ||
                     starts_with(name, "aten::_fused_sgd") || starts_with(name, "aten::_fused_adagrad") ||
@@ -150,6 +164,15 @@ void add_storage(const c10::Storage& storage, uint32_t access, Operands& operand
   if (reinterpret_cast<uintptr_t>(address) - range_base < range_bytes) operands.push_back({address, access, 0});
 }
 
+void add_tensor(const at::Tensor& tensor, uint32_t access, Operands& operands);
+
+void add_quantizer(const at::Quantizer& quantizer, Operands& operands) {
+  const auto* per_channel = dynamic_cast<const at::PerChannelAffineQuantizer*>(&quantizer);
+  if (per_channel == nullptr) return;
+  add_tensor(per_channel->scales(), OOC_READ, operands);
+  add_tensor(per_channel->zero_points(), OOC_READ, operands);
+}
+
 // A tensor without a storage of its own is opened to its parts.
 void add_tensor(const at::Tensor& tensor, uint32_t access, Operands& operands) {
   if (!tensor.defined()) return;
@@ -166,6 +189,7 @@ void add_tensor(const at::Tensor& tensor, uint32_t access, Operands& operands) {
     add_tensor(sparse->values(), access, operands);
   } else {
     add_storage(impl->unsafe_storage(), access, operands);
+    if (keys.has(c10::DispatchKey::QuantizedCPU)) add_quantizer(*static_cast<at::QTensorImpl*>(impl)->quantizer(), operands);
     if (keys.has(c10::DispatchKey::NestedTensorCPU)) {
       const auto* nested = static_cast<at::native::NestedTensorImpl*>(impl);
       add_tensor(nested->get_nested_sizes(), access, operands);
@@ -212,6 +236,28 @@ class FunctionScope {
   bool ended_ = false;
 };
 
+// Pins what a result hides. Returns whether its memory is opaque.
+bool pin_hidden_parts(const c10::IValue& result) {
+  if (result.isTensorList()) {
+    bool any = false;
+    for (const at::Tensor& tensor : result.toTensorList()) any |= pin_hidden_parts(tensor);
+    return any;
+  }
+  if (!result.isTensor() || !result.toTensor().defined()) return false;
+  const c10::TensorImpl* impl = result.toTensor().unsafeGetTensorImpl();
+  if (impl->key_set().has(c10::DispatchKey::NestedTensorCPU)) {
+    // Composite operators, autograd and size() read these three, of a few bytes for each part, at any time.
+    const auto* nested = static_cast<const at::native::NestedTensorImpl*>(impl);
+    Operands parts;
+    for (const at::Tensor& part : {nested->get_nested_sizes(), nested->get_nested_strides(), nested->get_storage_offsets()})
+      add_tensor(part, OOC_READ, parts);
+    for (const ooc_operand& part : parts) ooc_core_pin(core, part.address, OOC_READ, nullptr);
+  }
+  return impl->key_set().has(c10::DispatchKey::MkldnnCPU);
+}
+
+bool any_unusual(c10::DispatchKeySet keys) { return (keys.raw_repr() & kUnusual.raw_repr()) != 0; }
+
 void run(const c10::OperatorHandle& op, const OperatorInfo& info, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   thread_local Operands operands;
   operands.clear();
@@ -224,7 +270,10 @@ void run(const c10::OperatorHandle& op, const OperatorInfo& info, c10::DispatchK
     c10::impl::ExcludeDispatchKeyGuard guard(kKey);
     op.redispatchBoxed(keys & kBelow, stack);
   }
-  const int status = scope.end(info.keep_allocations);
+  bool keep = info.keep_allocations;
+  if (info.makes_unusual || any_unusual(keys))
+    for (size_t i = stack->size() - op.schema().returns().size(); i < stack->size(); ++i) keep |= pin_hidden_parts((*stack)[i]);
+  const int status = scope.end(keep);
   if (status != OOC_OK) {
     torch::jit::drop(*stack, op.schema().returns().size());
     raise(status);
@@ -304,7 +353,10 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
     return;
   }
   const OperatorInfo& info = info_of(op);
-  if (info.pass_on || ooc_core_in_function(core)) op.redispatchBoxed(keys & kBelow, stack);
+  const c10::DispatchKeySet below = keys & kBelow;
+  const bool calls_others = info.composite && !op.hasKernelForDispatchKey(below.highestPriorityTypeId());
+  if (info.pass_on || calls_others || (info.view && !any_unusual(keys)) || ooc_core_in_function(core))
+    op.redispatchBoxed(below, stack);
   else if (info.whole_list) run_in_slices(op, info, keys, stack);
   else run(op, info, keys, stack);
 }

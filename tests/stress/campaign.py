@@ -1,0 +1,195 @@
+"""Runs cases in worker processes, with plain memory twice and in strict mode once, and compares what they gave.
+
+The two plain runs fill fresh memory with different bytes (glibc's MALLOC_PERTURB_): a sample on which they disagree
+has no defined result, and only then may strict mode disagree too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+CASE_SECONDS = 600  # a case that takes longer hangs
+PASSES = ("strict", "plain a", "plain b")
+_FILL = {"plain a": "85", "plain b": "170"}
+
+
+@dataclass
+class Outcome:
+    """What one pass gave for one case: digests by sample, and how the worker died if it did."""
+
+    digests: dict[str, list[str]] = field(default_factory=dict)
+    death: str = ""
+    seconds: float = 0.0
+
+
+@dataclass
+class Pass:
+    """What one pass gave for all cases."""
+
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    stats: list[dict[str, Any]] = field(default_factory=list)  # of each worker that reached its end
+
+
+@dataclass
+class Report:
+    """The comparison of the three passes."""
+
+    cases: int = 0
+    samples: int = 0
+    errors: int = 0  # samples on which plain memory raises: strict mode raises the same
+    undefined: set[str] = field(default_factory=set)  # cases with samples on which the two plain runs disagree
+    faults: list[str] = field(default_factory=list)
+    mismatches: list[str] = field(default_factory=list)
+    stats: list[dict[str, Any]] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)  # by case, in strict mode
+
+    def failures(self) -> str:
+        return "\n".join(self.faults + self.mismatches)
+
+
+def run(cases: Sequence[str], jobs: int | None = None) -> Report:
+    """Runs the three passes over `cases`, `jobs` processes at a time (OOC_STRESS_JOBS, else one for each core)."""
+    jobs = jobs or int(os.environ.get("OOC_STRESS_JOBS") or os.cpu_count() or 1)
+    with ThreadPoolExecutor(jobs) as pool:
+        passes = dict(zip(PASSES, pool.map(lambda name: run_pass(name, cases), PASSES)))
+    return compare(cases, passes["strict"], passes["plain a"], passes["plain b"])
+
+
+def compare(cases: Sequence[str], strict: Pass, plain: Pass, again: Pass) -> Report:
+    """Every sample of every case; see Report."""
+    report = Report(stats=strict.stats)
+    for case in cases:
+        report.cases += 1
+        three = [each.outcomes.get(case, Outcome(death="never ran")) for each in (strict, plain, again)]
+        report.seconds[case] = three[0].seconds
+        for name, outcome in zip(("strict", "plain", "plain"), three):
+            if outcome.death:
+                report.faults.append(f"{case} ({name}): {outcome.death}")
+        if any(outcome.death for outcome in three):
+            continue
+        for label in sorted(set().union(*(outcome.digests for outcome in three))):
+            found, expected, repeated = (outcome.digests.get(label) for outcome in three)
+            report.samples += 1
+            report.errors += expected is not None and any("Error: " in text for text in expected)
+            if expected != repeated:
+                report.undefined.add(case)
+            elif found != expected:
+                report.mismatches.append(f"{case} sample {label}: {_difference(found, expected)}")
+    return report
+
+
+def _difference(found: list[str] | None, expected: list[str] | None) -> str:
+    if found is None or expected is None or len(found) != len(expected):
+        return f"strict {found}, plain {expected}"
+    return "; ".join(f"part {i}: strict {f}, plain {e}" for i, (f, e) in enumerate(zip(found, expected)) if f != e)
+
+
+def run_pass(name: str, cases: Sequence[str]) -> Pass:
+    """Runs all cases; a worker that dies is replaced by one that goes on with the next case."""
+    result = Pass()
+    left = list(cases)
+    while left:
+        worker = _Worker(name, left)
+        done = worker.collect(result)
+        if done == 0 and not worker.began:
+            raise RuntimeError(f"the {name} worker does not start:\n{worker.last_words()}")
+        left = left[done:]
+    return result
+
+
+class _Worker:
+    """One process and the lines it writes."""
+
+    def __init__(self, name: str, cases: Sequence[str]) -> None:
+        mode = "strict" if name == "strict" else "plain"
+        environment = {key: value for key, value in os.environ.items() if not key.startswith(("OOC_", "_OOC_"))}
+        environment |= {"OMP_WAIT_POLICY": "passive", "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
+        if name in _FILL:
+            environment["MALLOC_PERTURB_"] = _FILL[name]
+        self.began = False
+        self._cases = cases
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.stress.worker", mode],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env=environment,
+        )
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        self._words: list[str] = []
+        self._threads = [threading.Thread(target=each, daemon=True) for each in (self._write, self._read, self._listen)]
+        for thread in self._threads:
+            thread.start()
+
+    def _write(self) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write("".join(f"{case}\n" for case in self._cases))
+            self._process.stdin.close()
+        except BrokenPipeError:
+            pass
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._lines.put(line)
+        self._lines.put(None)
+
+    def _listen(self) -> None:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            if line.startswith("Extension modules"):
+                continue
+            self._words = [*self._words[-200:], line]
+
+    def last_words(self) -> str:
+        """The end of what the process wrote to its standard error."""
+        self._threads[2].join(5)
+        return "".join(self._words[-30:])
+
+    def collect(self, result: Pass) -> int:
+        """Reads until the process ends; returns the number of cases that are over, the fatal one included."""
+        over, case, sample = 0, "", ""
+        outcome = Outcome()
+        while True:
+            try:
+                text = self._lines.get(timeout=CASE_SECONDS)
+            except queue.Empty:
+                self._process.kill()
+                outcome.death = f"hangs in sample {sample!r}"
+                break
+            if text is None:
+                break
+            line = json.loads(text)
+            if "begin" in line:
+                self.began, case, sample = True, line["begin"], "making samples"
+                outcome = result.outcomes[case] = Outcome()
+            elif "sample" in line:
+                sample = line["sample"]
+            elif "digest" in line:
+                outcome.digests[sample] = line["digest"]
+            elif "end" in line:
+                outcome.seconds, case = line["seconds"], ""
+                over += 1
+            elif "stats" in line:
+                result.stats.append(line["stats"])
+        status = self._process.wait()
+        if case:
+            outcome.death = outcome.death or f"dies with status {status} in sample {sample!r}\n{self.last_words()}"
+            return over + 1
+        if over < len(self._cases) or status != 0:
+            raise RuntimeError(f"a worker ended with status {status} between cases:\n{self.last_words()}")
+        return over

@@ -1,0 +1,216 @@
+"""What the strict suite runs: PyTorch's own databases of operators and modules, and a few layouts they leave out.
+
+A case is a text, "kind|name|variant|dtype"; it yields samples, each a label and a function that computes results.
+Samples are the same in every process: every generator is seeded before each.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import random
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy
+import torch
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.testing._internal.common_modules import module_db
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
+
+from tests.stress import layouts
+
+Sample = tuple[str, Callable[[], Any]]
+
+MOST_SAMPLES = 64  # of one operator and dtype; those of larger sets are spread evenly over the set
+MOST_VARIANTS = 4  # samples of which the in-place and out= variants run too
+_DTYPES = (torch.float32, torch.complex64, torch.int64, torch.bool)
+_LAYOUTS = {
+    "coo": torch.sparse_coo,
+    "csr": torch.sparse_csr,
+    "csc": torch.sparse_csc,
+    "bsr": torch.sparse_bsr,
+    "bsc": torch.sparse_bsc,
+}
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def operator_cases() -> list[str]:
+    """Each entry of op_db with float32, complex64 and one integral dtype, as far as it supports them."""
+    cases = []
+    for op in op_db:
+        dtypes = [dtype for dtype in _DTYPES if dtype in op.supported_dtypes("cpu")]
+        if torch.int64 in dtypes and torch.bool in dtypes:
+            dtypes.remove(torch.bool)
+        dtypes = dtypes or sorted(op.supported_dtypes("cpu"), key=str)[:1]
+        cases += [f"op|{op.name}|{op.variant_test_name}|{_dtype_name(dtype)}" for dtype in dtypes]
+    return cases
+
+
+def sparse_cases() -> list[str]:
+    """Each operator of op_db that says it takes a sparse layout."""
+    return [
+        f"{name}|{op.name}|{op.variant_test_name}|{_dtype_name(dtype)}"
+        for op, (name, layout) in itertools.product(op_db, _LAYOUTS.items())
+        if op.supports_sparse_layout(layout)
+        for dtype in (torch.float32, torch.int64)
+        if dtype in op.supported_dtypes("cpu")
+    ]
+
+
+def module_cases() -> list[str]:
+    return [
+        f"module|{module.name}|{'train' if training else 'eval'}|float32"
+        for module in module_db
+        for training in ((True, False) if module.train_and_eval_differ else (True,))
+    ]
+
+
+def layout_cases() -> list[str]:
+    return [f"layout|{name}||" for name in layouts.CASES]
+
+
+def all_cases() -> list[str]:
+    return operator_cases() + sparse_cases() + module_cases() + layout_cases()
+
+
+def samples(case: str) -> Iterator[Sample]:
+    """The samples of a case, made now."""
+    seed()
+    kind, name, variant, dtype = case.split("|")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if kind == "module":
+            yield from _module_samples(name, variant == "train")
+        elif kind == "layout":
+            yield "", layouts.CASES[name]
+        elif kind == "planted":
+            yield "", layouts.PLANTED[name]
+        else:
+            yield from _operator_samples(kind, _operator(name, variant), getattr(torch, dtype))
+
+
+def seed() -> None:
+    torch.manual_seed(1234)
+    numpy.random.seed(1234)
+    random.seed(1234)
+
+
+def _operator(name: str, variant: str) -> Any:
+    return next(op for op in op_db if op.name == name and op.variant_test_name == variant)
+
+
+def _spread(things: list[Any], most: int) -> list[Any]:
+    if len(things) <= most:
+        return things
+    return [things[i * len(things) // most] for i in range(most)]
+
+
+# ---- operators ------------------------------------------------------------------------------------------------------
+
+
+def _operator_samples(kind: str, op: Any, dtype: torch.dtype) -> Iterator[Sample]:
+    gradients = op.supports_autograd and (dtype.is_floating_point or dtype.is_complex)
+    if kind == "op":
+        inputs = list(op.sample_inputs("cpu", dtype, requires_grad=gradients))
+    else:
+        inputs = list(op.sample_inputs_sparse(_LAYOUTS[kind], "cpu", dtype, requires_grad=gradients))
+    chosen = _spread(list(enumerate(inputs)), MOST_SAMPLES)
+    del inputs
+    for place, (index, sample) in enumerate(chosen):
+        chosen[place] = None
+        if kind == "op" and place < MOST_VARIANTS:
+            plain = tree_map(_without_gradient, (sample.input, sample.args, sample.kwargs))
+            if op.inplace_variant is not None:
+                yield f"{index} in place", lambda s=plain: _in_place(op, *copy.deepcopy(s))
+            if op.supports_out:
+                yield f"{index} out", lambda s=plain: _out(op, *s)
+        yield f"{index}", lambda s=sample: _forward_backward(op, s, gradients)
+
+
+def _without_gradient(value: Any) -> Any:
+    return value.detach() if isinstance(value, torch.Tensor) else value
+
+
+def _forward_backward(op: Any, sample: Any, gradients: bool) -> Any:
+    arguments = (sample.input, sample.args, sample.kwargs)
+    result = op(sample.input, *sample.args, **sample.kwargs)
+    outputs: list[Any] = [result]
+    if gradients:
+        outputs += _gradients(sample.output_process_fn_grad(result), arguments)
+    return [*outputs, tree_leaves(arguments)]
+
+
+def _gradients(result: Any, arguments: Any) -> list[Any]:
+    """The gradients, or the error, of a function's tensors that have any."""
+    outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+    inputs = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+    if not outputs or not inputs:
+        return []
+    try:
+        directions = [torch.randn_like(output) for output in outputs]
+        return list(torch.autograd.grad(outputs, inputs, directions, allow_unused=True))
+    except Exception as error:  # not differentiable for this sample: it must be so in both runs
+        return [error]
+
+
+def _in_place(op: Any, first: Any, args: Any, kwargs: Any) -> Any:
+    return [op.inplace_variant(first, *args, **kwargs), first, tree_leaves((args, kwargs))]
+
+
+def _out(op: Any, first: Any, args: Any, kwargs: Any) -> Any:
+    expected = op(first, *args, **kwargs)
+    leaves, spec = tree_flatten(expected)
+    out = spec.unflatten([torch.zeros_like(leaf) for leaf in leaves])
+    empty = spec.unflatten([leaf.new_empty(0) for leaf in leaves])  # grows within the operator
+    op(first, *args, **kwargs, out=out)
+    op(first, *args, **kwargs, out=empty)
+    return [expected, out, empty]
+
+
+# ---- modules --------------------------------------------------------------------------------------------------------
+
+
+def _module_samples(name: str, training: bool) -> Iterator[Sample]:
+    info = next(module for module in module_db if module.name == name)
+    inputs = info.module_inputs_func(info, device="cpu", dtype=torch.float32, requires_grad=True, training=training)
+    for index, entry in enumerate(_spread(list(inputs), MOST_SAMPLES)):
+        if entry.forward_input is not None:
+            yield f"{index}", lambda entry=entry: _train(info.module_cls, entry, training)
+
+
+def _train(module_class: Any, entry: Any, training: bool) -> Any:
+    """Two steps: forward, backward, and AdamW over lists of parameters."""
+    made = entry.constructor_input
+    module = module_class(*made.args, **made.kwargs)
+    module.train(training)
+    given = entry.forward_input
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(parameters, lr=0.01, foreach=True) if parameters else None
+    history: list[Any] = []
+    for _ in range(2):
+        result = module(*given.args, **given.kwargs)
+        history.append(tree_map(_copy, result))
+        outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+        if outputs:
+            directions = [torch.randn_like(output) for output in outputs]
+            torch.autograd.backward(outputs, directions)
+        history += [_copy(leaf.grad) for leaf in tree_leaves((given.args, given.kwargs)) if _is_leaf(leaf)]
+        history += [_copy(parameter.grad) for parameter in parameters]
+        if optimizer is not None:
+            optimizer.step()
+            optimizer.zero_grad()
+        history += [_copy(parameter) for parameter in module.state_dict().values()]
+    return history
+
+
+def _is_leaf(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad and value.is_leaf
+
+
+def _copy(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
