@@ -160,7 +160,8 @@ class Core {
   // Makes `chunks` idle (free, cached or under empty slabs). `pinned_too`: chunks that will be pinned beyond
   // pinned_chunks_; more than the budget can hold is refused at once unless another function may end.
   bool make_room(Lock& lock, uint64_t chunks, uint64_t pinned_too);
-  std::vector<Piece> choose_victims(uint64_t chunks);
+  // clean_only: only what can leave without a copy.
+  std::vector<Piece> choose_victims(uint64_t chunks, bool clean_only);
   bool evict(Lock& lock, const std::vector<Piece>& victims);
   int make_resident(Lock& lock, const std::vector<RegionHandle>& regions);
   int bring_in(Lock& lock, Region* region, std::vector<Transfer>& transfers);
@@ -172,7 +173,8 @@ class Core {
   void settle_in(const Transfer& transfer, bool copied);
   void drop_clean(Region* region, uint32_t first, uint32_t count);
   bool release_idle_threads();
-  std::string describe_need(const std::string& function, uint64_t need_chunks) const;
+  // The text of an out-of-memory error; the need counts for min_budget_bytes.
+  std::string describe_need(const std::string& function, uint64_t need_chunks);
   bool copy_slots(Region* region, uint32_t first, uint32_t count, Direction direction);
   uint64_t idle_chunks() const { return pool_->available() + cached_chunks_ + (heap_backed_ - heap_used_); }
   void wait_a_while(Lock& lock) { changed_.wait_for(lock, std::chrono::milliseconds(20)); }

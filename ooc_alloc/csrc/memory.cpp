@@ -45,6 +45,11 @@ Region* Core::new_region(uint32_t count) {
 }
 
 void* Core::malloc_region(Lock& lock, uint64_t bytes) {
+  if (bytes > region_chunks_ * chunk_bytes_) {
+    set_last_error("a variable of " + std::to_string(bytes) + " bytes is larger than the address range for variables (" +
+                   std::to_string(region_chunks_ * chunk_bytes_) + " bytes)");
+    return nullptr;
+  }
   const auto count = static_cast<uint32_t>((bytes + chunk_bytes_ - 1) / chunk_bytes_);
   Region* region = nullptr;
   auto same_size = cached_by_count_.find(count);
@@ -191,7 +196,8 @@ void Core::free(void* address) {
     stats_.live_bytes -= bytes;
     return;
   }
-  if (Region* region = find(address)) free_region(region);
+  Region* region = find(address);
+  if (region != nullptr && address == address_of(region->first)) free_region(region);
 }
 
 void Core::free_region(Region* region) {

@@ -196,7 +196,7 @@ void Core::settle_in(const Transfer& transfer, bool copied) {
 
 // Furthest next use first where the sequence is known, oldest use first where it is not; the end of a region before its
 // beginning; no more than is needed.
-std::vector<Piece> Core::choose_victims(uint64_t chunks) {
+std::vector<Piece> Core::choose_victims(uint64_t chunks, bool clean_only) {
   std::vector<std::pair<uint64_t, Region*>> candidates;
   bool known = false;
   for (Region* region = used_.oldest(); region != nullptr; region = region->newer) {
@@ -208,15 +208,16 @@ std::vector<Piece> Core::choose_victims(uint64_t chunks) {
   if (known)
     std::stable_sort(candidates.begin(), candidates.end(),
                      [](const auto& a, const auto& b) { return a.first > b.first; });
+  auto can_leave = [clean_only](const Slot& slot) { return slot.chunk != kNoChunk && (slot.host_valid || !clean_only); };
   std::vector<Piece> victims;
   for (const auto& [next, region] : candidates) {
     for (uint32_t end = region->count; end > 0 && chunks > 0;) {
-      if (region->slots[end - 1].chunk == kNoChunk) {
+      if (!can_leave(region->slots[end - 1])) {
         --end;
         continue;
       }
       uint32_t first = end;
-      while (first > 0 && end - first < chunks && region->slots[first - 1].chunk != kNoChunk) --first;
+      while (first > 0 && end - first < chunks && can_leave(region->slots[first - 1])) --first;
       victims.push_back({region, first, end - first});
       chunks -= end - first;
       end = first;
@@ -257,6 +258,7 @@ bool Core::make_room(Lock& lock, uint64_t chunks, uint64_t pinned_too) {
   const double began = now_seconds();
   ++room_waiters_;
   int fruitless = 0;
+  bool clean_only = false;  // every other time after a failure: dirty variables may have nowhere to go
   constexpr int kPatience = 100;
   while (idle_chunks() < chunks && fruitless < kPatience) {
     const bool others_run = active_functions_ - (counted ? 1u : 0u) > starving_;
@@ -269,10 +271,13 @@ bool Core::make_room(Lock& lock, uint64_t chunks, uint64_t pinned_too) {
       wait_a_while(lock);
       continue;
     }
-    const std::vector<Piece> victims = choose_victims(chunks - idle_chunks());
-    if (!victims.empty() && !hopeless) {
+    const std::vector<Piece> victims = choose_victims(chunks - idle_chunks(), clean_only);
+    if (!hopeless && (!victims.empty() || clean_only)) {
       const uint64_t before = idle_chunks();
-      if (!evict(lock, victims) || idle_chunks() <= before) ++fruitless;
+      if (evict(lock, victims) && idle_chunks() > before) continue;
+      ++fruitless;
+      clean_only = !clean_only;
+      if (moving_ > 0 || others_run) wait_a_while(lock);
       continue;
     }
     if (moving_ > 0) {
@@ -287,7 +292,7 @@ bool Core::make_room(Lock& lock, uint64_t chunks, uint64_t pinned_too) {
     }
     if (!release_idle_threads()) break;
   }
-  --room_waiters_;
+  if (--room_waiters_ == 0 && idle_wanted_) changed_.notify_all();
   const double seconds = now_seconds() - began;
   stats_.stall_seconds += seconds;
   stats_.stall_room_seconds += seconds;
@@ -357,9 +362,10 @@ int Core::make_resident(Lock& lock, const std::vector<RegionHandle>& regions) {
   return fail(status, describe_need(inside ? recorder_.function_name(thread->function) : "(a pinned variable)", 0));
 }
 
-std::string Core::describe_need(const std::string& function, uint64_t extra_chunks) const {
+std::string Core::describe_need(const std::string& function, uint64_t extra_chunks) {
   const uint64_t need = pinned_chunks_ + extra_chunks;
   const uint64_t smallest = std::max(stats_.min_budget_bytes, (need + heap_used_) * chunk_bytes_);
+  stats_.min_budget_bytes = smallest;
   std::string text = "function " + function + " needs " + std::to_string(need * chunk_bytes_) +
                      " bytes on the device at once, beside " + std::to_string(heap_used_ * chunk_bytes_) +
                      " bytes of small variables; the budget is " + std::to_string(pool_->limit() * chunk_bytes_) +
@@ -369,7 +375,8 @@ std::string Core::describe_need(const std::string& function, uint64_t extra_chun
            std::to_string(smallest) + " or more, or make the function smaller (batch size).";
   return text + "Nothing could be moved out: host memory for swapped data is limited to " +
          std::to_string(arena_->budget()) + " bytes (" + std::to_string(arena_->used()) +
-         " in use); raise OOC_HOST_BUDGET.";
+         " in use); raise OOC_HOST_BUDGET." +
+         (device_.calls().failures > 0 ? " The driver refused " + std::to_string(device_.calls().failures) + " calls." : "");
 }
 
 int Core::evict_unpinned(Lock& lock) {
