@@ -11,16 +11,20 @@ VENV ?= .venv
 # On two cores a compiler each; more would only need more memory.
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 BUILD_TYPE ?= RelWithDebInfo
-EXTRAS := test,examples,report,ilp
 
 python := $(VENV)/bin/python
 pip := $(python) -m pip --disable-pip-version-check
-stamp := $(VENV)/.installed
+installed := $(VENV)/.installed
+developer := $(VENV)/.developer
 # The system's CMake if there is one: `make native` then needs no Python environment at all.
 CMAKE ?= $(shell command -v cmake || echo $(VENV)/bin/cmake)
 CTEST ?= $(shell command -v ctest || echo $(VENV)/bin/ctest)
-cmake_needs := $(if $(shell command -v cmake),,$(stamp))
+cmake_needs := $(if $(shell command -v cmake),,$(installed))
 
+# The build of the native libraries is left to `make native`.
+editable := $(pip) install --quiet --config-settings=wheel.cmake=false --editable ".
+
+MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .PHONY: help venv native demo test lint unit-test native-test asan tsan test-strict test-gpu bench wheel clean
 .DELETE_ON_ERROR:
@@ -30,23 +34,28 @@ help: ## show this list
 	  while IFS="$$(printf '\t')" read -r name text; do printf '  \033[1m%-14s\033[0m %s\n' "$$name" "$$text"; done
 	@echo; echo "  variables: PYTHON=$(PYTHON) TORCH=$(TORCH) VENV=$(VENV) JOBS=$(JOBS)"
 
-venv: $(stamp) ## make the Python environment in .venv, with PyTorch and everything that development needs
+venv: $(developer) ## make the Python environment in .venv, with PyTorch and everything that development needs
 
-$(stamp): pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "$(PYTHON) is older than Python 3.10; choose one with PYTHON=..."; exit 1; }
+# What running needs, and the examples.
+$(installed): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo "$(PYTHON) is older than Python 3.10; choose one with PYTHON=..."; exit 1; }
 	test -x $(python) || $(PYTHON) -m venv $(VENV)
 	$(pip) install --quiet --upgrade "pip>=23" wheel
 	$(pip) install --quiet "$(TORCH)" numpy
 	$(if $(shell command -v cmake),,$(pip) install --quiet cmake)
-	$(pip) install --quiet --editable ".[$(EXTRAS)]" --config-settings=wheel.cmake=false
+	$(editable)[examples]"
+	@touch $@
+
+# What tests and benchmarks need beside.
+$(developer): $(installed)
+	$(editable)[test,report,ilp]"
 	@touch $@
 
 native: $(cmake_needs) ## build the native libraries in place; needs no network, only CMake and a C++ compiler
-	@$(CMAKE) -S . -B build/native -DCMAKE_BUILD_TYPE=$(BUILD_TYPE) -DOOC_INPLACE=ON -DOOC_BUILD_TESTS=OFF >build-native.log 2>&1 || \
-	  { cat build-native.log; rm -f build-native.log; exit 1; }; rm -f build-native.log
-	$(CMAKE) --build build/native --parallel $(JOBS)
+	$(call native_build,build/native,-DCMAKE_BUILD_TYPE=$(BUILD_TYPE) -DOOC_INPLACE=ON -DOOC_BUILD_TESTS=OFF)
 
-demo: venv native ## train both examples in-core and out-of-core, compare every bit, write out/demo.json
+demo: $(installed) native ## train both examples in-core and out-of-core, compare every bit, write out/demo.json
 	$(python) examples/demo.py
 
 test: lint native-test unit-test ## lint, native tests, Python tests: what continuous integration runs
@@ -58,15 +67,21 @@ lint: venv ## ruff and mypy --strict
 unit-test: venv native ## the Python tests alone; PYTEST="-k name -x" passes arguments on
 	$(python) -m pytest $(PYTEST)
 
-# Native tests in a build directory of their own: $(call native_tests,directory,CMake arguments).
-define native_tests
-	$(CMAKE) -S . -B $(1) -DOOC_BUILD_TESTS=ON $(2) >/dev/null
+# $(call native_build,directory,CMake arguments); the configuration's words are shown only when it fails.
+define native_build
+	@mkdir -p $(1)
+	@$(CMAKE) -S . -B $(1) $(2) >$(1)/configure.log 2>&1 || { cat $(1)/configure.log; exit 1; }
 	$(CMAKE) --build $(1) --parallel $(JOBS)
+endef
+
+# $(call native_tests,directory,CMake arguments)
+define native_tests
+	$(call native_build,$(1),$(2) -DOOC_BUILD_TESTS=ON)
 	$(CTEST) --test-dir $(1) --output-on-failure --no-tests=error
 endef
 
 native-test: $(cmake_needs) ## the native tests alone, on the emulated driver
-	$(call native_tests,build/tests,-DCMAKE_BUILD_TYPE=$(BUILD_TYPE))
+	$(call native_tests,build/native,-DCMAKE_BUILD_TYPE=$(BUILD_TYPE) -DOOC_INPLACE=ON)
 
 asan: $(cmake_needs) ## the native tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	$(call native_tests,build/asan,-DCMAKE_BUILD_TYPE=RelWithDebInfo -DOOC_SANITIZE=address+undefined)
@@ -85,7 +100,7 @@ test-gpu: $(cmake_needs) ## the driver contract and core tests against the real 
 bench: venv native ## measure: cost per operator, step times beside the bound, fragmentation by chunk size
 	$(python) -m benchmarks
 
-wheel: venv ## build the wheel into dist/
+wheel: $(installed) ## build the wheel into dist/
 	$(pip) wheel --quiet --no-deps --wheel-dir dist .
 
 clean: ## remove what was built here, and the environment
