@@ -2,7 +2,8 @@
  * faults, and a look into its page tables. Plain C, found with dlsym in the loaded driver; a real driver has none of it.
  *
  * Functions that return int give 0, or -1 and leave a message for ooc_emulated_error() in the calling thread.
- * All of them may be called before cuInit and from any thread, but not in a forked child.
+ * All of them may be called before cuInit and from any thread. In a forked child only the two look-ups at the end and the
+ * call counts work; they tell how things stood at the fork.
  */
 #ifndef OOC_EMULATED_CONTROL_H
 #define OOC_EMULATED_CONTROL_H

@@ -21,9 +21,10 @@ struct LinkStats {
 // A copy takes latency + bytes / bandwidth of the link's time, from when it is ready and the link is free. It is done in
 // pieces, between which copies of other streams get their turn.
 //
-// The link keeps a clock of its own: a copy starts when the one before ended on that clock, not when a thread woke up to
-// notice. A late wake-up is so made good by the next copy, up to 1 ms; without that, a link of 10 GiB/s would lose
-// half its bandwidth to the scheduler. A copy never ends before its time.
+// The link keeps a clock of its own: a copy starts when it was enqueued, or when the one before ended on that clock, and not
+// when a thread woke up to notice. What the scheduler takes from the copying thread is so made good by the next copies, as
+// on a device, which it does not touch. The clock is never behind the copying by more than kCatchUp, so a host that cannot
+// copy as fast as the link is told so. No copy ends sooner than latency + bytes / bandwidth after it was enqueued.
 class Link {
  public:
   void configure(const LinkConfig& config);
@@ -45,7 +46,6 @@ class Link {
   LinkStats stats_;
 };
 
-// By how much a copy may start in the past, to make good a late wake-up.
-constexpr std::chrono::microseconds kCatchUp{1000};
+constexpr std::chrono::milliseconds kCatchUp{20};
 
 }  // namespace ooc::emulated

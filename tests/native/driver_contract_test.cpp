@@ -265,6 +265,15 @@ TEST(part_of_a_mapping_is_not_unmapped) {
   EXPECT_TRUE(read(range.at(0), range.chunk) == bytes);
 }
 
+TEST(a_range_across_two_mappings_is_not_unmapped) {
+  Range range(2, 2 * granularity());
+  range.fill(0, 2);
+  const Bytes bytes = pattern(2 * range.chunk, 13);
+  write(range.base, bytes);
+  EXPECT_TRUE(driver().cuMemUnmap(range.base + granularity(), range.chunk) != CUDA_SUCCESS);
+  EXPECT_TRUE(read(range.base, 2 * range.chunk) == bytes);
+}
+
 TEST(an_occupied_range_is_refused) {
   Range range(2);
   range.fill(0);

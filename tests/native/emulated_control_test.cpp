@@ -132,8 +132,7 @@ TEST(a_synchronous_copy_takes_the_same_link) {
   range.fill(0);
   const auto start = std::chrono::steady_clock::now();
   write(range.base, Bytes(range.chunk));
-  // The copy may begin up to 1 ms in the past, to make good a late wake-up.
-  EXPECT_TRUE(std::chrono::steady_clock::now() - start >= std::chrono::microseconds(14600));
+  EXPECT_TRUE(std::chrono::steady_clock::now() - start >= std::chrono::microseconds(15625));
 }
 
 TEST(streams_share_a_direction) {
