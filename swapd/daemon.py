@@ -52,7 +52,7 @@ class Daemon:
         self.step_seconds: list[float] = []
         self.planning_seconds = 0.0
         self.last_plan: Plan | None = None
-        self._iterations: dict[int, Iteration] = {}
+        self.last_iteration: Iteration | None = None
         self._counts: Counter[int] = Counter()
         self._measured: Counter[int] = Counter()
         self._new_in_a_row = 0
@@ -68,7 +68,7 @@ class Daemon:
             self.step_seconds.append(ended.seconds)
         fingerprint = ended.fingerprint
         self._counts[fingerprint] += 1
-        self._iterations[fingerprint] = ended
+        self.last_iteration = ended
         if self.trace_path is not None:
             self._keep_trace(ended)
         if self._worth_planning(ended):

@@ -46,6 +46,7 @@ Core::Core(const ooc_config& config)
   const uint64_t heap_bytes = kHeapBytes / chunk_bytes_ * chunk_bytes_;
   const uint64_t space = config.address_space_bytes != 0 ? config.address_space_bytes : kDefaultSpace;
   region_chunks_ = std::max<uint64_t>(space / chunk_bytes_, 1);
+  chunk_of_ = Divisor(chunk_bytes_);
   heap_first_chunk_ = region_chunks_;
   device_.reserve(region_chunks_ * chunk_bytes_ + heap_bytes);
   void* table = mmap(nullptr, region_chunks_ * sizeof(uint32_t), PROT_READ | PROT_WRITE,
@@ -94,7 +95,7 @@ int Core::fail(int status, std::string message) {
 
 Region* Core::find(const void* address) const {
   if (!owns(address)) return nullptr;
-  const auto chunk = static_cast<uint64_t>(static_cast<const char*>(address) - device_.base()) / chunk_bytes_;
+  const uint64_t chunk = chunk_of_(static_cast<uint64_t>(static_cast<const char*>(address) - device_.base()));
   if (chunk >= region_chunks_ || region_at_[chunk] == 0) return nullptr;
   auto* region = const_cast<Region*>(&regions_[region_at_[chunk] - 1]);
   return region->live ? region : nullptr;

@@ -21,6 +21,7 @@
 #include "address_space.h"
 #include "chunk_pool.h"
 #include "device.h"
+#include "divisor.h"
 #include "host_arena.h"
 #include "ooc_alloc.h"
 #include "recorder.h"
@@ -180,6 +181,7 @@ class Core {
   void wait_a_while(Lock& lock) { changed_.wait_for(lock, std::chrono::milliseconds(20)); }
 
   uint64_t chunk_bytes_, piece_chunks_, small_limit_, region_chunks_, heap_first_chunk_;
+  Divisor chunk_of_;  // by chunk_bytes_
   bool strict_;
   Device device_;
   std::unique_ptr<ChunkPool> pool_;

@@ -47,6 +47,8 @@ struct ThreadEntries {
   }
 };
 thread_local ThreadEntries thread_entries;
+// The entry found last. A plain struct: thread_entries has a destructor, so every access to it asks whether it was made.
+thread_local ThreadEntry latest_entry{0, nullptr};
 
 int fork_pipe[2] = {-1, -1};
 
@@ -104,8 +106,13 @@ void unregister_core(Core* core) {
 }
 
 ThreadState* Core::find_thread_state() const {
-  for (const ThreadEntry& entry : thread_entries.entries)
-    if (entry.core_id == core_id_) return entry.state;
+  ThreadEntry& latest = latest_entry;
+  if (latest.core_id == core_id_) return latest.state;
+  for (const ThreadEntry& entry : thread_entries.entries) {
+    if (entry.core_id != core_id_) continue;
+    latest = entry;
+    return entry.state;
+  }
   return nullptr;
 }
 

@@ -50,7 +50,7 @@ void* Core::malloc_region(Lock& lock, uint64_t bytes) {
                    std::to_string(region_chunks_ * chunk_bytes_) + " bytes)");
     return nullptr;
   }
-  const auto count = static_cast<uint32_t>((bytes + chunk_bytes_ - 1) / chunk_bytes_);
+  const auto count = static_cast<uint32_t>(chunk_of_(bytes + chunk_bytes_ - 1));
   Region* region = nullptr;
   auto same_size = cached_by_count_.find(count);
   if (same_size != cached_by_count_.end() && !same_size->second.empty()) {

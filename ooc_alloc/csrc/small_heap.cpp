@@ -7,7 +7,10 @@
 namespace ooc {
 
 SmallHeap::SmallHeap(uint64_t range_bytes, uint64_t chunk_bytes, uint64_t granule_bytes)
-    : chunk_bytes_(chunk_bytes), granule_bytes_(granule_bytes), granules_(range_bytes / granule_bytes) {
+    : granule_bytes_(granule_bytes),
+      granules_(range_bytes / granule_bytes),
+      chunk_of_(chunk_bytes),
+      granule_of_(granule_bytes) {
   void* table = mmap(nullptr, granules_ * sizeof(uint32_t), PROT_READ | PROT_WRITE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (table == MAP_FAILED) throw std::bad_alloc();
@@ -85,7 +88,7 @@ uint32_t SmallHeap::new_block() {
 }
 
 uint64_t SmallHeap::allocate(uint64_t bytes) {
-  const uint64_t granules = bytes == 0 ? 1 : (bytes + granule_bytes_ - 1) / granule_bytes_;
+  const uint64_t granules = bytes == 0 ? 1 : granule_of_(bytes + granule_bytes_ - 1);
   if (bytes > UINT32_MAX || granules > granules_) return kFailed;
   const auto size = static_cast<uint32_t>(granules);
   const uint32_t found = find(size);
@@ -106,20 +109,20 @@ uint64_t SmallHeap::allocate(uint64_t bytes) {
 }
 
 uint64_t SmallHeap::requested(uint64_t offset) const {
-  if (offset % granule_bytes_ != 0) return 0;
-  const uint32_t block = starts_[offset / granule_bytes_];
+  if ((offset & (granule_bytes_ - 1)) != 0) return 0;
+  const uint32_t block = starts_[granule_of_(offset)];
   return block == 0 ? 0 : blocks_[block - 1].requested;
 }
 
 uint64_t SmallHeap::last_chunk(uint64_t offset) const {
-  const Block& b = blocks_[starts_[offset / granule_bytes_] - 1];
-  return (uint64_t{b.start + b.size} * granule_bytes_ - 1) / chunk_bytes_;
+  const Block& b = blocks_[starts_[granule_of_(offset)] - 1];
+  return chunk_of_(uint64_t{b.start + b.size} * granule_bytes_ - 1);
 }
 
 uint64_t SmallHeap::free(uint64_t offset) {
   const uint64_t bytes = requested(offset);
   if (bytes == 0) return 0;
-  uint32_t block = block_at(static_cast<uint32_t>(offset / granule_bytes_)) - 1;
+  uint32_t block = block_at(static_cast<uint32_t>(granule_of_(offset))) - 1;
   blocks_[block].requested = 0;
   const uint32_t after = blocks_[block].after;
   if (after != kNone && blocks_[after].requested == 0) {

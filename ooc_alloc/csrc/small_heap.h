@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "divisor.h"
+
 namespace ooc {
 
 class SmallHeap {
@@ -27,7 +29,7 @@ class SmallHeap {
   // Bytes that the allocation had asked for; 0 if offset is not the start of an allocation.
   uint64_t free(uint64_t offset);
 
-  uint64_t first_chunk(uint64_t offset) const { return offset / chunk_bytes_; }
+  uint64_t first_chunk(uint64_t offset) const { return chunk_of_(offset); }
   uint64_t last_chunk(uint64_t offset) const;
   // Requested size of the allocation at an offset.
   uint64_t requested(uint64_t offset) const;
@@ -50,7 +52,8 @@ class SmallHeap {
   uint32_t new_block();
   uint32_t& block_at(uint32_t granule) { return starts_[granule]; }
 
-  uint64_t chunk_bytes_, granule_bytes_, granules_;
+  uint64_t granule_bytes_, granules_;
+  Divisor chunk_of_, granule_of_;
   std::vector<Block> blocks_;
   std::vector<uint32_t> unused_;
   uint32_t* starts_;  // granule -> block that starts there (+1), lazily committed
