@@ -37,6 +37,9 @@ void Recorder::begin_iteration(double now) {
 }
 
 void Recorder::begin_function(uint32_t id, double now) {
+  running_ = true;
+  chunks_now_ = chunks_peak_ = chunks_sum_ = 0;
+  workspaces_.clear();
   hash_ = mix(hash_, name_hashes_[id]);
   if (trace_->names.size() >= kMostFunctions) {
     trace_->overflow = true;
@@ -45,6 +48,28 @@ void Recorder::begin_function(uint32_t id, double now) {
   trace_->names.push_back(id);
   trace_->starts.push_back(now - began_);
   trace_->seconds.push_back(0);
+}
+
+// Workspaces that a function allocates and frees one after the other are never there together. Whoever reads the trace
+// adds up a function's variables, so what is too much is taken off the workspaces: they never move, only the room counts.
+void Recorder::end_function(double seconds) {
+  running_ = false;
+  if (trace_->overflow || trace_->seconds.empty()) return;
+  trace_->seconds.back() = seconds;
+  uint64_t excess = chunks_sum_ - chunks_peak_;
+  for (const Freed& workspace : workspaces_) {
+    if (excess == 0) return;
+    const uint64_t off = std::min<uint64_t>(excess, workspace.chunks);
+    uint64_t& bytes = trace_->variables[workspace.variable].bytes;
+    bytes = bytes / workspace.chunks * (workspace.chunks - off);
+    excess -= off;
+  }
+}
+
+void Recorder::count_chunks(uint32_t chunks) {
+  chunks_sum_ += chunks;
+  chunks_now_ += chunks;
+  chunks_peak_ = std::max(chunks_peak_, chunks_now_);
 }
 
 uint32_t Recorder::add(Region* region, int32_t born) {
@@ -61,6 +86,7 @@ void Recorder::use(Region* region, uint32_t access) {
   const uint32_t id = seen(region) ? static_cast<uint32_t>(region->variable) : add(region, -1);
   hash_ = mix(hash_, (uint64_t{id} << 34) ^ (uint64_t{region->count} << 2) ^ access);
   trace_->uses.push_back({trace_->functions() - 1, id, access});
+  count_chunks(region->count);
 }
 
 void Recorder::widen_last_use(const Region* region, uint32_t access) {
@@ -83,7 +109,9 @@ void Recorder::allocate(Region* region, bool in_function) {
   const auto function = static_cast<int32_t>(trace_->functions());
   const uint32_t id = add(region, in_function ? function - 1 : function);
   hash_ = mix(hash_, (uint64_t{id} << 34) ^ (uint64_t{region->count} << 2) ^ 3);
-  if (in_function) trace_->uses.push_back({trace_->functions() - 1, id, 2});
+  if (!in_function) return;
+  trace_->uses.push_back({trace_->functions() - 1, id, 2});
+  count_chunks(region->count);
 }
 
 void Recorder::free(Region* region) {
@@ -92,6 +120,10 @@ void Recorder::free(Region* region) {
   if (seen(region)) {
     Trace::Variable& variable = trace_->variables[static_cast<size_t>(region->variable)];
     variable.died = std::max(last, variable.born);
+    if (running_ && variable.born == last) {
+      chunks_now_ -= region->count;
+      workspaces_.push_back({static_cast<uint32_t>(region->variable), region->count});
+    }
   } else if (region->iteration + 1 == iteration_ && region->variable >= 0 && last >= 0) {
     only_freed_.push_back({{}, region->bytes, -1, last, region->variable});
   }

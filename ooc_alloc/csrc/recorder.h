@@ -47,7 +47,7 @@ class Recorder {
   void use(Region* region, uint32_t access);
   void widen_last_use(const Region* region, uint32_t access);  // a second operand of the same region
   uint64_t end_operands();  // the running fingerprint, all operands told
-  void end_function(double seconds) { if (!trace_->seconds.empty()) trace_->seconds.back() = seconds; }
+  void end_function(double seconds);
   void allocate(Region* region, bool in_function);
   void free(Region* region);
 
@@ -62,10 +62,19 @@ class Recorder {
   static constexpr size_t kMostFunctions = size_t{1} << 20;
 
   void begin_iteration(double now);
+  void count_chunks(uint32_t chunks);
   uint32_t add(Region* region, int32_t born);
   void link_to_previous(Trace& ended) const;
 
   std::shared_ptr<Trace> trace_;
+  // Of the running function: chunks of all its variables, the most of them at once, and those that are freed again.
+  struct Freed {
+    uint32_t variable, chunks;
+  };
+  bool running_ = false;
+  uint64_t chunks_now_ = 0, chunks_peak_ = 0, chunks_sum_ = 0;
+  std::vector<Freed> workspaces_;
+
   std::vector<Trace::Variable> only_freed_;  // freed without a use: known only at the end, so numbered last
   uint64_t hash_ = 0, last_fingerprint_ = 0;
   uint64_t iteration_ = 1;

@@ -171,7 +171,7 @@ void Daemon::function_started(uint32_t index, uint64_t prefix) {
       ++core_.counters().plan_switch_count;
       follow(std::move(other), index + 1, false);
     } else if (expected && index > 0) {  // at its first function, the loop has ended, the sequence was not departed from
-      ++core_.counters().divergence_count;
+      departed_ = true;                  // nor is it if no other iteration comes after a loop's
     }
     core_.changed().notify_all();
     return;
@@ -186,6 +186,8 @@ void Daemon::function_started(uint32_t index, uint64_t prefix) {
 
 bool Daemon::iteration_ended(const std::shared_ptr<Trace>& ended) {
   bool complete = false;
+  if (departed_) ++core_.counters().divergence_count;
+  departed_ = false;
   if (current_) {
     const Plan& plan = *current_->plan;
     complete = plan.fingerprint == ended->fingerprint;

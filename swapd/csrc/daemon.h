@@ -96,6 +96,7 @@ class Daemon : public Scheduler {
   std::deque<std::shared_ptr<Run>> runs_;                // oldest first
   std::shared_ptr<Run> current_;                         // of the iteration under way, or null
   bool followed_from_start_ = false;
+  bool departed_ = false;                                // from the expected sequence; counts if the iteration ends
 
   struct InFlight {
     Transfer transfer;
