@@ -26,7 +26,7 @@ log = logging.getLogger("ooc.pytorch")
 
 _MAIN_PID = "_OOC_MAIN_PID"  # set for child processes, which must not overwrite the parent's summary
 _SUMMARY_EVERY_SECONDS = 1.0
-_LARGEST_SLICE = 64 << 20
+_LARGEST_SLICE = 8 << 20  # also with memory to spare: the call needs a slice at once, and `min_budget_bytes` says so
 
 
 class Session:
