@@ -117,10 +117,23 @@ def build() -> Path:
                 )
             except (OSError, subprocess.TimeoutExpired) as error:
                 raise AdapterError(f"the compiler could not be run: {error}") from error
-            if result.returncode != 0:
-                raise AdapterError(f"building the PyTorch adapter failed:\n{result.stderr[-4000:]}")
+            if result.returncode != 0 or not target.exists():
+                words = result.stderr[-4000:] or f"{compiler()} said nothing and made nothing"
+                raise AdapterError(f"building the PyTorch adapter failed:\n{words}")
             os.replace(target, path)
     return path
+
+
+def load() -> None:
+    """Builds the adapter if need be, and loads it: `torch.ops.ooc` is there afterwards. Raises AdapterError."""
+    path = build()
+    try:
+        torch.ops.load_library(str(path))
+    except OSError as error:  # cut short by a full disk, or of another machine
+        path.unlink(missing_ok=True)
+        raise AdapterError(
+            f"the PyTorch adapter cannot be loaded, and was removed so that the next start builds it anew: {error}"
+        ) from error
 
 
 if __name__ == "__main__":

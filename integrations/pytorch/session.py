@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -26,6 +26,7 @@ log = logging.getLogger("ooc.pytorch")
 
 _MAIN_PID = "_OOC_MAIN_PID"  # set for child processes, which must not overwrite the parent's summary
 _SUMMARY_EVERY_SECONDS = 1.0
+_ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 _LARGEST_SLICE = 8 << 20  # also with memory to spare: the call needs a slice at once, and `min_budget_bytes` says so
 
 
@@ -36,7 +37,7 @@ class Session:
         self.config = config
         self.driver = _driver(config)
         total, free = ooc_alloc.device_memory(self.driver)
-        adapter = build.build()
+        build.load()
         self.core = Core(
             self.driver,
             budget_bytes=config.resolve_budget(total, free),
@@ -56,8 +57,8 @@ class Session:
         self._forked = False
         self._explicit = False
         self._last_written = 0.0
-        self._write_lock = threading.Lock()
-        torch.ops.load_library(str(adapter))
+        self._unwritable = False
+        self._write_lock = threading.RLock()  # a signal's handler writes in the middle of a write
         budget = int(self.core.stats()["budget_bytes"])
         torch.ops.ooc.install(self.core.handle, min(_LARGEST_SLICE, max(budget // 8, 1)))
         torch.ops.ooc.intercept_thread(True)
@@ -70,7 +71,7 @@ class Session:
         os.environ.setdefault(_MAIN_PID, str(os.getpid()))
         os.register_at_fork(after_in_child=self._after_fork)
         atexit.register(self.close)
-        self._catch_exits()
+        self._undo.append(self._catch_exits())
         self._write_summary(final=False)
         log.info("active on %s, budget %d bytes", self.core.device_name, budget)
 
@@ -103,13 +104,15 @@ class Session:
         return make_summary(self.daemon, final=final)
 
     def _write_summary(self, *, final: bool) -> None:
-        if self.summary_path is None or self._forked:
+        if self.summary_path is None or self.closed or self._forked:
             return
         with self._write_lock:
             try:
                 write_summary(self.summary_path, self.summary(final=final))
             except OSError as error:
-                log.warning("cannot write the summary %s: %s", self.summary_path, error)
+                if not self._unwritable:
+                    log.warning("cannot write the summary %s: %s", self.summary_path, error)
+                self._unwritable = True
             self._last_written = time.monotonic()
 
     def keep_resident(self, tensors: Iterable[torch.Tensor]) -> None:
@@ -140,8 +143,11 @@ class Session:
     def _after_fork(self) -> None:
         self._forked = True
 
-    def _catch_exits(self) -> None:
-        """The summary is written however the program ends; a kill -9 leaves the one of the last iteration."""
+    def _catch_exits(self) -> Callable[[], None]:
+        """The summary is written however the program ends; a kill -9 leaves the one of the last iteration.
+
+        Returns what undoes it.
+        """
         plain_exit = os._exit
 
         def exit_with_summary(status: int) -> None:
@@ -149,11 +155,21 @@ class Session:
             plain_exit(status)
 
         os._exit = exit_with_summary  # type: ignore[assignment]
-        if threading.current_thread() is not threading.main_thread():
-            return
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is signal.SIG_DFL:
-                signal.signal(number, self._on_signal)
+        ours = []
+        if threading.current_thread() is threading.main_thread():
+            ours = [number for number in _ENDING_SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
+        for number in ours:
+            signal.signal(number, self._on_signal)
+
+        def undo() -> None:
+            if os._exit is exit_with_summary:
+                os._exit = plain_exit
+            if threading.current_thread() is threading.main_thread():
+                for number in ours:
+                    if signal.getsignal(number) == self._on_signal:
+                        signal.signal(number, signal.SIG_DFL)
+
+        return undo
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._write_summary(final=True)
