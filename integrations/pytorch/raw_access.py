@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from ooc_alloc import READ, WRITE, Core
+from ooc_alloc import READ, WRITE, Core, OutOfMemory
 
 # Callers of data_ptr() that only compare addresses.
 _IDENTITY_CALLERS = {
@@ -54,10 +54,17 @@ def address_of(thing: Any) -> int:
 _plain_data_ptr: Callable[[Any], int] = torch.UntypedStorage.data_ptr
 
 
+def _pin(core: Core, thing: Any) -> int:
+    try:
+        return core.pin(address_of(thing), READ | WRITE)
+    except OutOfMemory as error:
+        raise torch.OutOfMemoryError(str(error)) from None
+
+
 @contextmanager
 def pinned(core: Core, thing: Any) -> Iterator[None]:
     """On the device while inside, and possibly written."""
-    token = core.pin(address_of(thing), READ | WRITE)
+    token = _pin(core, thing)
     try:
         yield
     finally:
@@ -66,7 +73,7 @@ def pinned(core: Core, thing: Any) -> Iterator[None]:
 
 def pin_for_life(core: Core, thing: Any) -> None:
     """On the device until freed; never taken for clean."""
-    core.pin(address_of(thing), READ | WRITE)
+    _pin(core, thing)
 
 
 def _only_compares() -> bool:
@@ -152,9 +159,10 @@ def _numpy(core: Core, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def numpy(self: torch.Tensor, *, force: bool = False) -> Any:
         source = self.detach().cpu().resolve_conj().resolve_neg() if force else self
-        if type(source) not in (torch.Tensor, torch.nn.Parameter) or source.requires_grad or source.layout != torch.strided:
+        usual = type(source) in (torch.Tensor, torch.nn.Parameter) and source.layout == torch.strided
+        if not usual or source.requires_grad:
             return original(source)  # raises, or is a subclass's own affair
-        token = core.pin(address_of(source), READ | WRITE)
+        token = _pin(core, source)
         try:
             array = original(source)
         except BaseException:
