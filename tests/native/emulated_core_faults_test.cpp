@@ -1,0 +1,186 @@
+// Driver calls that fail: retried, degraded or reported, and never at the cost of a variable's contents.
+#include <random>
+
+#include "core_fixture.h"
+#include "emulated_fixture.h"
+
+using namespace ooc;
+using namespace ooc::testing;
+
+namespace {
+
+struct FaultsForTest {
+  explicit FaultsForTest(const std::string& rules) { ASSERT_EQ(control().inject_faults(rules.c_str()), 0); }
+  ~FaultsForTest() { control().clear_faults(); }
+  FaultsForTest(const FaultsForTest&) = delete;
+  FaultsForTest& operator=(const FaultsForTest&) = delete;
+};
+
+// Every driver call of the core after its creation.
+const char* const kCalls[] = {"cuMemCreate",        "cuMemRelease",       "cuMemMap",           "cuMemUnmap",
+                              "cuMemSetAccess",     "cuMemcpyDtoHAsync",  "cuMemcpyHtoDAsync",  "cuEventCreate",
+                              "cuEventRecord",      "cuEventSynchronize", "cuStreamSynchronize", "cuMemHostRegister",
+                              "cuMemHostUnregister", "cuCtxSetCurrent"};
+
+// Uses, writes, allocates and frees at random. Whatever is refused must say why and change nothing. Returns how many
+// calls were refused.
+int run_program(CoreTest& t, std::vector<Variable>& live, unsigned seed, int steps) {
+  std::mt19937_64 random(seed);
+  int refused = 0;
+  for (int step = 0; step < steps; ++step) {
+    const uint64_t choice = random() % 10;
+    std::swap(live[random() % live.size()], live.back());
+    Variable& v = live.back();
+    int status = OOC_OK;
+    if (choice < 4) {
+      status = t.check(v);
+    } else if (choice < 8) {
+      status = t.update(v, seed + static_cast<unsigned>(step));
+    } else {
+      t.let_go();
+      void* address = t.core.malloc(v.bytes);
+      if (address == nullptr) {
+        status = OOC_OUT_OF_MEMORY;
+      } else {
+        t.core.free(v.address);
+        v.address = address;
+        t.put(v);
+      }
+    }
+    if (status == OOC_OK) continue;
+    ++refused;
+    EXPECT_TRUE(!t.core.in_function());
+    EXPECT_TRUE(last_error().size() > 20);
+  }
+  return refused;
+}
+
+void expect_recovered(CoreTest& t, const std::vector<Variable>& live, const std::string& rules) {
+  const int before = failures;
+  EXPECT_EQ(t.core.audit(), OOC_OK);
+  t.let_go();
+  t.expect_intact(live);
+  EXPECT_TRUE(t.stats().device_peak_bytes <= t.stats().budget_bytes);
+  if (failures != before) std::fprintf(stderr, "under %s\n", rules.c_str());
+}
+
+}  // namespace
+
+TEST(single_failures_of_any_call_go_unnoticed) {
+  for (const char* call : kCalls) {
+    const std::string rules = std::string(call) + ":every=5";
+    CoreTest t({6, 64, 0, 1});
+    std::vector<Variable> live;
+    int refused = 0;
+    {
+      const FaultsForTest faults(rules);
+      live = t.make_many(6, 2 * t.chunk);
+      refused = run_program(t, live, 1, 100);
+    }
+    if (!EXPECT_EQ(refused, 0)) std::fprintf(stderr, "under %s: %s\n", rules.c_str(), last_error().c_str());
+    expect_recovered(t, live, rules);
+  }
+}
+
+TEST(a_call_that_fails_for_a_while_loses_nothing) {
+  for (const char* call : kCalls) {
+    const std::string rules = call;  // each one
+    CoreTest t({6, 64, 0, 1});
+    std::vector<Variable> live = t.make_many(6, 2 * t.chunk);
+    {
+      const FaultsForTest faults(rules);
+      run_program(t, live, 2, 40);
+      EXPECT_EQ(t.core.audit(), OOC_OK);
+    }
+    expect_recovered(t, live, rules);
+    EXPECT_EQ(run_program(t, live, 3, 60), 0);  // and all of it works again
+    expect_recovered(t, live, rules);
+  }
+}
+
+TEST(failures_here_and_there_lose_nothing) {
+  for (unsigned seed = 1; seed <= 8; ++seed) {
+    std::string rules;
+    for (const char* call : kCalls)
+      rules += std::string(rules.empty() ? "" : ";") + call + ":probability=0.15,seed=" + std::to_string(seed);
+    CoreTest t({6, 64, 0, 1});
+    std::vector<Variable> live = t.make_many(6, 2 * t.chunk);
+    {
+      const FaultsForTest faults(rules);
+      run_program(t, live, seed, 150);
+    }
+    expect_recovered(t, live, rules);
+    if (!EXPECT_EQ(run_program(t, live, seed, 50), 0)) std::fprintf(stderr, "%s\n", last_error().c_str());
+    expect_recovered(t, live, rules);
+  }
+}
+
+TEST(what_a_failing_driver_refused_is_counted_and_reported) {
+  CoreTest t({4, 64, 0, 1});
+  const std::vector<Variable> live = t.make_many(4, 2 * t.chunk);
+  t.let_go();
+  ASSERT_EQ(t.core.evict_all(), OOC_OK);
+  EXPECT_EQ(t.stats().driver_failure_count, uint64_t{0});
+  {
+    const FaultsForTest faults("cuMemcpyHtoDAsync");
+    EXPECT_EQ(t.check(live[0]), OOC_DRIVER_FAILURE);
+    EXPECT_TRUE(contains(last_error(), "safe in host memory"));
+  }
+  {
+    const FaultsForTest faults("cuMemMap");
+    EXPECT_EQ(t.check(live[0]), OOC_DRIVER_FAILURE);
+    EXPECT_TRUE(contains(last_error(), "safe in host memory"));
+  }
+  EXPECT_EQ(t.check(live[0]), OOC_OK);
+  EXPECT_EQ(t.check(live[1]), OOC_OK);
+  {
+    const FaultsForTest faults("cuMemcpyDtoHAsync");
+    Variable dirty = live[1];
+    ASSERT_EQ(t.update(dirty, 9), OOC_OK);
+    EXPECT_EQ(t.update(dirty, 2), OOC_OK);
+    EXPECT_TRUE(t.stats().driver_failure_count > 0);
+    EXPECT_EQ(t.check(live[2]), OOC_OK);  // the clean one can leave
+    EXPECT_EQ(t.call("pair", {reads(live[2]), reads(live[3])}), OOC_OUT_OF_MEMORY);
+    EXPECT_TRUE(contains(last_error(), "driver refused"));
+  }
+  t.expect_intact(live);
+}
+
+TEST(host_memory_that_cannot_be_pinned_is_used_all_the_same) {
+  const FaultsForTest faults("cuMemHostRegister");
+  CoreTest t({2});
+  const std::vector<Variable> live = t.make_many(3, 2 * t.chunk);
+  t.expect_intact(live);
+  EXPECT_TRUE(t.stats().swap_out_bytes > 0);
+}
+
+TEST(a_device_that_has_less_than_the_budget_is_used_as_far_as_it_goes) {
+  CoreTest t({8});
+  std::vector<Variable> live;
+  {
+    const FaultsForTest faults("cuMemCreate:after=4,error=2");
+    live = t.make_many(5, 2 * t.chunk);
+    t.expect_intact(live);
+    EXPECT_EQ(t.stats().device_peak_bytes, 4 * t.chunk);
+    EXPECT_TRUE(t.core.malloc(5 * t.chunk) == nullptr);
+  }
+  t.expect_intact(live);
+}
+
+TEST(a_failing_set_up_is_explained_and_leaves_nothing) {
+  const ooc_emulated_stats before = get_stats();
+  const ooc_config config = make_config({});
+  for (const char* call : {"cuInit", "cuDeviceGet", "cuDevicePrimaryCtxRetain", "cuMemGetAllocationGranularity",
+                           "cuStreamCreate", "cuStreamCreate:after=1", "cuMemAddressReserve"}) {
+    const FaultsForTest faults(call);
+    std::string error;
+    try {
+      const Core core(config);
+    } catch (const std::runtime_error& thrown) {
+      error = thrown.what();
+    }
+    const std::string name = std::string(call).substr(0, std::string(call).find(':'));
+    EXPECT_TRUE(contains(error, name) && contains(error, "CUDA_ERROR_UNKNOWN"));
+  }
+  EXPECT_EQ(get_stats().reservations, before.reservations);
+}
