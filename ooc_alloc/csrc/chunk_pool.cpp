@@ -5,16 +5,23 @@
 namespace ooc {
 
 ChunkPool::ChunkPool(const Driver& driver, int device, uint64_t chunk_bytes, uint64_t limit_chunks)
-    : driver_(driver), chunk_bytes_(chunk_bytes), limit_(limit_chunks) {
+    : driver_(driver), chunk_bytes_(chunk_bytes), limit_(limit_chunks), configured_limit_(limit_chunks) {
+  handles_.reserve(2 * limit_chunks + 1024);  // they are read without the lock: the vector must not move
   properties_.type = CU_MEM_ALLOCATION_TYPE_PINNED;
   properties_.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
   properties_.location.id = device;
 }
 
 Chunk ChunkPool::create() {
+  if (unused_indexes_.empty() && handles_.size() == handles_.capacity()) return kNoChunk;
+  constexpr int kRetries = 3;
   CUmemGenericAllocationHandle handle = 0;
-  ++create_calls_;
-  if (driver_.cuMemCreate(&handle, chunk_bytes_, &properties_, 0) != CUDA_SUCCESS) return kNoChunk;
+  CUresult result = CUDA_ERROR_UNKNOWN;
+  for (int attempt = 0; attempt < kRetries && result != CUDA_SUCCESS; ++attempt) {
+    ++create_calls_;
+    result = driver_.cuMemCreate(&handle, chunk_bytes_, &properties_, 0);
+  }
+  if (result != CUDA_SUCCESS) return kNoChunk;
   Chunk chunk;
   if (unused_indexes_.empty()) {
     chunk = static_cast<Chunk>(handles_.size());
@@ -67,6 +74,7 @@ void ChunkPool::give(Chunk chunk) {
 void ChunkPool::release_free() {
   for (Chunk chunk : free_) release(chunk);
   free_.clear();
+  limit_ = configured_limit_;
 }
 
 }  // namespace ooc

@@ -22,6 +22,7 @@ class ChunkPool {
   uint64_t free() const { return free_.size(); }
   uint64_t created() const { return created_; }
   uint64_t limit() const { return limit_; }
+  bool lowered() const { return limit_ < configured_limit_; }
   uint64_t created_peak() const { return created_peak_; }
   uint64_t create_calls() const { return create_calls_; }
 
@@ -32,6 +33,7 @@ class ChunkPool {
   Chunk take_beyond_limit();
   // A chunk beyond the limit goes back to the driver, any other one is kept.
   void give(Chunk chunk);
+  // Gives free chunks back to the driver. A limit that it had lowered is tried again.
   void release_free();
 
   CUmemGenericAllocationHandle handle(Chunk chunk) const { return handles_[static_cast<size_t>(chunk)]; }
@@ -43,7 +45,7 @@ class ChunkPool {
   const Driver& driver_;
   CUmemAllocationProp properties_{};
   uint64_t chunk_bytes_;
-  uint64_t limit_;
+  uint64_t limit_, configured_limit_;
   uint64_t created_ = 0;
   uint64_t created_peak_ = 0;
   uint64_t create_calls_ = 0;

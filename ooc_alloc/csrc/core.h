@@ -152,8 +152,10 @@ class Core {
   void cache(Region* region);
   void uncache(Region* region);
   Region* new_region(uint32_t count);
-  void destroy(Region* region);
-  void unmap_slots(Region* region, uint32_t first, uint32_t count);
+  // False if the driver refused: then the slots, or those that are left, are as they were.
+  bool destroy(Region* region);
+  bool unmap_slots(Region* region, uint32_t first, uint32_t count);
+  void forget_slots(Region* region, uint32_t first, uint32_t count);
   bool reclaim_cached(uint64_t wanted);
   void count_allocation(uint64_t bytes);
 
@@ -172,12 +174,13 @@ class Core {
   bool reclaim_host(uint64_t bytes);
   void settle_out(const Transfer& transfer, bool copied);
   void settle_in(const Transfer& transfer, bool copied);
-  void drop_clean(Region* region, uint32_t first, uint32_t count);
+  bool drop_clean(Region* region, uint32_t first, uint32_t count);
   bool release_idle_threads();
   // The text of an out-of-memory error; the need counts for min_budget_bytes.
   std::string describe_need(const std::string& function, uint64_t need_chunks);
   bool copy_slots(Region* region, uint32_t first, uint32_t count, Direction direction);
   uint64_t idle_chunks() const { return pool_->available() + cached_chunks_ + (heap_backed_ - heap_used_); }
+  static constexpr int kPatience = 100;  // attempts without any progress before giving up
   void wait_a_while(Lock& lock) { changed_.wait_for(lock, std::chrono::milliseconds(20)); }
 
   uint64_t chunk_bytes_, piece_chunks_, small_limit_, region_chunks_, heap_first_chunk_;
@@ -199,7 +202,7 @@ class Core {
   std::vector<Region*> unused_regions_;
   uint32_t* region_at_ = nullptr;  // [region_chunks_] index + 1 of the region over an address chunk; lazily committed
   RegionList used_;                // live regions, by last use
-  RegionList cached_;              // freed regions that kept their chunks, by time of free
+  RegionList cached_;              // freed regions that kept chunks, by time of free
   std::unordered_map<uint32_t, std::vector<Region*>> cached_by_count_;
   uint64_t cached_chunks_ = 0, pinned_chunks_ = 0, resident_chunks_ = 0, live_region_chunks_ = 0;
   uint64_t moving_ = 0;            // slots in transition

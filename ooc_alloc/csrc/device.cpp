@@ -87,6 +87,7 @@ CUresult Device::map(char* address, const Chunk* chunks, uint32_t count, const C
       ++calls_.map;
       result = checked(driver_->cuMemMap(start + mapped * chunk_bytes, chunk_bytes, 0, pool.handle(chunks[mapped]), 0));
       if (result == CUDA_SUCCESS) break;
+      driver_->cuMemUnmap(start + mapped * chunk_bytes, chunk_bytes);  // left by a map that could not be undone, if any
     }
     if (result != CUDA_SUCCESS) break;
   }
@@ -95,7 +96,7 @@ CUresult Device::map(char* address, const Chunk* chunks, uint32_t count, const C
     result = checked(driver_->cuMemSetAccess(start, count * chunk_bytes, &access_, 1));
     if (result == CUDA_SUCCESS) return result;
   }
-  if (mapped > 0) unmap(address, mapped * chunk_bytes);
+  if (mapped > 0) unmap(address, mapped * chunk_bytes);  // should this fail too, the next map of the range sees to it
   return result;
 }
 

@@ -39,7 +39,8 @@ class Device {
   // Makes the context current in the calling thread (once a thread).
   void bind_thread() const;
 
-  // Maps chunks one after another at `address` and makes the whole range accessible. On failure nothing stays mapped.
+  // Maps chunks one after another at `address` and makes the whole range accessible. The range is not in use: what may
+  // be mapped there is in the way. On failure nothing stays mapped.
   CUresult map(char* address, const Chunk* chunks, uint32_t count, const ChunkPool& pool, uint64_t chunk_bytes);
   CUresult unmap(char* address, uint64_t bytes);
 

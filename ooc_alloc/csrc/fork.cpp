@@ -199,11 +199,15 @@ void Core::release_everything() {
   for (Region& region : regions_) {
     if (!region.live) continue;
     for (uint32_t i = 0; i < region.count; ++i)
-      if (region.slots[i].chunk != kNoChunk) unmap_slots(&region, i, 1);
+      if (region.slots[i].chunk != kNoChunk && !unmap_slots(&region, i, 1)) forget_slots(&region, i, 1);
   }
-  for (uint64_t c = 0; c < heap_chunks_.size(); ++c)
-    if (heap_chunks_[c].chunk != kNoChunk && device_.unmap(address_of(heap_first_chunk_ + c), chunk_bytes_) == CUDA_SUCCESS)
-      pool_->give(heap_chunks_[c].chunk);
+  for (uint64_t c = 0; c < heap_chunks_.size(); ++c) {
+    HeapChunk& entry = heap_chunks_[c];
+    if (entry.chunk == kNoChunk || entry.users == 0) continue;  // idle ones go with the cache
+    if (device_.unmap(address_of(heap_first_chunk_ + c), chunk_bytes_) == CUDA_SUCCESS) pool_->give(entry.chunk);
+    else ++lost_chunks_;
+    entry.chunk = kNoChunk;
+  }
   reclaim_cached(~uint64_t{0} >> 1);
   pool_->release_free();
 }

@@ -40,6 +40,7 @@ Region* Core::new_region(uint32_t count) {
   region->count = count;
   region->slots.assign(count, Slot{});
   region->resident = region->moving = region->host_valid = 0;
+  region->leaky = false;
   std::fill_n(region_at_ + first, count, region->index + 1);
   return region;
 }
@@ -59,8 +60,9 @@ void* Core::malloc_region(Lock& lock, uint64_t bytes) {
     ++stats_.cache_hits;
   } else {
     std::vector<Chunk> chunks(count);
+    int attempts = 0;
     do {
-      if (!make_room(lock, count, count)) return malloc_failed(lock, bytes);
+      if (++attempts > kPatience || !make_room(lock, count, count)) return malloc_failed(lock, bytes);
     } while (!take_idle(count, chunks.data()));
     region = new_region(count);
     if (region == nullptr) {
@@ -222,39 +224,48 @@ void Core::dispose(Region* region) {
   region->host = nullptr;
   for (Slot& slot : region->slots) slot.host_valid = false;
   region->host_valid = 0;
-  if (region->fully_resident()) cache(region);
-  else destroy(region);
+  if (region->fully_resident() || !destroy(region)) cache(region);
 }
 
 void Core::cache(Region* region) {
   cached_.append(region);
-  cached_by_count_[region->count].push_back(region);
-  cached_chunks_ += region->count;
-  resident_chunks_ -= region->count;
+  if (region->fully_resident()) cached_by_count_[region->count].push_back(region);
+  cached_chunks_ += region->resident;
+  resident_chunks_ -= region->resident;
 }
 
 void Core::uncache(Region* region) {
   cached_.remove(region);
-  auto& same_size = cached_by_count_[region->count];
-  if (same_size.back() == region) same_size.pop_back();
-  else same_size.erase(std::find(same_size.begin(), same_size.end(), region));
-  cached_chunks_ -= region->count;
-  resident_chunks_ += region->count;
+  if (region->fully_resident()) {
+    auto& same_size = cached_by_count_[region->count];
+    if (same_size.back() == region) same_size.pop_back();
+    else same_size.erase(std::find(same_size.begin(), same_size.end(), region));
+  }
+  cached_chunks_ -= region->resident;
+  resident_chunks_ += region->resident;
 }
 
-void Core::unmap_slots(Region* region, uint32_t first, uint32_t count) {
-  const CUresult result = device_.unmap(address_of(region->first + first), count * chunk_bytes_);
+bool Core::unmap_slots(Region* region, uint32_t first, uint32_t count) {
+  if (device_.unmap(address_of(region->first + first), count * chunk_bytes_) != CUDA_SUCCESS) return false;
   for (uint32_t i = first; i < first + count; ++i) {
-    if (result == CUDA_SUCCESS) pool_->give(region->slots[i].chunk);
-    else ++lost_chunks_;
+    pool_->give(region->slots[i].chunk);
     region->slots[i].chunk = kNoChunk;
   }
   region->resident -= count;
   resident_chunks_ -= count;
+  return true;
 }
 
-void Core::destroy(Region* region) {
-  const uint64_t lost = lost_chunks_;
+// Resident slots that hold nothing of value and cannot be unmapped.
+void Core::forget_slots(Region* region, uint32_t first, uint32_t count) {
+  for (uint32_t i = first; i < first + count; ++i) region->slots[i].chunk = kNoChunk;
+  region->leaky = true;
+  lost_chunks_ += count;
+  region->resident -= count;
+  resident_chunks_ -= count;
+}
+
+bool Core::destroy(Region* region) {
   for (uint32_t i = 0; i < region->count;) {
     if (region->slots[i].chunk == kNoChunk) {
       ++i;
@@ -262,20 +273,22 @@ void Core::destroy(Region* region) {
     }
     uint32_t end = i;
     while (end < region->count && region->slots[end].chunk != kNoChunk) ++end;
-    unmap_slots(region, i, end - i);
+    if (!unmap_slots(region, i, end - i)) return false;
     i = end;
   }
   std::fill_n(region_at_ + region->first, region->count, 0u);
-  if (lost == lost_chunks_) space_->give(region->first, region->count);
+  if (!region->leaky) space_->give(region->first, region->count);
   unused_regions_.push_back(region);
+  return true;
 }
 
 bool Core::reclaim_cached(uint64_t wanted) {
   while (pool_->available() < wanted) {
     if (Region* region = cached_.oldest()) {
       uncache(region);
-      destroy(region);
-      continue;
+      if (destroy(region)) continue;
+      cache(region);
+      return false;
     }
     if (idle_heap_chunks_.empty()) return false;
     const uint64_t c = idle_heap_chunks_.back();
@@ -283,8 +296,12 @@ bool Core::reclaim_cached(uint64_t wanted) {
     HeapChunk& entry = heap_chunks_[c];
     entry.listed = false;
     if (entry.users > 0 || entry.chunk == kNoChunk || entry.pending) continue;
-    if (device_.unmap(address_of(heap_first_chunk_ + c), chunk_bytes_) == CUDA_SUCCESS) pool_->give(entry.chunk);
-    else ++lost_chunks_;
+    if (device_.unmap(address_of(heap_first_chunk_ + c), chunk_bytes_) != CUDA_SUCCESS) {
+      entry.listed = true;
+      idle_heap_chunks_.push_back(c);
+      return false;
+    }
+    pool_->give(entry.chunk);
     entry.chunk = kNoChunk;
     --heap_backed_;
   }

@@ -39,6 +39,7 @@ struct Region {
   uint32_t writable_pins = 0; // of these, the ones that may write at any time
   uint32_t generation = 0;    // counts the variables that lived here
   bool live = false;
+  bool leaky = false;         // a slot's mapping could not be undone: its addresses are not used again
   bool doomed = false;        // freed while moving; the owner of the transition disposes of it
   char* host = nullptr;       // block of `bytes` in the host arena, or null
   uint64_t write_epoch = 0;   // bumped by every function that may write it

@@ -59,11 +59,12 @@ bool Core::verify_clean(Region* region, uint32_t first, uint32_t count) {
   return std::memcmp(now.data(), region->host + first * chunk_bytes_, bytes) == 0;
 }
 
-void Core::drop_clean(Region* region, uint32_t first, uint32_t count) {
+bool Core::drop_clean(Region* region, uint32_t first, uint32_t count) {
+  if (!unmap_slots(region, first, count)) return false;
   stats_.clean_drop_bytes += slot_bytes(region, first, count, chunk_bytes_);
   ++stats_.clean_drop_count;
-  unmap_slots(region, first, count);
   changed_.notify_all();
+  return true;
 }
 
 bool Core::start_out(Lock& lock, Piece piece, std::vector<Transfer>& transfers) {
@@ -87,7 +88,7 @@ bool Core::start_out(Lock& lock, Piece piece, std::vector<Transfer>& transfers) 
       continue;
     }
     if (slot.host_valid) {
-      drop_clean(region, i, last - i);
+      if (!drop_clean(region, i, last - i)) return false;
       i = last;
       continue;
     }
@@ -175,7 +176,7 @@ void Core::settle_out(const Transfer& transfer, bool copied) {
   for (uint32_t i = transfer.first; i < transfer.first + transfer.count; ++i) region->slots[i].host_valid = true;
   region->host_valid += transfer.count;
   if (region->pins > 0) ++stats_.cancelled_swap_out_count;  // somebody reads it: it stays, and is clean
-  else unmap_slots(region, transfer.first, transfer.count);
+  else unmap_slots(region, transfer.first, transfer.count);  // if the driver refuses, it stays, and is clean
 }
 
 void Core::settle_in(const Transfer& transfer, bool copied) {
@@ -184,7 +185,8 @@ void Core::settle_in(const Transfer& transfer, bool copied) {
   region->resident += transfer.count;
   resident_chunks_ += transfer.count;
   if (!copied) {
-    unmap_slots(region, transfer.first, transfer.count);  // the host copy is still there
+    if (!unmap_slots(region, transfer.first, transfer.count))  // the host copy is still there
+      forget_slots(region, transfer.first, transfer.count);
     return;
   }
   if (region->doomed) return;
@@ -259,7 +261,6 @@ bool Core::make_room(Lock& lock, uint64_t chunks, uint64_t pinned_too) {
   ++room_waiters_;
   int fruitless = 0;
   bool clean_only = false;  // every other time after a failure: dirty variables may have nowhere to go
-  constexpr int kPatience = 100;
   while (idle_chunks() < chunks && fruitless < kPatience) {
     const bool others_run = active_functions_ - (counted ? 1u : 0u) > starving_;
     const bool hopeless = pinned_chunks_ + heap_used_ + pinned_too > pool_->limit();
@@ -307,10 +308,11 @@ int Core::bring_in(Lock& lock, Region* region, std::vector<Transfer>& transfers)
     return count;
   };
   std::vector<Chunk> chunks;
+  int attempts = 0;
   do {
     const uint32_t wanted = absent();
     if (wanted == 0) return OOC_OK;
-    if (!make_room(lock, wanted, 0)) return OOC_OUT_OF_MEMORY;
+    if (++attempts > kPatience || !make_room(lock, wanted, 0)) return OOC_OUT_OF_MEMORY;
     chunks.resize(absent());
   } while (!take_idle(static_cast<uint32_t>(chunks.size()), chunks.data()));
   size_t used = 0;
@@ -369,7 +371,7 @@ std::string Core::describe_need(const std::string& function, uint64_t extra_chun
   std::string text = "function " + function + " needs " + std::to_string(need * chunk_bytes_) +
                      " bytes on the device at once, beside " + std::to_string(heap_used_ * chunk_bytes_) +
                      " bytes of small variables; the budget is " + std::to_string(pool_->limit() * chunk_bytes_) +
-                     " bytes. ";
+                     " bytes" + (pool_->lowered() ? ", which is all that the device gave. " : ". ");
   if (smallest > pool_->limit() * chunk_bytes_)
     return text + "The smallest budget that works for it is " + std::to_string(smallest) + " bytes: set OOC_BUDGET=" +
            std::to_string(smallest) + " or more, or make the function smaller (batch size).";
