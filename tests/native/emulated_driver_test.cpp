@@ -87,7 +87,7 @@ TEST(memory_is_counted_exactly) {
 }
 
 TEST(physical_memory_does_not_fragment) {
-  const size_t unit = 1 << 20;
+  const size_t unit = std::max<size_t>(granularity(), 1 << 20);
   size_t free_bytes = 0, total = 0;
   ASSERT_OK(driver().cuMemGetInfo(&free_bytes, &total));
   std::vector<CUmemGenericAllocationHandle> handles;
