@@ -1,43 +1,19 @@
-"""Trace: what one iteration of a program does to memory, and the file that keeps it.
-
-The file is a ZIP archive (stored or deflated) with one JSON member and one NumPy member per array::
-
-    header.json             {"format": "swapd-trace", "version": 1, "functions": n, "variables": V, "uses": m,
-                             "fingerprint": "16 hex digits", "dormant_bytes": int, "chunk_bytes": int,
-                             "slab_chunks_peak": int, "machine": null | {"out_bytes_per_second": float,
-                             "in_bytes_per_second": float, "latency_seconds": float}, "function_names": [str] * n}
-    function_start.npy      float64[n]    seconds since the iteration began, time stalled for transfers taken out
-    function_seconds.npy    float64[n]    seconds the function itself took
-    variable_bytes.npy      int64[V]
-    born.npy  died.npy      int32[V]      see Trace
-    previous.npy            int32[V]
-    use_offsets.npy         int64[n + 1]  the uses of function i are rows use_offsets[i] to use_offsets[i + 1]
-    use_variables.npy       int32[m]
-    use_flags.npy           uint8[m]      1 read, 2 write, 3 both
-
-Nothing in it is executable: the arrays are read with ``allow_pickle=False``. The same trace gives the same bytes.
-``docs/trace-format.md`` explains each field.
-"""
+"""Trace: what one iteration of a program does to memory. `swapd.trace_file` keeps it in a file."""
 
 from __future__ import annotations
 
-import io
-import json
 import math
 import os
-import zipfile
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-FORMAT = "swapd-trace"
-VERSION = 1
 READ = 1
 WRITE = 2
 
-_ARRAYS: dict[str, type] = {
+ARRAYS: dict[str, type] = {
     "function_start": np.float64,
     "function_seconds": np.float64,
     "variable_bytes": np.int64,
@@ -103,7 +79,7 @@ class Trace:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "function_names", tuple(self.function_names))
-        for name, dtype in _ARRAYS.items():
+        for name, dtype in ARRAYS.items():
             array: NDArray[Any] = np.array(getattr(self, name), dtype=dtype, order="C")
             array.flags.writeable = False
             object.__setattr__(self, name, array)
@@ -128,7 +104,7 @@ class Trace:
         if not isinstance(other, Trace):
             return NotImplemented
         return self._scalars() == other._scalars() and all(
-            np.array_equal(getattr(self, name), getattr(other, name)) for name in _ARRAYS
+            np.array_equal(getattr(self, name), getattr(other, name)) for name in ARRAYS
         )
 
     __hash__ = None  # type: ignore[assignment]
@@ -155,15 +131,10 @@ class Trace:
                 os.unlink(temporary)
 
     def to_bytes(self) -> bytes:
-        """The file's content."""
-        buffer = io.BytesIO()
-        with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-            _add(archive, "header.json", json.dumps(_header(self), indent=0).encode())
-            for name in _ARRAYS:
-                member = io.BytesIO()
-                np.lib.format.write_array(member, getattr(self, name), version=(1, 0), allow_pickle=False)
-                _add(archive, f"{name}.npy", member.getvalue())
-        return buffer.getvalue()
+        """The file's content; the same trace gives the same bytes."""
+        from swapd import trace_file
+
+        return trace_file.write(self)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Trace:
@@ -179,32 +150,9 @@ class Trace:
     @classmethod
     def from_bytes(cls, content: bytes, name: str = "trace") -> Trace:
         """Read a trace from its file's content; `name` is what the errors call it."""
-        try:
-            archive = zipfile.ZipFile(io.BytesIO(content))
-        except zipfile.BadZipFile as error:
-            raise TraceError(f"{name}: not a trace, or truncated ({error})") from None
-        with archive:
-            header = _read_header(archive, name)
-            arrays = {key: _read_array(archive, key, name) for key in _ARRAYS}
-        machine = header.get("machine")
-        try:
-            trace = cls(
-                function_names=tuple(str(text) for text in header["function_names"]),
-                fingerprint=int(header["fingerprint"], 16),
-                dormant_bytes=int(header["dormant_bytes"]),
-                chunk_bytes=int(header["chunk_bytes"]),
-                slab_chunks_peak=int(header["slab_chunks_peak"]),
-                machine=None if machine is None else Machine(**machine),
-                **arrays,
-            )
-        except TraceError as error:
-            raise TraceError(f"{name}: {error}") from None
-        except (KeyError, TypeError, ValueError) as error:
-            raise TraceError(f"{name}: damaged header ({error!r})") from None
-        counts = (trace.functions, trace.variables, len(trace.use_variables))
-        if counts != (header.get("functions"), header.get("variables"), header.get("uses")):
-            raise TraceError(f"{name}: the header's counts do not match the arrays")
-        return trace
+        from swapd import trace_file
+
+        return trace_file.read(content, name)
 
     def describe(self) -> str:
         """A text dump for people: one line per function, then one per variable. The same trace gives the same text."""
@@ -236,7 +184,7 @@ def live_profile(
 
 def _check(trace: Trace) -> None:
     n, count = trace.functions, trace.variables
-    for name in _ARRAYS:
+    for name in ARRAYS:
         if getattr(trace, name).ndim != 1:
             raise TraceError(f"{name} must have one dimension")
     lengths = {"function_start": n, "function_seconds": n, "born": count, "died": count, "previous": count}
@@ -285,63 +233,3 @@ def _check_uses(trace: Trace) -> None:
     if len(wrong):
         row = int(wrong[0])
         raise TraceError(f"function {functions[row]} uses variable {variables[row]}, which is not live then")
-
-
-def _header(trace: Trace) -> dict[str, Any]:
-    machine = trace.machine
-    return {
-        "format": FORMAT,
-        "version": VERSION,
-        "functions": trace.functions,
-        "variables": trace.variables,
-        "uses": len(trace.use_variables),
-        "fingerprint": f"{trace.fingerprint:016x}",
-        "dormant_bytes": int(trace.dormant_bytes),
-        "chunk_bytes": int(trace.chunk_bytes),
-        "slab_chunks_peak": int(trace.slab_chunks_peak),
-        "machine": None if machine is None else dict(vars(machine)),
-        "function_names": list(trace.function_names),
-    }
-
-
-def _add(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
-    info = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
-    info.compress_type = zipfile.ZIP_DEFLATED
-    archive.writestr(info, content)
-
-
-def _member(archive: zipfile.ZipFile, member: str, name: str) -> bytes:
-    try:
-        return archive.read(member)
-    except KeyError:
-        raise TraceError(f"{name}: {member} is missing") from None
-    except Exception as error:  # zlib, CRC, or any other sign of damage
-        raise TraceError(f"{name}: {member} is damaged ({error})") from None
-
-
-def _read_header(archive: zipfile.ZipFile, name: str) -> dict[str, Any]:
-    try:
-        header = json.loads(_member(archive, "header.json", name))
-    except ValueError as error:
-        if isinstance(error, TraceError):
-            raise
-        raise TraceError(f"{name}: header.json is damaged ({error})") from None
-    if not isinstance(header, dict) or header.get("format") != FORMAT:
-        raise TraceError(f"{name}: not a {FORMAT} file")
-    version = header.get("version")
-    if version != VERSION:
-        newer = isinstance(version, int) and version > VERSION
-        hint = "; it was written by a newer release, which can read it" if newer else ""
-        raise TraceError(f"{name}: version {version!r} of the format, this release reads {VERSION}{hint}")
-    return header
-
-
-def _read_array(archive: zipfile.ZipFile, key: str, name: str) -> NDArray[Any]:
-    member = io.BytesIO(_member(archive, f"{key}.npy", name))
-    try:
-        array: NDArray[Any] = np.lib.format.read_array(member, allow_pickle=False)
-    except Exception as error:
-        raise TraceError(f"{name}: {key}.npy is damaged ({error})") from None
-    if array.dtype != _ARRAYS[key]:
-        raise TraceError(f"{name}: {key}.npy holds {array.dtype}, not {np.dtype(_ARRAYS[key])}")
-    return array

@@ -155,7 +155,8 @@ class _Walk:
         That is on the host for a chunk whose first move is an in, and for one that does not move although the last
         move under its previous number was an out.
         """
-        moves = sorted([*self.plan.outs, *self.plan.ins], key=lambda move: (move.after_function, isinstance(move, In)))
+        moves: list[Out | In] = [*self.plan.outs, *self.plan.ins]
+        moves.sort(key=lambda move: (move.after_function, isinstance(move, In)))
         first: dict[tuple[int, int], bool] = {}  # (variable, chunk): whether that move was an in
         last: dict[tuple[int, int], bool] = {}
         for move in moves:

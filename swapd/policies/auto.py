@@ -1,13 +1,17 @@
 """The auto policy: plan in several ways, simulate each, keep the fastest.
 
-Candidates are the idle policy and the schedule-window policy with several windows. Of plans within half a percent of
-the fastest, the one that moves the fewest bytes is kept: what the simulator does not know makes transfers dearer.
+Candidates are the idle policy and, unless that is close to the bound already, the schedule-window policy with several
+windows. Of plans within half a percent of the fastest, the one that moves the fewest bytes is kept: what the simulator
+does not know makes transfers dearer.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from swapd.bound import bound
 from swapd.plan import Plan
-from swapd.policies.idle import idle
+from swapd.policies.idle import CLOSE, idle
 from swapd.policies.window import window, windows
 from swapd.problem import Problem
 from swapd.simulator import simulate
@@ -24,11 +28,19 @@ def auto(problem: Problem, window_bytes: int | None = None) -> Plan:
     problem.require_feasible()
     if problem.fits:
         return Plan(policy="auto")
-    plans = [idle(problem)]
-    plans += [window(problem, size) for size in (windows(problem) if window_bytes is None else [window_bytes])]
-    results = [(plan, simulate(problem, plan)) for plan in plans]
+    results = []
+    for plan in _candidates(problem, window_bytes):
+        results.append((plan, simulate(problem, plan)))
+        if results[0][1].seconds <= CLOSE * bound(problem).seconds:
+            break
     limit = _TOLERANCE * min(timeline.seconds for _, timeline in results)
     return min(
         (result for result in results if result[1].seconds <= limit),
         key=lambda result: result[1].out_bytes + result[1].in_bytes,
     )[0]
+
+
+def _candidates(problem: Problem, window_bytes: int | None) -> Iterator[Plan]:
+    yield idle(problem)
+    for size in windows(problem) if window_bytes is None else [window_bytes]:
+        yield window(problem, size)

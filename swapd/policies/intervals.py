@@ -57,19 +57,31 @@ def host_valid(intervals: Intervals, taken: NDArray[np.int64]) -> NDArray[np.int
         valid = found
 
 
+def start_times(problem: Problem) -> NDArray[np.float64]:
+    """float64[2n + 1]: when function f starts, at index f + n, for f from -n to n, if nothing stalled."""
+    total = np.concatenate([[0.0], np.cumsum(problem.seconds)])
+    return np.concatenate([total[:-1] - total[-1], total])
+
+
 def add_over(profile: NDArray[np.int64], start: int, stop: int, amount: int) -> None:
-    """Add `amount` over the functions `start` to `stop` - 1, a negative one being of the iteration before."""
+    """Add `amount` over the functions `start` to `stop` - 1."""
     if start < 0:
-        profile[start:] += amount
+        profile[start : len(profile) + min(stop, 0)] += amount
     if stop > 0:
         profile[max(start, 0) : stop] += amount
+
+
+def highest_over(profile: NDArray[np.int64], start: int, stop: int) -> int:
+    """The maximum over the functions `start` to `stop` - 1, of which there must be one."""
+    before = profile[start : len(profile) + min(stop, 0)] if start < 0 else profile[:0]
+    after = profile[max(start, 0) : max(stop, 0)]
+    return int(np.concatenate([before, after]).max())
 
 
 class _Finder:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.n = problem.functions
-        self.total = np.concatenate([[0.0], np.cumsum(problem.seconds)])
         self.rows: list[tuple[int, int, int, int, int]] = []  # out_variable, in_variable, start, stop, clean_after
 
     def find(self) -> Intervals:
@@ -83,8 +95,8 @@ class _Finder:
                 self._within(v, functions[first:last], writes[first:last], arrives)
         columns = np.array(self.rows, dtype=np.int64).reshape(len(self.rows), 5).T
         out_variable, in_variable, start, stop, clean_after = (np.ascontiguousarray(column) for column in columns)
-        seconds = self.total[np.maximum(stop, 0)] - self.total[np.maximum(start, 0)]
-        seconds = seconds + np.where(start < 0, self.total[-1] - self.total[np.minimum(start, 0) + self.n], 0.0)
+        times = start_times(problem)
+        seconds = times[stop + self.n] - times[start + self.n]
         wraps = np.arange(len(start)) < len(arrives)
         return Intervals(
             out_variable, in_variable, start, stop, problem.chunks[out_variable], seconds, wraps, clean_after

@@ -14,12 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swapd.plan import In, Out, Plan
-from swapd.policies.intervals import Intervals, add_over, host_valid
+from swapd.policies.intervals import Intervals, add_over, host_valid, start_times
 from swapd.problem import Problem
 
 PIECES = 8  # at most, of one interval's chunks: a function then need not wait for the whole of a large variable
 _LATENCIES = 8  # a piece takes at least so many times the latency of a copy,
 _CAPACITY_SHARE = 256  # and is at least one part in so many of the capacity
+_LEAD = 1 / 50  # of an iteration: how much ahead of the latest sufficient start an in may start
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def _place_outs(problem: Problem, intervals: Intervals, taken: NDArray[np.int64]
 
 
 def _place_ins(problem: Problem, intervals: Intervals, taken: NDArray[np.int64]) -> list[_Piece]:
-    """Ins in the order of need, each at the earliest function from which on there is room for it."""
+    """Ins in the order of need, each at the earliest useful function from which on there is room for it."""
     n, rate = problem.functions, problem.machine.in_bytes_per_second
     room = np.full(n, problem.capacity_chunks, np.int64) - problem.live
     moved = np.flatnonzero(taken)
@@ -86,9 +87,9 @@ def _place_ins(problem: Problem, intervals: Intervals, taken: NDArray[np.int64])
     order = returning[np.lexsort((returning, intervals.start[returning], intervals.stop[returning]))]
     pieces: list[_Piece] = []
     floor = -n
-    for interval in order.tolist():
+    for interval, useful in zip(order.tolist(), _useful_starts(problem, intervals, taken, order)):
         stop, count = stops[interval], int(taken[interval])
-        start = max(starts[interval], stop - n)  # no more than an iteration ahead
+        start = max(starts[interval], stop - n, useful)  # no more than an iteration ahead
         size = _piece_chunks(problem, count, rate)
         first = 0
         while first < count:
@@ -103,6 +104,28 @@ def _place_ins(problem: Problem, intervals: Intervals, taken: NDArray[np.int64])
             first = pieces[-1].first + pieces[-1].count
             floor = at
     return pieces
+
+
+def _useful_starts(
+    problem: Problem, intervals: Intervals, taken: NDArray[np.int64], order: NDArray[np.int64]
+) -> list[int]:
+    """For each interval in `order`, the function before which it is of no use to start its in.
+
+    An in that starts earlier than the link needs holds room that functions before its own could use. The latest
+    sufficient start follows from the last need back; going round twice closes the cycle.
+    """
+    times = start_times(problem)
+    n, iteration = problem.functions, problem.compute_seconds
+    needs = times[intervals.stop[order] + n]
+    rate = problem.chunk_bytes / problem.machine.in_bytes_per_second
+    latest = np.zeros(len(order))
+    begin = np.inf
+    for lap in (iteration, 0.0):
+        for index in range(len(order) - 1, -1, -1):
+            begin = min(begin, needs[index] + lap) - taken[order[index]] * rate
+            latest[index] = begin - lap
+    useful = np.searchsorted(times, latest - _LEAD * iteration, side="right") - 1 - n
+    return [int(function) for function in np.minimum(useful, intervals.stop[order])]
 
 
 def _earliest(room: NDArray[np.int64], start: int, stop: int, need: int) -> int:

@@ -28,7 +28,7 @@ from swapd.plan import In, Out, Plan
 from swapd.problem import Problem
 from swapd.simulator import simulate
 
-SHARES = (1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1.0)  # of the capacity: the windows tried when none is given
+SHARES = (1 / 4, 1 / 2, 3 / 4, 1.0)  # of the capacity: the windows tried when none is given
 _PIECES = 8
 _ITERATIONS = 6  # tried until the state repeats
 

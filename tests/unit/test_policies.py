@@ -6,7 +6,7 @@ from planning_traces import Builder, at_balance, gpt, random_trace, resnet50
 from swapd.bound import bound
 from swapd.plan import In, Out, Plan
 from swapd.policies import available, get, make_plan
-from swapd.policies.idle import choose
+from swapd.policies.choice import choose
 from swapd.policies.intervals import find_intervals, host_valid
 from swapd.problem import InfeasibleError, Problem
 from swapd.simulator import simulate
@@ -250,7 +250,7 @@ def test_the_choice_fits_and_gives_back_what_it_can(seed):
     trace = random_trace(seed)
     problem = Problem.from_trace(trace, Problem.from_trace(trace, 0).min_budget_bytes + 200)
     intervals = find_intervals(problem)
-    taken = choose(problem, intervals, intervals.seconds)
+    taken = choose(problem, intervals)
     n = problem.functions
 
     def resident(counts):

@@ -1,0 +1,106 @@
+"""Choice: how many chunks leave over each idle interval.
+
+While a function is over capacity, take the one that is furthest over and let chunks leave over the intervals that
+cover it, longest idle time first, only as many as are needed. Evicting what is needed furthest ahead is Belady's rule
+("A study of replacement algorithms for a virtual-storage computer", 1966); choosing whole intervals ahead is what
+lets a transfer start long before its room is needed. What later choices made superfluous stays after all.
+
+A transfer takes time at both ends of its interval, during which the memory is not free. With a `margin` the intervals
+are first shortened by that many times their own transfer time, so that what leaves is enough also while other transfers
+are under way; where that cannot be met, the whole intervals have to do.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swapd.policies.intervals import Intervals, add_over, highest_over, start_times
+from swapd.problem import Problem
+
+Counts = NDArray[np.int64]
+
+
+def choose(problem: Problem, intervals: Intervals, margin: float = 0.0) -> Counts:
+    """int64[intervals]: how many chunks leave over each interval so that every function fits.
+
+    Raises:
+        RuntimeError: a function does not fit although everything that can leave does.
+    """
+    order = np.argsort(-intervals.seconds, kind="stable")
+    taken = np.zeros(len(intervals), np.int64)
+    start, stop = _shortened(problem, intervals, margin)
+    resident = problem.live.copy()
+    _take(problem, intervals, order[stop[order] > start[order]], start, stop, resident, taken)
+    _give_back(problem, order, start, stop, resident, taken)
+    if margin > 0:
+        resident = problem.live.copy()
+        for interval in np.flatnonzero(taken).tolist():
+            add_over(resident, int(intervals.start[interval]), int(intervals.stop[interval]), -int(taken[interval]))
+    worst = _take(problem, intervals, order, intervals.start, intervals.stop, resident, taken)
+    if worst is not None:
+        raise RuntimeError(f"function {worst} ({problem.names[worst]}) does not fit although all else may leave")
+    return taken
+
+
+def _shortened(problem: Problem, intervals: Intervals, margin: float) -> tuple[Counts, Counts]:
+    """The intervals without `margin` times the time that the variable takes out, and in."""
+    if margin == 0:
+        return intervals.start, intervals.stop
+    n, machine = problem.functions, problem.machine
+    times = start_times(problem)
+    size = margin * intervals.chunks * problem.chunk_bytes
+    out = times[intervals.start + n] + size / machine.out_bytes_per_second
+    back = times[intervals.stop + n] - np.where(intervals.in_variable >= 0, size / machine.in_bytes_per_second, 0.0)
+    start = np.searchsorted(times, out, side="left") - n
+    stop = np.searchsorted(times, back, side="right") - 1 - n
+    return np.maximum(start, intervals.start), np.clip(stop, -n, intervals.stop)
+
+
+def _take(
+    problem: Problem,
+    intervals: Intervals,
+    order: Counts,
+    start: Counts,
+    stop: Counts,
+    resident: Counts,
+    taken: Counts,
+) -> int | None:
+    """Let chunks leave until every function fits. Returns a function that does not, if there is one."""
+    n, capacity = problem.functions, problem.capacity_chunks
+    starts, stops = start[order], stop[order]
+    failed: int | None = None
+    hopeless = np.zeros(n, bool)
+    while True:
+        worst = int(np.where(hopeless, -1, resident).argmax())
+        excess = int(resident[worst]) - capacity
+        if excess <= 0 or hopeless[worst]:
+            return failed
+        covers = ((starts <= worst) & (worst < stops)) | ((starts <= worst - n) & (worst - n < stops))
+        for interval in order[covers].tolist():
+            amount = min(excess, int(intervals.chunks[interval] - taken[interval]))
+            if amount > 0:
+                taken[interval] += amount
+                add_over(resident, int(start[interval]), int(stop[interval]), -amount)
+                excess -= amount
+                if excess == 0:
+                    break
+        if excess > 0:
+            hopeless[worst] = True
+            failed = worst
+
+
+def _give_back(
+    problem: Problem, order: Counts, start: Counts, stop: Counts, resident: Counts, taken: Counts
+) -> None:
+    """Let chunks stay where there is room for them after all, those of the shortest intervals first."""
+    for interval in order[::-1].tolist():
+        if taken[interval] > 0:
+            first, last = int(start[interval]), int(stop[interval])
+            room = problem.capacity_chunks - highest_over(resident, first, last)
+            if last - first > problem.functions:
+                room //= 2  # longer than an iteration: two storages are within it at the same time
+            room = min(room, int(taken[interval]))
+            if room > 0:
+                taken[interval] -= room
+                add_over(resident, first, last, room)
