@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 import pytest
 import torch
-from processes import EMULATED, HERE, PROGRAMS, Ended, environment, load_compare, read_summary, run
+from processes import EMULATED, HERE, PROGRAMS, Ended, environment, load_compare, read_summary, run, run_source
 
 # Steady loops: after two iterations each is as the one before, and nothing but the end departs from it.
 STEADY = {"hf_gpt2", "hf_llama", "hf_bert", "hf_t5", "lstm", "densenet", "unet", "autocast_bf16", "inference"}
@@ -36,10 +36,8 @@ class Nursery:
 
     def __init__(self) -> None:
         command = [sys.executable, str(HERE / "nursery.py"), "torch", "transformers", "torch.optim", "program"]
-        variables = {"PYTHONPATH": str(PROGRAMS)}
         settings = environment({})
         settings["PYTHONPATH"] = f"{PROGRAMS}:{settings['PYTHONPATH']}"
-        del variables
         self._process = subprocess.Popen(command, env=settings, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._next = 0
         assert self._answers.readline() == b"ready\n"
@@ -160,7 +158,9 @@ def check_within_budget(figures: dict[str, Any], budget: int) -> None:
 @pytest.mark.parametrize("name", SHARED)
 def test_program(name: str, library: Library, tmp_path: Path) -> None:
     known = library.known(name)
-    budget = max(known.min_budget_bytes, known.live_peak_bytes // 3)
+    # A plan needs somewhat more than the worst moment: it takes the small variables' share to be the same all the time.
+    least = known.min_budget_bytes * 5 // 4 if name in STEADY else known.min_budget_bytes
+    budget = max(least, known.live_peak_bytes // 3)
     figures = library.out_of_core(name, tmp_path, budget)
     if name not in NOT_LARGER_THAN_ITS_NEED:
         assert figures["live_peak_bytes"] > 1.2 * budget, "the program is too small to show anything"
@@ -208,18 +208,31 @@ def test_program_alone(name: str, tmp_path: Path) -> None:
 
 GRAPH_TOO_LARGE = """
     import torch
-    from torch import nn
 
-    model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(8)))
-    whole = torch.compile(model)
-    x = torch.randn(4096, 512)
-    with torch.no_grad():
-        try:
-            whole(x)
-        except torch.OutOfMemoryError as error:
-            print(error)
-        print((model(x) - model[7](model[:7](x))).abs().max().item())
+    def chain(x):
+        for index in range(6):
+            x = (x @ x.T).tanh()
+        return x
+
+    x = torch.randn(1024, 1024)
+    plain = chain(x)
+    whole = torch.compile(chain)
+    try:
+        whole(x)
+    except torch.OutOfMemoryError as error:
+        print(error)
+    assert torch.equal(chain(x), plain)
 """
+
+
+def test_compiled_graph_too_large(tmp_path: Path) -> None:
+    """A compiled graph is one function: what it takes must fit. Operator by operator the same fits."""
+    caches = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
+    ended = run_source(tmp_path, GRAPH_TOO_LARGE, OOC_BUDGET="12800KiB", **caches).check()
+    assert "compiled_graph" in ended.output
+    assert "OOC_BUDGET=" in ended.output
+    assert ended.figures["budget_overrun_count"] == 0
+    assert ended.figures["device_peak_bytes"] <= 12800 << 10
 
 
 def test_compiled_blocks(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -390,7 +389,35 @@ def test_killed_from_outside(tmp_path: Path, last: signal.Signals) -> None:
     assert figures is not None and figures["steps"] >= seen[-1]
     assert figures["final"] == (last == signal.SIGTERM)
     assert figures["swap_out_bytes"] > 0 and figures["device_peak_bytes"] <= figures["budget_bytes"]
-    assert {entry for entry in os.listdir(tmp_path) if "summary" in entry} == {"summary.json"}, "no temporary file"
+    assert [path.name for path in tmp_path.glob("*.json")] == ["summary.json"]
+
+
+def test_signal_within_a_write_of_the_summary(tmp_path: Path) -> None:
+    """SIGTERM while the periodic summary is being written: it does not wait for itself."""
+    source = """
+        import json
+        import integrations.pytorch as ooc
+        import swapd.summary
+
+        plain_dumps = json.dumps
+        written = []
+
+        def dumps(summary, **options):
+            written.append(summary["final"])
+            if len(written) == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(0.1)
+            return plain_dumps(summary, **options)
+
+        json.dumps = dumps
+        print("started", flush=True)
+        while True:
+            step()
+    """
+    ended = run_training(tmp_path, source)
+    assert ended.status == -signal.SIGTERM, ended.errors
+    assert ended.output == "started\n"
+    check_figures(ended.figures)
 
 
 def test_exit_while_the_daemon_is_at_work(tmp_path: Path) -> None:
