@@ -8,7 +8,8 @@ import click
 from rich.table import Table
 
 from swapd.cli.output import console, json_option, print_json, progress_bar
-from swapd.doctor import Report, examine
+from swapd.doctor import examine
+from swapd.findings import Report
 
 _COLORS = {"ok": "green", "warn": "yellow", "no": "red"}
 
