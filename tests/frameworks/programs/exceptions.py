@@ -34,6 +34,8 @@ def interrupt(*_: Any) -> None:
 
 def main() -> None:
     path = begin()
+    # A shell that starts a program in the background has it ignore interrupts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     layers: list[nn.Module] = [nn.Linear(256, 768), nn.GELU()]
     for _ in range(5):
         layers += [nn.Linear(768, 768), nn.GELU()]
