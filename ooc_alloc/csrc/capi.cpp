@@ -53,7 +53,11 @@ ooc_core* ooc_core_create(const ooc_config* config) {
   return created;
 }
 
-void ooc_core_destroy(ooc_core* core) { delete core; }
+void ooc_core_destroy(ooc_core* core) {
+  if (core == nullptr) return;
+  core->daemon.stop();
+  if (!core->core.forked()) delete core;  // in a child nothing of it may be called any more
+}
 void ooc_core_stop_daemon(ooc_core* core) { core->daemon.stop(); }
 const char* ooc_core_device_name(ooc_core* core) { return core->core.device().name().c_str(); }
 

@@ -135,6 +135,7 @@ int Core::function_begin(uint32_t function, const ooc_operand* operands, uint32_
   ThreadState& thread = thread_state();
   Lock lock(mutex_);
   if (thread.in_function) return fail(OOC_INVALID, "a function began within a function of the same thread");
+  while (paused_) wait_a_while(lock);
   if (detached_) {
     thread.in_function = true;
     return OOC_OK;

@@ -111,8 +111,10 @@ class Core {
   void want_idle(bool wanted) { idle_wanted_ = wanted; }
   bool paused() const { return paused_; }
   std::condition_variable& changed() { return changed_; }
-  // In the child of a fork: everything is plain host memory.
+  // Everything is plain host memory.
   bool detached() const { return detached_; }
+  // In a child: the device, and the threads that were, are the parent's.
+  bool forked() const { return forked_; }
 
   // fork.cpp; in this order, with the lock held from the first to the last
   void before_fork();
@@ -222,7 +224,7 @@ class Core {
   std::deque<ThreadState> thread_states_;
   std::vector<RegionHandle> orphans_;  // allocated by threads that never run functions (a kernel's helpers)
   uint32_t active_functions_ = 0, starving_ = 0, room_waiters_ = 0;
-  bool paused_ = false, detached_ = false, idle_wanted_ = false;
+  bool paused_ = false, detached_ = false, forked_ = false, idle_wanted_ = false;
   std::string strict_failure_;
   uint64_t lost_chunks_ = 0;  // the driver would not unmap them
   uint64_t core_id_ = 0;

@@ -15,6 +15,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <new>
 #include <unordered_map>
 
 #include "core.h"
@@ -233,7 +234,8 @@ void Core::after_fork(bool in_child) {
     changed_.notify_all();
     return;
   }
-  detached_ = true;
+  detached_ = forked_ = true;
+  new (&changed_) std::condition_variable;  // not destroyed: that would wait for threads which only the parent has
   // On a GPU the driver itself refuses to work in the child. Without memory for the copies the child must not go on.
   if (device_.host_accessible() && !make_private(false)) {
     static const char message[] = "ooc_alloc: no memory for the forked child's copy of the device memory\n";

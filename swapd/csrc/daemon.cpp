@@ -35,7 +35,7 @@ Daemon::~Daemon() { stop(); }
 void Daemon::stop() {
   {
     Lock lock(core_.mutex());
-    if (core_.detached()) {  // a forked child: the threads are the parent's
+    if (core_.forked()) {  // the threads are the parent's
       if (out_thread_.joinable()) out_thread_.detach();
       if (in_thread_.joinable()) in_thread_.detach();
       return;
@@ -54,10 +54,9 @@ void Daemon::serve(bool (Daemon::*tick)(Lock&)) {
   core_.device().bind_thread();
   Lock lock(core_.mutex());
   while (true) {
-    if (core_.paused() || !(this->*tick)(lock)) {
-      if (stop_) return;
-      core_.changed().wait(lock);
-    }
+    if ((this->*tick)(lock)) continue;
+    if (stop_) return;
+    core_.changed().wait(lock);
   }
 }
 
@@ -277,7 +276,7 @@ Run* Daemon::run_with_ins() {
 }
 
 bool Daemon::relief_coming() const {
-  if (stop_ || core_.paused() || !out_thread_.joinable()) return false;
+  if (!may_start() || !out_thread_.joinable()) return false;
   return !flying_out_.empty() || const_cast<Daemon*>(this)->run_with_outs() != nullptr;
 }
 
@@ -316,7 +315,7 @@ bool Daemon::start_piece_out(Lock& lock, Run& run) {
 }
 
 bool Daemon::tick_out(Lock& lock) {
-  if (flying_out_.size() < 2 * kDepth && !stop_)
+  if (flying_out_.size() < 2 * kDepth && may_start())
     if (Run* run = run_with_outs()) return start_piece_out(lock, *run);
   if (flying_out_.empty()) return false;
   const InFlight oldest = flying_out_.front();
@@ -355,7 +354,7 @@ bool Daemon::start_piece_in(Lock& lock, Run& run) {
 }
 
 bool Daemon::tick_in(Lock& lock) {
-  if (flying_in_.size() < kDepth && !stop_)
+  if (flying_in_.size() < kDepth && may_start())
     if (Run* run = run_with_ins())
       if (start_piece_in(lock, *run)) return true;
   if (flying_in_.empty()) return false;

@@ -82,6 +82,8 @@ class Daemon : public Scheduler {
   Run* run_with_outs();
   Run* run_with_ins();
   void drop_finished_runs();
+  // What is under way is always settled: a fork waits for it.
+  bool may_start() const { return !stop_ && !core_.paused() && !core_.detached(); }
   Region* bound(const Run& run, uint32_t variable) const;
   bool start_piece_out(Lock& lock, Run& run);
   bool start_piece_in(Lock& lock, Run& run);
