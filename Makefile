@@ -26,7 +26,7 @@ editable := $(pip) install --quiet --config-settings=wheel.cmake=false --editabl
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help venv native demo test lint unit-test native-test asan tsan test-strict test-gpu bench wheel clean
+.PHONY: help venv native demo test lint unit-test native-test asan tsan test-programs test-strict test-gpu bench wheel clean
 .DELETE_ON_ERROR:
 
 help: ## show this list
@@ -89,8 +89,11 @@ asan: $(cmake_needs) ## the native tests under AddressSanitizer and UndefinedBeh
 tsan: $(cmake_needs) ## the native tests under ThreadSanitizer
 	$(call native_tests,build/tsan,-DCMAKE_BUILD_TYPE=RelWithDebInfo -DOOC_SANITIZE=thread)
 
+test-programs: venv native ## the Python tests of whole programs, with those marked slow
+	$(python) -m pytest tests/frameworks -m "" $(PYTEST)
+
 test-strict: venv native ## the long suite: every operator of PyTorch's own database with eviction before each one
-	$(python) -m pytest tests/stress $(PYTEST)
+	$(python) -m pytest tests/stress -m "" $(PYTEST)
 
 test-gpu: $(cmake_needs) ## the driver contract and core tests against the real libcuda.so.1
 	@ldconfig -p 2>/dev/null | grep -q 'libcuda\.so\.1' && ls /dev/nvidia[0-9]* >/dev/null 2>&1 || \
