@@ -437,7 +437,12 @@ void register_direct(torch::Library& library) {
 // ---- control, as torch.ops.ooc.* ------------------------------------------------------------------------------------
 
 void install(int64_t handle, int64_t slice) {
-  core = reinterpret_cast<ooc_core*>(handle);
+  auto* next = reinterpret_cast<ooc_core*>(handle);
+  if (core != nullptr && core != next) {  // on again after disable(): functions keep their numbers, which info_of remembers
+    const uint32_t count = ooc_core_function_id(core, "(one more)");
+    for (uint32_t id = 0; id < count; ++id) ooc_core_function_id(next, ooc_core_function_name(core, id));
+  }
+  core = next;
   slice_bytes = static_cast<uint64_t>(slice);
   ooc_core_address_range(core, &range_base, &range_bytes);
   if (!allocating) {
