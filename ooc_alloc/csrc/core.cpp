@@ -236,6 +236,7 @@ int Core::pin(const void* address, uint32_t access, uint64_t* token) {
   if (token != nullptr) *token = uint64_t{region->index} << 32 | region->generation;
   const RegionHandle handle{region, region->generation};
   add_pin(region);
+  if (!thread.in_function) release_held(thread.held);  // or many pins in a row, no function between, fill the budget
   ++region->external_pins;
   if (access & OOC_WRITE) ++region->writable_pins;
   ++stats_.external_pin_count;
