@@ -112,6 +112,7 @@ void Daemon::forget() {
   successors_.clear();
   runs_.clear();
   current_.reset();
+  out_offset_ = in_offset_ = 0;
 }
 
 bool Daemon::has_plan(uint64_t fingerprint) {
@@ -137,7 +138,7 @@ void Daemon::follow(std::shared_ptr<const Plan> plan, uint32_t begun, bool expec
   run.bindings.resize(plan->trace->variables.size());
   const auto from = static_cast<int32_t>(begun);
   if (begun > 0) {  // joined in the middle: what should have moved before is left to demand
-    while (run.next_out < plan->outs.size() && plan->outs[run.next_out].after_function + 1 < from) ++run.next_out;
+    while (run.next_out < plan->outs.size() && plan->outs[run.next_out].after_function + 2 < from) ++run.next_out;
     while (run.next_in < plan->ins.size() && plan->ins[run.next_in].before_function < begun) ++run.next_in;
     run.outs_done = run.next_out;
   }
@@ -148,6 +149,15 @@ void Daemon::follow(std::shared_ptr<const Plan> plan, uint32_t begun, bool expec
 void Daemon::depart() {
   runs_.erase(std::remove(runs_.begin(), runs_.end(), current_), runs_.end());
   current_.reset();
+  out_offset_ = in_offset_ = 0;
+}
+
+// A tail has one iteration to end in. One that cannot (the plan may be wrong) must not block those after it.
+void Daemon::drop_old_tails() {
+  const auto ended = [](const auto& run) { return run->ended; };
+  const auto kept = std::remove_if(runs_.begin(), runs_.end(), ended);
+  if (kept == runs_.end()) return;
+  runs_.erase(kept, runs_.end());
   out_offset_ = in_offset_ = 0;
 }
 
@@ -165,6 +175,7 @@ void Daemon::function_started(uint32_t index, uint64_t prefix) {
       return;
     }
     const bool expected = current_->expected;
+    followed_from_start_ = index == 0;
     depart();
     if (auto other = plan_with_prefix(index, prefix)) {
       ++core_.counters().plan_switch_count;
@@ -185,6 +196,7 @@ void Daemon::function_started(uint32_t index, uint64_t prefix) {
 
 bool Daemon::iteration_ended(const std::shared_ptr<Trace>& ended) {
   bool complete = false;
+  drop_old_tails();
   if (departed_) ++core_.counters().divergence_count;
   departed_ = false;
   if (current_) {
@@ -330,7 +342,8 @@ bool Daemon::tick_out(Lock& lock) {
 bool Daemon::start_piece_in(Lock& lock, Run& run) {
   const Move& move = run.plan->ins[run.next_in];
   Region* region = bound(run, move.variable);
-  const bool late = !run.ended && move.before_function < run.begun;  // demand has seen to it
+  const bool late = run.ended ? region != nullptr && core_.recorder().seen(region)  // used in the next iteration already
+                              : move.before_function < run.begun;                   // demand has seen to it
   const uint32_t end = region == nullptr ? 0 : std::min(move.first + move.count, region->count);
   uint32_t first = move.first + in_offset_;
   while (region != nullptr && first < end && region->slots[first].chunk != kNoChunk) ++first;

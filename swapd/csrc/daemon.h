@@ -78,6 +78,7 @@ class Daemon : public Scheduler {
   void serve(bool (Daemon::*tick)(Lock&));
   void follow(std::shared_ptr<const Plan> plan, uint32_t begun, bool expected);
   void depart();
+  void drop_old_tails();
   std::shared_ptr<const Plan> plan_with_prefix(uint32_t index, uint64_t prefix) const;
   Run* run_with_outs();
   Run* run_with_ins();
