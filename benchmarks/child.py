@@ -1,0 +1,110 @@
+"""Runs a script in this process and notes, after every optimizer step, the time and the core's counters.
+
+    python -m benchmarks.child OUTPUT.json SCRIPT [ARGUMENT ...]
+
+The script knows nothing of it. The allocator is active if OOC_ALLOC says so. A step is the time from one return of
+the optimizer's post-step hooks to the next, so it includes what the allocator does at the boundary, and does not
+include what is done here.
+"""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from integrations import pytorch
+from swapd.bound import bound
+from swapd.daemon import Daemon
+from swapd.problem import Problem
+
+COUNTERS = """
+    swap_out_bytes swap_in_bytes swap_out_count swap_in_count demand_swap_in_count demand_swap_in_bytes
+    demand_swap_out_bytes clean_drop_bytes cancelled_swap_out_count budget_overrun_count divergence_count
+    stall_seconds stall_swap_in_seconds stall_room_seconds copy_out_seconds copy_in_seconds
+    driver_calls_map driver_calls_unmap driver_calls_set_access functions
+""".split()
+
+
+class Watch:
+    """Collects one entry a step."""
+
+    def __init__(self, daemon: Daemon | None) -> None:
+        self.daemon = daemon
+        self.steps: list[dict[str, Any]] = []
+        self.before = self._counters()
+        self.began = time.perf_counter()
+
+    def _counters(self) -> dict[str, Any]:
+        if self.daemon is None:
+            return {}
+        stats = self.daemon.core.stats()
+        return {name: stats[name] for name in COUNTERS}
+
+    def step(self, *_: Any) -> None:
+        """The hook."""
+        entry: dict[str, Any] = {"seconds": time.perf_counter() - self.began}
+        now = self._counters()
+        entry |= {name: value - self.before[name] for name, value in now.items()}
+        if self.daemon is not None:
+            entry |= self._plan(self.daemon) | self._phases(self.daemon)
+        self.steps.append(entry)
+        self.before = now
+        self.began = time.perf_counter()
+
+    @staticmethod
+    def _plan(daemon: Daemon) -> dict[str, Any]:
+        plan = daemon.last_plan
+        if plan is None:
+            return {}
+        return {
+            "policy": plan.policy,
+            "window_bytes": plan.window_bytes,
+            "outs": len(plan.outs),
+            "ins": len(plan.ins),
+            "predicted_seconds": plan.predicted_seconds,
+            "plan_bound_seconds": plan.bound_seconds,
+        }
+
+    @staticmethod
+    def _phases(daemon: Daemon) -> dict[str, Any]:
+        """Compute before and after the live peak, as the recorder timed this step's functions (stalls left out)."""
+        ended = daemon.last_iteration
+        if ended is None:
+            return {}
+        problem = Problem.from_trace(daemon.trace(ended), int(daemon.core.stats()["budget_bytes"]))
+        terms = bound(problem)
+        return {
+            "fingerprint": f"{ended.fingerprint:016x}",
+            "forward_seconds": terms.forward_seconds,
+            "backward_seconds": terms.backward_seconds,
+            "live_peak_chunks": problem.live_peak_chunks,
+            "slab_chunks": problem.slab_chunks,
+            "min_budget_bytes": problem.min_budget_bytes,
+        }
+
+
+def main() -> None:
+    """Runs the script, then writes what was seen."""
+    output, script, *arguments = sys.argv[1:]
+    daemon = pytorch._active().daemon if pytorch.enabled() else None
+    watch = Watch(daemon)
+    register_optimizer_step_post_hook(watch.step)
+    sys.argv = [script, *arguments]
+    runpy.run_path(script, run_name="__main__")
+    result = {
+        "threads": torch.get_num_threads(),
+        "steps": watch.steps,
+        "summary": pytorch.summary() if pytorch.enabled() else None,
+    }
+    Path(output).write_text(json.dumps(result), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

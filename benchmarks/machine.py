@@ -1,0 +1,54 @@
+"""What a figure was measured on: a benchmark without its machine is worth nothing."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+
+def processor() -> str:
+    """The processor's model name, or "unknown"."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or "unknown"
+
+
+def memory_bytes() -> int:
+    """Bytes of main memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def load() -> list[float]:
+    """Load averages over 1, 5 and 15 minutes: near 0 before a run, or others disturbed it."""
+    return [round(value, 2) for value in os.getloadavg()]
+
+
+def describe() -> dict[str, Any]:
+    """The machine, its software, and the time and load of this moment."""
+    import torch
+
+    return {
+        "processor": processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": memory_bytes(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "load_average": load(),
+        "time": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+    }
+
+
+def words(machine: dict[str, Any]) -> str:
+    """One line for people."""
+    return (
+        f"{machine['processor']}, {machine['cores']} cores, {machine['memory_bytes'] / 2**30:.0f} GiB, "
+        f"Linux {machine['kernel']}, Python {machine['python']}, PyTorch {machine['torch']}"
+    )

@@ -1,0 +1,134 @@
+"""One run of a workload in a process of its own, as a record that is kept."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks import machine
+from benchmarks.workloads import CHUNK_BYTES, Workload
+
+ROOT = Path(__file__).resolve().parent.parent
+TIMEOUT_SECONDS = 600
+
+
+class RunFailed(Exception):
+    """A run ended badly; the message shows the end of its output."""
+
+
+def run(
+    workload: Workload,
+    steps: int,
+    *,
+    quick: bool = False,
+    threads: int = 1,
+    alloc: bool = True,
+    chunk_bytes: int = CHUNK_BYTES,
+    budget_bytes: int | None = None,
+    bytes_per_second: float | None = None,
+    policy: str = "auto",
+) -> dict[str, Any]:
+    """Trains `workload` for so many steps and returns the record of the run.
+
+    Args:
+        threads: of PyTorch's kernels. One core is left for the copies where there is more than one.
+        alloc: False is plain PyTorch.
+        budget_bytes: None is as much as the device has.
+        bytes_per_second: of the link, each way; None is as fast as memcpy.
+
+    Raises:
+        RunFailed: the program ended with an error or hung.
+    """
+    variables = {"OMP_NUM_THREADS": str(threads)}
+    if alloc:
+        variables |= {
+            "OOC_ALLOC": "emulated",
+            "OOC_CHUNK_SIZE": str(chunk_bytes),
+            "OOC_SMALL_LIMIT": str(chunk_bytes // 2),
+            "OOC_POLICY": policy,
+        }
+        if budget_bytes is not None:
+            variables["OOC_BUDGET"] = str(budget_bytes)
+        if bytes_per_second is not None:
+            variables["OOC_EMULATED_BANDWIDTH"] = f"{bytes_per_second:.0f}B/s"
+    description = machine.describe()
+    with tempfile.TemporaryDirectory(prefix="ooc-bench-") as folder:
+        output, state = Path(folder) / "child.json", Path(folder) / "state.pt"
+        command = [sys.executable, "-m", "benchmarks.child", str(output), *workload.command(quick=quick)]
+        command += ["--steps", str(steps), "--save", str(state)]
+        said = _start(command, variables)
+        result: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
+        digest = digest_of(state)
+    if alloc and result["summary"] is None:
+        raise RunFailed(f"the allocator was not active\n{said[-3000:]}")
+    return {
+        "workload": workload.name,
+        "arguments": [*workload.command(quick=quick)[1:], "--steps", str(steps)],
+        "environment": variables,
+        "machine": description,
+        "load_average_after": machine.load(),
+        "digest": digest,
+        **result,
+    }
+
+
+def _start(command: list[str], variables: dict[str, str]) -> str:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("OOC_")}
+    environment.pop("TORCH_DEVICE_BACKEND_AUTOLOAD", None)
+    try:
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=environment | variables,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=TIMEOUT_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as expired:
+        raise RunFailed(f"no end after {TIMEOUT_SECONDS} s: {' '.join(command)}") from expired
+    if done.returncode != 0:
+        raise RunFailed(f"status {done.returncode}: {' '.join(command)}\n{done.stdout[-3000:]}")
+    return done.stdout
+
+
+def digest_of(path: Path) -> str:
+    """SHA-256 over every tensor and number that `torch.save` wrote there: types, shapes and bits."""
+    import torch
+
+    total = hashlib.sha256()
+    for name, leaf in _leaves(torch.load(path, weights_only=True)):
+        if isinstance(leaf, torch.Tensor):
+            words = f"{name} {leaf.dtype} {list(leaf.shape)}"
+            data = leaf.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        elif isinstance(leaf, float):
+            words, data = f"{name} float", struct.pack("<d", leaf)
+        else:
+            words, data = f"{name} {type(leaf).__name__}", repr(leaf).encode()
+        total.update(words.encode() + b"\0" + data)
+    return total.hexdigest()
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _leaves(item, f"{path}/{key}")
+    elif isinstance(value, (list, tuple)):
+        for index, item in enumerate(value):
+            yield from _leaves(item, f"{path}/{index}")
+    else:
+        yield path, value
+
+
+def torch_threads() -> int:
+    """Threads for PyTorch's kernels: all cores but one, which is left for the copies (a GPU has engines for them)."""
+    return max(1, len(os.sched_getaffinity(0)) - 1)

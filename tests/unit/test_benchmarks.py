@@ -1,0 +1,158 @@
+"""The arithmetic of the benchmarks' tables, on made-up results. Nothing is timed here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from benchmarks import allocation, fragmentation, interception, results, step_time
+from benchmarks.__main__ import main, write_tables
+
+CHUNK = step_time.CHUNK_BYTES
+MACHINE = {
+    "processor": "abacus",
+    "cores": 2,
+    "memory_bytes": 8 << 30,
+    "kernel": "6.1",
+    "python": "3.11.7",
+    "torch": "2.13.0",
+    "load_average": [0.1, 0.1, 0.1],
+}
+
+
+def known() -> step_time.Reference:
+    """1 s forward, 3 s backward, a live peak of 100 chunks of variables and 4 of slabs."""
+    return step_time.Reference(4.1, 1.0, 3.0, 100, 4, 104 * CHUNK, "bits")
+
+
+def steps(seconds: list[float], **figures: Any) -> list[dict[str, Any]]:
+    return [{"seconds": 99.0}] * step_time.WARM_UP + [{"seconds": value, **figures} for value in seconds]
+
+
+def in_core(seconds: list[float], workload: str = "gpt") -> dict[str, Any]:
+    phases = {"forward_seconds": 1.0, "backward_seconds": 3.0, "live_peak_chunks": 100, "slab_chunks": 4}
+    return {
+        "workload": workload,
+        "mode": step_time.IN_CORE,
+        "steps": steps(seconds, **phases),
+        "summary": {"live_peak_bytes": 104 * CHUNK},
+        "digest": "bits",
+        "machine": MACHINE,
+        "threads": 1,
+    }
+
+
+def out_of_core(mode: str, seconds: list[float], digest: str = "bits", peak: int = 100) -> dict[str, Any]:
+    figures = {
+        "stall_seconds": 0.5,
+        "swap_out_bytes": 10 << 20,
+        "swap_in_bytes": 20 << 20,
+        "demand_swap_in_bytes": 1 << 20,
+        "predicted_seconds": 5.25,
+    }
+    return in_core([]) | {
+        "mode": mode,
+        "oversubscription": 2.0,
+        "bound_seconds": 5.0,
+        "link_bytes_per_second": 1e9,
+        "digest": digest,
+        "steps": steps(seconds, **figures),
+        "summary": {"budget_overrun_count": 0, "device_peak_bytes": peak, "budget_bytes": 100},
+    }
+
+
+def test_budget_is_a_share_of_the_live_peak_and_the_slabs_take_their_part_of_it() -> None:
+    budget = known().budget_bytes(2.0)
+    assert budget == 52 * CHUNK
+    assert known().spill_bytes(budget) == (100 - (52 - 4)) * CHUNK
+    assert known().spill_bytes(200 * CHUNK) == 0
+
+
+def test_link_moves_the_spill_out_and_in_within_the_compute_time() -> None:
+    spill = 52 * CHUNK
+    link = known().link_bytes_per_second(spill)
+    assert 2 * spill / link == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize(("bytes_per_second", "bound"), [(1e3, 4.0), (500.0, 5.0), (250.0, 8.0)])
+def test_bound_takes_the_longer_of_computation_and_transfer_in_each_phase(
+    bytes_per_second: float, bound: float
+) -> None:
+    # 1,000 bytes: 1 s beside 1 and 3 s; 2 s beside 1 and 3 s; 4 s beside both
+    assert known().bound_seconds(1000, bytes_per_second) == pytest.approx(bound)
+
+
+def test_warm_up_does_not_count() -> None:
+    record = in_core([4.0, 6.0, 5.0])
+    assert step_time.median(record) == 5.0
+    assert step_time.reference([record, out_of_core("auto", [9.0])]) == step_time.Reference(
+        5.0, 1.0, 3.0, 100, 4, 104 * CHUNK, "bits"
+    )
+
+
+def test_row_is_the_median_over_all_rounds_with_their_spread() -> None:
+    found = step_time.row([out_of_core("auto", [5.0, 6.0, 7.0]), out_of_core("auto", [6.0, 8.0, 9.0])], "bits")
+    assert found["step_seconds"] == 6.5
+    assert (found["lowest"], found["highest"]) == (6.0, 8.0)
+    assert found["ratio"] == pytest.approx(1.3)
+    assert found["predicted_seconds"] == 5.25
+    assert found["identical"] and found["within_budget"]
+
+
+def test_other_bits_and_a_peak_over_the_budget_are_not_hidden() -> None:
+    good, bad = out_of_core("auto", [5.0]), out_of_core("auto", [5.0], digest="others", peak=101)
+    found = step_time.row([good, bad], "bits")
+    assert not found["identical"] and not found["within_budget"]
+    assert step_time.table([in_core([4.0]), good]).count("| yes | yes |") == 1
+    assert step_time.table([in_core([4.0]), bad]).count("| NO | NO |") == 1
+
+
+def test_table_names_workloads_and_modes_in_their_order() -> None:
+    records = [out_of_core("demand", [9.0]), out_of_core("auto", [5.5]), in_core([4.0])]
+    lines = [line for line in step_time.table(records).splitlines() if line.startswith("| gpt")]
+    assert [line.split("|")[1].strip() for line in lines] == ["gpt", "gpt 2x auto", "gpt 2x demand"]
+    assert "| 1.10 | 1.25 | 5.250 |" in lines[1]  # the ratio, its target, the prediction
+    assert "| 1.80 |  |  |" in lines[2]  # demand mode has neither
+
+
+def test_cost_of_interception_is_what_it_adds_to_the_same_rounds_plain_call() -> None:
+    kinds = {"plain": [100.0, 200.0, 150.0], "intercepted": [400.0, 600.0, 350.0]}
+    assert interception.cost(kinds, "intercepted") == (250.0, 300.0)
+
+
+def test_ratio_is_paired_and_its_interval_holds_it() -> None:
+    ratio, low, high = allocation.ratio_of([1.1, 2.2, 3.3, 4.8], [1.0, 2.0, 3.0, 4.0])
+    assert ratio == pytest.approx(1.1)
+    assert low <= ratio <= high
+    assert high == pytest.approx(1.2) and low == pytest.approx(1.1)
+
+
+def test_chunk_sizes_that_cannot_run_are_listed_with_the_reason() -> None:
+    record = {"workload": "gpt", "mode": "auto", "chunk_bytes": 40 << 20, "machine": MACHINE, "failed": "too large"}
+    text = fragmentation.table([in_core([4.0]), record])
+    assert "- gpt 40 MiB cannot run: too large" in text
+    assert "| gpt" not in text
+
+
+def test_reason_is_the_last_error() -> None:
+    said = "status 1\nTraceback\nValueError: first\n  x = Error()\ntorch.OutOfMemoryError: second\nmore"
+    assert fragmentation.reason(said) == "torch.OutOfMemoryError: second"
+
+
+def test_raw_data_survive_and_tables_are_made_of_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results.save(tmp_path, step_time.NAME, "a", in_core([4.0]))
+    results.save(tmp_path, step_time.NAME, "b", out_of_core("auto", [5.5]))
+    assert results.load(tmp_path, step_time.NAME) == [in_core([4.0]), out_of_core("auto", [5.5])]
+    assert main(["--tables", "--output", str(tmp_path)]) == 0
+    assert "gpt 2x auto" in capsys.readouterr().out
+    results.clear(tmp_path, step_time.NAME)
+    assert "gpt" not in write_tables(tmp_path).read_text()
+
+
+@pytest.mark.parametrize(("count", "text"), [(64 << 10, "64 KiB"), (20 << 20, "20 MiB"), (1000, "1000 B")])
+def test_sizes(count: int, text: str) -> None:
+    assert results.size(count) == text
