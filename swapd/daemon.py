@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 
 from ooc_alloc import Core, Iteration
@@ -32,7 +32,7 @@ class Daemon:
         policy: name of a policy in :mod:`swapd.policies`, or "none" for demand mode only.
         window_bytes: the schedule window; None leaves it to the policy.
         machine: link speeds; None measures them from the core's own transfers.
-        trace_path: where the trace of the most frequent iteration is written when the program ends.
+        trace_path: where the trace of the iteration that took the most time in all is written when the program ends.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Daemon:
         self.planning_seconds = 0.0
         self.last_plan: Plan | None = None
         self.last_iteration: Iteration | None = None
-        self._counts: Counter[int] = Counter()
+        self._seconds: defaultdict[int, float] = defaultdict(float)  # spent in iterations of one sequence
         self._measured: Counter[int] = Counter()
         self._new_in_a_row = 0
         self._failed: set[int] = set()
@@ -66,8 +66,7 @@ class Daemon:
             return ended
         if len(self.step_seconds) < _MOST_STEPS_KEPT:
             self.step_seconds.append(ended.seconds)
-        fingerprint = ended.fingerprint
-        self._counts[fingerprint] += 1
+        self._seconds[ended.fingerprint] += ended.seconds
         self.last_iteration = ended
         if self.trace_path is not None:
             self._keep_trace(ended)
@@ -169,7 +168,7 @@ class Daemon:
         )
 
     def _keep_trace(self, ended: Iteration) -> None:
-        if self._trace_of is None or self._counts[ended.fingerprint] >= self._counts[self._trace_of[0]]:
+        if self._trace_of is None or self._seconds[ended.fingerprint] >= self._seconds[self._trace_of[0]]:
             self._trace_of = (ended.fingerprint, self.trace(ended))
 
     def close(self) -> None:

@@ -128,7 +128,7 @@ def load() -> None:
     """Builds the adapter if need be, and loads it: `torch.ops.ooc` is there afterwards. Raises AdapterError."""
     path = build()
     try:
-        torch.ops.load_library(str(path))
+        torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]
     except OSError as error:  # cut short by a full disk, or of another machine
         path.unlink(missing_ok=True)
         raise AdapterError(

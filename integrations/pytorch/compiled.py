@@ -18,8 +18,7 @@ def install() -> Callable[[], None]:
     """Wraps inductor's compiled graphs, now or when `torch.compile` is first used; returns what undoes it."""
     undos: list[Callable[[], None]] = []
     if _OUTPUT_CODE in sys.modules:
-        undos.append(_wrap_graphs())
-        return lambda: [undo() for undo in undos] and None
+        return _wrap_graphs()
     plain_compile = torch.compile
 
     def compile(*args: Any, **kwargs: Any) -> Any:
@@ -29,7 +28,7 @@ def install() -> Callable[[], None]:
         return plain_compile(*args, **kwargs)
 
     compile.__doc__ = plain_compile.__doc__
-    torch.compile = compile  # type: ignore[assignment]
+    torch.compile = compile
 
     def undo() -> None:
         torch.compile = plain_compile

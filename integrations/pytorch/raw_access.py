@@ -1,7 +1,7 @@
 """Accesses that bypass the dispatcher: the variable is pinned for as long as its memory can be reached.
 
     reaches the memory for                          pinned
-    a call (tolist, storage items, file writes)     during the call
+    a call (tolist, storage items, file writes)     during the call; composite operators that read their arguments too
     an array's life (.numpy(), np.asarray)          until the array is gone
     nobody knows how long (data_ptr, DLPack)        until the variable is freed
 """
@@ -12,7 +12,7 @@ import functools
 import sys
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -37,6 +37,11 @@ _IDENTITY_CALLERS = {
     ("safetensors.torch", "_end_ptr"),
     ("accelerate.utils.modeling", "id_tensor_storage"),
 }
+
+# Composite operators that read lengths and split points, which they are given as tensors, without an operator.
+_READ_INTEGERS = ((torch, "ctc_loss"), (torch, "tensor_split"), (torch.Tensor, "tensor_split"))
+# Declared as composite, though they compute.
+_COMPUTE = [name for name in dir(torch) if name.startswith("fbgemm_")] + ["choose_qparams_optimized"]
 
 
 def address_of(thing: Any) -> int:
@@ -150,6 +155,10 @@ def install(core: Core) -> Callable[[], None]:
         patches.replace(storage, name, during_call)
     for name in ("_write_file", "_set_from_file", "_share_fd_cpu_", "_share_filename_cpu_"):
         patches.replace(storage, name, during_call)
+    for owner, name in _READ_INTEGERS:
+        patches.replace(owner, name, functools.partial(_reads_integers, core))
+    for name in _COMPUTE:
+        patches.replace(torch, name, _as_function)
     patches.replace(torch._C, "_to_dlpack", functools.partial(_to_dlpack, core))
     patches.replace(torch._C, "PyTorchFileWriter", functools.partial(_file_writer, core))
     return patches.undo
@@ -173,6 +182,38 @@ def _numpy(core: Core, original: Callable[..., Any]) -> Callable[..., Any]:
         return array
 
     return numpy
+
+
+def _tensors(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> list[torch.Tensor]:
+    return [value for value in (*arguments, *keywords.values()) if isinstance(value, torch.Tensor)]
+
+
+def _reads_integers(core: Core, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with ExitStack() as stack:
+            for tensor in _tensors(args, kwargs):
+                if not (tensor.is_floating_point() or tensor.is_complex()):
+                    stack.enter_context(pinned(core, tensor))
+            return original(*args, **kwargs)
+
+    return call
+
+
+def _as_function(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The whole call is one function to the core: what it is given and what it allocates stays until it returns."""
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if torch.ops.ooc.in_scope():
+            return original(*args, **kwargs)
+        torch.ops.ooc.scope_begin(original.__name__, _tensors(args, kwargs))
+        try:
+            return original(*args, **kwargs)
+        finally:
+            torch.ops.ooc.scope_end()
+
+    return call
 
 
 def _to_dlpack(core: Core, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -73,6 +73,8 @@ class Session:
         atexit.register(self.close)
         self._undo.append(self._catch_exits())
         self._write_summary(final=False)
+        if config.metrics_port is not None:
+            log.warning("OOC_METRICS_PORT is set, but no metrics are served yet")
         log.info("active on %s, budget %d bytes", self.core.device_name, budget)
 
     # ---- iterations ----

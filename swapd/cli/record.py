@@ -1,4 +1,4 @@
-"""`swapd record`: run the program and keep the trace of its most frequent iteration."""
+"""`swapd record`: run the program and keep the trace of the iteration that took the most time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from swapd.units import format_bytes, format_duration
 def command(program: tuple[str, ...], output: Path, as_json: bool, **flags: Any) -> int:
     """Run a Python program and write a trace of it.
 
-    The trace holds the functions of the most frequent iteration and the variables that each one uses. The recording
+    The trace holds the functions of the iteration that took the most time in all, and the variables that each one uses. The recording
     run respects its budget, too. `swapd plan` reads the trace. With --json, what the program prints goes to standard
     error.
 

@@ -113,6 +113,7 @@ struct OperatorInfo {
   bool view = false;             // touches no data of a strided tensor
   bool whole_list = false;       // _foreach_*, _fused_*: elements are independent, the lists may be cut
   bool slice_last_tensor = false;  // addcdiv_.Tensor and the like: a tensor with one scalar for each element
+  bool makes_lengths = false;    // composite operators and autograd read its integer results without an operator
   bool makes_unusual = false;    // the result may be of an unusual layout though no argument is
   bool keep_allocations = false; // the result hides memory from us (custom classes)
   bool hold_operands = false;    // the work goes on after the operator has returned, or the result refers to them
@@ -155,6 +156,7 @@ OperatorInfo inspect(const c10::OperatorHandle& op) {
   info.view = aliases && !writes && tensors && space == "aten";
   info.pass_on = space == "ooc";
   info.makes_unusual = name.find("mkldnn") != std::string::npos || name.find("nested") != std::string::npos;
+  info.makes_lengths = name == "aten::_pack_padded_sequence";
   info.hold_operands = info.keep_allocations || space == "c10d" || space == "_c10d_functional";
   info.keep_allocations |= info.hold_operands;
   info.whole_list = starts_with(name, "aten::_foreach_") || starts_with(name, "aten::_fused_adam") ||
@@ -264,6 +266,12 @@ class FunctionScope {
   bool ended_ = false;
 };
 
+void pin_parts(std::initializer_list<at::Tensor> tensors) {
+  Operands parts;
+  for (const at::Tensor& tensor : tensors) add_tensor(tensor, OOC_READ, parts);
+  for (const ooc_operand& part : parts) ooc_core_pin(core, part.address, OOC_READ, nullptr);
+}
+
 // Pins what a result hides. Returns whether its memory is opaque.
 bool pin_hidden_parts(const c10::IValue& result) {
   if (result.isTensorList()) {
@@ -276,10 +284,7 @@ bool pin_hidden_parts(const c10::IValue& result) {
   if (impl->key_set().has(c10::DispatchKey::NestedTensorCPU)) {
     // Composite operators, autograd and size() read these three, of a few bytes for each part, at any time.
     const auto* nested = static_cast<const at::native::NestedTensorImpl*>(impl);
-    Operands parts;
-    for (const at::Tensor& part : {nested->get_nested_sizes(), nested->get_nested_strides(), nested->get_storage_offsets()})
-      add_tensor(part, OOC_READ, parts);
-    for (const ooc_operand& part : parts) ooc_core_pin(core, part.address, OOC_READ, nullptr);
+    pin_parts({nested->get_nested_sizes(), nested->get_nested_strides(), nested->get_storage_offsets()});
   }
   return impl->key_set().has(c10::DispatchKey::MkldnnCPU);
 }
@@ -301,6 +306,7 @@ void run(const c10::OperatorHandle& op, const OperatorInfo& info, c10::DispatchK
   bool keep = info.keep_allocations;
   if (info.makes_unusual || any_unusual(keys))
     for (size_t i = stack->size() - op.schema().returns().size(); i < stack->size(); ++i) keep |= pin_hidden_parts((*stack)[i]);
+  if (info.makes_lengths) pin_parts({stack->back().toTensor()});
   const int status = scope.end(keep);
   if (status != OOC_OK) {
     torch::jit::drop(*stack, op.schema().returns().size());
