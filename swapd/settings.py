@@ -166,7 +166,7 @@ SETTINGS = (
     Setting("policy", "|".join(POLICIES), "scheduling policy; demand is no plan [auto]", parse_policy),
     Setting("window", "BYTES|auto", "schedule window [auto]", parse_window, exact_bytes),
     Setting("summary", "FILE", "write a JSON summary there at exit", parse_path),
-    Setting("trace", "FILE", "write the trace of the iteration that took the most time in all there at exit", parse_path),
+    Setting("trace", "FILE", "write the trace of the longest-running iteration there at exit", parse_path),
     Setting("metrics_port", "PORT", "serve Prometheus metrics on 127.0.0.1 [off]", parse_port),
     Setting("strict", "0|1", "raise, not degrade; evict before every function [0]", parse_switch, _switch_text),
     Setting("emulated_memory", "BYTES", "emulated device's size [80% of free host memory]", parse_bytes, exact_bytes),
