@@ -268,6 +268,46 @@ def test_the_choice_fits_and_gives_back_what_it_can(seed):
         assert (resident(less) > problem.capacity_chunks).any(), "a chunk leaves that could have stayed"
 
 
+def test_an_interval_longer_than_an_iteration_counts_twice():
+    # What f0 leaves behind is used by the last function of the next iteration, so two of them exist at a time.
+    b = Builder()
+    old = b.entry(4, survives=False)
+    (new,) = b.call("f0", [], [4], seconds=1.0)
+    for _ in range(3):
+        b.call("big", [], [5], seconds=1.0)
+        b.free(len(b.sizes) - 1)
+    b.call("last", [old], seconds=1.0)
+    b.free(old)
+    b.previous[old] = new
+    trace = b.trace(chunk_bytes=1, machine=Machine(10.0, 10.0))
+    for capacity in range(5, 13):
+        problem = Problem.from_trace(trace, capacity)
+        plan = get("idle")(problem, None)
+        assert validate(problem, plan) == [], capacity
+        assert simulate(problem, plan, 3).demand_in_count == 0
+        # At capacity 5 + k, each of the two keeps k / 2 chunks.
+        assert choose(problem, find_intervals(problem)).sum() == 4 - (capacity - 5) // 2
+
+
+def test_an_in_waits_for_the_room_that_outs_make():
+    # B comes in as soon as f1 has ended, into the chunks that A leaves; f2 must not be robbed of its own room.
+    b = Builder()
+    first, second = b.entry(4), b.entry(4)
+    b.call("f0", [first], seconds=1.0)
+    b.call("f1", [], [4], seconds=1.0)
+    b.free(2)
+    b.call("f2", [], [2], seconds=1.0)
+    b.free(3)
+    b.call("f3", [second], seconds=1.0)
+    problem = Problem.from_trace(b.trace(chunk_bytes=1, machine=Machine(1.0, 1.0)), 6)
+    plan = get("idle")(problem, None)
+    assert validate(problem, plan) == []
+    for move in plan.ins:
+        if move.variable == second:
+            left = sum(out.chunk_count for out in plan.outs[: move.after_outs] if out.after_function <= 1)
+            assert left > 0, "starts only once chunks of the first have left"
+
+
 def test_plans_survive_being_written_down(tmp_path):
     problem = oversubscribed(resnet50(4), 3)
     plan = make_plan(problem, "window")

@@ -147,6 +147,22 @@ def test_a_late_out_is_skipped():
     assert timeline.seconds == 12.0
 
 
+def test_an_out_is_late_when_a_function_that_uses_the_variable_waits():
+    # While f2 waits for X, the link out gets to W, which f2 uses too.
+    b = Builder()
+    v, w, x = b.entry(2), b.entry(2), b.entry(2)
+    b.call("f0", [v], writes=[v, w], seconds=1.0)
+    b.call("f1", [], seconds=1.0)
+    b.call("f2", [w, x], seconds=1.0)
+    problem = Problem.from_trace(b.trace(chunk_bytes=1, machine=Machine(1.0, 0.5)), 4)
+    outs = (Out(v, 0, 2, 0), Out(w, 0, 2, 0), Out(x, 0, 2, 2))
+    ins = (In(x, 0, 2, 0, 1, 2), In(w, 0, 2, 1, 2, 2), In(v, 0, 2, 2, 3, 3))
+    timeline = simulate(problem, Plan(outs, ins), 1)
+    # v leaves 1-3, x comes 3-7; w stays, and f2 starts at 7.
+    assert timeline.starts == [0, 1, 7]
+    assert (timeline.demand_in_count, timeline.demand_out_count) == (0, 0)
+
+
 def test_moves_of_the_dead_are_skipped():
     plan = Plan((Out(A, 0, 4, 0), Out(1, 0, 4, 1)), (In(A, 0, 4, 2, 2, 4), In(2, 0, 4, 3, 2, 4)))
     timeline = simulate(five(), plan)
