@@ -26,9 +26,9 @@ from swapd.units import format_bytes, format_duration
 def command(program: tuple[str, ...], output: Path, as_json: bool, **flags: Any) -> int:
     """Run a Python program and write a trace of it.
 
-    The trace holds the functions of the iteration that took the most time in all, and the variables that each one uses. The recording
-    run respects its budget, too. `swapd plan` reads the trace. With --json, what the program prints goes to standard
-    error.
+    The trace holds the functions of the iteration that took the most time in all, and the variables that each one
+    uses. The recording run respects its budget, too. `swapd plan` reads the trace. With --json, what the program
+    prints goes to standard error.
 
     \b
     swapd record -o gpt.trace --budget 8GiB train.py --steps 5
