@@ -2,8 +2,8 @@
 //
 //   TEST(chunks_are_recycled) { EXPECT_EQ(pool.size(), 3u); }
 //
-// EXPECT_* records a failure and goes on; ASSERT_* ends the test (by an exception: in the test's own thread only). SKIP ends
-// it too, with a reason. Arguments of the program are parts of names: only tests that contain one of them run. The exit
+// EXPECT_* records a failure and goes on; ASSERT_* ends the test (by an exception: in the test's own thread only). SKIP
+// ends it too, with a reason. Arguments of the program are parts of names: only tests that contain one of them run. The exit
 // status is 1 if a test fails, and also if none ran.
 #pragma once
 
