@@ -296,13 +296,33 @@ void Daemon::drop_finished_runs() {
   while (!runs_.empty() && runs_.front()->ended && runs_.front()->finished()) runs_.pop_front();
 }
 
+// Too late to be worth it: the variable was used again after the function that the move waits for, or is about to be.
+bool Daemon::used_since(const Run& run, const Move& move, const Region* region) const {
+  if (&run != current_.get()) return core_.recorder().seen(region);
+  const auto& uses = run.plan->uses[move.variable];
+  const auto after = static_cast<uint32_t>(move.after_function + 1);
+  const auto next = std::lower_bound(uses.begin(), uses.end(), after);
+  return next != uses.end() && *next <= run.begun;
+}
+
+// A run before this one is still to move some of these chunks out.
+bool Daemon::leaves_before(const Run& run, const Move& move, const Region* region) const {
+  for (uint32_t i = move.first; i < std::min(move.first + move.count, region->count); ++i)
+    if (region->slots[i].leaving) return true;
+  for (const auto& earlier : runs_) {
+    if (earlier.get() == &run) return false;
+    for (size_t i = earlier->next_out; i < earlier->plan->outs.size(); ++i)
+      if (bound(*earlier, earlier->plan->outs[i].variable) == region) return true;
+  }
+  return false;
+}
+
 bool Daemon::start_piece_out(Lock& lock, Run& run) {
   const std::shared_ptr<Run> keep = *std::find_if(runs_.begin(), runs_.end(), [&](const auto& r) { return r.get() == &run; });
   const Move& move = run.plan->outs[run.next_out];
   Region* region = bound(run, move.variable);
   const auto pieces = static_cast<uint32_t>(core_.piece_chunks());
-  // Too late to be worth it: the function that is about to run uses the variable again.
-  const bool stale = region != nullptr && &run == current_.get() && next_use(region) <= run.begun;
+  const bool stale = region != nullptr && used_since(run, move, region);
   const bool usable = region != nullptr && !stale && region->pins == 0 && move.first + out_offset_ < region->count;
   const uint32_t first = move.first + out_offset_;
   const uint32_t count = usable ? std::min({pieces, move.count - out_offset_, region->count - first}) : 0;
@@ -347,6 +367,7 @@ bool Daemon::start_piece_in(Lock& lock, Run& run) {
   const uint32_t end = region == nullptr ? 0 : std::min(move.first + move.count, region->count);
   uint32_t first = move.first + in_offset_;
   while (region != nullptr && first < end && region->slots[first].chunk != kNoChunk) ++first;
+  if (region != nullptr && !late && first >= end && leaves_before(run, move, region)) return false;
   if (region == nullptr || late || first >= end) {
     ++run.next_in;
     in_offset_ = 0;

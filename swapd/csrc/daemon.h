@@ -86,6 +86,8 @@ class Daemon : public Scheduler {
   // What is under way is always settled: a fork waits for it.
   bool may_start() const { return !stop_ && !core_.paused() && !core_.detached(); }
   Region* bound(const Run& run, uint32_t variable) const;
+  bool used_since(const Run& run, const Move& move, const Region* region) const;
+  bool leaves_before(const Run& run, const Move& move, const Region* region) const;
   bool start_piece_out(Lock& lock, Run& run);
   bool start_piece_in(Lock& lock, Run& run);
 
