@@ -41,7 +41,8 @@ _IDENTITY_CALLERS = {
 # Composite operators that read lengths and split points, which they are given as tensors, without an operator.
 _READ_INTEGERS = ((torch, "ctc_loss"), (torch, "tensor_split"), (torch.Tensor, "tensor_split"))
 # Declared as composite, though they compute.
-_COMPUTE = [name for name in dir(torch) if name.startswith("fbgemm_")] + ["choose_qparams_optimized"]
+_COMPUTE = [(torch, name) for name in dir(torch) if name.startswith("fbgemm_")] + [(torch, "choose_qparams_optimized")]
+_COMPUTE += [(module, "_pad_packed_sequence") for module in (torch, torch._VF)]
 
 
 def address_of(thing: Any) -> int:
@@ -157,8 +158,8 @@ def install(core: Core) -> Callable[[], None]:
         patches.replace(storage, name, during_call)
     for owner, name in _READ_INTEGERS:
         patches.replace(owner, name, functools.partial(_reads_integers, core))
-    for name in _COMPUTE:
-        patches.replace(torch, name, _as_function)
+    for owner, name in _COMPUTE:
+        patches.replace(owner, name, _as_function)
     patches.replace(torch._C, "_to_dlpack", functools.partial(_to_dlpack, core))
     patches.replace(torch._C, "PyTorchFileWriter", functools.partial(_file_writer, core))
     return patches.undo

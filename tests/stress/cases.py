@@ -26,13 +26,7 @@ Sample = tuple[str, Callable[[], Any]]
 MOST_SAMPLES = 64  # of one operator and dtype; those of larger sets are spread evenly over the set
 MOST_VARIANTS = 4  # samples of which the in-place and out= variants run too
 _DTYPES = (torch.float32, torch.complex64, torch.int64, torch.bool)
-_LAYOUTS = {
-    "coo": torch.sparse_coo,
-    "csr": torch.sparse_csr,
-    "csc": torch.sparse_csc,
-    "bsr": torch.sparse_bsr,
-    "bsc": torch.sparse_bsc,
-}
+_LAYOUTS = ("coo", "csr", "csc", "bsr", "bsc")
 
 
 def _dtype_name(dtype: torch.dtype) -> str:
@@ -55,11 +49,16 @@ def sparse_cases() -> list[str]:
     """Each operator of op_db that says it takes a sparse layout."""
     return [
         f"{name}|{op.name}|{op.variant_test_name}|{_dtype_name(dtype)}"
-        for op, (name, layout) in itertools.product(op_db, _LAYOUTS.items())
-        if op.supports_sparse_layout(layout)
+        for op, name in itertools.product(op_db, _LAYOUTS)
+        if _makes_samples(op, name)
         for dtype in (torch.float32, torch.int64)
         if dtype in op.supported_dtypes("cpu")
     ]
+
+
+def _makes_samples(op: Any, layout: str) -> bool:
+    make = getattr(op, f"sample_inputs_sparse_{layout}_func")
+    return getattr(getattr(make, "__wrapped__", make), "__name__", "") != "_sample_inputs_unspecified"
 
 
 def module_cases() -> list[str]:
@@ -118,7 +117,7 @@ def _operator_samples(kind: str, op: Any, dtype: torch.dtype) -> Iterator[Sample
     if kind == "op":
         inputs = list(op.sample_inputs("cpu", dtype, requires_grad=gradients))
     else:
-        inputs = list(op.sample_inputs_sparse(_LAYOUTS[kind], "cpu", dtype, requires_grad=gradients))
+        inputs = list(getattr(op, f"sample_inputs_sparse_{kind}")("cpu", dtype, requires_grad=gradients))
     chosen = _spread(list(enumerate(inputs)), MOST_SAMPLES)
     del inputs
     for place, (index, sample) in enumerate(chosen):
@@ -152,10 +151,14 @@ def _gradients(result: Any, arguments: Any) -> list[Any]:
     if not outputs or not inputs:
         return []
     try:
-        directions = [torch.randn_like(output) for output in outputs]
+        directions = [_direction(output) for output in outputs]
         return list(torch.autograd.grad(outputs, inputs, directions, allow_unused=True))
     except Exception as error:  # not differentiable for this sample: it must be so in both runs
         return [error]
+
+
+def _direction(output: torch.Tensor) -> torch.Tensor:
+    return torch.randn_like(output) if output.layout is torch.strided else output.detach().clone()
 
 
 def _in_place(op: Any, first: Any, args: Any, kwargs: Any) -> Any:
@@ -177,7 +180,8 @@ def _out(op: Any, first: Any, args: Any, kwargs: Any) -> Any:
 
 def _module_samples(name: str, training: bool) -> Iterator[Sample]:
     info = next(module for module in module_db if module.name == name)
-    inputs = info.module_inputs_func(info, device="cpu", dtype=torch.float32, requires_grad=True, training=training)
+    dtype = torch.float64 if "FractionalMaxPool" in name else torch.float32  # its samples hold doubles
+    inputs = info.module_inputs_func(info, device="cpu", dtype=dtype, requires_grad=True, training=training)
     for index, entry in enumerate(_spread(list(inputs), MOST_SAMPLES)):
         if entry.forward_input is not None:
             yield f"{index}", lambda entry=entry: _train(info.module_cls, entry, training)
@@ -197,8 +201,8 @@ def _train(module_class: Any, entry: Any, training: bool) -> Any:
         history.append(tree_map(_copy, result))
         outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
         if outputs:
-            directions = [torch.randn_like(output) for output in outputs]
-            torch.autograd.backward(outputs, directions)
+            directions = [_direction(output) for output in outputs]
+            torch.autograd.backward(outputs, directions, retain_graph=True)  # some inputs are no leaves
         history += [_copy(leaf.grad) for leaf in tree_leaves((given.args, given.kwargs)) if _is_leaf(leaf)]
         history += [_copy(parameter.grad) for parameter in parameters]
         if optimizer is not None:

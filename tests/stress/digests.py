@@ -59,8 +59,8 @@ def _tensor(tensor: torch.Tensor) -> str:
             return f"{head}[{_tensor(tensor.int_repr())}]"
         if tensor.device.type != "cpu":
             return f"{head}@{tensor.device}"
-        dense = tensor.resolve_conj().resolve_neg().contiguous()
-        return f"{head}:{_hash(dense.reshape(-1).view(torch.uint8).numpy().tobytes())}"
+        dense = tensor.resolve_conj().resolve_neg().flatten().clone(memory_format=torch.contiguous_format)
+        return f"{head}:{_hash(dense.view(torch.uint8).numpy().tobytes())}"
 
 
 def _shape(tensor: torch.Tensor) -> str:

@@ -153,6 +153,47 @@ def masked_tensors() -> Any:
     return [masked.get_data(), (masked + masked).get_data(), masked.sum().get_data(), masked.amax(1).get_mask()]
 
 
+@_case
+def packed_sequences() -> Any:
+    lengths = torch.tensor([4, 2, 1]).clone()
+    x = torch.randn(4, 3, 5, requires_grad=True)
+    lstm, gru = torch.nn.LSTM(5, 6, bidirectional=True), torch.nn.GRU(12, 4)
+    packed = torch.nn.utils.rnn.pack_padded_sequence(x, lengths)
+    _busy()
+    result, _ = gru(lstm(packed)[0])
+    padded, sizes = torch.nn.utils.rnn.pad_packed_sequence(result)
+    padded.sum().backward()
+    return [padded, sizes, x.grad, lstm.weight_ih_l0.grad, gru.weight_hh_l0.grad, packed.batch_sizes]
+
+
+@_case
+def lengths_as_tensors() -> Any:
+    x, lengths = torch.randn(6, 2, 4, requires_grad=True), torch.tensor([6, 5]).clone()
+    targets, split = torch.randint(1, 4, (2, 3)), torch.tensor([1, 3]).clone()
+    _busy()
+    loss = torch.nn.functional.ctc_loss(x.log_softmax(2), targets, lengths, lengths - 3)
+    loss.backward()
+    return [loss, x.grad, torch.tensor_split(x, split), x.tensor_split(split, dim=0), torch.repeat_interleave(x, lengths, 1)]
+
+
+@_case
+def composite_in_name_only() -> Any:
+    x, weight = torch.randn(3, 8), torch.randn(5, 8)
+    _busy()
+    scale, zero = torch.choose_qparams_optimized(x, 8, 200, 0.16, 8)
+    try:
+        quantized, offsets, weight_scale, weight_zero = torch.fbgemm_linear_quantize_weight(weight)
+        packed = torch.fbgemm_pack_quantized_matrix(quantized.clone())
+        half = torch.fbgemm_pack_gemm_matrix_fp16(weight)
+        bias = torch.randn(5)
+        _busy()
+        linear = torch.fbgemm_linear_int8_weight(x, quantized, packed, offsets, weight_scale, weight_zero, bias)
+        linear = [linear, torch.fbgemm_linear_fp16_weight(x, half, bias)]
+    except RuntimeError as error:  # no FBGEMM on this processor
+        return [scale, zero, error]
+    return [scale, zero, linear]
+
+
 # ---- doors to memory ------------------------------------------------------------------------------------------------
 
 

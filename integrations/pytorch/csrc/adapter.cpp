@@ -36,6 +36,7 @@
 #include <ATen/ops/unsqueeze_ops.h>
 #include <ATen/ops/view_ops.h>
 #include <ATen/ops/zero_ops.h>
+#include <ATen/ops/_local_scalar_dense_native.h>
 #include <ATen/quantized/QTensorImpl.h>
 #include <ATen/quantized/Quantizer.h>
 #include <c10/core/Allocator.h>
@@ -440,6 +441,25 @@ void register_direct(torch::Library& library) {
   (add(Ops::name, Ops::overload_name, torch::CppFunction(TORCH_FN((Direct<Ops, typename Ops::schema>::call)))), ...);
 }
 
+// ---- numbers ---------------------------------------------------------------------------------------------------------
+
+// torch.tensor([x, y]) and the like read their elements with our key excluded, so that no fallback sees it: the kernel
+// that every such reading ends in does the same.
+at::Scalar read_scalar(const at::Tensor& tensor) {
+  if (core == nullptr || ooc_core_in_function(core)) return at::native::_local_scalar_dense_cpu(tensor);
+  uint64_t token = 0;
+  const int status = ooc_core_pin(core, tensor.const_data_ptr(), OOC_READ, &token);
+  if (status != OOC_OK) raise(status);
+  at::Scalar value = at::native::_local_scalar_dense_cpu(tensor);
+  ooc_core_unpin(core, token, OOC_READ);
+  return value;
+}
+
+class Silence final : public c10::WarningHandler {
+ public:
+  void process(const c10::Warning&) override {}
+};
+
 // ---- control, as torch.ops.ooc.* ------------------------------------------------------------------------------------
 
 void install(int64_t handle, int64_t slice) {
@@ -493,6 +513,12 @@ TORCH_LIBRARY(ooc, m) {
   m.def("scope_begin(str name, Tensor[] tensors) -> ()", scope_begin);
   m.def("scope_end() -> ()", scope_end);
   m.def("in_scope() -> bool", in_scope);
+}
+
+TORCH_LIBRARY_IMPL(aten, CPU, m) {
+  Silence silence;  // PyTorch warns that a kernel is replaced
+  c10::WarningUtils::WarningHandlerGuard guard(&silence);
+  m.impl("_local_scalar_dense", &read_scalar);
 }
 
 TORCH_LIBRARY_IMPL(_, Fake, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }
