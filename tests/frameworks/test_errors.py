@@ -58,15 +58,12 @@ TOO_SMALL = """
 
     a, b = values(1), values(2)
     others = [values(seed) for seed in range(3, 9)]
-    product = None
     try:
-        product = a @ b
+        whole = a @ b
+        print("whole", whole.shape)
     except torch.OutOfMemoryError as error:
         print(error)
-    if product is None:
-        product = torch.cat([part @ b for part in a.split(128)[:2]])
-    else:
-        product = product[:256].clone()
+    product = torch.cat([part @ b for part in a.split(128)[:2]])
     print("product", product.double().sum().item())
     for seed, tensor in zip((1, 2, *range(3, 9)), (a, b, *others), strict=True):
         expected = values(seed)
@@ -88,7 +85,7 @@ def test_function_larger_than_the_budget(tmp_path: Path) -> None:
     assert small.figures["min_budget_bytes"] == int(smallest[1])
 
     enough = run_source(tmp_path, TOO_SMALL, OOC_BUDGET=smallest[1]).check()
-    assert enough.output.splitlines() == [product], "the budget that the error named works, and the result is the same"
+    assert enough.output.splitlines() == ["whole torch.Size([1024, 1024])", product], "the budget that it named works"
     assert enough.figures["device_peak_bytes"] <= int(smallest[1])
     assert enough.figures["budget_overrun_count"] == 0
 
@@ -97,10 +94,13 @@ def test_training_goes_on_with_a_smaller_batch(tmp_path: Path) -> None:
     source = code(
         TRAINING,
         """
+        import integrations.pytorch as ooc
         plain = [p.detach().clone() for p in model.parameters()]
         whole = x
         x = torch.randn(4096, 512)
         try:
+            if not ooc.enabled():  # all else is to be the same in plain memory
+                raise torch.OutOfMemoryError('aten::, OOC_BUDGET')
             step()
         except torch.OutOfMemoryError as error:
             print("refused", "aten::" in str(error), "OOC_BUDGET" in str(error))
@@ -111,7 +111,7 @@ def test_training_goes_on_with_a_smaller_batch(tmp_path: Path) -> None:
     )
     small = run_source(tmp_path, source, OOC_BUDGET=TRAINING_BUDGET).check()
     plain = run_source(tmp_path, source, OOC_ALLOC="0").check()
-    assert small.output.splitlines() == ["refused True True", *plain.output.splitlines()]
+    assert small.output == plain.output != ""
     assert small.figures["swap_in_bytes"] > 0
 
 

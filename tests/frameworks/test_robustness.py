@@ -47,24 +47,24 @@ TRAINING = """
 
 
 def run_training(folder: Path, source: str, **variables: str) -> Ended:
-    return run_source(folder, code(TRAINING, source), OOC_BUDGET=BUDGET, **variables)
+    return run_source(folder, code(TRAINING, source), **{"OOC_BUDGET": BUDGET, **variables})
 
 
-def check_same(tmp_path: Path, source: str, status: int = 0) -> Ended:
+def check_same(tmp_path: Path, source: str, budget: str = BUDGET) -> Ended:
     """The script prints the same out-of-core as in plain memory, and data did leave the device."""
     plain = run_training(tmp_path, source, OOC_ALLOC="0")
-    small = run_training(tmp_path, source)
+    small = run_training(tmp_path, source, OOC_BUDGET=budget)
     for ended in (plain, small):
-        assert ended.status == status, f"status {ended.status}\n{ended.output}\n{ended.errors[-6000:]}"
+        assert ended.status == 0, f"status {ended.status}\n{ended.output}\n{ended.errors[-6000:]}"
     assert small.output == plain.output != ""
-    check_figures(small.figures)
+    check_figures(small.figures, budget)
     return small
 
 
-def check_figures(figures: dict[str, Any]) -> None:
+def check_figures(figures: dict[str, Any], budget: str = BUDGET) -> None:
     assert figures["final"]
     assert figures["swap_out_bytes"] > 0
-    assert 0 < figures["device_peak_bytes"] <= figures["budget_bytes"] == int(BUDGET)
+    assert 0 < figures["device_peak_bytes"] <= figures["budget_bytes"] == int(budget)
     assert figures["budget_overrun_count"] == 0
     assert figures["external_fragmentation_ratio"] == 0
 
@@ -235,6 +235,7 @@ def test_subprocesses(tmp_path: Path) -> None:
 
 
 def test_threads_that_run_operators(tmp_path: Path) -> None:
+    # Functions that run at the same time are pinned at the same time: four threads take 4 MiB each.
     source = """
         from concurrent.futures import ThreadPoolExecutor
 
@@ -250,7 +251,7 @@ def test_threads_that_run_operators(tmp_path: Path) -> None:
             sums = list(pool.map(work, range(6)))
         print(sums, [step() for _ in range(3)])
     """
-    check_same(tmp_path, source)
+    check_same(tmp_path, source, budget=str(18 << 20))
 
 
 def test_daemon_threads_at_exit(tmp_path: Path) -> None:
@@ -265,7 +266,7 @@ def test_daemon_threads_at_exit(tmp_path: Path) -> None:
             threading.Event().wait()
 
         def compute():
-            large = torch.randn(1500, 1500)
+            large = torch.randn(3000, 3000)  # far from done at the exit: plain PyTorch aborts where a thread comes back
             started[1].set()
             torch.linalg.eigvals(large)
 
