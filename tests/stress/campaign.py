@@ -1,7 +1,7 @@
 """Runs cases in worker processes, with plain memory twice and in strict mode once, and compares what they gave.
 
-The two plain runs fill fresh memory with different bytes (glibc's MALLOC_PERTURB_, zeros in the second run): a sample on
-which they disagree has no defined result, and only then may strict mode disagree too.
+The two plain runs fill fresh memory with different bytes (glibc's MALLOC_PERTURB_; zeros in the second run): a sample
+on which they disagree has no defined result, and only then may strict mode disagree too.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Report:
 
     cases: int = 0
     samples: int = 0
-    errors: int = 0  # samples on which plain memory raises: strict mode raises the same
-    undefined: set[str] = field(default_factory=set)  # cases with samples on which the two plain runs disagree
+    errors: list[str] = field(default_factory=list)  # samples on which plain memory raises: strict mode raises the same
+    undefined: dict[str, int] = field(default_factory=dict)  # by case, the samples on which the two plain runs disagree
     faults: list[str] = field(default_factory=list)
     mismatches: list[str] = field(default_factory=list)
     stats: list[dict[str, Any]] = field(default_factory=list)
@@ -81,12 +81,15 @@ def compare(cases: Sequence[str], strict: Pass, plain: Pass, again: Pass) -> Rep
                 report.faults.append(f"{case} ({name}): {outcome.death}")
         if any(outcome.death for outcome in three):
             continue
+        if "making samples" in three[1].digests:
+            report.faults.append(f"{case} (plain): {three[1].digests['making samples']}")
         for label in sorted(set().union(*(outcome.digests for outcome in three))):
             found, expected, repeated = (outcome.digests.get(label) for outcome in three)
             report.samples += 1
-            report.errors += expected is not None and any("Error: " in text for text in expected)
+            if expected is not None and any("Error: " in text for text in expected):
+                report.errors.append(f"{case} sample {label}: {expected}")
             if expected != repeated:
-                report.undefined.add(case)
+                report.undefined[case] = report.undefined.get(case, 0) + 1
             elif found != expected:
                 report.mismatches.append(f"{case} sample {label}: {_difference(found, expected)}")
     return report

@@ -15,8 +15,11 @@ from typing import Any
 
 import numpy
 import torch
+from torch.autograd import forward_ad
+from torch.testing._internal import common_methods_invocations as invocations
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.common_modules import module_db
+from torch.testing._internal.common_optimizers import optim_db
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from tests.stress import layouts
@@ -24,7 +27,7 @@ from tests.stress import layouts
 Sample = tuple[str, Callable[[], Any]]
 
 MOST_SAMPLES = 64  # of one operator and dtype; those of larger sets are spread evenly over the set
-MOST_VARIANTS = 4  # samples of which the in-place and out= variants run too
+MOST_VARIANTS = 4  # samples of which the variants run too: in place, out=, second derivatives, forward mode
 _DTYPES = (torch.float32, torch.complex64, torch.int64, torch.bool)
 _LAYOUTS = ("coo", "csr", "csc", "bsr", "bsc")
 
@@ -61,6 +64,24 @@ def _makes_samples(op: Any, layout: str) -> bool:
     return getattr(getattr(make, "__wrapped__", make), "__name__", "") != "_sample_inputs_unspecified"
 
 
+def list_cases() -> list[str]:
+    """The _foreach_ operators; the worker cuts their lists."""
+    return [f"list|{op.name}||float32" for op in _list_operators()]
+
+
+def _list_operators() -> list[Any]:
+    kinds = ("unary", "binary", "pointwise", "reduce", "other")
+    return [op for kind in kinds for op in getattr(invocations, f"foreach_{kind}_op_db")]
+
+
+def optimizer_cases() -> list[str]:
+    return [
+        f"optimizer|{info.optim_cls.__name__}|{way}|float32"
+        for info in optim_db
+        for way in ("plain", *(each for each in info.supported_impls if each != "differentiable"))
+    ]
+
+
 def module_cases() -> list[str]:
     return [
         f"module|{module.name}|{'train' if training else 'eval'}|float32"
@@ -74,7 +95,8 @@ def layout_cases() -> list[str]:
 
 
 def all_cases() -> list[str]:
-    return operator_cases() + sparse_cases() + module_cases() + layout_cases()
+    lists = list_cases() + optimizer_cases()
+    return operator_cases() + sparse_cases() + lists + module_cases() + layout_cases()
 
 
 def samples(case: str) -> Iterator[Sample]:
@@ -85,6 +107,10 @@ def samples(case: str) -> Iterator[Sample]:
         warnings.simplefilter("ignore")
         if kind == "module":
             yield from _module_samples(name, variant == "train")
+        elif kind == "list":
+            yield from _list_samples(next(op for op in _list_operators() if op.name == name))
+        elif kind == "optimizer":
+            yield from _optimizer_samples(name, variant)
         elif kind == "layout":
             yield "", layouts.CASES[name]
         elif kind == "planted":
@@ -100,7 +126,8 @@ def seed() -> None:
 
 
 def _operator(name: str, variant: str) -> Any:
-    return next(op for op in op_db if op.name == name and op.variant_test_name == variant)
+    (found,) = (op for op in op_db if op.name == name and op.variant_test_name == variant)
+    return found
 
 
 def _spread(things: list[Any], most: int) -> list[Any]:
@@ -128,6 +155,10 @@ def _operator_samples(kind: str, op: Any, dtype: torch.dtype) -> Iterator[Sample
                 yield f"{index} in place", lambda s=plain: _in_place(op, *copy.deepcopy(s))
             if op.supports_out:
                 yield f"{index} out", lambda s=plain: _out(op, *s)
+            if gradients and op.supports_gradgrad:
+                yield f"{index} twice", lambda s=sample: _second_derivatives(op, s)
+            if gradients and op.supports_forward_ad:
+                yield f"{index} forward mode", lambda s=plain: _forward_mode(op, *s)
         yield f"{index}", lambda s=sample: _forward_backward(op, s, gradients)
 
 
@@ -157,6 +188,29 @@ def _gradients(result: Any, arguments: Any) -> list[Any]:
         return [error]
 
 
+def _second_derivatives(op: Any, sample: Any) -> Any:
+    result = sample.output_process_fn_grad(op(sample.input, *sample.args, **sample.kwargs))
+    outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+    leaves = tree_leaves((sample.input, sample.args, sample.kwargs))
+    inputs = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+    directions = [_direction(output).requires_grad_() for output in outputs]
+    first = torch.autograd.grad(outputs, inputs, directions, allow_unused=True, create_graph=True)
+    return [first, _gradients(first, (inputs, directions))]
+
+
+def _forward_mode(op: Any, *sample: Any) -> Any:
+    with forward_ad.dual_level():
+        duals = tree_map(_dual, sample)
+        result = op(duals[0], *duals[1], **duals[2])
+        return [list(forward_ad.unpack_dual(leaf)) for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+
+
+def _dual(value: Any) -> Any:
+    if isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex()):
+        return forward_ad.make_dual(value, torch.randn_like(value))
+    return value
+
+
 def _direction(output: torch.Tensor) -> torch.Tensor:
     return torch.randn_like(output) if output.layout is torch.strided else output.detach().clone()
 
@@ -173,6 +227,43 @@ def _out(op: Any, first: Any, args: Any, kwargs: Any) -> Any:
     op(first, *args, **kwargs, out=out)
     op(first, *args, **kwargs, out=empty)
     return [expected, out, empty]
+
+
+# ---- lists and optimizers -------------------------------------------------------------------------------------------
+
+
+def _list_samples(op: Any) -> Iterator[Sample]:
+    for index, sample in enumerate(_spread(list(op.sample_inputs("cpu", torch.float32)), MOST_SAMPLES)):
+        given = (sample.input, sample.args, sample.kwargs)
+        if op.method_variant is not None:
+            yield f"{index}", lambda s=given: [op.method_variant(s[0], *s[1], **s[2]), tree_leaves(s)]
+        if op.inplace_variant is not None:
+            yield f"{index} in place", lambda s=given: [op.inplace_variant(s[0], *s[1], **s[2]), tree_leaves(s)]
+
+
+def _optimizer_samples(name: str, way: str) -> Iterator[Sample]:
+    (info,) = (each for each in optim_db if each.optim_cls.__name__ == name)
+    for index, options in enumerate(info.optim_inputs_func("cpu")):
+        chosen = dict(options.kwargs) | ({} if way == "plain" else {way: True})
+        if way == "plain" or not chosen.get("differentiable"):
+            yield f"{index}", lambda chosen=chosen: _optimize(info, chosen)
+
+
+def _optimize(info: Any, options: dict[str, Any]) -> Any:
+    sizes = ((30, 40), (7, 5), (64, 64)) if info.optim_cls.__name__ == "Muon" else ((30, 40), (7,), (), (3, 64, 64))
+    parameters = [torch.randn(size).requires_grad_() for size in sizes]
+    optimizer = info.optim_cls(parameters, **options)
+
+    def loss() -> torch.Tensor:
+        for parameter in parameters:
+            gradient = torch.randn_like(parameter)
+            parameter.grad = gradient.to_sparse() if info.only_supports_sparse_grads else gradient
+        return torch.ones(())
+
+    for _ in range(3):
+        loss()
+        optimizer.step(loss)
+    return [parameters, [list(state.values()) for state in optimizer.state.values()]]
 
 
 # ---- modules --------------------------------------------------------------------------------------------------------

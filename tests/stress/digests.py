@@ -40,7 +40,7 @@ def _tensor(tensor: torch.Tensor) -> str:
         tensor = tensor.detach()
         head = f"{str(tensor.dtype)[6:]}{_shape(tensor)}"
         if type(tensor) is not torch.Tensor and hasattr(tensor, "__tensor_flatten__"):
-            names, context = tensor.__tensor_flatten__()
+            names, _ = tensor.__tensor_flatten__()
             return f"{type(tensor).__name__}({','.join(digest(getattr(tensor, name)) for name in names)})"
         if tensor.is_nested:
             return f"nested[{','.join(_tensor(part) for part in tensor.unbind())}]"

@@ -38,8 +38,10 @@ def nested_strided() -> Any:
     padded = torch.nested.to_padded_tensor(result, 0.5)
     gradients = torch.autograd.grad(padded, [weight, *parts], torch.randn_like(padded))
     other = torch.nested.nested_tensor([torch.randn(3, 4), torch.randn(5, 4)])
-    sums = [nested + other, nested * 2.0, torch.nested.nested_tensor([torch.ones(2)]).clone(), -other, other.sum(-1, keepdim=True)]
-    return [result, padded, gradients, sums, nested.size(0), torch.softmax(other, -1), other.transpose(1, 2).contiguous()]
+    made = torch.nested.nested_tensor([torch.ones(2)])
+    sums = [nested + other, nested * 2.0, made.clone(), -other, other.sum(-1, keepdim=True)]
+    others = [nested.size(0), torch.softmax(other, -1), other.transpose(1, 2).contiguous()]
+    return [result, padded, gradients, sums, others]
 
 
 @_case
@@ -142,7 +144,8 @@ def sparse_conversions() -> Any:
     csr, coo = results[1], results[0]
     results += [csr @ torch.randn(8, 3), coo @ torch.randn(8, 3), torch.sparse.mm(csr, csr.t().to_sparse_csr())]
     results += [csr + csr, coo + coo, coo.coalesce(), coo.t(), csr * 2, torch.sparse.softmax(coo, 1), coo.sum(0)]
-    results += [torch.sparse.sampled_addmm(csr, torch.randn(6, 4), torch.randn(4, 8)), coo.resize_(7, 9), csr.clone()]
+    results += [torch.sparse.sampled_addmm(csr, torch.randn(6, 4), torch.randn(4, 8)), csr.clone()]
+    results += [coo.clone().sparse_resize_((7, 9), 2, 0), coo.sum(), csr.sum(), coo.transpose(0, 1), coo[1], coo.bool()]
     return results
 
 
@@ -173,7 +176,8 @@ def lengths_as_tensors() -> Any:
     _busy()
     loss = torch.nn.functional.ctc_loss(x.log_softmax(2), targets, lengths, lengths - 3)
     loss.backward()
-    return [loss, x.grad, torch.tensor_split(x, split), x.tensor_split(split, dim=0), torch.repeat_interleave(x, lengths, 1)]
+    parts = [torch.tensor_split(x, split), x.tensor_split(split, dim=0)]
+    return [loss, x.grad, parts, torch.repeat_interleave(x, lengths, 1)]
 
 
 @_case
@@ -210,7 +214,9 @@ def python_values() -> Any:
     _busy()
     values += [list(map(float, x[0])), [float(v) for v in x.flatten()], x.numpy().sum(), complex(x[0, 0])]
     _busy()
-    return [*values, numpy.asarray(x), numpy.array(x), range(10)[torch.tensor(3)], [1, 2, 3][torch.tensor(1)], f"{x[1, 1]:.2f}"]
+    one = torch.tensor(1).clone()
+    _busy()
+    return [*values, numpy.asarray(x), numpy.array(x), range(10)[one], [1, 2, 3][one], f"{x[1, 1]:.2f}"]
 
 
 @_case
@@ -255,7 +261,7 @@ def storages() -> Any:
     _busy()
     other = torch.zeros(8).untyped_storage()
     _busy()
-    other.copy_(x.untyped_storage()[:32] if False else torch.arange(8.0).untyped_storage())
+    other.copy_(torch.arange(8.0).untyped_storage())
     return [*values, x, torch.tensor([], dtype=torch.float32).set_(other)]
 
 
@@ -306,7 +312,8 @@ def copies_and_files() -> Any:
 def strings_and_comparisons() -> Any:
     x, y = torch.arange(5.0), torch.arange(5.0)
     _busy()
-    return [str(x), repr(x.to(torch.complex64)), torch.equal(x, y), torch.allclose(x, y), (x == y).all().item(), 3 in x, len(x)]
+    texts = [str(x), repr(x.to(torch.complex64))]
+    return [texts, torch.equal(x, y), torch.allclose(x, y), (x == y).all().item(), 3 in x, len(x)]
 
 
 @_case
@@ -378,3 +385,10 @@ def uninitialised() -> Any:
 @_planted
 def fine() -> Any:
     return torch.arange(8.0).sum()
+
+
+@_planted
+def wrong_in_strict_mode() -> Any:
+    from integrations import pytorch as ooc
+
+    return not ooc.enabled()

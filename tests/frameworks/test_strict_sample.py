@@ -1,0 +1,30 @@
+"""A sample of the strict suite (tests/stress; all of it: make test-strict) that is quick enough for every run."""
+
+from __future__ import annotations
+
+from tests.stress import campaign
+
+OPERATORS = """
+    abs add addmm addcmul as_strided bmm cat cumsum digamma div einsum fft.fft gather index_add index_put index_select
+    linalg.solve logsumexp masked_fill masked_select matmul mean mul native_layer_norm nn.functional.batch_norm
+    nn.functional.conv2d nn.functional.cross_entropy nn.functional.ctc_loss nn.functional.embedding
+    nn.functional.gelu nn.functional.group_norm nn.functional.linear nn.functional.scaled_dot_product_attention
+    nonzero norm pow prod put repeat_interleave roll scatter_add select_scatter softmax sort split sum svd take topk
+    trapezoid unique var view where
+""".split()
+MODULES = ("nn.Linear", "nn.Conv2d", "nn.BatchNorm2d", "nn.GRU", "nn.EmbeddingBag", "nn.CrossEntropyLoss")
+OTHERS = (
+    "nested_strided quantized_per_channel mkldnn_layout sparse_training python_values numpy_both_ways packed_sequences"
+)
+
+
+def test_a_sample_of_operators_and_modules() -> None:
+    chosen = [f"op|{name}||float32" for name in OPERATORS]
+    chosen += [f"module|{name}|train|float32" for name in MODULES]
+    chosen += ["list|_foreach_addcdiv||float32", "optimizer|AdamW|fused|float32"]
+    chosen += [f"layout|{name}||" for name in OTHERS.split()]
+    report = campaign.run(chosen)
+    assert not report.faults and not report.mismatches, report.failures()
+    assert not report.undefined
+    assert report.samples > 500
+    assert sum(stats["swap_in_count"] for stats in report.stats) > 1000
