@@ -1,7 +1,7 @@
 """Programs that know nothing of us, out-of-core: the same bits, within the budget.
 
 Each runs in plain memory, then with memory to spare to learn its live peak and the smallest budget that would do, then
-with a third of its live peak if that is enough. `make test-programs` also runs what is marked slow.
+with a third of its live peak if that is enough.
 """
 
 from __future__ import annotations
@@ -226,13 +226,13 @@ GRAPH_TOO_LARGE = """
 
 
 def test_compiled_graph_too_large(tmp_path: Path) -> None:
-    """A compiled graph is one function: what it takes must fit. Operator by operator the same fits."""
+    """A compiled graph is one function: its 12 MiB must fit. Operator by operator the same takes 8."""
     caches = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
-    ended = run_source(tmp_path, GRAPH_TOO_LARGE, OOC_BUDGET="12800KiB", **caches).check()
+    ended = run_source(tmp_path, GRAPH_TOO_LARGE, OOC_BUDGET="10MiB", **caches).check()
     assert "compiled_graph" in ended.output
     assert "OOC_BUDGET=" in ended.output
     assert ended.figures["budget_overrun_count"] == 0
-    assert ended.figures["device_peak_bytes"] <= 12800 << 10
+    assert ended.figures["device_peak_bytes"] <= 10 << 20
 
 
 def test_compiled_blocks(tmp_path: Path) -> None:
