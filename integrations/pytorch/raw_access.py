@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+import torch.utils.dlpack
 
 from ooc_alloc import READ, WRITE, Core, OutOfMemory
 
@@ -43,6 +44,12 @@ _READ_INTEGERS = ((torch, "ctc_loss"), (torch, "tensor_split"), (torch.Tensor, "
 # Declared as composite, though they compute.
 _COMPUTE = [(torch, name) for name in dir(torch) if name.startswith("fbgemm_")] + [(torch, "choose_qparams_optimized")]
 _COMPUTE += [(module, "_pad_packed_sequence") for module in (torch, torch._VF)]
+_TO_DLPACK = (
+    (torch._C, "_to_dlpack"),
+    (torch._C, "_to_dlpack_versioned"),
+    (torch, "to_dlpack"),
+    (torch.utils.dlpack, "to_dlpack"),
+)
 
 
 def address_of(thing: Any) -> int:
@@ -151,6 +158,7 @@ def install(core: Core) -> Callable[[], None]:
     patches.replace(tensor, "numpy", functools.partial(_numpy, core))
     patches.replace(tensor, "__dlpack__", for_life)
     patches.replace(tensor, "data_ptr", address)
+    patches.replace(tensor, "const_data_ptr", address)
     patches.replace(storage, "data_ptr", address)
     for name in ("__getitem__", "__setitem__", "fill_", "resize_", "byteswap", "tolist", "__iter__"):
         patches.replace(storage, name, during_call)
@@ -160,7 +168,8 @@ def install(core: Core) -> Callable[[], None]:
         patches.replace(owner, name, functools.partial(_reads_integers, core))
     for owner, name in _COMPUTE:
         patches.replace(owner, name, _as_function)
-    patches.replace(torch._C, "_to_dlpack", functools.partial(_to_dlpack, core))
+    for owner, name in _TO_DLPACK:
+        patches.replace(owner, name, functools.partial(_to_dlpack, core))
     patches.replace(torch._C, "PyTorchFileWriter", functools.partial(_file_writer, core))
     return patches.undo
 

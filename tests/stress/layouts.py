@@ -234,13 +234,37 @@ def numpy_both_ways() -> Any:
 
 @_case
 def dlpack_both_ways() -> Any:
-    x = torch.arange(6.0)
+    x, y, z = torch.arange(6.0), torch.arange(7.0), torch.arange(8.0)
+    _busy()
     other = torch.from_dlpack(x)
-    array = numpy.from_dlpack(x)
+    array = numpy.from_dlpack(y)
+    capsule = numpy.from_dlpack(_Capsule(torch.utils.dlpack.to_dlpack(z)))
     _busy()
     other.add_(1)
+    y.mul_(2)
+    z.mul_(3)
     _busy()
-    return [x, array, torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(x))]
+    return [x, array, array.sum(), capsule.sum(), torch.from_dlpack(array)]
+
+
+class _Capsule:
+    def __init__(self, capsule: Any) -> None:
+        self._capsule = capsule
+
+    def __dlpack__(self, **kwargs: Any) -> Any:
+        return self._capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)
+
+
+@_case
+def addresses() -> Any:
+    x, y, z = torch.arange(6.0), torch.arange(7.0), torch.arange(8.0)
+    _busy()
+    found = [x.data_ptr(), y.untyped_storage().data_ptr(), z.const_data_ptr()]
+    _busy()
+    return [numpy.ctypeslib.as_array(ctypes.cast(each, ctypes.POINTER(ctypes.c_float)), (6,)).copy() for each in found]
 
 
 @_case
