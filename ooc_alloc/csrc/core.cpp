@@ -182,13 +182,7 @@ int Core::function_begin(uint32_t function, const ooc_operand* operands, uint32_
   thread.measured_bytes = 0;
   const uint64_t serial = serial_;
   if (missing) {
-    if (const int status = make_resident(lock, thread.held)) {
-      thread.in_function = false;
-      --active_functions_;
-      release_held(thread.held);
-      changed_.notify_all();
-      return status;
-    }
+    if (const int status = bring_operands(lock, thread)) return status;
     now = now_seconds();
   }
   note_need();
@@ -206,6 +200,7 @@ int Core::function_end(bool keep_allocations) {
   thread.in_function = false;
   if (detached_) return OOC_OK;
   --active_functions_;
+  ++functions_ended_;
   if (sequence_thread_ == &thread) recorder_.end_function(now_seconds() - thread.started - thread.stalled);
   if (keep_allocations)
     for (size_t i = thread.operand_count; i < thread.held.size(); ++i)
@@ -214,7 +209,7 @@ int Core::function_end(bool keep_allocations) {
         ++region->external_pins;
         ++stats_.external_pin_count;
       }
-  if (starving_ > 0 || paused_) changed_.notify_all();
+  if (starving_ > 0 || yielding_ > 0 || paused_) changed_.notify_all();
   if (thread.measured_bytes == 0) return OOC_OK;
   const uint64_t need = thread.measured_bytes / chunk_bytes_;
   thread.measured_bytes = 0;

@@ -56,6 +56,8 @@ struct ThreadState {
   std::vector<RegionHandle> held;
   bool in_function = false;
   bool exited = false;         // the thread is gone, the entry may be used again
+  bool may_yield = false;      // beginning: nothing was computed yet, so its operands may be let go again
+  bool yielded = false;        // they must be, as the functions of other threads need the room
   bool writes = false;         // the running function declared a write
   uint32_t function = 0;
   uint32_t operand_count = 0;  // first entries of held: operands; the others were allocated by the function
@@ -92,7 +94,10 @@ class Core {
   std::mutex& mutex() { return mutex_; }
   void set_scheduler(Scheduler* scheduler) { scheduler_ = scheduler; }
   ooc_stats& counters() { return stats_; }
-  const std::shared_ptr<Trace>& trace(uint64_t fingerprint) { return traces_[fingerprint]; }
+  std::shared_ptr<Trace> trace(uint64_t fingerprint) const {  // null: none is kept
+    const auto kept = traces_.find(fingerprint);
+    return kept != traces_.end() ? kept->second : nullptr;
+  }
   uint64_t piece_chunks() const { return piece_chunks_; }
 
   // --- Transitions, for the scheduler's threads too. The lock is held on entry and on return. ---
@@ -169,6 +174,7 @@ class Core {
   std::vector<Piece> choose_victims(uint64_t chunks, bool clean_only);
   bool evict(Lock& lock, const std::vector<Piece>& victims);
   int make_resident(Lock& lock, const std::vector<RegionHandle>& regions);
+  int bring_operands(Lock& lock, ThreadState& thread);
   int bring_in(Lock& lock, Region* region, std::vector<Transfer>& transfers);
   int evict_unpinned(Lock& lock);
   bool verify_clean(Region* region, uint32_t first, uint32_t count);
@@ -223,7 +229,8 @@ class Core {
   std::unordered_map<const void*, uint64_t> host_blocks_;  // served by the host: measuring, or a forked child
   std::deque<ThreadState> thread_states_;
   std::vector<RegionHandle> orphans_;  // allocated by threads that never run functions (a kernel's helpers)
-  uint32_t active_functions_ = 0, starving_ = 0, room_waiters_ = 0;
+  uint32_t active_functions_ = 0, starving_ = 0, yielding_ = 0, room_waiters_ = 0;
+  uint64_t functions_ended_ = 0;
   bool paused_ = false, detached_ = false, forked_ = false, idle_wanted_ = false;
   std::string strict_failure_;
   uint64_t lost_chunks_ = 0;  // the driver would not unmap them

@@ -134,7 +134,7 @@ void Core::thread_exits(ThreadState* thread) {
   Lock lock(mutex_);
   if (!detached_) {
     release_held(thread->held);
-    if (thread->in_function) --active_functions_;  // others wait for it to end
+    if (thread->in_function) --active_functions_, ++functions_ended_;  // others wait for it to end
   }
   thread->exited = true;
   if (sequence_thread_ == thread) sequence_thread_ = nullptr;

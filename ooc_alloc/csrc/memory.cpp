@@ -143,7 +143,13 @@ void* Core::malloc_small(Lock& lock, uint64_t bytes) {
 }
 
 bool Core::back_heap_chunk(Lock& lock, uint64_t c) {
-  while (heap_chunks_[c].pending) changed_.wait(lock);
+  const ThreadState* thread = find_thread_state();
+  const uint32_t waiting = thread != nullptr && thread->in_function ? 1 : 0;
+  while (heap_chunks_[c].pending) {  // whoever backs it must not wait for the end of this thread's function
+    starving_ += waiting;
+    changed_.wait(lock);
+    starving_ -= waiting;
+  }
   if (heap_chunks_[c].chunk != kNoChunk) return true;
   heap_chunks_[c].pending = true;
   Chunk chunk = kNoChunk;

@@ -264,6 +264,10 @@ bool Core::make_room(Lock& lock, uint64_t chunks, uint64_t pinned_too) {
   while (idle_chunks() < chunks && fruitless < kPatience) {
     const bool others_run = active_functions_ - (counted ? 1u : 0u) > starving_;
     const bool hopeless = pinned_chunks_ + heap_used_ + pinned_too > pool_->limit();
+    if (hopeless && counted && active_functions_ > 1 && thread->may_yield) {
+      thread->yielded = true;
+      break;
+    }
     if (hopeless && !others_run) {
       if (release_idle_threads()) continue;
       break;
@@ -360,8 +364,44 @@ int Core::make_resident(Lock& lock, const std::vector<RegionHandle>& regions) {
   stats_.stall_swap_in_seconds += seconds;
   if (status != OOC_OUT_OF_MEMORY) return status;
   ThreadState* thread = find_thread_state();
+  if (thread != nullptr && thread->yielded) return status;
   const bool inside = thread != nullptr && thread->in_function;
   return fail(status, describe_need(inside ? recorder_.function_name(thread->function) : "(a pinned variable)", 0));
+}
+
+// The functions of several threads may not fit together. Then one that only begins lets go of its operands, waits until
+// another has ended, and starts again; waiting with them could keep the other from ending.
+int Core::bring_operands(Lock& lock, ThreadState& thread) {
+  while (true) {
+    uint64_t need = heap_used_;
+    for (const RegionHandle& handle : thread.held)
+      if (const Region* region = handle.get()) need += region->count;
+    thread.may_yield = need <= pool_->limit();
+    thread.yielded = false;
+    const int status = make_resident(lock, thread.held);
+    thread.may_yield = false;
+    if (status == OOC_OK) return status;
+    const std::vector<RegionHandle> operands = thread.held;
+    thread.in_function = false;
+    --active_functions_;
+    release_held(thread.held);
+    changed_.notify_all();
+    if (!thread.yielded) return status;
+    thread.yielded = false;
+    const double began = now_seconds();
+    const uint64_t ended = functions_ended_;
+    ++yielding_;
+    while (active_functions_ > 0 && functions_ended_ == ended) wait_a_while(lock);
+    --yielding_;
+    const double seconds = now_seconds() - began;
+    stats_.stall_seconds += seconds;
+    stats_.stall_room_seconds += seconds;
+    thread.stalled += seconds;
+    for (const RegionHandle& operand : operands)
+      if (Region* region = operand.get()) hold(region, &thread);
+    thread.in_function = true;
+    ++active_functions_;
+  }
 }
 
 std::string Core::describe_need(const std::string& function, uint64_t extra_chunks) {

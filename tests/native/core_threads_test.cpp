@@ -82,7 +82,7 @@ void install_nonsense(Stress& t, const ooc_iteration& ended, std::mt19937& rando
 }  // namespace
 
 TEST(threads_share_variables_under_one_budget) {
-  Stress t(28, 12, 4);  // 48 chunks shared
+  Stress t(34, 12, 4);  // 48 chunks shared; four steps at once hold at most 28 and a slab
   std::vector<std::thread> threads;
   for (unsigned i = 1; i <= 4; ++i) threads.emplace_back([&t, i] { t.work(i, 150); });
   for (std::thread& thread : threads) thread.join();
@@ -98,6 +98,26 @@ TEST(functions_that_do_not_fit_together_wait_for_each_other) {
   for (unsigned i = 1; i <= 3; ++i) threads.emplace_back([&t, i] { t.work(i, 60); });
   for (std::thread& thread : threads) thread.join();
   t.check_shared();
+}
+
+// Each waits for the chunk that the other one's wait keeps from coming.
+TEST(small_allocations_of_functions_that_fill_the_budget_do_not_wait_for_each_other) {
+  CoreTest t({8, 64, granularity() / 4});
+  const std::vector<Variable> v = t.make_many(2, 4 * t.chunk);
+  t.let_go();
+  std::atomic<int> began{0};
+  const auto body = [&](int index) {
+    ASSERT_EQ(t.begin("full", {reads(v[static_cast<size_t>(index)])}), OOC_OK);
+    for (++began; began < 2;) std::this_thread::yield();
+    EXPECT_TRUE(t.core.malloc(100) != nullptr);
+    EXPECT_EQ(t.core.function_end(false), OOC_OK);
+  };
+  std::thread first(body, 0), second(body, 1);
+  first.join();
+  second.join();
+  EXPECT_TRUE(t.stats().budget_overrun_count <= 1);
+  EXPECT_EQ(t.stats().slab_used_bytes, t.chunk);
+  t.expect_intact(v);
 }
 
 TEST(whatever_a_plan_says_the_bytes_are_right) {
