@@ -10,7 +10,7 @@ import pytest
 from tests.stress import campaign, cases
 from tests.stress.left_out import UNDEFINED
 
-SHARDS = 6
+SHARDS = 16  # a few minutes each, also on a busy machine
 
 
 def _name(case: str) -> str:
