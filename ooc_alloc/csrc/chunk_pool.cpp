@@ -20,6 +20,7 @@ Chunk ChunkPool::create() {
   for (int attempt = 0; attempt < kRetries && result != CUDA_SUCCESS; ++attempt) {
     ++create_calls_;
     result = driver_.cuMemCreate(&handle, chunk_bytes_, &properties_, 0);
+    if (result != CUDA_SUCCESS) ++create_failures_;
   }
   if (result != CUDA_SUCCESS) return kNoChunk;
   Chunk chunk;

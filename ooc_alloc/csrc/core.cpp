@@ -329,7 +329,7 @@ void Core::read_stats(ooc_stats* stats) {
   s.driver_calls_unmap = device_.calls().unmap;
   s.driver_calls_set_access = device_.calls().set_access;
   s.driver_calls_create = pool_->create_calls();
-  s.driver_failure_count = device_.calls().failures;
+  s.driver_failure_count = device_.calls().failures + pool_->create_failures();
   *stats = s;
 }
 
