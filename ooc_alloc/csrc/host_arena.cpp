@@ -29,7 +29,10 @@ bool HostArena::grow(uint64_t bytes) {
   if (mprotect(start, extent, PROT_READ | PROT_WRITE) != 0) return false;
   const bool pinned = driver_.cuMemHostRegister(start, extent, 0) == CUDA_SUCCESS;
   if (!pinned) unpinned_ += extent;
-  extents_[committed_] = {extent, pinned};
+  {
+    const std::lock_guard<std::mutex> lock(extents_mutex_);
+    extents_[committed_] = {extent, pinned};
+  }
   const uint64_t offset = committed_;
   committed_ += extent;
   add_hole(offset, extent);
@@ -38,6 +41,7 @@ bool HostArena::grow(uint64_t bytes) {
 
 uint64_t HostArena::extent_left(const char* address) const {
   const auto offset = static_cast<uint64_t>(address - base_);
+  const std::lock_guard<std::mutex> lock(extents_mutex_);
   const auto extent = std::prev(extents_.upper_bound(offset));
   return extent->first + extent->second.first - offset;
 }

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <map>
+#include <mutex>
 #include <set>
 #include <utility>
 
@@ -28,6 +29,7 @@ class HostArena {
   uint64_t unpinned() const { return unpinned_; }     // extents that the driver would not pin: slower, not wrong
 
   // Bytes from an address to the end of its extent: a single copy must not cross from one pinned range into the next.
+  // The only method that may be called while another thread allocates.
   uint64_t extent_left(const char* address) const;
 
   static constexpr uint64_t kPage = 4096;
@@ -46,6 +48,7 @@ class HostArena {
   uint64_t committed_ = 0, used_ = 0, unpinned_ = 0;
   std::map<uint64_t, uint64_t> holes_;                    // offset -> bytes
   std::set<std::pair<uint64_t, uint64_t>> holes_by_size_; // (bytes, offset)
+  mutable std::mutex extents_mutex_;
   std::map<uint64_t, std::pair<uint64_t, bool>> extents_;  // offset -> (bytes, pinned)
 };
 

@@ -181,6 +181,23 @@ TEST(nonsense_plans_are_harmless_tick_by_tick) {  // the same without threads: w
   }
 }
 
+TEST(host_memory_grows_while_other_threads_copy_into_it) {
+  const uint64_t chunk = granularity(), extents = uint64_t{140} << 20;  // the arena grows by 64 MiB at a time
+  CoreTest t({64, extents / chunk + 64, 0, 1});
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 2; ++i)
+    threads.emplace_back([&] {
+      std::vector<Variable> made;
+      for (uint64_t total = 0; total < extents / 2; total += 16 * chunk) {
+        t.let_go();
+        made.push_back({t.must_malloc(16 * chunk), 16 * chunk, 0});
+      }
+      t.free(made);
+    });
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_TRUE(t.stats().host_peak_bytes > uint64_t{64} << 20);
+}
+
 TEST(threads_come_and_go) {
   CoreTest t({8});
   const Variable v = t.make(3 * t.chunk, 1);
