@@ -48,9 +48,9 @@ def measure(options: argparse.Namespace) -> None:
         allocation.measure(target, native_rounds=50 if quick else 1000, step_rounds=5 if quick else 40, say=say)
     if "step_time" in options.only:
         rounds = options.rounds or (1 if quick else 2)
-        step_time.measure(target, quick=quick, rounds=rounds, steps=6 if quick else 10, say=say)
+        step_time.measure(target, quick=quick, rounds=rounds, steps=6 if quick else 8, say=say)
     if "fragmentation" in options.only:
-        fragmentation.measure(target, quick=quick, steps=6 if quick else 8, say=say)
+        fragmentation.measure(target, quick=quick, steps=6 if quick else 7, say=say)
 
 
 def write_tables(target: Path) -> Path:

@@ -2,6 +2,8 @@
 
     python -m benchmarks.child OUTPUT.json SCRIPT [ARGUMENT ...]
 
+The trace of the last step is left beside the output, as OUTPUT.trace.
+
 The script knows nothing of it. The allocator is active if OOC_ALLOC says so. A step is the time from one return of
 the optimizer's post-step hooks to the next, so it includes what the allocator does at the boundary, and does not
 include what is done here.
@@ -35,8 +37,9 @@ COUNTERS = """
 class Watch:
     """Collects one entry a step."""
 
-    def __init__(self, daemon: Daemon | None) -> None:
+    def __init__(self, daemon: Daemon | None, trace_path: Path) -> None:
         self.daemon = daemon
+        self.trace_path = trace_path
         self.steps: list[dict[str, Any]] = []
         self.before = self._counters()
         self.began = time.perf_counter()
@@ -72,13 +75,14 @@ class Watch:
             "plan_bound_seconds": plan.bound_seconds,
         }
 
-    @staticmethod
-    def _phases(daemon: Daemon) -> dict[str, Any]:
+    def _phases(self, daemon: Daemon) -> dict[str, Any]:
         """Compute before and after the live peak, as the recorder timed this step's functions (stalls left out)."""
         ended = daemon.last_iteration
         if ended is None:
             return {}
-        problem = Problem.from_trace(daemon.trace(ended), int(daemon.core.stats()["budget_bytes"]))
+        trace = daemon.trace(ended)
+        trace.save(self.trace_path)
+        problem = Problem.from_trace(trace, int(daemon.core.stats()["budget_bytes"]))
         terms = bound(problem)
         return {
             "fingerprint": f"{ended.fingerprint:016x}",
@@ -94,7 +98,7 @@ def main() -> None:
     """Runs the script, then writes what was seen."""
     output, script, *arguments = sys.argv[1:]
     daemon = pytorch._active().daemon if pytorch.enabled() else None
-    watch = Watch(daemon)
+    watch = Watch(daemon, Path(output).with_suffix(".trace"))
     register_optimizer_step_post_hook(watch.step)
     sys.argv = [script, *arguments]
     runpy.run_path(script, run_name="__main__")

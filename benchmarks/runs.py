@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import struct
 import subprocess
 import sys
@@ -35,6 +36,7 @@ def run(
     budget_bytes: int | None = None,
     bytes_per_second: float | None = None,
     policy: str = "auto",
+    trace_path: Path | None = None,
 ) -> dict[str, Any]:
     """Trains `workload` for so many steps and returns the record of the run.
 
@@ -43,6 +45,7 @@ def run(
         alloc: False is plain PyTorch.
         budget_bytes: None is as much as the device has.
         bytes_per_second: of the link, each way; None is as fast as memcpy.
+        trace_path: gets the trace of the last step.
 
     Raises:
         RunFailed: the program ended with an error or hung.
@@ -67,6 +70,8 @@ def run(
         said = _start(command, variables)
         result: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
         digest = digest_of(state)
+        if trace_path is not None:
+            shutil.copy(output.with_suffix(".trace"), trace_path)
     if alloc and result["summary"] is None:
         raise RunFailed(f"the allocator was not active\n{said[-3000:]}")
     return {

@@ -6,12 +6,16 @@ bandwidth b, the same both ways, at which the transfers S / b + S / b take as lo
 schedule is faster than the bound max(C_f, S / b) + max(C_b, S / b) (`swapd/bound.py`); a step that never overlapped
 anything would take 2 (C_f + C_b).
 
+"Simulated" is what `swapd/simulator.py` says of a plan made from the in-core run's last step for this link; the plan
+that the run itself used was made from its own recorded steps.
+
 The runs of all modes take turns, round by round, the in-core run among them: what slows the machine down shows there.
 """
 
 from __future__ import annotations
 
 import statistics
+import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +24,11 @@ from typing import Any
 from benchmarks import machine, results
 from benchmarks.runs import run, torch_threads
 from benchmarks.workloads import CHUNK_BYTES, WORKLOADS, Workload
+from swapd.plan import Plan
+from swapd.policies import make_plan
+from swapd.problem import Problem
+from swapd.simulator import simulate
+from swapd.trace import Machine, Trace
 
 NAME = "step_time"
 IN_CORE = "in-core"
@@ -96,24 +105,32 @@ def measure(target: Path, *, quick: bool, rounds: int, steps: int, say: Callable
     cases = [(x, mode) for x in OVERSUBSCRIPTIONS for mode in MODES]
     if quick:
         cases = [(2.0, "auto"), (2.0, "demand")]
-    for workload in WORKLOADS:
-        first: Reference | None = None
-        for turn in range(rounds):
-            record = run(workload, steps, **shared) | {"mode": IN_CORE, "round": turn}
-            results.save(target, NAME, f"{workload.name}-{IN_CORE}-{turn}", record)
-            first = first or reference([record])
-            say(f"{workload.name}: {IN_CORE}, step {median(record):.3f} s, load {record['machine']['load_average'][0]}")
-            for x, mode in cases:
-                record = _run_mode(workload, steps, first, x, mode, shared) | {"round": turn}
-                results.save(target, NAME, f"{workload.name}-{x:g}x-{mode}-{turn}", record)
-                say(
-                    f"{workload.name}: {x:g}x {mode}, step {median(record):.3f} s, "
-                    f"{median(record) / record['bound_seconds']:.2f} of the bound"
-                )
+    with tempfile.TemporaryDirectory(prefix="ooc-bench-") as scratch:
+        for workload in WORKLOADS:
+            trace_path = Path(scratch) / f"{workload.name}.trace"
+            first: Reference | None = None
+            for turn in range(rounds):
+                record = run(workload, steps, trace_path=trace_path, **shared) | {"mode": IN_CORE, "round": turn}
+                results.save(target, NAME, f"{workload.name}-{IN_CORE}-{turn}", record)
+                first = first or reference([record])
+                load = record["machine"]["load_average"][0]
+                say(f"{workload.name}: {IN_CORE}, step {median(record):.3f} s, load {load}")
+                for x, mode in cases:
+                    record = _run_mode(workload, steps, first, x, mode, shared, Trace.load(trace_path))
+                    results.save(target, NAME, f"{workload.name}-{x:g}x-{mode}-{turn}", record | {"round": turn})
+                    over = median(record) / record["bound_seconds"]
+                    say(f"{workload.name}: {x:g}x {mode}, step {median(record):.3f} s, {over:.2f} of the bound")
+
+
+def simulated_seconds(trace: Trace, budget_bytes: int, bytes_per_second: float, mode: str) -> float:
+    """What the simulator says of a step of `trace`; demand mode is the plan that moves nothing."""
+    link = Machine(out_bytes_per_second=bytes_per_second, in_bytes_per_second=bytes_per_second)
+    problem = Problem.from_trace(trace, budget_bytes, machine=link)
+    return simulate(problem, Plan() if mode == "demand" else make_plan(problem, mode)).seconds
 
 
 def _run_mode(
-    workload: Workload, steps: int, first: Reference, x: float, mode: str, shared: dict[str, Any]
+    workload: Workload, steps: int, first: Reference, x: float, mode: str, shared: dict[str, Any], trace: Trace
 ) -> dict[str, Any]:
     budget = first.budget_bytes(x)
     spill = first.spill_bytes(budget)
@@ -126,6 +143,7 @@ def _run_mode(
         "spill_bytes": spill,
         "link_bytes_per_second": link,
         "bound_seconds": first.bound_seconds(spill, link),
+        "simulated_seconds": simulated_seconds(trace, budget, link, mode),
     }
 
 
@@ -144,7 +162,6 @@ def row(records: list[dict[str, Any]], digest: str) -> dict[str, Any]:
     seconds = [value for record in records for value in steady(record)]
     medians = [median(record) for record in records]
     bound = records[0]["bound_seconds"]
-    predicted = [value for record in records for value in steady(record, "predicted_seconds")[-1:]]
 
     def middle(key: str) -> float:
         return float(statistics.median([value for record in records for value in steady(record, key)]))
@@ -156,7 +173,7 @@ def row(records: list[dict[str, Any]], digest: str) -> dict[str, Any]:
         "highest": max(medians),
         "bound_seconds": bound,
         "ratio": step / bound,
-        "predicted_seconds": statistics.median(predicted) if predicted else None,
+        "simulated_seconds": statistics.median(record["simulated_seconds"] for record in records),
         "stall_seconds": middle("stall_seconds"),
         "out_bytes": middle("swap_out_bytes"),
         "in_bytes": middle("swap_in_bytes"),
@@ -192,7 +209,6 @@ def table(records: list[dict[str, Any]]) -> str:
     rows = []
     for (name, x, mode), group in groups(records).items():
         figures = row(group, references[name].digest)
-        predicted = figures["predicted_seconds"]
         rows.append(
             [
                 f"{name} {x:g}x {mode}",
@@ -201,7 +217,7 @@ def table(records: list[dict[str, Any]]) -> str:
                 f"{figures['bound_seconds']:.3f}",
                 f"{figures['ratio']:.2f}",
                 f"{TARGETS[x]:.2f}" if mode != "demand" and x in TARGETS else "",
-                "" if predicted is None or mode == "demand" else f"{predicted:.3f}",
+                f"{figures['simulated_seconds']:.3f}",
                 f"{figures['stall_seconds']:.3f}",
                 results.mib(figures["out_bytes"]),
                 results.mib(figures["in_bytes"]),
@@ -217,7 +233,7 @@ def table(records: list[dict[str, Any]]) -> str:
         + results.markdown(["in-core", "step", "rounds", "C_f", "C_b", "live peak MiB"], in_core)
         + "\n"
         + results.markdown(
-            "mode|step|rounds|bound|ratio|target|predicted|stalls|out|in|on demand|link MB/s|identical|in budget".split(
+            "mode|step|rounds|bound|ratio|target|simulated|stalls|out|in|on demand|link MB/s|identical|in budget".split(
                 "|"
             ),
             rows,

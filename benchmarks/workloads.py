@@ -26,7 +26,7 @@ WORKLOADS = (
     Workload(
         "resnet50",
         EXAMPLES / "resnet50.py",
-        ("--batch-size", "32", "--image-size", "64"),
+        ("--batch-size", "16", "--image-size", "64"),
         ("--batch-size", "8", "--image-size", "32"),
     ),
     Workload(

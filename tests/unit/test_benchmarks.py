@@ -52,12 +52,12 @@ def out_of_core(mode: str, seconds: list[float], digest: str = "bits", peak: int
         "swap_out_bytes": 10 << 20,
         "swap_in_bytes": 20 << 20,
         "demand_swap_in_bytes": 1 << 20,
-        "predicted_seconds": 5.25,
     }
     return in_core([]) | {
         "mode": mode,
         "oversubscription": 2.0,
         "bound_seconds": 5.0,
+        "simulated_seconds": 5.25,
         "link_bytes_per_second": 1e9,
         "digest": digest,
         "steps": steps(seconds, **figures),
@@ -99,7 +99,7 @@ def test_row_is_the_median_over_all_rounds_with_their_spread() -> None:
     assert found["step_seconds"] == 6.5
     assert (found["lowest"], found["highest"]) == (6.0, 8.0)
     assert found["ratio"] == pytest.approx(1.3)
-    assert found["predicted_seconds"] == 5.25
+    assert found["simulated_seconds"] == 5.25
     assert found["identical"] and found["within_budget"]
 
 
@@ -115,8 +115,8 @@ def test_table_names_workloads_and_modes_in_their_order() -> None:
     records = [out_of_core("demand", [9.0]), out_of_core("auto", [5.5]), in_core([4.0])]
     lines = [line for line in step_time.table(records).splitlines() if line.startswith("| gpt")]
     assert [line.split("|")[1].strip() for line in lines] == ["gpt", "gpt 2x auto", "gpt 2x demand"]
-    assert "| 1.10 | 1.25 | 5.250 |" in lines[1]  # the ratio, its target, the prediction
-    assert "| 1.80 |  |  |" in lines[2]  # demand mode has neither
+    assert "| 1.10 | 1.25 | 5.250 |" in lines[1]  # the ratio, its target, the simulation
+    assert "| 1.80 |  | 5.250 |" in lines[2]  # no target for demand mode
 
 
 def test_cost_of_interception_is_what_it_adds_to_the_same_rounds_plain_call() -> None:
