@@ -140,15 +140,24 @@ CUevent Device::record(Direction direction) {
   return nullptr;
 }
 
+// The memory of a copy that may still be under way must not be unmapped, so this does not give up easily.
+CUresult Device::drain(Direction direction) {
+  constexpr int kPatience = 20;
+  CUresult result = CUDA_ERROR_UNKNOWN;
+  for (int attempt = 0; attempt < kPatience && result != CUDA_SUCCESS; ++attempt)
+    result = checked(driver_->cuStreamSynchronize(stream(direction)));
+  return result;
+}
+
 CUresult Device::wait(CUevent event, Direction direction) {
   bind_thread();
-  if (event == nullptr) return checked(driver_->cuStreamSynchronize(stream(direction)));
+  if (event == nullptr) return drain(direction);
   CUresult result = CUDA_SUCCESS;
   for (int attempt = 0; attempt < kRetries; ++attempt) {
     result = checked(driver_->cuEventSynchronize(event));
     if (result == CUDA_SUCCESS) break;
   }
-  if (result != CUDA_SUCCESS) result = checked(driver_->cuStreamSynchronize(stream(direction)));
+  if (result != CUDA_SUCCESS) result = drain(direction);
   std::lock_guard<std::mutex> lock(events_mutex_);
   events_.push_back(event);
   return result;

@@ -57,6 +57,7 @@ class Device {
 
  private:
   CUstream stream(Direction direction) const { return direction == Direction::kOut ? out_ : in_; }
+  CUresult drain(Direction direction);
   CUresult checked(CUresult result) {
     if (result != CUDA_SUCCESS) ++calls_.failures;
     return result;
