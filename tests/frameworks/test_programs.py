@@ -169,12 +169,14 @@ def test_program(name: str, library: Library, tmp_path: Path) -> None:
         assert figures["planned_iteration_count"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", AT_THE_MINIMUM)
 def test_smallest_budget(name: str, library: Library, tmp_path: Path) -> None:
     """The budget that a run with memory to spare names as the smallest is enough."""
     library.out_of_core(name, tmp_path, library.known(name).min_budget_bytes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STRICT)
 def test_strict(name: str, library: Library, tmp_path: Path) -> None:
     """All that is not pinned leaves before every operator: whoever still reads it reads other bytes, or faults."""
@@ -225,6 +227,7 @@ GRAPH_TOO_LARGE = """
 """
 
 
+@pytest.mark.slow
 def test_compiled_graph_too_large(tmp_path: Path) -> None:
     """A compiled graph is one function: its 12 MiB must fit. Operator by operator the same takes 8."""
     caches = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
