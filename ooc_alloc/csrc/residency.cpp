@@ -144,8 +144,8 @@ bool Core::settle(Lock& lock, const Transfer& transfer) {
   lock.unlock();
   bool copied = device_.wait(transfer.event, transfer.direction) == CUDA_SUCCESS && !transfer.failed;
   if (!copied && transfer.direction == Direction::kIn) {  // the data must come: once more, synchronously
-    copied = copy_slots(region, transfer.first, transfer.count, Direction::kIn) &&
-             device_.wait(nullptr, Direction::kIn) == CUDA_SUCCESS;
+    const bool again = copy_slots(region, transfer.first, transfer.count, Direction::kIn);
+    copied = device_.wait(nullptr, Direction::kIn) == CUDA_SUCCESS && again;  // in any case: parts may be under way
   }
   lock.lock();
   const bool out = transfer.direction == Direction::kOut;
