@@ -5,21 +5,21 @@ from __future__ import annotations
 from tests.stress import campaign
 
 OPERATORS = """
-    abs add addmm addcmul as_strided bmm cat cumsum digamma div einsum fft.fft gather index_add index_put index_select
+    abs add addmm addcmul as_strided bmm cat cumsum digamma einsum fft.fft gather index_add index_put index_select
     linalg.solve logsumexp masked_fill masked_select matmul mean mul native_layer_norm nn.functional.batch_norm
     nn.functional.conv2d nn.functional.cross_entropy nn.functional.ctc_loss nn.functional.embedding
-    nn.functional.gelu nn.functional.group_norm nn.functional.linear nn.functional.scaled_dot_product_attention
-    nonzero norm pow prod put repeat_interleave roll scatter_add select_scatter softmax sort split sum svd take topk
-    trapezoid unique var view where
+    nn.functional.embedding_bag nn.functional.gelu nn.functional.group_norm nn.functional.linear
+    nn.functional.scaled_dot_product_attention nonzero norm pow prod put repeat_interleave roll scatter_add
+    select_scatter softmax sort split sum svd take topk trapezoid unique var view where
 """.split()
-MODULES = ("nn.Linear", "nn.Conv2d", "nn.BatchNorm2d", "nn.GRU", "nn.EmbeddingBag", "nn.CrossEntropyLoss")
+MODULES = ("nn.Linear", "nn.Conv2d", "nn.BatchNorm2d", "nn.GRU", "nn.Embedding", "nn.CrossEntropyLoss")
 OTHERS = (
     "nested_strided quantized_per_channel mkldnn_layout sparse_training python_values numpy_both_ways packed_sequences"
 )
 
 
 def test_a_sample_of_operators_and_modules() -> None:
-    chosen = [f"op|{name}||float32" for name in OPERATORS]
+    chosen = ["op|div|floor_rounding|float32", *(f"op|{name}||float32" for name in OPERATORS)]
     chosen += [f"module|{name}|train|float32" for name in MODULES]
     chosen += ["list|_foreach_addcdiv||float32", "optimizer|AdamW|fused|float32"]
     chosen += [f"layout|{name}||" for name in OTHERS.split()]

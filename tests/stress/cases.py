@@ -126,8 +126,10 @@ def seed() -> None:
 
 
 def _operator(name: str, variant: str) -> Any:
-    (found,) = (op for op in op_db if op.name == name and op.variant_test_name == variant)
-    return found
+    found = [op for op in op_db if op.name == name and op.variant_test_name == variant]
+    if len(found) != 1:
+        raise ValueError(f"op_db has {len(found)} entries named {name!r} with variant {variant!r}")
+    return found[0]
 
 
 def _spread(things: list[Any], most: int) -> list[Any]:
@@ -270,7 +272,10 @@ def _optimize(info: Any, options: dict[str, Any]) -> Any:
 
 
 def _module_samples(name: str, training: bool) -> Iterator[Sample]:
-    info = next(module for module in module_db if module.name == name)
+    found = [module for module in module_db if module.name == name]
+    if len(found) != 1:
+        raise ValueError(f"module_db has {len(found)} entries named {name!r}")
+    info = found[0]
     dtype = torch.float64 if "FractionalMaxPool" in name else torch.float32  # its samples hold doubles
     inputs = info.module_inputs_func(info, device="cpu", dtype=dtype, requires_grad=True, training=training)
     for index, entry in enumerate(_spread(list(inputs), MOST_SAMPLES)):
