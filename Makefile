@@ -21,6 +21,9 @@ CMAKE ?= $(shell command -v cmake || echo $(VENV)/bin/cmake)
 CTEST ?= $(shell command -v ctest || echo $(VENV)/bin/ctest)
 cmake_needs := $(if $(shell command -v cmake),,$(installed))
 
+# No test is timed, so they may share the machine: most of their time is one core's, in processes that import PyTorch.
+pytest := $(python) -m pytest --numprocesses $(JOBS) --dist worksteal
+
 # The build of the native libraries is left to `make native`.
 editable := $(pip) install --quiet --config-settings=wheel.cmake=false --editable ".
 
@@ -65,7 +68,7 @@ lint: venv ## ruff and mypy --strict
 	$(python) -m mypy
 
 unit-test: venv native ## the Python tests alone; PYTEST="-k name -x" passes arguments on
-	$(python) -m pytest $(PYTEST)
+	$(pytest) $(PYTEST)
 
 # $(call native_build,directory,CMake arguments); the configuration's words are shown only when it fails.
 define native_build
@@ -90,7 +93,7 @@ tsan: $(cmake_needs) ## the native tests under ThreadSanitizer
 	$(call native_tests,build/tsan,-DCMAKE_BUILD_TYPE=RelWithDebInfo -DOOC_SANITIZE=thread)
 
 test-programs: venv native ## the Python tests of whole programs, with those marked slow
-	$(python) -m pytest tests/frameworks -m "" $(PYTEST)
+	$(pytest) tests/frameworks -m "" $(PYTEST)
 
 test-strict: venv native ## the long suite: every operator of PyTorch's own database with eviction before each one
 	$(python) -m pytest tests/stress -m "" $(PYTEST)
