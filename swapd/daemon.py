@@ -20,7 +20,8 @@ from swapd.trace import Machine, Trace
 log = logging.getLogger("ooc.swapd")
 
 _MOST_NEW_IN_A_ROW = 8  # sequences that never come back (growing shapes) are not worth planning
-_FALLBACK_BYTES_PER_SECOND = 8e9  # of a link never seen moving anything
+_FALLBACK_BYTES_PER_SECOND = 8e9  # of a link that was never measured
+_ENOUGH_BYTES = 16 << 20  # moved one way: a speed of less is that of a few small copies
 _MOST_STEPS_KEPT = 100_000
 
 
@@ -32,6 +33,8 @@ class Daemon:
         policy: name of a policy in :mod:`swapd.policies`, or "none" for demand mode only.
         window_bytes: the schedule window; None leaves it to the policy.
         machine: link speeds; None measures them from the core's own transfers.
+        expected: link speeds until enough was transferred to measure them, such as the probe's
+            (:func:`swapd.machine.known_machine`).
         trace_path: where the trace of the iteration that took the most time in all is written when the program ends.
     """
 
@@ -42,12 +45,16 @@ class Daemon:
         policy: str = "auto",
         window_bytes: int | None = None,
         machine: Machine | None = None,
+        expected: Machine | None = None,
         trace_path: Path | None = None,
     ) -> None:
         self.core = core
         self.policy = policy
         self.window_bytes = window_bytes
         self.machine = machine
+        self.expected = expected or Machine(
+            out_bytes_per_second=_FALLBACK_BYTES_PER_SECOND, in_bytes_per_second=_FALLBACK_BYTES_PER_SECOND
+        )
         self.trace_path = trace_path
         self.step_seconds: list[float] = []
         self.planning_seconds = 0.0
@@ -126,17 +133,22 @@ class Daemon:
         )
 
     def link(self) -> Machine:
-        """Link speeds in bytes per second: given, or achieved so far by this process's own transfers."""
+        """Link speeds in bytes per second: given, or achieved by this process's own transfers, or expected."""
         if self.machine is not None:
             return self.machine
         stats = self.core.stats()
 
-        def speed(moved: float, busy: float) -> float:
-            return moved / busy if moved > 0 and busy > 0 else _FALLBACK_BYTES_PER_SECOND
+        def speed(moved: float, busy: float, expected: float) -> float:
+            return moved / busy if moved >= _ENOUGH_BYTES and busy > 0 else expected
 
         return Machine(
-            out_bytes_per_second=speed(stats["swap_out_bytes"], stats["copy_out_seconds"]),
-            in_bytes_per_second=speed(stats["swap_in_bytes"], stats["copy_in_seconds"]),
+            out_bytes_per_second=speed(
+                stats["swap_out_bytes"], stats["copy_out_seconds"], self.expected.out_bytes_per_second
+            ),
+            in_bytes_per_second=speed(
+                stats["swap_in_bytes"], stats["copy_in_seconds"], self.expected.in_bytes_per_second
+            ),
+            latency_seconds=self.expected.latency_seconds,
         )
 
     def trace(self, ended: Iteration) -> Trace:

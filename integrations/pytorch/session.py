@@ -20,6 +20,7 @@ from integrations.pytorch import boundaries, build, compiled, raw_access, thread
 from ooc_alloc import Core, OocError
 from swapd.config import Config
 from swapd.daemon import Daemon
+from swapd.machine import known_machine
 from swapd.summary import make_summary, write_summary
 
 log = logging.getLogger("ooc.pytorch")
@@ -50,6 +51,7 @@ class Session:
             self.core,
             policy="none" if config.policy == "demand" else config.policy,
             window_bytes=config.window,
+            expected=known_machine(self.core.device_name, config.emulated_bandwidth),
             trace_path=_own_path(config.trace),
         )
         self.summary_path = _own_path(config.summary)
