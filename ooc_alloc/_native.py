@@ -24,7 +24,7 @@ class OocError(RuntimeError):
     """A call of the native core failed; the message says what to do."""
 
 
-class OutOfMemory(OocError):
+class OutOfMemory(OocError, MemoryError):
     """The pinned set of one function does not fit the budget, or host memory for swapped data is used up."""
 
 

@@ -36,16 +36,11 @@ def enable(**settings: Any) -> None:
     """
     from integrations.pytorch.session import Session
     from ooc_alloc import OocError
-    from swapd.config import Config
+    from swapd.session import wanted_config
 
     global _session
     with _lock:
-        settings.setdefault("alloc", None)
-        config = Config.from_environment(**settings)
-        if not config.enabled:
-            if settings["alloc"] is not None:
-                raise OocError("enable(alloc='off') makes no sense: leave the call out, or call disable()")
-            config = Config.from_environment(**{**settings, "alloc": "auto"})
+        config = wanted_config(settings)
         if _session is not None:
             if config == _session.config:
                 return
@@ -79,13 +74,13 @@ def disable() -> None:
     global _session
     with _lock:
         if _session is not None:
-            _session.close(detach=True)
+            _session.detach()
             _session = None
 
 
 def summary() -> dict[str, Any]:
     """The figures of the run so far; keys as in the README. Raises OocError if the allocator is off."""
-    return _active().summary(final=False)
+    return _active().summary()
 
 
 def keep_resident(*tensors: Any) -> None:
