@@ -69,10 +69,11 @@ def run_sweeps(arrays: list[Any], run: Callable[..., None], steps: int, step: Ca
 def test_same_bits_as_plain_numpy(policy: str, strict: bool) -> None:
     """Five times oversubscribed. A plan brings most in ahead of use; without one everything is waited for."""
     steps = 3 if strict else 10
-    plain = [values(seed) for seed in range(20)]
+    hosts = [values(seed, (128, 256)) for seed in range(40)]  # eight fill the budget
+    plain = [host.copy() for host in hosts]
     run_sweeps(plain, sweep, steps, lambda: None)
     with ooc.Device(**SETTINGS, policy=policy, strict=strict) as device:
-        arrays = [device.array(values(seed)) for seed in range(20)]
+        arrays = [device.array(host) for host in hosts]
         device.step()
         run = device.function(reads=["left", "right"], writes="target")(sweep)
         run_sweeps(arrays, run, 2, device.step)
@@ -86,13 +87,13 @@ def test_same_bits_as_plain_numpy(policy: str, strict: bool) -> None:
     assert after["budget_overrun_count"] == after["divergence_count"] == 0
     assert after["steps"] == 1 + steps
     moved, waited = (after[key] - before[key] for key in ("swap_in_bytes", "demand_swap_in_bytes"))
-    assert moved > (steps - 2) * 8 * MIB
+    assert moved >= (steps - 2) * 8 * MIB
     if policy == "demand":
         assert after["plan_count"] == after["planned_iteration_count"] == 0
         assert waited == moved
     elif not strict:
         assert after["plan_count"] >= 1 and after["planned_iteration_count"] >= steps - 3
-        assert waited < 0.7 * moved
+        assert waited < 0.5 * moved, "most was brought in ahead of use"
 
 
 def test_what_is_only_read_leaves_without_a_copy(device: ooc.Device) -> None:
@@ -524,7 +525,7 @@ PROGRAM = """
         ("pass", 0),
         ("os._exit(4)", 4),
         ("os.kill(os.getpid(), signal.SIGTERM)", -15),
-        ("add.__wrapped__ = 0; device.function(reads='a')(lambda a: os._exit(5))(arrays[0])", 5),
+        ("device.function(reads='a')(lambda a: os._exit(5))(arrays[0])", 5),
         ("other = ooc.Device(budget='1MiB', chunk_size='64KiB', summary='/dev/null'); other.close(); os._exit(6)", 6),
     ],
     ids=["return", "os._exit", "sigterm", "within a function", "after another device"],
@@ -551,7 +552,7 @@ def test_forked_child(tmp_path: Path) -> None:
             try:
                 step()
             except ooc.OocError as error:
-                assert "closed" in str(error)
+                assert "closed" in str(error) and device._core.handle, "the device is the parent's"
                 sys.exit(7)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
         for array, was in zip(arrays, before):
