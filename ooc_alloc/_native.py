@@ -53,6 +53,7 @@ class _Config(ctypes.Structure):
         ("copy_piece_bytes", ctypes.c_uint64),
         ("strict", ctypes.c_int32),
         ("run_daemon", ctypes.c_int32),
+        ("asynchronous", ctypes.c_int32),
     ]
 
 
@@ -68,6 +69,7 @@ _COUNTERS = """
     clean_drop_count clean_drop_bytes cancelled_swap_out_count budget_overrun_count divergence_count plan_switch_count
     plan_count planned_iteration_count functions iterations allocations frees cache_hits driver_failure_count
     driver_calls_map driver_calls_unmap driver_calls_set_access driver_calls_create external_pin_count
+    event_create_count
 """.split()
 _TIMES = "stall_seconds stall_swap_in_seconds stall_room_seconds copy_out_seconds copy_in_seconds".split()
 
@@ -247,6 +249,7 @@ class Core:
         small_limit_bytes: allocations up to this size stay in resident slabs.
         strict: evict everything before every function and verify clean copies.
         run_daemon: start the swap threads.
+        asynchronous: functions run on streams of the device, and the host does not wait for them.
 
     Raises:
         OocError: the driver cannot be loaded or initialised, or a number is impossible; the message says which.
@@ -266,6 +269,7 @@ class Core:
         device_ordinal: int = 0,
         strict: bool = False,
         run_daemon: bool = True,
+        asynchronous: bool = False,
     ) -> None:
         self._library = load_library()
         config = _Config(
@@ -281,6 +285,7 @@ class Core:
             copy_piece_bytes=copy_piece_bytes,
             strict=int(strict),
             run_daemon=int(run_daemon),
+            asynchronous=int(asynchronous),
         )
         handle = self._library.ooc_core_create(ctypes.byref(config))
         if not handle:

@@ -75,7 +75,24 @@ void* ooc_core_malloc(ooc_core* core, uint64_t bytes) {
   return address;
 }
 
+void* ooc_core_malloc_on(ooc_core* core, uint64_t bytes, void* stream) {
+  void* address = nullptr;
+  guarded([&] {
+    address = core->core.malloc(bytes, static_cast<ooc::CUstream>(stream));
+    return 0;
+  });
+  return address;
+}
+
 void ooc_core_free(ooc_core* core, void* address) { core->core.free(address); }
+
+void ooc_core_free_on(ooc_core* core, void* address, void* stream) {
+  core->core.free(address, static_cast<ooc::CUstream>(stream));
+}
+
+void ooc_core_record_use(ooc_core* core, void* address, void* stream) {
+  core->core.record_use(address, static_cast<ooc::CUstream>(stream));
+}
 
 uint32_t ooc_core_function_id(ooc_core* core, const char* name) {
   ooc::Lock lock(core->core.mutex());
@@ -89,6 +106,11 @@ const char* ooc_core_function_name(ooc_core* core, uint32_t id) {
 
 int ooc_core_function_begin(ooc_core* core, uint32_t function_id, const ooc_operand* operands, uint32_t count) {
   return guarded([&] { return core->core.function_begin(function_id, operands, count); });
+}
+
+int ooc_core_function_begin_on(ooc_core* core, uint32_t function_id, const ooc_operand* operands, uint32_t count,
+                               void* stream) {
+  return guarded([&] { return core->core.function_begin(function_id, operands, count, static_cast<ooc::CUstream>(stream)); });
 }
 
 int ooc_core_function_end(ooc_core* core, int keep_allocations) {

@@ -59,6 +59,7 @@ Core::Core(const ooc_config& config)
   heap_ = std::make_unique<SmallHeap>(heap_bytes, chunk_bytes_, alignment);
   heap_chunks_.resize(heap_bytes / chunk_bytes_);
   arena_ = std::make_unique<HostArena>(device_.driver(), std::max(config.host_budget_bytes, chunk_bytes_));
+  if (config.asynchronous != 0) order_ = std::make_unique<StreamOrder>(device_);
   stats_.version = OOC_ABI_VERSION;
   stats_.struct_bytes = sizeof stats_;
   stats_.chunk_bytes = chunk_bytes_;
@@ -72,6 +73,7 @@ Core::Core(const ooc_config& config)
 Core::~Core() {
   unregister_core(this);
   Lock lock(mutex_);
+  if (order_) order_->synchronize_all();
   while (Region* region = cached_.oldest()) {
     uncache(region);
     destroy(region);
@@ -83,6 +85,7 @@ Core::~Core() {
       device_.unmap(address_of(heap_first_chunk_ + c), chunk_bytes_);
       pool_->give(heap_chunks_[c].chunk);
     }
+  if (order_) bury_all();
   pool_->release_free();
   munmap(region_at_, region_chunks_ * sizeof(uint32_t));
   for (const auto& block : host_blocks_) ::free(const_cast<void*>(block.first));
@@ -131,9 +134,10 @@ void Core::mark_written(Region* region) {
   region->host_valid = 0;
 }
 
-int Core::function_begin(uint32_t function, const ooc_operand* operands, uint32_t count) {
+int Core::function_begin(uint32_t function, const ooc_operand* operands, uint32_t count, CUstream stream) {
   ThreadState& thread = thread_state();
   Lock lock(mutex_);
+  if (order_) thread.stream = order_->compute_stream(stream);
   if (thread.in_function) return fail(OOC_INVALID, "a function began within a function of the same thread");
   while (paused_) wait_a_while(lock);
   if (detached_) {
@@ -186,8 +190,10 @@ int Core::function_begin(uint32_t function, const ooc_operand* operands, uint32_
     now = now_seconds();
   }
   note_need();
-  for (const RegionHandle& handle : thread.held)
+  for (const RegionHandle& handle : thread.held) {
     if (handle.region->write_serial == serial) mark_written(handle.region);
+    if (order_) wait_for_memory(thread.stream, handle.region->arrival);
+  }
   thread.started = now;
   ++stats_.functions;
   return OOC_OK;
@@ -201,6 +207,7 @@ int Core::function_end(bool keep_allocations) {
   if (detached_) return OOC_OK;
   --active_functions_;
   ++functions_ended_;
+  if (order_) end_on_stream(thread);
   if (sequence_thread_ == &thread) recorder_.end_function(now_seconds() - thread.started - thread.stalled);
   if (keep_allocations)
     for (size_t i = thread.operand_count; i < thread.held.size(); ++i)
@@ -246,6 +253,7 @@ int Core::pin(const void* address, uint32_t access, uint64_t* token) {
       return status;
     }
   if (handle.get() == nullptr) return OOC_OK;  // freed while it came in
+  if (order_) order_->synchronize(region->arrival, Edge::kInBeforeUse);  // for users on no stream that we know
   if (access & OOC_WRITE) mark_written(region);
   if (!thread.in_function) hold(region, &thread);  // within one, what is held beside the operands are its allocations
   note_need();
@@ -259,6 +267,7 @@ int Core::unpin(uint64_t token, uint32_t access) {
   Region* region = RegionHandle{&regions_[index], static_cast<uint32_t>(token)}.get();
   if (region == nullptr) return OOC_OK;
   if (region->external_pins == 0) return fail(OOC_INVALID, "unpin of a region that is not pinned");
+  if (order_) region->uses.add(order_->now_everywhere());
   if (access & OOC_WRITE) {
     mark_written(region);
     if (region->writable_pins > 0) --region->writable_pins;
@@ -328,6 +337,7 @@ void Core::read_stats(ooc_stats* stats) {
   s.driver_calls_map = device_.calls().map;
   s.driver_calls_unmap = device_.calls().unmap;
   s.driver_calls_set_access = device_.calls().set_access;
+  s.event_create_count = order_ ? order_->events_created() : 0;
   s.driver_calls_create = pool_->create_calls();
   s.driver_failure_count = device_.calls().failures + pool_->create_failures();
   *stats = s;

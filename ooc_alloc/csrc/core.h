@@ -28,6 +28,7 @@
 #include "region.h"
 #include "scheduler.h"
 #include "small_heap.h"
+#include "stream_order.h"
 
 namespace ooc {
 
@@ -42,6 +43,7 @@ struct Transfer {
   CUevent event = nullptr;
   double started = 0;
   bool failed = false;
+  Moment moment{};         // where functions run on streams: when the copy is done
 };
 
 // A run of slots of one region.
@@ -60,6 +62,7 @@ struct ThreadState {
   bool yielded = false;        // they must be, as the functions of other threads need the room
   bool writes = false;         // the running function declared a write
   uint32_t function = 0;
+  uint32_t stream = 0;         // of the running function, or of the last one
   uint32_t operand_count = 0;  // first entries of held: operands; the others were allocated by the function
   double started = 0;
   double stalled = 0;          // seconds of the running function spent waiting for room
@@ -75,8 +78,11 @@ class Core {
   Core& operator=(const Core&) = delete;
 
   void* malloc(uint64_t bytes);
+  void* malloc(uint64_t bytes, CUstream stream);
   void free(void* address);
-  int function_begin(uint32_t function, const ooc_operand* operands, uint32_t count);
+  void free(void* address, CUstream stream);
+  void record_use(void* address, CUstream stream);
+  int function_begin(uint32_t function, const ooc_operand* operands, uint32_t count, CUstream stream = nullptr);
   int function_end(bool keep_allocations);
   bool in_function();
   int pin(const void* address, uint32_t access, uint64_t* token);
@@ -116,6 +122,8 @@ class Core {
   void want_idle(bool wanted) { idle_wanted_ = wanted; }
   bool paused() const { return paused_; }
   std::condition_variable& changed() { return changed_; }
+  // Takes the memory from under an address that nobody uses any more. False: there is none now.
+  bool bury_one(Lock& lock);
   // Everything is plain host memory.
   bool detached() const { return detached_; }
   // In a child: the device, and the threads that were, are the parent's.
@@ -127,6 +135,20 @@ class Core {
   void thread_exits(ThreadState* thread);
 
  private:
+  // ordering.cpp: where functions run on streams
+  void wait_for_memory(uint32_t stream, const Moments& moments);
+  Moments take_moments(const Chunk* chunks, uint32_t count);
+  void retire(Chunk chunk, const std::shared_ptr<const Moments>& after);
+  static Moments all_moments(const Region* region);
+  void end_on_stream(ThreadState& thread);
+  Moment enqueued(uint32_t stream);
+  void wait_for_host_block(const Region* region);
+  void prepare_in(Lock& lock, Region* region, Piece piece, const Chunk* chunks);
+  bool settle_enqueued(Lock& lock, const Transfer& transfer);
+  void free_host_block(Region* region);
+  void bury(Region* region);
+  void bury_all();
+
   // fork.cpp
   bool make_private(bool release_chunks);
   void release_everything();
@@ -149,12 +171,14 @@ class Core {
   void note_need();
 
   // memory.cpp
-  void* malloc_region(Lock& lock, uint64_t bytes);
-  void* malloc_small(Lock& lock, uint64_t bytes);
+  void* malloc_on(Lock& lock, uint64_t bytes, uint32_t stream);
+  void* malloc_region(Lock& lock, uint64_t bytes, uint32_t stream);
+  void* malloc_small(Lock& lock, uint64_t bytes, uint32_t stream);
   void* malloc_failed(Lock& lock, uint64_t bytes);
   bool back_heap_chunk(Lock& lock, uint64_t chunk);
-  void free_small(void* address);
-  void free_region(Region* region);
+  void free_after(void* address, const Moments& uses);
+  void free_small(void* address, const Moments& uses);
+  void free_region(Region* region, const Moments& uses);
   void dispose(Region* region);
   void cache(Region* region);
   void uncache(Region* region);
@@ -180,6 +204,7 @@ class Core {
   bool verify_clean(Region* region, uint32_t first, uint32_t count);
   bool ensure_host_block(Region* region);
   bool reclaim_host(uint64_t bytes);
+  void end_transition(const Transfer& transfer, bool copied);
   void settle_out(const Transfer& transfer, bool copied);
   void settle_in(const Transfer& transfer, bool copied);
   bool drop_clean(Region* region, uint32_t first, uint32_t count);
@@ -202,6 +227,24 @@ class Core {
   Recorder recorder_;
   Scheduler* scheduler_ = nullptr;
 
+  std::unique_ptr<StreamOrder> order_;  // null: functions run on the host, which waits for every copy
+  std::vector<std::shared_ptr<const Moments>> chunk_after_;  // [chunks] of free ones: what used them last
+  struct Grave {                        // an address range whose memory was given away
+    uint64_t first;
+    uint32_t count;
+    bool leaky;
+    std::vector<std::pair<uint32_t, uint32_t>> mapped;  // first slot, count
+    Moments after;
+  };
+  std::deque<Grave> graves_;
+  struct HostBlock {                    // freed while copies from it were under way
+    const char* start;
+    uint64_t bytes;
+    Moments after;
+  };
+  std::vector<HostBlock> host_pending_;
+  bool freed_since_mark_ = false;
+
   std::mutex mutex_;
   std::condition_variable changed_;
   ooc_stats stats_{};
@@ -221,6 +264,7 @@ class Core {
     uint32_t users = 0;
     bool pending = false;  // being backed
     bool listed = false;   // in idle_heap_chunks_
+    Moments after;         // what used the chunk, and blocks in it that were freed
   };
   std::vector<HeapChunk> heap_chunks_;
   std::vector<uint64_t> idle_heap_chunks_;  // backed, perhaps without users by now

@@ -49,6 +49,7 @@ class Device {
   // An event after everything enqueued in a direction; null if the driver has none (then the stream is drained).
   CUevent record(Direction direction);
   CUresult wait(CUevent event, Direction direction);
+  CUstream stream(Direction direction) const { return direction == Direction::kOut ? out_ : in_; }
 
   struct Calls {
     std::atomic<uint64_t> map{0}, unmap{0}, set_access{0}, failures{0};
@@ -56,7 +57,6 @@ class Device {
   const Calls& calls() const { return calls_; }
 
  private:
-  CUstream stream(Direction direction) const { return direction == Direction::kOut ? out_ : in_; }
   CUresult drain(Direction direction);
   CUresult checked(CUresult result) {
     if (result != CUDA_SUCCESS) ++calls_.failures;

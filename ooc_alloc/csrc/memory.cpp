@@ -8,10 +8,21 @@ namespace ooc {
 
 void* Core::malloc(uint64_t bytes) {
   Lock lock(mutex_);
+  const ThreadState* thread = order_ ? find_thread_state() : nullptr;
+  const bool known = thread != nullptr && thread->stream >= StreamOrder::kFirstCompute;
+  return malloc_on(lock, bytes, !order_ ? 0 : known ? thread->stream : order_->compute_stream(nullptr));
+}
+
+void* Core::malloc(uint64_t bytes, CUstream stream) {
+  Lock lock(mutex_);
+  return malloc_on(lock, bytes, order_ ? order_->compute_stream(stream) : 0);
+}
+
+void* Core::malloc_on(Lock& lock, uint64_t bytes, uint32_t stream) {
   bytes = std::max<uint64_t>(bytes, 1);
   if (detached_) return malloc_failed(lock, bytes);
-  if (bytes <= small_limit_) return malloc_small(lock, bytes);
-  return malloc_region(lock, bytes);
+  if (bytes <= small_limit_) return malloc_small(lock, bytes, stream);
+  return malloc_region(lock, bytes, stream);
 }
 
 void Core::count_allocation(uint64_t bytes) {
@@ -41,11 +52,14 @@ Region* Core::new_region(uint32_t count) {
   region->slots.assign(count, Slot{});
   region->resident = region->moving = region->host_valid = 0;
   region->leaky = false;
+  region->uses.clear();
+  region->arrival.clear();
+  region->out = {};
   std::fill_n(region_at_ + first, count, region->index + 1);
   return region;
 }
 
-void* Core::malloc_region(Lock& lock, uint64_t bytes) {
+void* Core::malloc_region(Lock& lock, uint64_t bytes, uint32_t stream) {
   if (bytes > region_chunks_ * chunk_bytes_) {
     set_last_error("a variable of " + std::to_string(bytes) + " bytes is larger than the address range for variables (" +
                    std::to_string(region_chunks_ * chunk_bytes_) + " bytes)");
@@ -58,6 +72,8 @@ void* Core::malloc_region(Lock& lock, uint64_t bytes) {
     region = same_size->second.back();
     uncache(region);
     ++stats_.cache_hits;
+    if (order_) region->arrival = all_moments(region);
+    region->uses.clear();
   } else {
     std::vector<Chunk> chunks(count);
     int attempts = 0;
@@ -80,9 +96,11 @@ void* Core::malloc_region(Lock& lock, uint64_t bytes) {
       return nullptr;
     }
     for (uint32_t i = 0; i < count; ++i) region->slots[i].chunk = chunks[i];
+    if (order_) region->arrival = take_moments(chunks.data(), count);
     region->resident = count;
     resident_chunks_ += count;
   }
+  if (order_) wait_for_memory(stream, region->arrival);
   region->live = true;
   region->bytes = bytes;
   region->iteration = 0;
@@ -122,9 +140,9 @@ void* Core::malloc_failed(Lock&, uint64_t bytes) {
   return block;
 }
 
-void* Core::malloc_small(Lock& lock, uint64_t bytes) {
+void* Core::malloc_small(Lock& lock, uint64_t bytes, uint32_t stream) {
   const uint64_t offset = heap_->allocate(bytes);
-  if (offset == SmallHeap::kFailed) return malloc_region(lock, bytes);
+  if (offset == SmallHeap::kFailed) return malloc_region(lock, bytes, stream);
   const uint64_t first = heap_->first_chunk(offset), last = heap_->last_chunk(offset);
   for (uint64_t c = first; c <= last; ++c)
     if (heap_chunks_[c].users++ == 0) {
@@ -133,8 +151,13 @@ void* Core::malloc_small(Lock& lock, uint64_t bytes) {
     }
   for (uint64_t c = first; c <= last; ++c)
     if ((heap_chunks_[c].chunk == kNoChunk || heap_chunks_[c].pending) && !back_heap_chunk(lock, c)) {
-      free_small(address_of(heap_first_chunk_) + offset);
+      free_small(address_of(heap_first_chunk_) + offset, {});
       return malloc_failed(lock, bytes);
+    }
+  if (order_)
+    for (uint64_t c = first; c <= last; ++c) {
+      order_->prune(heap_chunks_[c].after);
+      order_->make_wait(stream, heap_chunks_[c].after, Edge::kFreeBeforeSmall);
     }
   stats_.small_live_bytes += bytes;
   count_allocation(bytes);
@@ -165,19 +188,24 @@ bool Core::back_heap_chunk(Lock& lock, uint64_t c) {
   }
   HeapChunk& entry = heap_chunks_[c];
   entry.pending = false;
-  if (result == CUDA_SUCCESS) entry.chunk = chunk;
-  else if (chunk != kNoChunk) pool_->give(chunk);
+  if (result == CUDA_SUCCESS) {
+    entry.chunk = chunk;
+    if (order_) entry.after.add(take_moments(&chunk, 1));
+  } else if (chunk != kNoChunk) {
+    pool_->give(chunk);
+  }
   changed_.notify_all();
   return result == CUDA_SUCCESS;
 }
 
-void Core::free_small(void* address) {
+void Core::free_small(void* address, const Moments& uses) {
   const auto offset = static_cast<uint64_t>(static_cast<char*>(address) - address_of(heap_first_chunk_));
   if (heap_->requested(offset) == 0) return;
   const uint64_t first = heap_->first_chunk(offset), last = heap_->last_chunk(offset);
   heap_->free(offset);
   for (uint64_t c = first; c <= last; ++c) {
     HeapChunk& entry = heap_chunks_[c];
+    entry.after.add(uses);
     if (--entry.users > 0) continue;
     --heap_used_;
     if (entry.chunk == kNoChunk) {
@@ -191,6 +219,20 @@ void Core::free_small(void* address) {
 
 void Core::free(void* address) {
   Lock lock(mutex_);
+  Moments uses;
+  if (order_) {
+    const ThreadState* thread = find_thread_state();
+    uses = thread != nullptr && thread->in_function ? order_->now(thread->stream) : order_->now_everywhere();
+  }
+  free_after(address, uses);
+}
+
+void Core::free(void* address, CUstream stream) {
+  Lock lock(mutex_);
+  free_after(address, order_ ? order_->now(order_->compute_stream(stream)) : Moments{});
+}
+
+void Core::free_after(void* address, const Moments& uses) {
   if (!owns(address)) {
     if (host_blocks_.erase(address) != 0) ::free(address);
     return;
@@ -199,17 +241,19 @@ void Core::free(void* address) {
   if (address >= address_of(heap_first_chunk_)) {
     const auto offset = static_cast<uint64_t>(static_cast<char*>(address) - address_of(heap_first_chunk_));
     const uint64_t bytes = heap_->requested(offset);
-    free_small(address);
+    free_small(address, uses);
     stats_.small_live_bytes -= bytes;
     stats_.live_bytes -= bytes;
     return;
   }
   Region* region = find(address);
-  if (region != nullptr && address == address_of(region->first)) free_region(region);
+  if (region != nullptr && address == address_of(region->first)) free_region(region, uses);
 }
 
-void Core::free_region(Region* region) {
+void Core::free_region(Region* region, const Moments& uses) {
   recorder_.free(region);
+  region->uses.add(uses);
+  freed_since_mark_ = true;
   stats_.live_bytes -= region->bytes;
   stats_.region_live_bytes -= region->bytes;
   live_region_chunks_ -= region->count;
@@ -226,8 +270,7 @@ void Core::free_region(Region* region) {
 
 void Core::dispose(Region* region) {
   region->doomed = false;
-  if (region->host != nullptr) arena_->free(region->host, region->bytes);
-  region->host = nullptr;
+  free_host_block(region);
   for (Slot& slot : region->slots) slot.host_valid = false;
   region->host_valid = 0;
   if (region->fully_resident() || !destroy(region)) cache(region);
@@ -252,6 +295,17 @@ void Core::uncache(Region* region) {
 }
 
 bool Core::unmap_slots(Region* region, uint32_t first, uint32_t count) {
+  if (order_) {
+    const auto after = std::make_shared<const Moments>(all_moments(region));
+    for (uint32_t i = first; i < first + count; ++i) {
+      retire(region->slots[i].chunk, after);
+      region->slots[i].chunk = kNoChunk;
+    }
+    region->stale.push_back({first, count, *after});
+    region->resident -= count;
+    resident_chunks_ -= count;
+    return true;
+  }
   if (device_.unmap(address_of(region->first + first), count * chunk_bytes_) != CUDA_SUCCESS) return false;
   for (uint32_t i = first; i < first + count; ++i) {
     pool_->give(region->slots[i].chunk);
@@ -283,7 +337,8 @@ bool Core::destroy(Region* region) {
     i = end;
   }
   std::fill_n(region_at_ + region->first, region->count, 0u);
-  if (!region->leaky) space_->give(region->first, region->count);
+  if (order_) bury(region);
+  else if (!region->leaky) space_->give(region->first, region->count);
   unused_regions_.push_back(region);
   return true;
 }
@@ -302,6 +357,8 @@ bool Core::reclaim_cached(uint64_t wanted) {
     HeapChunk& entry = heap_chunks_[c];
     entry.listed = false;
     if (entry.users > 0 || entry.chunk == kNoChunk || entry.pending) continue;
+    if (order_) order_->synchronize(entry.after, Edge::kUseBeforeUnmap);
+    entry.after.clear();
     if (device_.unmap(address_of(heap_first_chunk_ + c), chunk_bytes_) != CUDA_SUCCESS) {
       entry.listed = true;
       idle_heap_chunks_.push_back(c);
@@ -322,6 +379,7 @@ void Core::release_cached() {
   Lock lock(mutex_);
   if (detached_) return;
   reclaim_cached(~uint64_t{0} >> 1);
+  if (order_) bury_all();
   pool_->release_free();
 }
 

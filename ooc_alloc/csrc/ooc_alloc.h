@@ -44,6 +44,7 @@ typedef struct {
   uint64_t copy_piece_bytes;     // longest single copy, so that an urgent one does not wait long; 0: 4 MiB
   int32_t strict;                // 1: every unpinned region leaves before every function, and clean copies are verified
   int32_t run_daemon;            // 1: start the worker threads (0: plans are carried out by nobody; for tests)
+  int32_t asynchronous;          // 1: functions run on streams of the device, and the host does not wait for them
 } ooc_config;
 
 // One operand of a function. Pointers that the core does not own are ignored.
@@ -73,6 +74,7 @@ typedef struct {
   uint64_t functions, iterations, allocations, frees, cache_hits;
   uint64_t driver_failure_count, driver_calls_map, driver_calls_unmap, driver_calls_set_access, driver_calls_create;
   uint64_t external_pin_count;
+  uint64_t event_create_count;  // of events that order streams
   double stall_seconds, stall_swap_in_seconds, stall_room_seconds, copy_out_seconds, copy_in_seconds;
 } ooc_stats;
 
@@ -133,12 +135,23 @@ OOC_API void* ooc_core_malloc(ooc_core* core, uint64_t bytes);
 // Any thread. Unknown addresses are ignored.
 OOC_API void ooc_core_free(ooc_core* core, void* address);
 
+// The same where functions run on streams (config.asynchronous); `stream` is a CUstream. Memory may be used on the stream
+// it was allocated for at once, and is freed when what is enqueued on the given stream, and on those of functions that
+// had it as an operand, is done. Without a stream: the thread's last one for malloc, all of them for free.
+OOC_API void* ooc_core_malloc_on(ooc_core* core, uint64_t bytes, void* stream);
+OOC_API void ooc_core_free_on(ooc_core* core, void* address, void* stream);
+// Work enqueued so far on a stream uses the memory, though no function with it as an operand said so.
+OOC_API void ooc_core_record_use(ooc_core* core, void* address, void* stream);
+
 // Stable id of a function's name.
 OOC_API uint32_t ooc_core_function_id(ooc_core* core, const char* name);
 OOC_API const char* ooc_core_function_name(ooc_core* core, uint32_t id);
 // Brings every operand onto the device and pins it. Not re-entrant within a thread: a nested call is an error.
 // After a status other than 0 nothing is pinned and function_end must not be called.
 OOC_API int ooc_core_function_begin(ooc_core* core, uint32_t function_id, const ooc_operand* operands, uint32_t count);
+// A function whose work is enqueued on a stream; its operands' copies are waited for there, not on the host.
+OOC_API int ooc_core_function_begin_on(ooc_core* core, uint32_t function_id, const ooc_operand* operands, uint32_t count,
+                                       void* stream);
 // The pins last until the thread's next function begins, so that its caller may still touch results without an operator.
 // keep_allocations: what the function allocated and still lives stays pinned until freed (opaque results).
 // Status OOC_OUT_OF_MEMORY: the function could only be measured (see ooc_core_malloc); its results must be dropped.

@@ -9,12 +9,16 @@
 // Invariants: a slot without a resident chunk is host_valid once the region has been written; resident + arriving slots
 // hold distinct chunks; a region with pins has no slot that becomes swapped. Who sets leaving or arriving owns that
 // transition and ends it; everybody else waits or goes on (reading or writing a leaving slot is allowed: it cancels).
+//
+// Where functions run on streams, "is" and "under way" mean the state once all that was enqueued is done: a transition
+// ends when its copy has been enqueued, and the moments below order whoever comes next after it (stream_order.h).
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
 #include "chunk_pool.h"
+#include "moments.h"
 
 namespace ooc {
 
@@ -48,6 +52,14 @@ struct Region {
   uint64_t iteration = 0;     // last iteration that saw it
   int32_t variable = -1;      // its id there
   uint32_t last_function = 0;
+  Moments uses;               // functions that read or wrote it
+  Moments arrival;            // its copies in, and what used its chunks before: to be waited for before every use
+  Moment out;                 // its last copy out
+  struct Stale {              // slots that lost their chunk and are still mapped to it
+    uint32_t first, count;
+    Moments after;
+  };
+  std::vector<Stale> stale;
   Region* older = nullptr;    // neighbours in the list of use, or of cached regions
   Region* newer = nullptr;
 

@@ -21,8 +21,7 @@ bool Core::reclaim_host(uint64_t bytes) {
     if (region->host == nullptr || region->moving > 0 || !region->fully_resident()) continue;
     for (Slot& slot : region->slots) slot.host_valid = false;
     region->host_valid = 0;
-    arena_->free(region->host, region->bytes);
-    region->host = nullptr;
+    free_host_block(region);
     any = true;
     if (arena_->budget() - arena_->used() >= 2 * bytes) break;
   }
@@ -33,6 +32,7 @@ bool Core::ensure_host_block(Region* region) {
   if (region->host != nullptr) return true;
   region->host = arena_->allocate(region->bytes);
   if (region->host == nullptr && reclaim_host(region->bytes)) region->host = arena_->allocate(region->bytes);
+  if (region->host != nullptr && order_) wait_for_host_block(region);
   return region->host != nullptr;
 }
 
@@ -52,6 +52,7 @@ bool Core::copy_slots(Region* region, uint32_t first, uint32_t count, Direction 
 }
 
 bool Core::verify_clean(Region* region, uint32_t first, uint32_t count) {
+  if (order_) order_->synchronize(all_moments(region), Edge::kUseBeforeOut);
   const uint64_t bytes = slot_bytes(region, first, count, chunk_bytes_);
   std::vector<char> now(bytes);
   const auto address = reinterpret_cast<CUdeviceptr>(address_of(region->first + first));
@@ -96,11 +97,13 @@ bool Core::start_out(Lock& lock, Piece piece, std::vector<Transfer>& transfers) 
     for (uint32_t s = i; s < last; ++s) region->slots[s].leaving = true;
     region->moving += last - i;
     moving_ += last - i;
-    Transfer transfer{region, i, last - i, Direction::kOut, region->write_epoch, nullptr, now_seconds(), false};
+    Transfer transfer{region, i, last - i, Direction::kOut, region->write_epoch, nullptr, now_seconds(), false, {}};
+    if (order_) order_->make_wait(StreamOrder::kOut, all_moments(region), Edge::kUseBeforeOut);
     lock.unlock();
     transfer.failed = !copy_slots(region, i, last - i, Direction::kOut);
-    transfer.event = device_.record(Direction::kOut);
+    if (!order_) transfer.event = device_.record(Direction::kOut);
     lock.lock();
+    if (order_) transfer.moment = enqueued(StreamOrder::kOut);
     transfers.push_back(transfer);
     i = last;
   }
@@ -115,15 +118,17 @@ bool Core::start_in(Lock& lock, Piece piece, const Chunk* chunks, std::vector<Tr
   }
   region->moving += piece.count;
   moving_ += piece.count;
-  Transfer transfer{region, piece.first, piece.count, Direction::kIn, region->write_epoch, nullptr, now_seconds(), false};
+  Transfer transfer{region, piece.first, piece.count, Direction::kIn, region->write_epoch, nullptr, now_seconds(), false, {}};
+  if (order_) prepare_in(lock, region, piece, chunks);
   lock.unlock();
   const CUresult mapped = device_.map(address_of(region->first + piece.first), chunks, piece.count, *pool_, chunk_bytes_);
   if (mapped == CUDA_SUCCESS) {
     transfer.failed = !copy_slots(region, piece.first, piece.count, Direction::kIn);
-    transfer.event = device_.record(Direction::kIn);
+    if (!order_) transfer.event = device_.record(Direction::kIn);
   }
   lock.lock();
   if (mapped == CUDA_SUCCESS) {
+    if (order_) transfer.moment = enqueued(StreamOrder::kIn);
     transfers.push_back(transfer);
     return true;
   }
@@ -141,6 +146,7 @@ bool Core::start_in(Lock& lock, Piece piece, const Chunk* chunks, std::vector<Tr
 
 bool Core::settle(Lock& lock, const Transfer& transfer) {
   Region* region = transfer.region;
+  if (order_) return settle_enqueued(lock, transfer);
   lock.unlock();
   bool copied = device_.wait(transfer.event, transfer.direction) == CUDA_SUCCESS && !transfer.failed;
   if (!copied && transfer.direction == Direction::kIn) {  // the data must come: once more, synchronously
@@ -153,13 +159,18 @@ bool Core::settle(Lock& lock, const Transfer& transfer) {
   const double now = now_seconds();
   (out ? stats_.copy_out_seconds : stats_.copy_in_seconds) += std::max(0.0, now - std::max(transfer.started, idle_since));
   idle_since = std::max(idle_since, now);
-  if (out) settle_out(transfer, copied);
+  end_transition(transfer, copied);
+  return copied;
+}
+
+void Core::end_transition(const Transfer& transfer, bool copied) {
+  Region* region = transfer.region;
+  if (transfer.direction == Direction::kOut) settle_out(transfer, copied);
   else settle_in(transfer, copied);
   region->moving -= transfer.count;
   moving_ -= transfer.count;
   if (region->doomed && region->moving == 0) dispose(region);
   changed_.notify_all();
-  return copied;
 }
 
 void Core::settle_out(const Transfer& transfer, bool copied) {

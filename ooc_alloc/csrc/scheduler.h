@@ -20,6 +20,8 @@ class Scheduler {
   // Index of the next function that uses the region (past the last function: in the next iteration); kNever or
   // kUnknown.
   virtual uint64_t next_use(const Region* region) const = 0;
+  // A move may start when the function that ended last is done: its end on its stream is worth an event.
+  virtual bool waits_for_last_function() const = 0;
   static constexpr uint64_t kNever = ~uint64_t{0};
   static constexpr uint64_t kUnknown = kNever - 1;
 };

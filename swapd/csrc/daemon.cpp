@@ -349,7 +349,7 @@ bool Daemon::start_piece_out(Lock& lock, Run& run) {
 bool Daemon::tick_out(Lock& lock) {
   if (flying_out_.size() < 2 * kDepth && may_start())
     if (Run* run = run_with_outs()) return start_piece_out(lock, *run);
-  if (flying_out_.empty()) return false;
+  if (flying_out_.empty()) return core_.bury_one(lock);
   const InFlight oldest = flying_out_.front();
   if (oldest.transfer.region != nullptr) core_.settle(lock, oldest.transfer);
   flying_out_.pop_front();

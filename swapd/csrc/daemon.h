@@ -69,6 +69,9 @@ class Daemon : public Scheduler {
   bool iteration_ended(const std::shared_ptr<Trace>& ended) override;
   bool relief_coming() const override;
   uint64_t next_use(const Region* region) const override;
+  bool waits_for_last_function() const override {
+    return current_ && current_->begun < current_->plan->wakes.size() && current_->plan->wakes[current_->begun];
+  }
 
   // One step of a direction's thread: starts or settles a piece. False: nothing to do now. For tests without threads.
   bool tick_out(Lock& lock);

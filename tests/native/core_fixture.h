@@ -25,6 +25,7 @@ struct Limits {
   uint64_t small_limit = 0;  // bytes; 0: every allocation is a region
   uint64_t piece_chunks = 2;
   bool strict = false;
+  bool asynchronous = false;
 };
 
 inline ooc_config make_config(const Limits& limits) {
@@ -40,6 +41,7 @@ inline ooc_config make_config(const Limits& limits) {
   config.address_space_bytes = 4096 * chunk;
   config.copy_piece_bytes = limits.piece_chunks * chunk;
   config.strict = limits.strict ? 1 : 0;
+  config.asynchronous = limits.asynchronous ? 1 : 0;
   return config;
 }
 

@@ -147,9 +147,10 @@ struct Event {
 class Gate {
  public:
   ~Gate() { open(); }
-  void close_on(const Stream& stream) {
-    ASSERT_OK(driver().cuLaunchHostFunc(stream.handle, [](void* gate) { static_cast<State*>(gate)->wait(); }, &state_));
-    closed_on_ = stream.handle;
+  void close_on(const Stream& stream) { close_on(stream.handle); }
+  void close_on(CUstream stream) {
+    ASSERT_OK(driver().cuLaunchHostFunc(stream, [](void* gate) { static_cast<State*>(gate)->wait(); }, &state_));
+    closed_on_ = stream;
   }
   void open() {
     {

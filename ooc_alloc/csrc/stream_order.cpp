@@ -1,0 +1,165 @@
+#include "stream_order.h"
+
+#include <cstdlib>
+
+namespace ooc {
+namespace {
+
+#ifdef OOC_EDGES_CAN_BE_OMITTED
+bool omitted(Edge edge) {
+  static const char* number = std::getenv("OOC_WITHOUT_EDGE");
+  return number != nullptr && edge == static_cast<Edge>(std::atoi(number));
+}
+#else
+constexpr bool omitted(Edge) { return false; }
+#endif
+
+constexpr int kRetries = 3;
+
+}  // namespace
+
+StreamOrder::StreamOrder(Device& device) : device_(device), streams_(kFirstCompute) {
+  streams_[kOut].handle = device.stream(Direction::kOut);
+  streams_[kIn].handle = device.stream(Direction::kIn);
+}
+
+StreamOrder::~StreamOrder() {
+  for (Stream& stream : streams_)
+    for (const Mark& mark : stream.marks) events_.push_back(mark.event);
+  for (CUevent event : events_) device_.driver().cuEventDestroy(event);
+}
+
+uint32_t StreamOrder::compute_stream(CUstream handle) {
+  for (uint32_t i = kFirstCompute; i < streams_.size(); ++i)
+    if (streams_[i].handle == handle) return i;
+  streams_.emplace_back();
+  streams_.back().handle = handle;
+  return static_cast<uint32_t>(streams_.size() - 1);
+}
+
+Moments StreamOrder::now_everywhere() {
+  Moments moments;
+  for (uint32_t i = kFirstCompute; i < streams_.size(); ++i) moments.add(now(i));
+  return moments;
+}
+
+CUevent StreamOrder::take_event() {
+  CUevent event = nullptr;
+  if (!events_.empty()) {
+    event = events_.back();
+    events_.pop_back();
+  } else if (device_.driver().cuEventCreate(&event, CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS) {
+    ++created_;
+  } else {
+    event = nullptr;
+  }
+  return event;
+}
+
+// Events whose work is over go back to the pool, the oldest first.
+void StreamOrder::collect(Stream& stream) {
+  while (!stream.marks.empty() && device_.driver().cuEventQuery(stream.marks.front().event) == CUDA_SUCCESS) {
+    stream.over = std::max(stream.over, stream.marks.front().number);
+    events_.push_back(stream.marks.front().event);
+    stream.marks.pop_front();
+  }
+}
+
+void StreamOrder::drain(Stream& stream) {
+  device_.bind_thread();
+  const uint64_t issued = stream.issued;
+  constexpr int kPatience = 20;  // then the device is lost, and nothing on it reads or writes any more
+  for (int attempt = 0; attempt < kPatience; ++attempt)
+    if (device_.driver().cuStreamSynchronize(stream.handle) == CUDA_SUCCESS) break;
+  stream.over = std::max(stream.over, issued);
+  for (const Mark& mark : stream.marks) events_.push_back(mark.event);
+  stream.marks.clear();
+}
+
+void StreamOrder::mark(uint32_t index) {
+  Stream& stream = streams_[index];
+  if (!stream.marks.empty() && stream.marks.back().number == stream.issued) return;
+  device_.bind_thread();
+  constexpr size_t kMostMarks = 64;
+  if (stream.marks.size() > kMostMarks) collect(stream);
+  const CUevent event = take_event();
+  if (event != nullptr) {
+    for (int attempt = 0; attempt < kRetries; ++attempt)
+      if (device_.driver().cuEventRecord(event, stream.handle) == CUDA_SUCCESS) {
+        stream.marks.push_back({stream.issued, event});
+        return;
+      }
+    events_.push_back(event);
+  }
+  drain(stream);
+}
+
+// Null: it is over.
+const StreamOrder::Mark* StreamOrder::mark_after(uint32_t index, uint64_t number) {
+  Stream& stream = streams_[index];
+  if (number <= stream.over) return nullptr;
+  if (stream.marks.empty() || stream.marks.back().number < number) mark(index);
+  if (number <= stream.over) return nullptr;
+  const auto found = std::lower_bound(stream.marks.begin(), stream.marks.end(), number,
+                                      [](const Mark& mark, uint64_t value) { return mark.number < value; });
+  return &*found;
+}
+
+void StreamOrder::make_wait(uint32_t waiter, const Moments& moments, Edge edge) {
+  if (omitted(edge)) return;
+  for (const Moment& moment : moments) {
+    if (moment.stream == waiter) continue;  // a stream is in order by itself
+    const uint32_t source = moment.stream;
+    Stream& waiting = streams_[waiter];
+    if (waiting.waits.size() <= source) waiting.waits.resize(streams_.size());
+    if (waiting.waits[source] >= moment.number) continue;
+    const Mark* mark = mark_after(source, moment.number);
+    if (mark == nullptr) continue;
+    const uint64_t number = mark->number;
+    CUresult result = CUDA_ERROR_UNKNOWN;
+    device_.bind_thread();
+    for (int attempt = 0; attempt < kRetries && result != CUDA_SUCCESS; ++attempt)
+      result = device_.driver().cuStreamWaitEvent(streams_[waiter].handle, mark->event, 0);
+    if (result != CUDA_SUCCESS) drain(streams_[source]);
+    streams_[waiter].waits[source] = number;
+  }
+}
+
+bool StreamOrder::over(const Moments& moments) {
+  for (const Moment& moment : moments) {
+    Stream& stream = streams_[moment.stream];
+    if (moment.number <= stream.over) continue;
+    device_.bind_thread();
+    if (mark_after(moment.stream, moment.number) == nullptr) continue;
+    collect(stream);
+    if (moment.number > stream.over) return false;
+  }
+  return true;
+}
+
+void StreamOrder::prune(Moments& moments) {
+  auto& all = moments.moments_;
+  all.erase(std::remove_if(all.begin(), all.end(),
+                           [this](const Moment& moment) { return moment.number <= streams_[moment.stream].over; }),
+            all.end());
+}
+
+void StreamOrder::synchronize(const Moments& moments, Edge edge) {
+  if (omitted(edge)) return;
+  for (const Moment& moment : moments) {
+    Stream& stream = streams_[moment.stream];
+    const Mark* mark = mark_after(moment.stream, moment.number);
+    if (mark == nullptr) continue;
+    device_.bind_thread();
+    const uint64_t number = mark->number;
+    if (device_.driver().cuEventSynchronize(mark->event) == CUDA_SUCCESS) stream.over = std::max(stream.over, number);
+    else drain(stream);
+    collect(stream);
+  }
+}
+
+void StreamOrder::synchronize_all() {
+  for (Stream& stream : streams_) drain(stream);
+}
+
+}  // namespace ooc

@@ -1,0 +1,86 @@
+// Order between streams, without a wait on the host. The work of a stream is numbered as it is enqueued; a Moment is
+// "all work of this stream up to this number". A stream is made to wait for a moment by an event, which is recorded only
+// where somebody is going to wait, and taken from a pool: none is created in steady state.
+//
+// Guarded by the core's lock. A driver that refuses an event costs a wait on the host, never the order.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+#include "device.h"
+#include "moments.h"
+
+namespace ooc {
+
+// Why one piece of work waits for another. A test is built in which one of them can be left out (OOC_EDGES_CAN_BE_OMITTED,
+// and its number in the variable OOC_WITHOUT_EDGE), to see that its absence is noticed.
+enum class Edge {
+  kUseBeforeOut = 1,    // a variable is copied out when the functions that use it are done
+  kOutBeforeChunk = 2,  // a chunk is overwritten when its contents are in host memory
+  kUseBeforeChunk = 3,  // a chunk of a freed or clean variable is overwritten when nobody reads it any more
+  kInBeforeUse = 4,     // a function runs when its variables have arrived
+  kInBeforeHost = 5,    // a block of host memory is overwritten when it has been read
+  kUseBeforeUnmap = 6,  // an address loses its memory when nobody uses it any more: the host waits. So a copy in, which
+                        // needs the address, starts after the copy out that it reads
+  kFreeBeforeSmall = 7, // a small block serves another stream when the one that freed it is past that
+};
+constexpr int kEdges = 7;
+
+class StreamOrder {
+ public:
+  static constexpr uint32_t kOut = 0, kIn = 1, kFirstCompute = 2;
+
+  explicit StreamOrder(Device& device);
+  ~StreamOrder();
+  StreamOrder(const StreamOrder&) = delete;
+  StreamOrder& operator=(const StreamOrder&) = delete;
+
+  // Index of a stream on which functions run; a new one is added.
+  uint32_t compute_stream(CUstream stream);
+  uint32_t streams() const { return static_cast<uint32_t>(streams_.size()); }
+
+  // Everything enqueued on the stream so far.
+  Moment now(uint32_t stream) { return {stream, ++streams_[stream].issued}; }
+  // Everything enqueued so far on any stream where functions run.
+  Moments now_everywhere();
+  // Records an event here, so that who waits for now() later need not wait for work that comes in between.
+  void mark(uint32_t stream);
+
+  // What is enqueued on `waiter` from now on starts after the moments.
+  void make_wait(uint32_t waiter, const Moments& moments, Edge edge);
+  // True if they are known to be over, without a call where possible.
+  bool over(const Moments& moments);
+  // The host waits.
+  void synchronize(const Moments& moments, Edge edge);
+  void synchronize_all();
+  // Forgets what is over.
+  void prune(Moments& moments);
+
+  uint64_t events_created() const { return created_; }
+
+ private:
+  struct Mark {
+    uint64_t number;
+    CUevent event;
+  };
+  struct Stream {
+    CUstream handle = nullptr;
+    uint64_t issued = 0, over = 0;
+    std::deque<Mark> marks;          // ascending; those not known to be over
+    std::vector<uint64_t> waits;     // [streams] number up to which this stream waits for the others already
+  };
+
+  const Mark* mark_after(uint32_t stream, uint64_t number);
+  void collect(Stream& stream);
+  void drain(Stream& stream);
+  CUevent take_event();
+
+  Device& device_;
+  std::vector<Stream> streams_;
+  std::vector<CUevent> events_;
+  uint64_t created_ = 0;
+};
+
+}  // namespace ooc

@@ -1,0 +1,375 @@
+// Functions on streams: the host runs ahead, every edge of the order keeps bytes right, and leaving out any one of them
+// is noticed. Functions read and write through copies on their stream, so these tests also run on a GPU.
+//
+// A gate holds one stream back. While it is closed, whatever does not wait as it should has the time to go wrong.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <memory>
+#include <thread>
+
+#include "core_fixture.h"
+
+using namespace ooc;
+using namespace ooc::testing;
+
+namespace {
+
+constexpr auto kTimeToGoWrong = std::chrono::milliseconds(60);
+
+// Host memory that copies reach without the host's help.
+struct Pinned {
+  explicit Pinned(uint64_t size) : bytes(size) {
+    void* pointer = nullptr;
+    ASSERT_OK(driver().cuMemHostAlloc(&pointer, size, 0));
+    data = static_cast<unsigned char*>(pointer);
+  }
+  ~Pinned() { EXPECT_OK(driver().cuMemFreeHost(data)); }
+  Pinned(const Pinned&) = delete;
+  Pinned& operator=(const Pinned&) = delete;
+  Bytes contents() const { return Bytes(data, data + bytes); }
+  unsigned char* data;
+  uint64_t bytes;
+};
+
+struct StreamsTest : CoreTest {
+  explicit StreamsTest(Limits limits) : CoreTest((limits.asynchronous = true, limits)) {}
+  ~StreamsTest() { synchronize(); }
+
+  void synchronize() {
+    for (const Stream* stream : {&main, &side}) EXPECT_OK(driver().cuStreamSynchronize(stream->handle));
+    for (CUstream stream : {out(), in()}) EXPECT_OK(driver().cuStreamSynchronize(stream));
+  }
+  CUstream out() { return core.device().stream(Direction::kOut); }
+  CUstream in() { return core.device().stream(Direction::kIn); }
+
+  int call_on(const Stream& stream, const char* name, const std::vector<ooc_operand>& operands,
+              const std::function<void()>& body = [] {}) {
+    const auto count = static_cast<uint32_t>(operands.size());
+    if (const int status = core.function_begin(id(name), operands.data(), count, stream.handle)) return status;
+    body();
+    return core.function_end(false);
+  }
+
+  // Functions whose work is done later. The host's part of it lives as long as the test.
+  void write_later(const Stream& stream, Variable& variable, unsigned seed) {
+    variable.seed = seed;
+    ASSERT_EQ(call_on(stream, "write", {writes(variable)}, [&] { enqueue_write(stream, variable); }), OOC_OK);
+  }
+  const Pinned& read_later(const Stream& stream, const Variable& variable) {
+    buffers.push_back(std::make_unique<Pinned>(variable.bytes));
+    ASSERT_EQ(call_on(stream, "read", {reads(variable)}, [&] {
+      ASSERT_OK(driver().cuMemcpyDtoHAsync(buffers.back()->data, variable.pointer(), variable.bytes, stream.handle));
+    }), OOC_OK);
+    return *buffers.back();
+  }
+  Variable make_on(const Stream& stream, uint64_t bytes, unsigned seed) {
+    Variable variable{nullptr, bytes, seed};
+    ASSERT_EQ(call_on(stream, "make", {}, [&] {
+      variable.address = core.malloc(bytes, stream.handle);
+      ASSERT_TRUE(variable.address != nullptr);
+      enqueue_write(stream, variable);
+    }), OOC_OK);
+    return variable;
+  }
+  void enqueue_write(const Stream& stream, const Variable& variable) {
+    buffers.push_back(std::make_unique<Pinned>(variable.bytes));
+    const Bytes contents = pattern(variable.bytes, variable.seed);
+    std::copy(contents.begin(), contents.end(), buffers.back()->data);
+    ASSERT_OK(driver().cuMemcpyHtoDAsync(variable.pointer(), buffers.back()->data, variable.bytes, stream.handle));
+  }
+  void let_go_on(const Stream& stream) { ASSERT_EQ(call_on(stream, "nothing", {}), OOC_OK); }
+
+  void expect(const Variable& variable) {
+    const Pinned& found = read_later(main, variable);
+    synchronize();
+    EXPECT_TRUE(found.contents() == pattern(variable.bytes, variable.seed));
+  }
+
+  Stream main, side;
+  std::vector<std::unique_ptr<Pinned>> buffers;
+};
+
+void open_later(Gate& gate) {
+  std::this_thread::sleep_for(kTimeToGoWrong);
+  gate.open();
+}
+
+}  // namespace
+
+// ---- the edges ------------------------------------------------------------------------------------------------------
+
+TEST(edge_1_a_late_write_is_copied_out) {
+  StreamsTest t({2});
+  Variable late = t.make_on(t.main, 2 * t.chunk, 1);
+  t.synchronize();
+  Gate gate;
+  gate.close_on(t.main);
+  t.write_later(t.main, late, 2);
+  const Variable other = t.make_on(t.main, 2 * t.chunk, 3);  // `late` has to leave
+  open_later(gate);
+  t.expect(late);
+  t.expect(other);
+}
+
+TEST(edge_2_a_chunk_is_not_overwritten_before_it_was_copied_out) {
+  StreamsTest t({2});
+  const Variable first = t.make_on(t.main, 2 * t.chunk, 1);
+  t.synchronize();
+  Gate gate;
+  gate.close_on(t.out());
+  const Variable second = t.make_on(t.main, 2 * t.chunk, 2);
+  open_later(gate);
+  t.expect(first);
+  t.expect(second);
+}
+
+TEST(edge_3_a_freed_chunk_is_not_overwritten_under_a_late_reader) {
+  StreamsTest t({2});
+  const Variable freed = t.make_on(t.main, 2 * t.chunk, 1);
+  t.synchronize();
+  Gate gate;
+  gate.close_on(t.main);
+  const Pinned& found = t.read_later(t.main, freed);
+  t.core.free(freed.address, t.main.handle);
+  const Variable next = t.make_on(t.side, 2 * t.chunk, 2);
+  EXPECT_EQ(next.address, freed.address);
+  open_later(gate);
+  t.synchronize();
+  EXPECT_TRUE(found.contents() == pattern(freed.bytes, 1));
+  t.expect(next);
+}
+
+TEST(edge_3_a_clean_chunk_is_not_overwritten_under_a_late_reader) {
+  StreamsTest t({2});
+  const Variable clean = t.make_on(t.main, 2 * t.chunk, 1);
+  const Variable other = t.make_on(t.main, 2 * t.chunk, 2);
+  t.expect(clean);
+  t.let_go_on(t.main);
+  Gate gate;
+  gate.close_on(t.main);
+  const Pinned& found = t.read_later(t.main, clean);
+  const Pinned& copied = t.read_later(t.side, other);  // takes the chunks of `clean`, which has a host copy
+  open_later(gate);
+  t.synchronize();
+  EXPECT_TRUE(found.contents() == pattern(clean.bytes, 1));
+  EXPECT_TRUE(copied.contents() == pattern(other.bytes, 2));
+}
+
+TEST(edge_4_a_function_waits_for_what_comes_in) {
+  StreamsTest t({2});
+  const Variable first = t.make_on(t.main, 2 * t.chunk, 1);
+  const Variable second = t.make_on(t.main, 2 * t.chunk, 2);
+  t.synchronize();
+  Gate gate;
+  gate.close_on(t.in());
+  const Pinned& found = t.read_later(t.main, first);
+  open_later(gate);
+  t.synchronize();
+  EXPECT_TRUE(found.contents() == pattern(first.bytes, 1));
+  t.expect(second);
+}
+
+TEST(edge_5_a_host_block_is_not_overwritten_before_it_was_read) {
+  StreamsTest t({4, 2});  // host memory for one of them
+  const Variable first = t.make_on(t.main, 2 * t.chunk, 1);
+  const Variable second = t.make_on(t.main, 2 * t.chunk, 2);
+  const Variable third = t.make_on(t.main, 2 * t.chunk, 3);  // `first` leaves
+  t.core.free(second.address, t.main.handle);
+  t.synchronize();
+  Gate gate;
+  gate.close_on(t.in());
+  const Pinned& found = t.read_later(t.main, first);         // comes back, late; has its host block until
+  t.let_go_on(t.side);
+  const Variable fourth = t.make_on(t.side, 2 * t.chunk, 4); // `third` leaves into it
+  open_later(gate);
+  t.synchronize();
+  EXPECT_TRUE(found.contents() == pattern(first.bytes, 1));
+  t.core.free(fourth.address, t.side.handle);
+  t.expect(third);
+}
+
+TEST(edge_6_an_address_is_not_unmapped_under_a_copy) {
+  StreamsTest t({4});
+  const Variable first = t.make_on(t.main, 2 * t.chunk, 1);
+  const Variable second = t.make_on(t.main, 2 * t.chunk, 2);
+  t.let_go_on(t.main);
+  t.synchronize();
+  Gate gate;
+  gate.close_on(t.out());
+  const Variable third = t.make_on(t.main, 2 * t.chunk, 3);  // `first` leaves, late
+  t.core.free(second.address, t.main.handle);
+  std::thread opener([&] {
+    t.core.device().bind_thread();
+    open_later(gate);
+  });
+  const Pinned& found = t.read_later(t.side, first);         // comes back, into other chunks: the host has to wait
+  opener.join();
+  t.synchronize();
+  EXPECT_TRUE(found.contents() == pattern(first.bytes, 1));
+  t.expect(third);
+}
+
+TEST(edge_7_a_small_block_is_not_overwritten_under_a_late_reader) {
+  StreamsTest t({2, 64, 1024});
+  const Variable freed = t.make_on(t.main, 512, 1);
+  t.synchronize();
+  Gate gate;
+  gate.close_on(t.main);
+  const Pinned& found = t.read_later(t.main, freed);
+  t.core.free(freed.address, t.main.handle);
+  const Variable next = t.make_on(t.side, 512, 2);
+  EXPECT_EQ(next.address, freed.address);
+  open_later(gate);
+  t.synchronize();
+  EXPECT_TRUE(found.contents() == pattern(freed.bytes, 1));
+  t.expect(next);
+}
+
+// This program again, with an edge left out, for the tests that bear its number.
+TEST(every_missing_edge_is_noticed) {
+  if (getenv("OOC_WITHOUT_EDGE") != nullptr) return;
+  for (int edge = 1; edge <= kEdges; ++edge) {
+    const std::string number = std::to_string(edge), name = "edge_" + number + "_";
+    int ends[2];
+    ASSERT_EQ(pipe(ends), 0);
+    const pid_t child = fork();
+    if (child == 0) {
+      setenv("OOC_WITHOUT_EDGE", number.c_str(), 1);
+      dup2(ends[1], 2);
+      close(ends[0]);
+      close(ends[1]);
+      execl("/proc/self/exe", "core_streams_test", name.c_str(), nullptr);
+      _exit(0);
+    }
+    close(ends[1]);
+    std::string output;
+    char text[4096];
+    for (ssize_t got; (got = read(ends[0], text, sizeof text)) > 0;) output.append(text, static_cast<size_t>(got));
+    close(ends[0]);
+    int status = 0;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    const bool began = contains(output, name);
+    const bool failed = WIFSIGNALED(status) || contains(output, " FAILED\n") || contains(output, "Sanitizer");
+    if (!EXPECT_TRUE(began && failed)) std::fprintf(stderr, "without edge %d:\n%s", edge, output.c_str());
+  }
+}
+
+// ---- running ahead --------------------------------------------------------------------------------------------------
+
+TEST(the_host_runs_ahead_of_a_stream_that_stands_still) {
+  StreamsTest t({6, 64});
+  std::vector<Variable> variables;
+  Gate gate;
+  gate.close_on(t.main);
+  for (unsigned i = 0; i < 8; ++i) variables.push_back(t.make_on(t.main, 2 * t.chunk, i + 1));  // none of it is done yet
+  EXPECT_TRUE(t.stats().swap_out_bytes >= 10 * t.chunk);
+  gate.open();
+  for (const Variable& variable : variables) t.expect(variable);
+  EXPECT_TRUE(t.stats().device_peak_bytes <= 6 * t.chunk);
+}
+
+TEST(no_event_is_created_in_steady_state) {
+  StreamsTest t({4});
+  std::vector<Variable> variables;
+  for (unsigned i = 0; i < 4; ++i) variables.push_back(t.make_on(t.main, 2 * t.chunk, i + 1));
+  auto round = [&] {
+    for (Variable& variable : variables) t.write_later(t.main, variable, variable.seed + 10);
+    t.synchronize();
+    t.buffers.clear();
+  };
+  for (int i = 0; i < 10; ++i) round();
+  const uint64_t before = t.stats().event_create_count;
+  EXPECT_TRUE(before > 0);
+  for (int i = 0; i < 30; ++i) round();
+  EXPECT_EQ(t.stats().event_create_count, before);
+  for (const Variable& variable : variables) t.expect(variable);
+}
+
+TEST(a_recorded_use_keeps_memory_from_its_next_user) {
+  StreamsTest t({2});
+  const Variable freed = t.make_on(t.main, 2 * t.chunk, 1);
+  t.synchronize();
+  Gate gate;
+  gate.close_on(t.side);
+  t.buffers.push_back(std::make_unique<Pinned>(freed.bytes));
+  const Pinned& found = *t.buffers.back();  // a kernel that no function speaks of
+  ASSERT_OK(driver().cuMemcpyDtoHAsync(found.data, freed.pointer(), freed.bytes, t.side.handle));
+  t.core.record_use(freed.address, t.side.handle);
+  t.core.free(freed.address, t.main.handle);
+  const Variable next = t.make_on(t.main, 2 * t.chunk, 2);
+  EXPECT_EQ(next.address, freed.address);
+  open_later(gate);
+  t.synchronize();
+  EXPECT_TRUE(found.contents() == pattern(freed.bytes, 1));
+}
+
+TEST(a_pinned_variable_has_arrived) {
+  StreamsTest t({2});
+  const Variable first = t.make_on(t.main, 2 * t.chunk, 1);
+  const Variable second = t.make_on(t.main, 2 * t.chunk, 2);
+  t.let_go_on(t.main);
+  Gate gate;
+  gate.close_on(t.in());
+  std::thread opener([&] {
+    t.core.device().bind_thread();
+    open_later(gate);
+  });
+  uint64_t token = 0;
+  EXPECT_EQ(t.core.pin(first.address, OOC_READ, &token), OOC_OK);
+  EXPECT_TRUE(testing::read(first.pointer(), first.bytes) == pattern(first.bytes, 1));
+  opener.join();
+  EXPECT_EQ(t.core.unpin(token, OOC_READ), OOC_OK);
+  t.expect(second);
+}
+
+TEST(many_streams_and_variables_in_random_order) {
+  StreamsTest t({12});
+  std::vector<Variable> variables;
+  uint32_t state = 7;
+  auto random = [&](uint32_t below) {
+    state = state * 1664525u + 1013904223u;
+    return (state >> 8) % below;
+  };
+  struct Read {
+    const Pinned* found;
+    Bytes expected;
+  };
+  std::vector<Read> pending;
+  std::vector<std::unique_ptr<Event>> written;  // [variables] the program's own order between its streams
+  auto on = [&](uint32_t which) -> const Stream& { return which != 0 ? t.side : t.main; };
+  for (int step = 0; step < 600; ++step) {
+    const Stream& stream = on(random(2));
+    if (variables.size() < 12 && (variables.empty() || random(4) == 0)) {
+      variables.push_back(t.make_on(stream, (1 + random(4)) * t.chunk - random(1000), random(1000)));
+      written.push_back(std::make_unique<Event>());
+      ASSERT_OK(driver().cuEventRecord(written.back()->handle, stream.handle));
+      continue;
+    }
+    const uint32_t i = random(static_cast<uint32_t>(variables.size()));
+    ASSERT_OK(driver().cuStreamWaitEvent(stream.handle, written[i]->handle, 0));
+    switch (random(4)) {
+      case 0:
+        t.write_later(stream, variables[i], random(1000));
+        break;
+      case 1: {
+        ASSERT_OK(driver().cuEventRecord(written[i]->handle, stream.handle));
+        t.core.free(variables[i].address, stream.handle);
+        variables.erase(variables.begin() + i);
+        written.erase(written.begin() + i);
+        continue;
+      }
+      default:
+        pending.push_back({&t.read_later(stream, variables[i]), pattern(variables[i].bytes, variables[i].seed)});
+    }
+    ASSERT_OK(driver().cuEventRecord(written[i]->handle, stream.handle));
+    if (pending.size() < 40) continue;
+    t.synchronize();
+    for (const Read& read : pending) ASSERT_TRUE(read.found->contents() == read.expected);
+    pending.clear();
+    t.buffers.clear();
+    EXPECT_EQ(t.core.audit(), OOC_OK);
+  }
+  EXPECT_TRUE(t.stats().swap_in_count > 50 && t.stats().clean_drop_count > 5);
+}
