@@ -43,7 +43,8 @@ def operators() -> dict[str, Callable[[], Any]]:
         "add, two operands of a 4 MiB variable": lambda: torch.add(view, view),
         "empty, 16 elements": lambda: torch.empty(16),
         "view, of a 4 MiB variable": lambda: large.view(1024, 1024),
-        "exp_, 16 elements of a 4 MiB variable (boxed)": lambda: view.exp_(),
+        "exp_, 16 elements of a 4 MiB variable": lambda: view.exp_(),
+        "trunc_, 16 elements of a 4 MiB variable (boxed)": lambda: view.trunc_(),
     }
 
 

@@ -66,6 +66,8 @@ void ooc_core_address_range(ooc_core* core, uintptr_t* base, uintptr_t* bytes) {
   *bytes = core->core.device().reserved();
 }
 
+uint64_t ooc_core_small_limit(ooc_core* core) { return core->core.small_limit_bytes(); }
+
 void* ooc_core_malloc(ooc_core* core, uint64_t bytes) {
   void* address = nullptr;
   guarded([&] {

@@ -127,6 +127,13 @@ void Core::note_need() {
   stats_.min_budget_bytes = std::max(stats_.min_budget_bytes, (pinned_chunks_ + heap_used_) * chunk_bytes_);
 }
 
+// The time counts as waiting, in one of two ways, and not as the running function's.
+void Core::stalled(double seconds, double& kind) {
+  stats_.stall_seconds += seconds;
+  kind += seconds;
+  if (sequence_thread_ != nullptr && find_thread_state() == sequence_thread_) recorder_.stalled(seconds);
+}
+
 void Core::mark_written(Region* region) {
   ++region->write_epoch;
   if (region->host_valid == 0) return;
@@ -136,22 +143,21 @@ void Core::mark_written(Region* region) {
 
 int Core::function_begin(uint32_t function, const ooc_operand* operands, uint32_t count, CUstream stream) {
   ThreadState& thread = thread_state();
+  if (thread.in_function) return fail(OOC_NESTED, "a function began within a function of the same thread");
   Lock lock(mutex_);
   if (order_) thread.stream = order_->compute_stream(stream);
-  if (thread.in_function) return fail(OOC_INVALID, "a function began within a function of the same thread");
   while (paused_) wait_a_while(lock);
   if (detached_) {
     thread.in_function = true;
     return OOC_OK;
   }
   release_held(thread.held);
-  if (active_functions_ == 0 && !orphans_.empty()) release_held(orphans_);
+  if (active_functions() == 0 && !orphans_.empty()) release_held(orphans_);
   if (strict_)
     if (const int status = evict_unpinned(lock)) return status;
   if (sequence_thread_ == nullptr) sequence_thread_ = &thread;
   const bool recorded = sequence_thread_ == &thread;
-  double now = now_seconds();
-  if (recorded) recorder_.begin_function(function, now);
+  if (recorded) recorder_.begin_function(function, now_seconds());
 
   ++serial_;
   bool missing = false;
@@ -178,37 +184,37 @@ int Core::function_begin(uint32_t function, const ooc_operand* operands, uint32_
     const uint64_t prefix = recorder_.end_operands();
     if (scheduler_ != nullptr) scheduler_->function_started(recorder_.current().functions() - 1, prefix);
   }
-  ++active_functions_;
+  progress_ += kOneRuns;
   thread.in_function = true;
   thread.function = function;
   thread.operand_count = static_cast<uint32_t>(thread.held.size());
-  thread.stalled = 0;
   thread.measured_bytes = 0;
   const uint64_t serial = serial_;
-  if (missing) {
+  if (missing)
     if (const int status = bring_operands(lock, thread)) return status;
-    now = now_seconds();
-  }
   note_need();
   for (const RegionHandle& handle : thread.held) {
     if (handle.region->write_serial == serial) mark_written(handle.region);
     if (order_) wait_for_memory(thread.stream, handle.region->arrival);
   }
-  thread.started = now;
   ++stats_.functions;
   return OOC_OK;
 }
 
 int Core::function_end(bool keep_allocations) {
   ThreadState& thread = thread_state();
-  Lock lock(mutex_);
   if (!thread.in_function) return fail(OOC_INVALID, "a function ended that had not begun");
+  const bool simple = !order_ && !keep_allocations && thread.measured_bytes == 0;
+  Lock lock(mutex_, std::defer_lock);
+  if (!simple) lock.lock();
   thread.in_function = false;
   if (detached_) return OOC_OK;
-  --active_functions_;
-  ++functions_ended_;
   if (order_) end_on_stream(thread);
-  if (sequence_thread_ == &thread) recorder_.end_function(now_seconds() - thread.started - thread.stalled);
+  progress_ += kOneEnded - kOneRuns;
+  // Whoever waits said so before it looked at progress_, so one of the two sees the other.
+  const bool awaited = starving_ > 0 || yielding_ > 0 || paused_;
+  if (simple && !awaited) return OOC_OK;
+  if (!lock.owns_lock()) lock.lock();
   if (keep_allocations)
     for (size_t i = thread.operand_count; i < thread.held.size(); ++i)
       if (Region* region = thread.held[i].get()) {
@@ -216,7 +222,7 @@ int Core::function_end(bool keep_allocations) {
         ++region->external_pins;
         ++stats_.external_pin_count;
       }
-  if (starving_ > 0 || yielding_ > 0 || paused_) changed_.notify_all();
+  if (awaited) changed_.notify_all();
   if (thread.measured_bytes == 0) return OOC_OK;
   const uint64_t need = thread.measured_bytes / chunk_bytes_;
   thread.measured_bytes = 0;

@@ -7,6 +7,7 @@
 //   device bytes <= budget, but for counted overruns by slabs, which cannot be refused
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <deque>
@@ -52,11 +53,24 @@ struct Piece {
   uint32_t first, count;
 };
 
+// Read by other threads without the lock; copied only while nobody else looks.
+struct SharedFlag {
+  SharedFlag() = default;
+  SharedFlag(const SharedFlag& other) : value(other.value.load()) {}
+  SharedFlag& operator=(const SharedFlag& other) { return *this = other.value.load(); }
+  SharedFlag& operator=(bool next) {
+    value.store(next, std::memory_order_release);
+    return *this;
+  }
+  operator bool() const { return value.load(std::memory_order_acquire); }
+  std::atomic<bool> value{false};
+};
+
 // What a thread holds. A function's pins outlast it until the thread's next function begins: results are touched
 // without an operator just after they were made (torch.tensor(list), tolist, file reads).
 struct ThreadState {
   std::vector<RegionHandle> held;
-  bool in_function = false;
+  SharedFlag in_function;
   bool exited = false;         // the thread is gone, the entry may be used again
   bool may_yield = false;      // beginning: nothing was computed yet, so its operands may be let go again
   bool yielded = false;        // they must be, as the functions of other threads need the room
@@ -64,11 +78,17 @@ struct ThreadState {
   uint32_t function = 0;
   uint32_t stream = 0;         // of the running function, or of the last one
   uint32_t operand_count = 0;  // first entries of held: operands; the others were allocated by the function
-  double started = 0;
-  double stalled = 0;          // seconds of the running function spent waiting for room
   uint64_t measured_bytes = 0; // allocations that did not fit and were served by the host to learn the need
   std::string failure;
 };
+
+// What a thread is for a core.
+struct ThreadEntry {
+  uint64_t core_id;
+  ThreadState* state;
+};
+// The one used last. Constant and trivial, so that reading it asks nobody whether it was made.
+inline thread_local ThreadEntry latest_entry{0, nullptr};
 
 class Core {
  public:
@@ -97,6 +117,7 @@ class Core {
   Device& device() { return device_; }
   Recorder& recorder() { return recorder_; }
   uint64_t chunk_bytes() const { return chunk_bytes_; }
+  uint64_t small_limit_bytes() const { return small_limit_; }
   std::mutex& mutex() { return mutex_; }
   void set_scheduler(Scheduler* scheduler) { scheduler_ = scheduler; }
   ooc_stats& counters() { return stats_; }
@@ -154,8 +175,16 @@ class Core {
   void release_everything();
 
   // core.cpp
-  ThreadState* find_thread_state() const;
-  ThreadState& thread_state();
+  ThreadState* find_thread_state() const {
+    const ThreadEntry& latest = latest_entry;
+    return latest.core_id == core_id_ ? latest.state : search_thread_state();
+  }
+  ThreadState* search_thread_state() const;
+  ThreadState& thread_state() {
+    ThreadState* state = find_thread_state();
+    return state != nullptr ? *state : new_thread_state();
+  }
+  ThreadState& new_thread_state();
   void hold(Region* region, ThreadState* thread);
   Region* find(const void* address) const;
   bool owns(const void* address) const {
@@ -169,6 +198,8 @@ class Core {
   void release_held(std::vector<RegionHandle>& held);
   void mark_written(Region* region);
   void note_need();
+  void stalled(double seconds, double& kind);
+  bool sequence_runs() const { return sequence_thread_ != nullptr && sequence_thread_->in_function; }
 
   // memory.cpp
   void* malloc_on(Lock& lock, uint64_t bytes, uint32_t stream);
@@ -273,9 +304,15 @@ class Core {
   std::unordered_map<const void*, uint64_t> host_blocks_;  // served by the host: measuring, or a forked child
   std::deque<ThreadState> thread_states_;
   std::vector<RegionHandle> orphans_;  // allocated by threads that never run functions (a kernel's helpers)
-  uint32_t active_functions_ = 0, starving_ = 0, yielding_ = 0, room_waiters_ = 0;
-  uint64_t functions_ended_ = 0;
-  bool paused_ = false, detached_ = false, forked_ = false, idle_wanted_ = false;
+  // A function ends without the lock where nobody waits for that, so what it reads and changes is atomic.
+  std::atomic<uint32_t> starving_{0}, yielding_{0};
+  std::atomic<uint64_t> progress_{0};  // functions that have ended, and in the lower half those that run
+  static constexpr uint64_t kOneRuns = 1, kOneEnded = uint64_t{1} << 32;
+  uint32_t active_functions() const { return static_cast<uint32_t>(progress_.load()); }
+  uint32_t functions_ended() const { return static_cast<uint32_t>(progress_.load() >> 32); }
+  std::atomic<bool> paused_{false}, detached_{false};
+  uint32_t room_waiters_ = 0;
+  bool forked_ = false, idle_wanted_ = false;
   std::string strict_failure_;
   uint64_t lost_chunks_ = 0;  // the driver would not unmap them
   uint64_t core_id_ = 0;

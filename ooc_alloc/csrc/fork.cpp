@@ -33,10 +33,6 @@ std::unordered_map<uint64_t, Core*>& registry() {
   return *cores;
 }
 
-struct ThreadEntry {
-  uint64_t core_id;
-  ThreadState* state;
-};
 struct ThreadEntries {
   std::vector<ThreadEntry> entries;
   ~ThreadEntries() {
@@ -48,8 +44,6 @@ struct ThreadEntries {
   }
 };
 thread_local ThreadEntries thread_entries;
-// The entry found last. A plain struct: thread_entries has a destructor, so every access to it asks whether it was made.
-thread_local ThreadEntry latest_entry{0, nullptr};
 
 int fork_pipe[2] = {-1, -1};
 
@@ -106,19 +100,16 @@ void unregister_core(Core* core) {
     }
 }
 
-ThreadState* Core::find_thread_state() const {
-  ThreadEntry& latest = latest_entry;
-  if (latest.core_id == core_id_) return latest.state;
+ThreadState* Core::search_thread_state() const {
   for (const ThreadEntry& entry : thread_entries.entries) {
     if (entry.core_id != core_id_) continue;
-    latest = entry;
+    latest_entry = entry;
     return entry.state;
   }
   return nullptr;
 }
 
-ThreadState& Core::thread_state() {
-  if (ThreadState* state = find_thread_state()) return *state;
+ThreadState& Core::new_thread_state() {
   Lock lock(mutex_);
   auto free = std::find_if(thread_states_.begin(), thread_states_.end(), [](const ThreadState& s) { return s.exited; });
   if (free == thread_states_.end()) {
@@ -134,7 +125,7 @@ void Core::thread_exits(ThreadState* thread) {
   Lock lock(mutex_);
   if (!detached_) {
     release_held(thread->held);
-    if (thread->in_function) --active_functions_, ++functions_ended_;  // others wait for it to end
+    if (thread->in_function) progress_ += kOneEnded - kOneRuns;  // others wait for it to end
   }
   thread->exited = true;
   if (sequence_thread_ == thread) sequence_thread_ = nullptr;
@@ -220,7 +211,7 @@ int Core::detach() {
   Lock lock(mutex_, std::adopt_lock);
   paused_ = false;
   if (detached_) return OOC_OK;
-  if (active_functions_ > 0) return fail(OOC_INVALID, "a function is running");
+  if (active_functions() > 0) return fail(OOC_INVALID, "a function is running");
   if (!make_private(true)) return fail(OOC_OUT_OF_MEMORY, "not enough host memory to hold what is on the device");
   detached_ = true;
   changed_.notify_all();

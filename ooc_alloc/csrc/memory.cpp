@@ -251,7 +251,7 @@ void Core::free_after(void* address, const Moments& uses) {
 }
 
 void Core::free_region(Region* region, const Moments& uses) {
-  recorder_.free(region);
+  recorder_.free(region, sequence_runs());
   region->uses.add(uses);
   freed_since_mark_ = true;
   stats_.live_bytes -= region->bytes;

@@ -27,6 +27,7 @@ enum {
   OOC_DRIVER_FAILURE = 2,    // a driver call failed and retrying did not help; the data are still in one of the two places
   OOC_STRICT_VIOLATION = 3,  // strict mode: a function wrote a variable that it had declared as read only
   OOC_INVALID = 4,           // a bad argument
+  OOC_NESTED = 5,            // function_begin within a function of the same thread: it belongs to that one, do not end it
 };
 
 enum { OOC_READ = 1, OOC_WRITE = 2 };
@@ -96,7 +97,7 @@ typedef struct {
 typedef struct {
   uint32_t* function_name;   // [functions] id as given by ooc_core_function_id
   double* function_start;    // [functions] since the start of the iteration
-  double* function_seconds;  // [functions] without stalls
+  double* function_seconds;  // [functions] until the next one began or the iteration ended, without stalls
   uint64_t* variable_bytes;  // [variables]
   int32_t* variable_born;    // [variables] function during which it was allocated; -1: before the iteration
   int32_t* variable_died;    // [variables] last function at which it lives; functions: it survives the iteration
@@ -130,6 +131,9 @@ OOC_API const char* ooc_core_device_name(ooc_core* core);
 // The address range that holds every allocation of the core: [*base, *base + *bytes).
 OOC_API void ooc_core_address_range(ooc_core* core, uintptr_t* base, uintptr_t* bytes);
 
+// Allocations up to this size are never swapped.
+OOC_API uint64_t ooc_core_small_limit(ooc_core* core);
+
 // Null on failure (bytes > 0). The memory is pinned until the running function, or else the next one, has ended.
 OOC_API void* ooc_core_malloc(ooc_core* core, uint64_t bytes);
 // Any thread. Unknown addresses are ignored.
@@ -146,7 +150,7 @@ OOC_API void ooc_core_record_use(ooc_core* core, void* address, void* stream);
 // Stable id of a function's name.
 OOC_API uint32_t ooc_core_function_id(ooc_core* core, const char* name);
 OOC_API const char* ooc_core_function_name(ooc_core* core, uint32_t id);
-// Brings every operand onto the device and pins it. Not re-entrant within a thread: a nested call is an error.
+// Brings every operand onto the device and pins it. Within a function of the same thread it does nothing: OOC_NESTED.
 // After a status other than 0 nothing is pinned and function_end must not be called.
 OOC_API int ooc_core_function_begin(ooc_core* core, uint32_t function_id, const ooc_operand* operands, uint32_t count);
 // A function whose work is enqueued on a stream; its operands' copies are waited for there, not on the host.

@@ -32,12 +32,14 @@ uint32_t Recorder::function_id(const std::string& name) {
 void Recorder::begin_iteration(double now) {
   trace_ = std::make_shared<Trace>();
   only_freed_.clear();
+  workspaces_.clear();
+  stalled_ = 0;
   hash_ = 0x6f6f63;  // "ooc"
   began_ = now;
 }
 
 void Recorder::begin_function(uint32_t id, double now) {
-  running_ = true;
+  end_function(now);
   chunks_now_ = chunks_peak_ = chunks_sum_ = 0;
   workspaces_.clear();
   hash_ = mix(hash_, name_hashes_[id]);
@@ -52,10 +54,10 @@ void Recorder::begin_function(uint32_t id, double now) {
 
 // Workspaces that a function allocates and frees one after the other are never there together. Whoever reads the trace
 // adds up a function's variables, so what is too much is taken off the workspaces: they never move, only the room counts.
-void Recorder::end_function(double seconds) {
-  running_ = false;
+void Recorder::end_function(double now) {
   if (trace_->overflow || trace_->seconds.empty()) return;
-  trace_->seconds.back() = seconds;
+  trace_->seconds.back() = std::max(0.0, now - began_ - trace_->starts.back() - stalled_);
+  stalled_ = 0;
   uint64_t excess = chunks_sum_ - chunks_peak_;
   for (const Freed& workspace : workspaces_) {
     if (excess == 0) return;
@@ -114,13 +116,13 @@ void Recorder::allocate(Region* region, bool in_function) {
   count_chunks(region->count);
 }
 
-void Recorder::free(Region* region) {
+void Recorder::free(Region* region, bool in_function) {
   const int32_t last = static_cast<int32_t>(trace_->functions()) - 1;
   if (trace_->overflow) return;
   if (seen(region)) {
     Trace::Variable& variable = trace_->variables[static_cast<size_t>(region->variable)];
     variable.died = std::max(last, variable.born);
-    if (running_ && variable.born == last) {
+    if (in_function && variable.born == last) {
       chunks_now_ -= region->count;
       workspaces_.push_back({static_cast<uint32_t>(region->variable), region->count});
     }
@@ -144,6 +146,7 @@ void Recorder::link_to_previous(Trace& ended) const {
 }
 
 std::shared_ptr<Trace> Recorder::finish(double now) {
+  end_function(now);
   std::shared_ptr<Trace> ended = trace_;
   const auto functions = static_cast<int32_t>(ended->functions());
   ended->fingerprint = hash_;

@@ -26,7 +26,7 @@ struct Trace {
   };
   std::vector<uint32_t> names;      // [functions] function id
   std::vector<double> starts;       // [functions] seconds since the iteration began
-  std::vector<double> seconds;      // [functions] without stalls
+  std::vector<double> seconds;      // [functions] until the next one, or the iteration's end; without stalls
   std::vector<uint64_t> prefixes;   // [functions] fingerprint of the sequence up to and with the function
   std::vector<Variable> variables;
   std::vector<Use> uses;            // by function, ascending
@@ -47,9 +47,10 @@ class Recorder {
   void use(Region* region, uint32_t access);
   void widen_last_use(const Region* region, uint32_t access);  // a second operand of the same region
   uint64_t end_operands();  // the running fingerprint, all operands told
-  void end_function(double seconds);
   void allocate(Region* region, bool in_function);
-  void free(Region* region);
+  void free(Region* region, bool in_function);
+  // Seconds since the function began that were spent waiting for memory.
+  void stalled(double seconds) { stalled_ += seconds; }
 
   // Closes the iteration; the next begins at `now`.
   std::shared_ptr<Trace> finish(double now);
@@ -62,6 +63,7 @@ class Recorder {
   static constexpr size_t kMostFunctions = size_t{1} << 20;
 
   void begin_iteration(double now);
+  void end_function(double now);
   void count_chunks(uint32_t chunks);
   uint32_t add(Region* region, int32_t born);
   void link_to_previous(Trace& ended) const;
@@ -71,7 +73,7 @@ class Recorder {
   struct Freed {
     uint32_t variable, chunks;
   };
-  bool running_ = false;
+  double stalled_ = 0;
   uint64_t chunks_now_ = 0, chunks_peak_ = 0, chunks_sum_ = 0;
   std::vector<Freed> workspaces_;
 

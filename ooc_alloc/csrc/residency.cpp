@@ -257,7 +257,7 @@ bool Core::release_idle_threads() {
     release_held(thread.held);
     any = true;
   }
-  if (!any && !orphans_.empty() && active_functions_ == 0) {
+  if (!any && !orphans_.empty() && active_functions() == 0) {
     release_held(orphans_);
     any = true;
   }
@@ -273,9 +273,9 @@ bool Core::make_room(Lock& lock, uint64_t chunks, uint64_t pinned_too) {
   int fruitless = 0;
   bool clean_only = false;  // every other time after a failure: dirty variables may have nowhere to go
   while (idle_chunks() < chunks && fruitless < kPatience) {
-    const bool others_run = active_functions_ - (counted ? 1u : 0u) > starving_;
+    const bool others_run = active_functions() - (counted ? 1u : 0u) > starving_;
     const bool hopeless = pinned_chunks_ + heap_used_ + pinned_too > pool_->limit();
-    if (hopeless && counted && active_functions_ > 1 && thread->may_yield) {
+    if (hopeless && counted && active_functions() > 1 && thread->may_yield) {
       thread->yielded = true;
       break;
     }
@@ -309,10 +309,7 @@ bool Core::make_room(Lock& lock, uint64_t chunks, uint64_t pinned_too) {
     if (!release_idle_threads()) break;
   }
   if (--room_waiters_ == 0 && idle_wanted_) changed_.notify_all();
-  const double seconds = now_seconds() - began;
-  stats_.stall_seconds += seconds;
-  stats_.stall_room_seconds += seconds;
-  if (counted) thread->stalled += seconds;
+  stalled(now_seconds() - began, stats_.stall_room_seconds);
   return idle_chunks() >= chunks;
 }
 
@@ -370,9 +367,7 @@ int Core::make_resident(Lock& lock, const std::vector<RegionHandle>& regions) {
     if (complete) break;
     if (transfers.empty() && status == OOC_OK) wait_a_while(lock);  // a prefetch is on its way
   }
-  const double seconds = now_seconds() - began - (stats_.stall_room_seconds - room_before);
-  stats_.stall_seconds += seconds;
-  stats_.stall_swap_in_seconds += seconds;
+  stalled(now_seconds() - began - (stats_.stall_room_seconds - room_before), stats_.stall_swap_in_seconds);
   if (status != OOC_OUT_OF_MEMORY) return status;
   ThreadState* thread = find_thread_state();
   if (thread != nullptr && thread->yielded) return status;
@@ -394,24 +389,21 @@ int Core::bring_operands(Lock& lock, ThreadState& thread) {
     if (status == OOC_OK) return status;
     const std::vector<RegionHandle> operands = thread.held;
     thread.in_function = false;
-    --active_functions_;
+    progress_ -= kOneRuns;
     release_held(thread.held);
     changed_.notify_all();
     if (!thread.yielded) return status;
     thread.yielded = false;
     const double began = now_seconds();
-    const uint64_t ended = functions_ended_;
+    const uint32_t ended = functions_ended();
     ++yielding_;
-    while (active_functions_ > 0 && functions_ended_ == ended) wait_a_while(lock);
+    while (active_functions() > 0 && functions_ended() == ended) wait_a_while(lock);
     --yielding_;
-    const double seconds = now_seconds() - began;
-    stats_.stall_seconds += seconds;
-    stats_.stall_room_seconds += seconds;
-    thread.stalled += seconds;
+    stalled(now_seconds() - began, stats_.stall_room_seconds);
     for (const RegionHandle& operand : operands)
       if (Region* region = operand.get()) hold(region, &thread);
     thread.in_function = true;
-    ++active_functions_;
+    progress_ += kOneRuns;
   }
 }
 

@@ -215,7 +215,7 @@ TEST(functions_do_not_nest) {
   EXPECT_EQ(t.core.function_end(false), OOC_INVALID);
   ASSERT_EQ(t.begin("outer", {}), OOC_OK);
   EXPECT_TRUE(t.core.in_function());
-  EXPECT_EQ(t.begin("inner", {}), OOC_INVALID);
+  EXPECT_EQ(t.begin("inner", {}), OOC_NESTED);
   EXPECT_TRUE(contains(last_error(), "within a function"));
   ooc_iteration ended;
   EXPECT_EQ(t.core.boundary(&ended), OOC_INVALID);  // an iteration ends between functions

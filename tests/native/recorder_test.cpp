@@ -26,8 +26,8 @@ struct World {
     recorder.allocate(&region, in_function);
     return &region;
   }
-  void free(Region* region) {
-    recorder.free(region);
+  void free(Region* region, bool in_function = false) {
+    recorder.free(region, in_function);
     region->live = false;
     ++region->generation;
   }
@@ -182,6 +182,32 @@ TEST(a_second_operand_of_a_region_widens_its_access) {
   EXPECT_EQ(both->uses[0].access, uint32_t{OOC_READ | OOC_WRITE});
   world.call("copy", {{region, OOC_READ}});
   EXPECT_TRUE(world.recorder.finish(1)->fingerprint != both->fingerprint);
+}
+
+TEST(a_function_lasts_until_the_next_begins_without_what_it_waited) {
+  World world;
+  world.recorder.finish(10);
+  for (const double start : {11.0, 13.0}) {
+    world.recorder.begin_function(world.recorder.function_id("copy"), start);
+    world.recorder.end_operands();
+    world.recorder.stalled(0.5);
+  }
+  const auto trace = world.recorder.finish(17);
+  EXPECT_TRUE(trace->starts == (std::vector<double>{1, 3}));
+  EXPECT_TRUE(trace->seconds == (std::vector<double>{1.5, 3.5}));
+}
+
+TEST(workspaces_that_are_not_there_together_are_not_added_up) {
+  World world;
+  world.recorder.finish(0);
+  world.recorder.begin_function(world.recorder.function_id("conv"), 0);
+  world.recorder.end_operands();
+  for (int i = 0; i < 3; ++i) world.free(world.allocate(4, true), true);
+  world.allocate(2, true);
+  const auto trace = world.recorder.finish(1);
+  uint64_t bytes = 0;
+  for (const auto& variable : trace->variables) bytes += variable.bytes;
+  EXPECT_EQ(bytes, uint64_t{400});  // one workspace at a time; the result comes when the last one is gone
 }
 
 TEST(an_iteration_without_functions_is_a_trace_too) {

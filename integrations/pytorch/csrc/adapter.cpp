@@ -12,30 +12,71 @@
 #include <ATen/SparseTensorImpl.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/_log_softmax_ops.h>
+#include <ATen/ops/_softmax_ops.h>
 #include <ATen/ops/_to_copy_ops.h>
+#include <ATen/ops/_unsafe_view_ops.h>
+#include <ATen/ops/abs_ops.h>
 #include <ATen/ops/add_ops.h>
+#include <ATen/ops/addcdiv_ops.h>
+#include <ATen/ops/addcmul_ops.h>
 #include <ATen/ops/addmm_ops.h>
+#include <ATen/ops/arange_ops.h>
 #include <ATen/ops/as_strided_ops.h>
 #include <ATen/ops/bmm_ops.h>
+#include <ATen/ops/cat_ops.h>
+#include <ATen/ops/clamp_ops.h>
 #include <ATen/ops/clone_ops.h>
 #include <ATen/ops/copy_ops.h>
+#include <ATen/ops/cos_ops.h>
 #include <ATen/ops/detach_ops.h>
 #include <ATen/ops/div_ops.h>
+#include <ATen/ops/embedding_ops.h>
 #include <ATen/ops/empty_ops.h>
 #include <ATen/ops/empty_strided_ops.h>
+#include <ATen/ops/eq_ops.h>
+#include <ATen/ops/exp_ops.h>
 #include <ATen/ops/expand_ops.h>
 #include <ATen/ops/fill_ops.h>
+#include <ATen/ops/gather_ops.h>
+#include <ATen/ops/gelu_ops.h>
+#include <ATen/ops/gelu_backward_ops.h>
+#include <ATen/ops/gt_ops.h>
+#include <ATen/ops/index_select_ops.h>
+#include <ATen/ops/lerp_ops.h>
+#include <ATen/ops/log_ops.h>
+#include <ATen/ops/lt_ops.h>
+#include <ATen/ops/masked_fill_ops.h>
+#include <ATen/ops/mean_ops.h>
 #include <ATen/ops/mm_ops.h>
 #include <ATen/ops/mul_ops.h>
+#include <ATen/ops/ne_ops.h>
+#include <ATen/ops/neg_ops.h>
 #include <ATen/ops/permute_ops.h>
+#include <ATen/ops/pow_ops.h>
+#include <ATen/ops/relu_ops.h>
+#include <ATen/ops/rsqrt_ops.h>
+#include <ATen/ops/scalar_tensor_ops.h>
 #include <ATen/ops/select_ops.h>
+#include <ATen/ops/sigmoid_ops.h>
+#include <ATen/ops/silu_ops.h>
+#include <ATen/ops/silu_backward_ops.h>
+#include <ATen/ops/sin_ops.h>
 #include <ATen/ops/slice_ops.h>
+#include <ATen/ops/sqrt_ops.h>
+#include <ATen/ops/squeeze_ops.h>
 #include <ATen/ops/sub_ops.h>
+#include <ATen/ops/sum_ops.h>
 #include <ATen/ops/t_ops.h>
+#include <ATen/ops/tanh_ops.h>
+#include <ATen/ops/tanh_backward_ops.h>
+#include <ATen/ops/threshold_backward_ops.h>
 #include <ATen/ops/transpose_ops.h>
 #include <ATen/ops/unsqueeze_ops.h>
 #include <ATen/ops/view_ops.h>
+#include <ATen/ops/where_ops.h>
 #include <ATen/ops/zero_ops.h>
+#include <ATen/ops/zeros_like_ops.h>
 #include <ATen/ops/_local_scalar_dense_native.h>
 #include <ATen/quantized/QTensorImpl.h>
 #include <ATen/quantized/Quantizer.h>
@@ -65,7 +106,7 @@ const c10::DispatchKeySet kUnusual = c10::DispatchKeySet(c10::DispatchKey::Spars
 
 ooc_core* core = nullptr;  // set once; stays valid for the life of the process
 bool allocating = false;
-uint64_t slice_bytes = uint64_t{64} << 20;
+uint64_t slice_bytes = uint64_t{64} << 20, small_bytes = 0;
 uintptr_t range_base = 0, range_bytes = 0;
 
 [[noreturn]] void raise(int status) {
@@ -91,7 +132,7 @@ class DeviceBackedCpuAllocator final : public c10::Allocator {
     if (bytes > 0) {
       address = ooc_core_malloc(core, bytes);
       if (address == nullptr) raise(OOC_OUT_OF_MEMORY);
-      if (bytes <= kStaysOutsideFunctions && !ooc_core_in_function(core))
+      if (bytes > small_bytes && bytes <= kStaysOutsideFunctions && !ooc_core_in_function(core))
         ooc_core_pin(core, address, OOC_READ | OOC_WRITE, nullptr);
     }
     return {address, address, &free_block, c10::Device(c10::DeviceType::CPU)};
@@ -187,7 +228,27 @@ const OperatorInfo& info_of(const c10::OperatorHandle& op) {
 
 // ---- operands -------------------------------------------------------------------------------------------------------
 
-using Operands = std::vector<ooc_operand>;
+// Few, and made for every operator: so not on the heap.
+class Operands {
+ public:
+  void push_back(const ooc_operand& operand) {
+    if (count_ < kInline) {
+      inline_[count_++] = operand;
+      return;
+    }
+    if (count_++ == kInline) more_.assign(inline_, inline_ + kInline);
+    more_.push_back(operand);
+  }
+  const ooc_operand* begin() const { return count_ <= kInline ? inline_ : more_.data(); }
+  const ooc_operand* end() const { return begin() + count_; }
+  uint32_t size() const { return count_; }
+
+ private:
+  static constexpr uint32_t kInline = 8;
+  ooc_operand inline_[kInline];
+  uint32_t count_ = 0;
+  std::vector<ooc_operand> more_;
+};
 
 void add_storage(const c10::Storage& storage, uint32_t access, Operands& operands) {
   if (!storage) return;
@@ -249,8 +310,9 @@ void add_value(const c10::IValue& value, uint32_t access, Operands& operands) {
 class FunctionScope {
  public:
   FunctionScope(uint32_t id, const Operands& operands) {
-    const int status = ooc_core_function_begin(core, id, operands.data(), static_cast<uint32_t>(operands.size()));
-    if (status != OOC_OK) raise(status);
+    const int status = ooc_core_function_begin(core, id, operands.begin(), operands.size());
+    ended_ = nested_ = status == OOC_NESTED;
+    if (status != OOC_OK && !nested_) raise(status);
   }
   ~FunctionScope() {
     if (!ended_) ooc_core_function_end(core, 0);
@@ -259,12 +321,14 @@ class FunctionScope {
   FunctionScope& operator=(const FunctionScope&) = delete;
 
   int end(bool keep_allocations) {
+    if (nested_) return OOC_OK;  // the function that it runs in has its memory
     ended_ = true;
     return ooc_core_function_end(core, keep_allocations ? 1 : 0);
   }
+  bool nested() const { return nested_; }
 
  private:
-  bool ended_ = false;
+  bool ended_, nested_;
 };
 
 void pin_parts(std::initializer_list<at::Tensor> tensors) {
@@ -293,8 +357,7 @@ bool pin_hidden_parts(const c10::IValue& result) {
 bool any_unusual(c10::DispatchKeySet keys) { return (keys.raw_repr() & kUnusual.raw_repr()) != 0; }
 
 void run(const c10::OperatorHandle& op, const OperatorInfo& info, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  thread_local Operands operands;
-  operands.clear();
+  Operands operands;
   const size_t count = info.access.size();
   const size_t first = stack->size() - count;
   for (size_t i = 0; i < count; ++i) add_value((*stack)[first + i], info.access[i], operands);
@@ -304,6 +367,7 @@ void run(const c10::OperatorHandle& op, const OperatorInfo& info, c10::DispatchK
     c10::impl::ExcludeDispatchKeyGuard guard(kKey);
     op.redispatchBoxed(keys & kBelow, stack);
   }
+  if (scope.nested()) return;
   bool keep = info.keep_allocations;
   if (info.makes_unusual || any_unusual(keys))
     for (size_t i = stack->size() - op.schema().returns().size(); i < stack->size(); ++i) keep |= pin_hidden_parts((*stack)[i]);
@@ -384,8 +448,7 @@ void run_in_slices(const c10::OperatorHandle& op, const OperatorInfo& info, c10:
 
 bool passes_on(const c10::OperatorHandle& op, const OperatorInfo& info, c10::DispatchKeySet keys) {
   if (info.pass_on || (info.view && !any_unusual(keys))) return true;
-  if (info.composite && !op.hasKernelForDispatchKey((keys & kBelow).highestPriorityTypeId())) return true;
-  return ooc_core_in_function(core) != 0;
+  return info.composite && !op.hasKernelForDispatchKey((keys & kBelow).highestPriorityTypeId());
 }
 
 void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
@@ -416,10 +479,9 @@ struct Direct<Op, Result(Arguments...)> {
     const c10::DispatchKeySet below = keys & kBelow;
     if (core == nullptr || keys.has(c10::DispatchKey::Python))
       return Op::redispatch(below, std::forward<Arguments>(arguments)...);
-    const OperatorInfo& info = info_of(op);
+    static const OperatorInfo& info = info_of(op);
     if (passes_on(op, info, keys)) return Op::redispatch(below, std::forward<Arguments>(arguments)...);
-    thread_local Operands operands;
-    operands.clear();
+    Operands operands;
     size_t index = 0;
     (add_argument(arguments, info.access[index++], operands), ...);
     FunctionScope scope(info.id, operands);
@@ -470,6 +532,7 @@ void install(int64_t handle, int64_t slice) {
   }
   core = next;
   slice_bytes = static_cast<uint64_t>(slice);
+  small_bytes = ooc_core_small_limit(core);
   ooc_core_address_range(core, &range_base, &range_bytes);
   if (!allocating) {
     plain_cpu_allocator = c10::GetCPUAllocator();
@@ -492,8 +555,8 @@ void scope_begin(c10::string_view name, const std::vector<at::Tensor>& tensors) 
   Operands operands;
   for (const at::Tensor& tensor : tensors) add_tensor(tensor, OOC_READ | OOC_WRITE, operands);
   const uint32_t id = ooc_core_function_id(core, std::string(name).c_str());
-  const int status = ooc_core_function_begin(core, id, operands.data(), static_cast<uint32_t>(operands.size()));
-  if (status != OOC_OK) raise(status);
+  const int status = ooc_core_function_begin(core, id, operands.begin(), operands.size());
+  if (status != OOC_OK) raise(status);  // nested ones too: whoever calls this asks in_scope() first
 }
 
 void scope_end() {
@@ -525,9 +588,17 @@ TORCH_LIBRARY_IMPL(_, Fake, m) { m.fallback(torch::CppFunction::makeFromBoxedFun
 
 TORCH_LIBRARY_IMPL(aten, Fake, m) {
   namespace ops = at::_ops;
-  register_direct<ops::_to_copy, ops::add_Tensor, ops::add__Tensor, ops::addmm, ops::bmm, ops::clone, ops::copy_,
-                  ops::div_Tensor, ops::empty_memory_format, ops::empty_strided, ops::fill__Scalar, ops::mm,
-                  ops::mul_Tensor, ops::mul__Tensor, ops::sub_Tensor, ops::zero_>(m);
+  register_direct<ops::_log_softmax, ops::_softmax, ops::_to_copy, ops::abs, ops::add_Scalar, ops::add_Tensor,
+                  ops::add__Scalar, ops::add__Tensor, ops::addcdiv_, ops::addcmul_, ops::addmm, ops::arange, ops::bmm,
+                  ops::cat, ops::clamp, ops::clone, ops::copy_, ops::cos, ops::div_Scalar, ops::div_Tensor,
+                  ops::div__Tensor, ops::embedding, ops::empty_memory_format, ops::empty_strided, ops::eq_Scalar,
+                  ops::eq_Tensor, ops::exp, ops::exp_, ops::fill__Scalar, ops::gather, ops::gelu, ops::gelu_backward,
+                  ops::gt_Scalar, ops::index_select, ops::lerp__Scalar, ops::log, ops::lt_Tensor,
+                  ops::masked_fill_Scalar, ops::mean_dim, ops::mm, ops::mul_Scalar, ops::mul_Tensor, ops::mul__Scalar,
+                  ops::mul__Tensor, ops::ne_Scalar, ops::neg, ops::pow_Tensor_Scalar, ops::relu, ops::relu_,
+                  ops::rsqrt, ops::scalar_tensor, ops::sigmoid, ops::silu, ops::silu_backward, ops::sin, ops::sqrt,
+                  ops::sqrt_, ops::sub_Tensor, ops::sub__Tensor, ops::sum, ops::sum_dim_IntList, ops::tanh,
+                  ops::tanh_backward, ops::threshold_backward, ops::where_self, ops::zero_, ops::zeros_like>(m);
   register_direct<ops::as_strided, ops::detach, ops::expand, ops::permute, ops::select_int, ops::slice_Tensor, ops::t,
-                  ops::transpose_int, ops::unsqueeze, ops::view>(m);  // views: passed on, and more frequent than the rest
+                  ops::transpose_int, ops::unsqueeze, ops::view, ops::_unsafe_view, ops::squeeze_dim>(m);  // views: passed on, and more frequent than the rest
 }
