@@ -48,8 +48,13 @@ def measure(target: Path, *, quick: bool, steps: int, say: Callable[[str], None]
                 say(f"{workload.name}: chunks of {results.size(kib << 10)}, step {median(record):.3f} s")
             except RunFailed as failure:
                 record |= {"failed": reason(str(failure)), "machine": machine.describe()}
+                record["in_core"] = run(workload, steps, chunk_bytes=kib << 10, **shared)["summary"]
                 say(f"{workload.name}: chunks of {results.size(kib << 10)} cannot run: {record['failed']}")
             results.save(target, NAME, f"{workload.name}-{kib:05d}KiB", record)
+
+
+def _waste(summary: dict[str, Any]) -> list[str]:
+    return [f"{summary['internal_fragmentation_ratio']:.2%}", f"{summary['external_fragmentation_ratio']:.0%}"]
 
 
 def reason(output: str) -> str:
@@ -69,27 +74,30 @@ def table(records: list[dict[str, Any]]) -> str:
             continue
         name = f"{record['workload']} {results.size(record['chunk_bytes'])}"
         if "failed" in record:
-            stopped.append(f"- {name} cannot run: {record['failed']}")
+            stopped.append(f"- {name}: {record['failed']}")
+            summary = record["in_core"]
+            least = results.mib(summary["min_budget_bytes"])
+            rows.append([name, *_waste(summary), "does not fit", "", "", "", "", least, "", ""])
             continue
         summary = record["summary"]
         rows.append(
             [
                 name,
-                f"{summary['internal_fragmentation_ratio']:.2%}",
-                f"{summary['external_fragmentation_ratio']:.0%}",
+                *_waste(summary),
                 f"{median(record):.3f}",
                 *(f"{median(record, call):.0f}" for call in CALLS),
                 results.mib(median(record, "swap_out_bytes") + median(record, "swap_in_bytes")),
                 results.mib(summary["min_budget_bytes"]),
+                "no" if summary["budget_overrun_count"] else "yes",
                 "yes" if record["digest"] == digests[record["workload"]] else "NO",
             ]
         )
-    header = "chunk|internal|external|step s|map|unmap|set access|moved MiB|least budget MiB|identical".split("|")
+    header = (
+        "chunk|internal|external|step s|map|unmap|set access|moved MiB|least budget MiB|in budget|identical"
+    ).split("|")
     return (
         f"{machine.words(records[0]['machine'])}. At {OVERSUBSCRIPTION:g}x, link as in the step times at "
-        f"{results.size(CHUNK_BYTES)}; calls and MiB a step.\n\n"
-        + results.markdown(header, rows)
-        + "\n"
-        + "\n".join(stopped)
-        + ("\n" if stopped else "")
+        f"{results.size(CHUNK_BYTES)}; calls and MiB a step. Large chunks put most variables into slabs, which "
+        "cannot leave: some runs then exceed the budget, which is counted, or do not fit (their waste is that of a run "
+        "in-core).\n\n" + results.markdown(header, rows) + "\n" + "\n".join(stopped) + ("\n" if stopped else "")
     )

@@ -131,11 +131,12 @@ def test_ratio_is_paired_and_its_interval_holds_it() -> None:
     assert high == pytest.approx(1.2) and low == pytest.approx(1.1)
 
 
-def test_chunk_sizes_that_cannot_run_are_listed_with_the_reason() -> None:
+def test_chunk_sizes_that_cannot_run_have_their_waste_and_the_reason() -> None:
+    waste = {"internal_fragmentation_ratio": 0.25, "external_fragmentation_ratio": 0.0, "min_budget_bytes": 300 << 20}
     record = {"workload": "gpt", "mode": "auto", "chunk_bytes": 40 << 20, "machine": MACHINE, "failed": "too large"}
-    text = fragmentation.table([in_core([4.0]), record])
-    assert "- gpt 40 MiB cannot run: too large" in text
-    assert "| gpt" not in text
+    text = fragmentation.table([in_core([4.0]), record | {"in_core": waste}])
+    assert "- gpt 40 MiB: too large" in text
+    assert "| gpt 40 MiB | 25.00% | 0% | does not fit |" in text and "| 300.0 |" in text
 
 
 def test_reason_is_the_last_error() -> None:
