@@ -59,7 +59,10 @@ Core::Core(const ooc_config& config)
   heap_ = std::make_unique<SmallHeap>(heap_bytes, chunk_bytes_, alignment);
   heap_chunks_.resize(heap_bytes / chunk_bytes_);
   arena_ = std::make_unique<HostArena>(device_.driver(), std::max(config.host_budget_bytes, chunk_bytes_));
-  if (config.asynchronous != 0) order_ = std::make_unique<StreamOrder>(device_);
+  if (config.asynchronous != 0) {
+    order_ = std::make_unique<StreamOrder>(device_);
+    timer_ = std::make_unique<StreamTimer>(device_);
+  }
   stats_.version = OOC_ABI_VERSION;
   stats_.struct_bytes = sizeof stats_;
   stats_.chunk_bytes = chunk_bytes_;
@@ -193,10 +196,9 @@ int Core::function_begin(uint32_t function, const ooc_operand* operands, uint32_
   if (missing)
     if (const int status = bring_operands(lock, thread)) return status;
   note_need();
-  for (const RegionHandle& handle : thread.held) {
+  if (order_) begin_on_stream(thread, stream, recorded);
+  for (const RegionHandle& handle : thread.held)
     if (handle.region->write_serial == serial) mark_written(handle.region);
-    if (order_) wait_for_memory(thread.stream, handle.region->arrival);
-  }
   ++stats_.functions;
   return OOC_OK;
 }
@@ -293,6 +295,7 @@ int Core::boundary(ooc_iteration* ended) {
   const double now = now_seconds();
   const bool first = stats_.iterations++ == 0;
   std::shared_ptr<Trace> trace = recorder_.finish(now);
+  if (order_) measured(*trace);
   sequence_thread_ = &thread;
   ended->fingerprint = trace->fingerprint;
   ended->functions = trace->functions();
@@ -305,9 +308,10 @@ int Core::boundary(ooc_iteration* ended) {
   const uint64_t moved = stats_.swap_in_bytes + stats_.swap_out_bytes + stats_.clean_drop_bytes;
   ended->swapped_bytes = moved - iteration_moved_;
   ended->seconds = now - iteration_began_;
-  ended->stall_seconds = stats_.stall_seconds - iteration_stall_;
+  const double stall = stats_.stall_seconds + device_stall_;
+  ended->stall_seconds = stall - iteration_stall_;
   iteration_moved_ = moved;
-  iteration_stall_ = stats_.stall_seconds;
+  iteration_stall_ = stall;
   iteration_live_peak_ = stats_.live_bytes;
   iteration_slab_peak_ = heap_used_;
   iteration_began_ = now;
@@ -346,7 +350,10 @@ void Core::read_stats(ooc_stats* stats) {
   s.event_create_count = order_ ? order_->events_created() : 0;
   s.driver_calls_create = pool_->create_calls();
   s.driver_failure_count = device_.calls().failures + pool_->create_failures();
+  if (timer_) timer_->collect();
   *stats = s;
+  stats->stall_seconds += device_stall_;
+  stats->stall_swap_in_seconds += device_stall_;
 }
 
 }  // namespace ooc

@@ -30,6 +30,7 @@
 #include "scheduler.h"
 #include "small_heap.h"
 #include "stream_order.h"
+#include "stream_timer.h"
 
 namespace ooc {
 
@@ -77,6 +78,7 @@ struct ThreadState {
   bool writes = false;         // the running function declared a write
   uint32_t function = 0;
   uint32_t stream = 0;         // of the running function, or of the last one
+  CUstream stream_handle = nullptr;
   uint32_t operand_count = 0;  // first entries of held: operands; the others were allocated by the function
   uint64_t measured_bytes = 0; // allocations that did not fit and were served by the host to learn the need
   std::string failure;
@@ -143,6 +145,8 @@ class Core {
   void want_idle(bool wanted) { idle_wanted_ = wanted; }
   bool paused() const { return paused_; }
   std::condition_variable& changed() { return changed_; }
+  // The next iterations' functions are worth timing: a plan was made, or left.
+  void measure_again() { iterations_to_measure_ = kMeasured; }
   // Takes the memory from under an address that nobody uses any more. False: there is none now.
   bool bury_one(Lock& lock);
   // Everything is plain host memory.
@@ -161,8 +165,10 @@ class Core {
   Moments take_moments(const Chunk* chunks, uint32_t count);
   void retire(Chunk chunk, const std::shared_ptr<const Moments>& after);
   static Moments all_moments(const Region* region);
+  void begin_on_stream(ThreadState& thread, CUstream stream, bool recorded);
   void end_on_stream(ThreadState& thread);
-  Moment enqueued(uint32_t stream);
+  void measured(Trace& trace);
+  Moment enqueued(Direction direction, StreamTimer::Start timed);
   void wait_for_host_block(const Region* region);
   void prepare_in(Lock& lock, Region* region, Piece piece, const Chunk* chunks);
   bool settle_enqueued(Lock& lock, const Transfer& transfer);
@@ -259,6 +265,10 @@ class Core {
   Scheduler* scheduler_ = nullptr;
 
   std::unique_ptr<StreamOrder> order_;  // null: functions run on the host, which waits for every copy
+  std::unique_ptr<StreamTimer> timer_;  // with order_
+  double device_stall_ = 0;             // seconds that streams waited for copies
+  int iterations_to_measure_ = kMeasured;  // their functions are timed one by one
+  static constexpr int kMeasured = 4;      // until a plan was made, and made again, of times without disturbance
   std::vector<std::shared_ptr<const Moments>> chunk_after_;  // [chunks] of free ones: what used them last
   struct Grave {                        // an address range whose memory was given away
     uint64_t first;

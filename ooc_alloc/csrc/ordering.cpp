@@ -45,10 +45,46 @@ void Core::retire(Chunk chunk, const std::shared_ptr<const Moments>& after) {
 }
 
 // A copy, whole or in part, has been enqueued on one of the copy streams; others will wait for just this one.
-Moment Core::enqueued(uint32_t stream) {
-  const Moment moment = order_->now(stream);
-  order_->mark(stream);
+Moment Core::enqueued(Direction direction, StreamTimer::Start timed) {
+  const bool out = direction == Direction::kOut;
+  timer_->stop(device_.stream(direction), timed, out ? &stats_.copy_out_seconds : &stats_.copy_in_seconds);
+  const Moment moment = order_->now(out ? StreamOrder::kOut : StreamOrder::kIn);
+  order_->mark(moment.stream);
   return moment;
+}
+
+// The function's stream waits for what is under way to its operands. Where it has to, the wait is timed: that is a stall.
+void Core::begin_on_stream(ThreadState& thread, CUstream stream, bool recorded) {
+  thread.stream_handle = stream;
+  bool waits = false;
+  for (const RegionHandle& handle : thread.held) {
+    Region* region = handle.get();
+    if (region == nullptr || region->arrival.empty()) continue;
+    if (order_->over(region->arrival)) region->arrival.clear();
+    waits |= !region->arrival.empty();
+  }
+  const bool measure = recorded && iterations_to_measure_ > 0;
+  const StreamTimer::Start waiting = waits ? timer_->start(stream) : nullptr;
+  const StreamTimer::Start before = waits && measure ? timer_->start(stream) : nullptr;
+  for (const RegionHandle& handle : thread.held)
+    if (const Region* region = handle.get()) wait_for_memory(thread.stream, region->arrival);
+  if (waits) timer_->stop(stream, waiting, &device_stall_);
+  if (measure) timer_->function_started(stream, waits, before);
+}
+
+// The host's times say when functions were enqueued; the device's, how long they ran.
+void Core::measured(Trace& trace) {
+  timer_->collect();
+  if (iterations_to_measure_ == 0) return;
+  --iterations_to_measure_;
+  const std::vector<double> seconds = timer_->finish_iteration(sequence_thread_ != nullptr ? sequence_thread_->stream_handle : nullptr);
+  if (seconds.size() != trace.seconds.size() || trace.overflow) return;
+  trace.seconds = seconds;
+  double start = 0;
+  for (size_t i = 0; i < seconds.size(); ++i) {
+    trace.starts[i] = start;
+    start += seconds[i];
+  }
 }
 
 void Core::end_on_stream(ThreadState& thread) {
@@ -129,7 +165,7 @@ bool Core::settle_enqueued(Lock& lock, const Transfer& transfer) {
     lock.unlock();
     copied = copy_slots(region, transfer.first, transfer.count, Direction::kIn);
     lock.lock();
-    moment = enqueued(StreamOrder::kIn);
+    moment = enqueued(Direction::kIn, nullptr);
   }
   if (transfer.direction == Direction::kOut) region->out = moment;
   else region->arrival.add(moment);

@@ -99,11 +99,12 @@ bool Core::start_out(Lock& lock, Piece piece, std::vector<Transfer>& transfers) 
     moving_ += last - i;
     Transfer transfer{region, i, last - i, Direction::kOut, region->write_epoch, nullptr, now_seconds(), false, {}};
     if (order_) order_->make_wait(StreamOrder::kOut, all_moments(region), Edge::kUseBeforeOut);
+    const auto timed = order_ ? timer_->start(device_.stream(Direction::kOut)) : nullptr;
     lock.unlock();
     transfer.failed = !copy_slots(region, i, last - i, Direction::kOut);
     if (!order_) transfer.event = device_.record(Direction::kOut);
     lock.lock();
-    if (order_) transfer.moment = enqueued(StreamOrder::kOut);
+    if (order_) transfer.moment = enqueued(Direction::kOut, timed);
     transfers.push_back(transfer);
     i = last;
   }
@@ -122,13 +123,19 @@ bool Core::start_in(Lock& lock, Piece piece, const Chunk* chunks, std::vector<Tr
   if (order_) prepare_in(lock, region, piece, chunks);
   lock.unlock();
   const CUresult mapped = device_.map(address_of(region->first + piece.first), chunks, piece.count, *pool_, chunk_bytes_);
+  StreamTimer::Start timed = nullptr;
+  if (mapped == CUDA_SUCCESS && order_) {
+    lock.lock();
+    timed = timer_->start(device_.stream(Direction::kIn));
+    lock.unlock();
+  }
   if (mapped == CUDA_SUCCESS) {
     transfer.failed = !copy_slots(region, piece.first, piece.count, Direction::kIn);
     if (!order_) transfer.event = device_.record(Direction::kIn);
   }
   lock.lock();
   if (mapped == CUDA_SUCCESS) {
-    if (order_) transfer.moment = enqueued(StreamOrder::kIn);
+    if (order_) transfer.moment = enqueued(Direction::kIn, timed);
     transfers.push_back(transfer);
     return true;
   }

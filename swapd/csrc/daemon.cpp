@@ -102,6 +102,7 @@ bool Daemon::install(const ooc_plan& source) {
     recent_.pop_back();
   }
   core_.counters().plan_count = core_.counters().plan_count + 1;
+  core_.measure_again();
   return true;
 }
 

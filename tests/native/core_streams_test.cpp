@@ -287,6 +287,45 @@ TEST(no_event_is_created_in_steady_state) {
   for (const Variable& variable : variables) t.expect(variable);
 }
 
+TEST(functions_are_timed_where_they_run) {
+  StreamsTest t({6, 64});
+  t.make_on(t.main, t.chunk, 1);
+  ooc_iteration ended{};
+  ASSERT_EQ(t.core.boundary(&ended), OOC_OK);
+  auto sleep = [](void* milliseconds) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(reinterpret_cast<intptr_t>(milliseconds)));
+  };
+  for (const intptr_t milliseconds : {30, 1, 60})
+    ASSERT_EQ(t.call_on(t.main, "sleep", {}, [&] {
+      ASSERT_OK(driver().cuLaunchHostFunc(t.main.handle, sleep, reinterpret_cast<void*>(milliseconds)));
+    }), OOC_OK);
+  ASSERT_EQ(t.core.boundary(&ended), OOC_OK);
+  Lock lock(t.core.mutex());
+  const auto trace = t.core.trace(ended.fingerprint);
+  ASSERT_EQ(trace->functions(), 3u);
+  EXPECT_TRUE(trace->seconds[0] >= 0.029 && trace->seconds[2] >= 0.059);
+  EXPECT_TRUE(trace->starts[1] == trace->seconds[0] && trace->starts[2] == trace->seconds[0] + trace->seconds[1]);
+  EXPECT_TRUE(trace->seconds[1] < trace->seconds[0] + trace->seconds[2]);
+}
+
+TEST(a_wait_of_a_stream_is_a_stall_and_a_copy_has_its_own_time) {
+  StreamsTest t({2});
+  const Variable first = t.make_on(t.main, 2 * t.chunk, 1);
+  const Variable second = t.make_on(t.main, 2 * t.chunk, 2);
+  t.synchronize();
+  EXPECT_EQ(t.stats().stall_swap_in_seconds, 0.0);
+  Gate gate;
+  gate.close_on(t.in());
+  t.read_later(t.main, first);
+  open_later(gate);
+  t.synchronize();
+  const ooc_stats stats = t.stats();
+  EXPECT_TRUE(stats.stall_swap_in_seconds >= 0.05);
+  EXPECT_TRUE(stats.copy_in_seconds > 0 && stats.copy_out_seconds > 0);
+  EXPECT_TRUE(stats.copy_in_seconds < stats.stall_swap_in_seconds);  // the gate is not part of the copy
+  t.expect(second);
+}
+
 TEST(a_recorded_use_keeps_memory_from_its_next_user) {
   StreamsTest t({2});
   const Variable freed = t.make_on(t.main, 2 * t.chunk, 1);

@@ -469,8 +469,30 @@ template <class Op, class Signature>
 struct Direct;
 
 void add_argument(const at::Tensor& tensor, uint32_t access, Operands& operands) { add_tensor(tensor, access, operands); }
+void add_argument(const std::optional<at::Tensor>& tensor, uint32_t access, Operands& operands) {
+  if (tensor.has_value()) add_tensor(*tensor, access, operands);
+}
+void add_argument(const at::ITensorListRef& tensors, uint32_t access, Operands& operands) {
+  for (const at::Tensor& tensor : tensors) add_tensor(tensor, access, operands);
+}
+void add_argument(at::TensorList tensors, uint32_t access, Operands& operands) {
+  for (const at::Tensor& tensor : tensors) add_tensor(tensor, access, operands);
+}
+void add_argument(const c10::List<std::optional<at::Tensor>>& tensors, uint32_t access, Operands& operands) {
+  for (const std::optional<at::Tensor>& tensor : tensors) add_argument(tensor, access, operands);
+}
+// Everything else must be of a kind that holds no tensor.
+template <class... Types, class Other>
+constexpr bool is_one_of(const Other*) { return (std::is_same_v<Types, Other> || ...); }
 template <class Other>
-void add_argument(const Other&, uint32_t, Operands&) {}
+void add_argument(const Other& other, uint32_t, Operands&) {
+  static_assert(is_one_of<bool, double, int64_t, at::Scalar, c10::SymInt, at::IntArrayRef, c10::SymIntArrayRef,
+                          at::OptionalIntArrayRef, c10::string_view, std::optional<bool>, std::optional<double>,
+                          std::optional<int64_t>, std::optional<c10::SymInt>, std::optional<at::Scalar>, std::optional<at::ScalarType>,
+                          std::optional<at::Layout>, std::optional<at::Device>, std::optional<at::MemoryFormat>>(
+                    static_cast<const Other*>(nullptr)));
+  (void)other;
+}
 
 template <class Op, class Result, class... Arguments>
 struct Direct<Op, Result(Arguments...)> {
@@ -599,6 +621,7 @@ TORCH_LIBRARY_IMPL(aten, Fake, m) {
                   ops::rsqrt, ops::scalar_tensor, ops::sigmoid, ops::silu, ops::silu_backward, ops::sin, ops::sqrt,
                   ops::sqrt_, ops::sub_Tensor, ops::sub__Tensor, ops::sum, ops::sum_dim_IntList, ops::tanh,
                   ops::tanh_backward, ops::threshold_backward, ops::where_self, ops::zero_, ops::zeros_like>(m);
+  // Views: passed on, and more frequent than the rest.
   register_direct<ops::as_strided, ops::detach, ops::expand, ops::permute, ops::select_int, ops::slice_Tensor, ops::t,
-                  ops::transpose_int, ops::unsqueeze, ops::view, ops::_unsafe_view, ops::squeeze_dim>(m);  // views: passed on, and more frequent than the rest
+                  ops::transpose_int, ops::unsqueeze, ops::view, ops::_unsafe_view, ops::squeeze_dim>(m);
 }
