@@ -270,7 +270,7 @@ TEST(the_host_runs_ahead_of_a_stream_that_stands_still) {
   EXPECT_TRUE(t.stats().device_peak_bytes <= 6 * t.chunk);
 }
 
-TEST(no_event_is_created_in_steady_state) {
+TEST(events_are_used_again) {
   StreamsTest t({4});
   std::vector<Variable> variables;
   for (unsigned i = 0; i < 4; ++i) variables.push_back(t.make_on(t.main, 2 * t.chunk, i + 1));
@@ -282,8 +282,12 @@ TEST(no_event_is_created_in_steady_state) {
   for (int i = 0; i < 10; ++i) round();
   const uint64_t before = t.stats().event_create_count;
   EXPECT_TRUE(before > 0);
-  for (int i = 0; i < 30; ++i) round();
-  EXPECT_EQ(t.stats().event_create_count, before);
+  const uint64_t moves = t.stats().swap_in_count + t.stats().swap_out_count;
+  for (int i = 0; i < 60; ++i) round();
+  const ooc_stats after = t.stats();
+  // How many are in use at once depends on when they are over; that each of hundreds of moves had one of its own, does not.
+  EXPECT_TRUE(after.swap_in_count + after.swap_out_count - moves > 400);
+  EXPECT_TRUE(after.event_create_count - before <= 8);
   for (const Variable& variable : variables) t.expect(variable);
 }
 
