@@ -12,7 +12,7 @@ OPERATORS = """
     nn.functional.scaled_dot_product_attention nonzero norm pow prod put repeat_interleave roll scatter_add
     select_scatter softmax sort split sum svd take topk trapezoid unique var view where
 """.split()
-MODULES = ("nn.Linear", "nn.Conv2d", "nn.BatchNorm2d", "nn.GRU", "nn.Embedding", "nn.CrossEntropyLoss")
+MODULES = ("nn.Linear", "nn.Conv2d", "nn.BatchNorm2d", "nn.GRU", "nn.LSTM", "nn.Embedding", "nn.CrossEntropyLoss")
 OTHERS = (
     "nested_strided quantized_per_channel mkldnn_layout sparse_training python_values numpy_both_ways packed_sequences"
 )
