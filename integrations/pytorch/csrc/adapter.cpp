@@ -169,7 +169,7 @@ bool schema_hides_writes(std::string_view name) {
   static constexpr std::string_view kNames[] = {
       "aten::native_batch_norm", "aten::cudnn_batch_norm",  "aten::miopen_batch_norm",
       "aten::_batch_norm_impl_index", "aten::batch_norm_gather_stats", "aten::batch_norm_gather_stats_with_counts",
-      "aten::native_batch_norm.out", "aten::_cudnn_rnn"};
+      "aten::native_batch_norm.out", "aten::_cudnn_rnn", "aten::mkldnn_rnn_layer_backward"};
   return std::find(std::begin(kNames), std::end(kNames), name) != std::end(kNames);
 }
 
