@@ -21,7 +21,7 @@ def measure_in_child(module: str, *arguments: str) -> dict[str, Any]:
         RunFailed: it ended with an error or hung.
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("OOC_")}
-    description = machine.describe()
+    description, stolen = machine.describe(), machine.stolen_seconds()
     with tempfile.TemporaryDirectory(prefix="ooc-bench-") as folder:
         output = Path(folder) / "child.json"
         command = [sys.executable, "-m", f"benchmarks.{module}", str(output), *arguments]
@@ -41,4 +41,5 @@ def measure_in_child(module: str, *arguments: str) -> dict[str, Any]:
         if done.returncode != 0:
             raise RunFailed(f"status {done.returncode}: {' '.join(command)}\n{done.stdout[-3000:]}")
         result: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
-    return {"machine": description, "load_average_after": machine.load(), **result}
+    stolen = machine.stolen_seconds() - stolen
+    return {"machine": description, "load_average_after": machine.load(), "stolen_seconds": stolen, **result}

@@ -30,6 +30,15 @@ def load() -> list[float]:
     return [round(value, 2) for value in os.getloadavg()]
 
 
+def stolen_seconds() -> float:
+    """Core seconds since the start that the host of this virtual machine gave to others; 0 if it does not say."""
+    try:
+        words = Path("/proc/stat").read_text(encoding="utf-8").split("\n", 1)[0].split()
+        return int(words[8]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, IndexError, ValueError):
+        return 0.0
+
+
 def describe() -> dict[str, Any]:
     """The machine, its software, and the time and load of this moment."""
     import torch

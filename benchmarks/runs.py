@@ -62,7 +62,7 @@ def run(
             variables["OOC_BUDGET"] = str(budget_bytes)
         if bytes_per_second is not None:
             variables["OOC_EMULATED_BANDWIDTH"] = f"{bytes_per_second:.0f}B/s"
-    description = machine.describe()
+    description, stolen = machine.describe(), machine.stolen_seconds()
     with tempfile.TemporaryDirectory(prefix="ooc-bench-") as folder:
         output, state = Path(folder) / "child.json", Path(folder) / "state.pt"
         command = [sys.executable, "-m", "benchmarks.child", str(output), *workload.command(quick=quick)]
@@ -80,6 +80,7 @@ def run(
         "environment": variables,
         "machine": description,
         "load_average_after": machine.load(),
+        "stolen_seconds": machine.stolen_seconds() - stolen,
         "digest": digest,
         **result,
     }
