@@ -136,6 +136,7 @@ void Core::before_fork() {
   Lock lock(mutex_);
   paused_ = true;
   while (!detached_ && moving_ > 0) wait_a_while(lock);
+  if (order_ && !detached_) order_->synchronize_all();  // the child copies what is there
   lock.release();  // held until after_fork
 }
 
@@ -205,7 +206,7 @@ void Core::release_everything() {
 }
 
 int Core::detach() {
-  if (!device_.host_accessible())
+  if (!device_.host_accessible() || order_)  // addresses that streams still use are mapped twice, and unmapped later
     return fail(OOC_INVALID, "memory of this device cannot become host memory; free it instead");
   before_fork();
   Lock lock(mutex_, std::adopt_lock);

@@ -270,6 +270,13 @@ TEST(the_host_runs_ahead_of_a_stream_that_stands_still) {
   EXPECT_TRUE(t.stats().device_peak_bytes <= 6 * t.chunk);
 }
 
+TEST(memory_that_streams_use_does_not_become_host_memory) {
+  StreamsTest t({2});
+  const Variable variable = t.make_on(t.main, 2 * t.chunk, 1);
+  EXPECT_EQ(t.core.detach(), OOC_INVALID);
+  t.expect(variable);
+}
+
 TEST(events_are_used_again) {
   StreamsTest t({4});
   std::vector<Variable> variables;
