@@ -202,6 +202,8 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ooc_core_unpin": (ctypes.c_int, [_HANDLE, ctypes.c_uint64, ctypes.c_uint32]),
     "ooc_core_detach": (ctypes.c_int, [_HANDLE]),
     "ooc_core_evict_all": (ctypes.c_int, [_HANDLE]),
+    "ooc_core_settle": (None, [_HANDLE]),
+    "ooc_core_residency": (ctypes.c_uint32, [_HANDLE, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32]),
     "ooc_core_release_cached": (None, [_HANDLE]),
     "ooc_core_boundary": (ctypes.c_int, [_HANDLE, ctypes.POINTER(_Iteration)]),
     "ooc_core_trace_copy": (ctypes.c_int, [_HANDLE, ctypes.c_uint64, ctypes.POINTER(_TraceArrays)]),
@@ -350,6 +352,20 @@ class Core:
 
     def evict_all(self) -> None:
         self._check(self._library.ooc_core_evict_all(self.handle))
+
+    def settle(self) -> None:
+        """Waits until the swap threads have done all that the plan under way lets them do now."""
+        self._library.ooc_core_settle(self.handle)
+
+    def residency(self, address: int, chunks: int) -> npt.NDArray[np.bool_]:
+        """bool[chunks]: which of the first chunks of the variable at an address are on the device, none under way.
+
+        Raises OocError for an address that is no variable of one chunk or more.
+        """
+        found = np.zeros(chunks, np.uint8)
+        if self._library.ooc_core_residency(self.handle, address, found.ctypes.data, chunks) == 0:
+            raise OocError("no variable of one chunk or more lies at this address")
+        return found.astype(bool)
 
     def release_cached(self) -> None:
         self._library.ooc_core_release_cached(self.handle)

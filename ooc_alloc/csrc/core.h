@@ -111,6 +111,9 @@ class Core {
   int unpin(uint64_t token, uint32_t access);
   int detach();
   int evict_all();
+  // 1 for each chunk of the region at an address that is on the device and stays there, else 0. Returns how many chunks
+  // it has, of which at most `count` are written; 0 for a small or unknown address.
+  uint32_t residency(const void* address, uint8_t* chunks, uint32_t count);
   void release_cached();
   int boundary(ooc_iteration* ended);
   void read_stats(ooc_stats* stats);

@@ -173,6 +173,11 @@ OOC_API int ooc_core_unpin(ooc_core* core, uint64_t token, uint32_t access);
 OOC_API int ooc_core_detach(ooc_core* core);
 // Swaps out every region that nothing pins (tests, strict mode, memory pressure).
 OOC_API int ooc_core_evict_all(ooc_core* core);
+// Waits until the worker threads have done all that the plan under way lets them do now.
+OOC_API void ooc_core_settle(ooc_core* core);
+// chunks[i] = 1 if chunk i of the region at an address is on the device and not under way, else 0; at most `count` are
+// written. Returns how many chunks the region has; 0 for a small or unknown address.
+OOC_API uint32_t ooc_core_residency(ooc_core* core, const void* address, uint8_t* chunks, uint32_t count);
 // Gives cached and free chunks back to the driver.
 OOC_API void ooc_core_release_cached(ooc_core* core);
 
