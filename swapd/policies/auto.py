@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from swapd.bound import bound
+from swapd.lower_bound import lower_bound
 from swapd.plan import Plan
 from swapd.policies.idle import CLOSE, idle
 from swapd.policies.window import window, windows
@@ -31,7 +31,7 @@ def auto(problem: Problem, window_bytes: int | None = None) -> Plan:
     results = []
     for plan in _candidates(problem, window_bytes):
         results.append((plan, simulate(problem, plan)))
-        if results[0][1].seconds <= CLOSE * bound(problem).seconds:
+        if results[0][1].seconds <= CLOSE * lower_bound(problem).seconds:
             break
     limit = _TOLERANCE * min(timeline.seconds for _, timeline in results)
     return min(

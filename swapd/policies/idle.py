@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from swapd.bound import bound
+from swapd.lower_bound import lower_bound
 from swapd.plan import Plan
 from swapd.policies.choice import choose
 from swapd.policies.intervals import find_intervals
@@ -33,7 +33,7 @@ def idle(problem: Problem) -> Plan:
     problem.require_feasible()
     if problem.fits:
         return Plan(policy="idle")
-    goal = CLOSE * bound(problem).seconds
+    goal = CLOSE * lower_bound(problem).seconds
     tried = []
     for margin in MARGINS:
         tried.append((*_attempt(problem, problem, margin), margin))
