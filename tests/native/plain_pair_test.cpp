@@ -169,6 +169,10 @@ TEST(a_core_that_is_gone_is_forgotten) {
     address = pair.must_malloc(static_cast<uint64_t>(chunk));
   }
   ooc_free(address, chunk, 0, nullptr);  // of a core that is gone: nothing to do, nothing touched
+  setenv("OOC_ALLOC", "0", 1);           // so that a new one is not made
+  EXPECT_TRUE(ooc_malloc(chunk, 0, nullptr) == nullptr);
+  EXPECT_TRUE(contains(ooc_last_error(), "turns the allocator off"));
+  unsetenv("OOC_ALLOC");
   const Pair next;
   EXPECT_EQ(next.stats().frees, uint64_t{0});
   EXPECT_EQ(next.stats().live_bytes, uint64_t{0});
