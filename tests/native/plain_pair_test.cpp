@@ -145,9 +145,12 @@ TEST(threads_allocate_and_free_at_once) {
   Limits limits;
   limits.budget_chunks = 32;
   const Pair pair(limits);
+  CUcontext context = nullptr;
+  ASSERT_EQ(driver().cuCtxGetCurrent(&context), CUDA_SUCCESS);
   std::vector<std::thread> threads;
   for (unsigned number = 0; number < 2; ++number)
     threads.emplace_back([&, number] {
+      EXPECT_EQ(driver().cuCtxSetCurrent(context), CUDA_SUCCESS);
       for (unsigned i = 0; i < 200; ++i) {
         const uint64_t bytes = (1 + (i + number) % 4) * granularity();
         const Variable mine = pair.make(bytes, number * 1000 + i);
