@@ -191,6 +191,10 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ooc_core_destroy": (None, [_HANDLE]),
     "ooc_core_stop_daemon": (None, [_HANDLE]),
     "ooc_core_device_name": (ctypes.c_char_p, [_HANDLE]),
+    "ooc_core_address_range": (
+        None,
+        [_HANDLE, ctypes.POINTER(ctypes.c_size_t), ctypes.POINTER(ctypes.c_size_t)],
+    ),
     "ooc_core_malloc": (ctypes.c_void_p, [_HANDLE, ctypes.c_uint64]),
     "ooc_core_malloc_pinned": (
         ctypes.c_void_p,
@@ -314,6 +318,12 @@ class Core:
     def device_name(self) -> str:
         name: bytes = self._library.ooc_core_device_name(self.handle)
         return name.decode(errors="replace")
+
+    def address_range(self) -> tuple[int, int]:
+        """First address and bytes of the range that holds every allocation."""
+        base, size = ctypes.c_size_t(), ctypes.c_size_t()
+        self._library.ooc_core_address_range(self.handle, ctypes.byref(base), ctypes.byref(size))
+        return base.value, size.value
 
     def malloc(self, size_bytes: int) -> int:
         """Address of fresh device memory. Raises OutOfMemory."""

@@ -15,6 +15,7 @@ from swapd import endings
 from swapd.config import Config
 from swapd.daemon import Daemon
 from swapd.machine import known_machine
+from swapd.probe import CUDA_LIBRARY
 from swapd.summary import make_summary, write_summary
 
 log = logging.getLogger("ooc.swapd")
@@ -38,19 +39,25 @@ def wanted_config(settings: dict[str, Any]) -> Config:
     return Config.from_environment(**{**settings, "alloc": "auto"})
 
 
+_CUDA_ALIGNMENT = 512  # of small allocations: what users of cudaMalloc rely on
+
+
 class Session:
-    """A core on the emulated device, and its daemon.
+    """A core on the emulated device, or on a CUDA device (`cuda`), and its daemon.
+
+    On a CUDA device functions run on streams, and the host does not wait for them. Both devices may be made either way
+    (`asynchronous`), as is done in tests.
 
     Raises ConfigError or OocError; then nothing was changed. After the integration has installed itself it calls
     `started`; until then nothing outside the session is changed either.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, *, cuda: bool = False, asynchronous: bool | None = None) -> None:
         self.config = config
         os.environ.update(  # the emulated driver reads its settings there
             {name: text for name, text in config.to_environment().items() if name.startswith("OOC_EMULATED_")}
         )
-        driver = str(library_path("libooc_emulated_cuda.so"))
+        driver = CUDA_LIBRARY if cuda else str(library_path("libooc_emulated_cuda.so"))
         total, free = device_memory(driver)
         self.core = Core(
             driver,
@@ -58,7 +65,9 @@ class Session:
             host_budget_bytes=config.resolve_host_budget(),
             chunk_bytes=config.chunk_size,
             small_limit_bytes=config.small_limit,
+            small_alignment=_CUDA_ALIGNMENT if cuda else 0,
             strict=config.strict,
+            asynchronous=cuda if asynchronous is None else asynchronous,
         )
         self.budget_bytes = int(self.core.stats()["budget_bytes"])
         self.daemon = Daemon(
