@@ -22,8 +22,8 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from integrations.numpy_arrays import Declaration
-from ooc_alloc import READ, WRITE, OocError
-from swapd.session import Session, wanted_config
+from ooc_alloc import READ, WRITE, OocError, library_path
+from swapd.session import CudaDevice, Session, wanted_config
 
 _Result = TypeVar("_Result")
 
@@ -59,7 +59,7 @@ class Allocator:
     """Device memory within a budget, for a library that is told nothing of functions.
 
     Args:
-        asynchronous: functions run on streams; None: on a CUDA device.
+        asynchronous: functions run on streams of the emulated device too (for tests); on a CUDA device they always do.
         settings: any of the settings of the README's table, e.g. ``budget="8GiB"``; those not given come from the
             environment.
 
@@ -68,9 +68,9 @@ class Allocator:
         OocError: there is no CUDA driver or device, or it cannot be used.
     """
 
-    def __init__(self, *, asynchronous: bool | None = None, **settings: Any) -> None:
+    def __init__(self, *, asynchronous: bool = False, **settings: Any) -> None:
         config = wanted_config(settings)
-        self._session = Session(config, cuda=config.alloc != "emulated", asynchronous=asynchronous)
+        self._session = Session(config, _device(config.alloc == "emulated", asynchronous))
         self._core = self._session.core
         self._lock = threading.RLock()  # a finalizer may run while its own thread holds it
         self._pins: dict[int, int] = {}  # token of each allocation that is pinned
@@ -264,6 +264,13 @@ class Allocator:
     def _end_if_unused(self) -> None:
         if self.closed and not self._sizes and self._core.handle:
             self._core.close()
+
+
+def _device(emulated: bool, asynchronous: bool) -> CudaDevice | None:
+    """For a session; None is the emulated device, where the host waits for every copy."""
+    if not emulated:
+        return CudaDevice()
+    return CudaDevice(driver=str(library_path("libooc_emulated_cuda.so"))) if asynchronous else None
 
 
 def _flat(value: Any) -> Iterator[Any]:
