@@ -171,6 +171,9 @@ class Fsdp(Arm):
         from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 
         cuda = device.type == "cuda"
+        if cuda:  # NCCL takes its buffers now, and not beside the ballast
+            torch.cuda.set_device(device)
+            torch.distributed.all_reduce(torch.zeros(1, device=device))
         policy = CPUOffloadPolicy() if cuda else OffloadPolicy()
         mesh = init_device_mesh(device.type, (1,))
         for block in [*job.blocks, job.model]:

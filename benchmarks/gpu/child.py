@@ -34,6 +34,7 @@ def settle_kernels() -> None:
     import torch
 
     torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # writes that no training run makes
     torch.backends.cudnn.benchmark = False
     torch.set_float32_matmul_precision("high")
     torch.backends.cudnn.allow_tf32 = True

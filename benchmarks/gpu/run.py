@@ -146,7 +146,7 @@ class Runner:
             "chunk_bytes": case.chunk_mib * MIB,
             "warm_up": case.warm_up,
             "steps": STEPS,
-            "device": "cuda",
+            "device": "cuda:0",  # with its number: not every function takes it without
             **self._asked,
         }
 
