@@ -2,7 +2,7 @@
 #
 # The Python environment is kept in .venv (another one: VENV=path), with PyTorch at the version below. The package is
 # installed there as editable: Python comes from the source tree, and so do the native libraries, which `make native`
-# puts into ooc_alloc/lib.
+# puts into ooc_alloc/lib. VENV=system takes PYTHON as it is, and installs nothing: for a machine without a network.
 
 PYTHON ?= python3
 TORCH_VERSION ?= 2.13.0
@@ -12,10 +12,16 @@ VENV ?= .venv
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 BUILD_TYPE ?= RelWithDebInfo
 
+ifeq ($(VENV),system)
+python := $(PYTHON)
+export PYTHONPATH := .$(if $(PYTHONPATH),:$(PYTHONPATH))
+else
 python := $(VENV)/bin/python
+endif
 pip := $(python) -m pip --disable-pip-version-check
-installed := $(VENV)/.installed
-developer := $(VENV)/.developer
+# Stamps of what was installed; with VENV=system there is nothing to do.
+installed := $(if $(filter system,$(VENV)),,$(VENV)/.installed)
+developer := $(if $(filter system,$(VENV)),,$(VENV)/.developer)
 # The system's CMake if there is one: `make native` then needs no Python environment at all.
 CMAKE ?= $(shell command -v cmake || echo $(VENV)/bin/cmake)
 CTEST ?= $(shell command -v ctest || echo $(VENV)/bin/ctest)
@@ -29,7 +35,7 @@ editable := $(pip) install --quiet --config-settings=wheel.cmake=false --editabl
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help venv native demo test lint unit-test native-test asan tsan test-programs test-strict test-gpu bench wheel clean
+.PHONY: help venv native demo test lint unit-test native-test asan tsan test-programs test-strict test-gpu bench bench-gpu wheel clean
 .DELETE_ON_ERROR:
 
 help: ## show this list
@@ -39,6 +45,7 @@ help: ## show this list
 
 venv: $(developer) ## make the Python environment in .venv, with PyTorch and everything that development needs
 
+ifneq ($(VENV),system)
 # What running needs, and the examples.
 $(installed): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
@@ -54,6 +61,7 @@ $(installed): pyproject.toml
 $(developer): $(installed)
 	$(editable)[test,report,ilp]"
 	@touch $@
+endif
 
 native: $(cmake_needs) ## build the native libraries in place; needs no network, only CMake and a C++ compiler
 	$(call native_build,build/native,-DCMAKE_BUILD_TYPE=$(BUILD_TYPE) -DOOC_INPLACE=ON -DOOC_BUILD_TESTS=OFF)
@@ -106,10 +114,16 @@ test-gpu: $(cmake_needs) ## the driver contract and core tests against the real 
 bench: venv native ## measure: cost per operator, step times beside the bound, fragmentation by chunk size
 	$(python) -m benchmarks
 
+# The device's file, and not `ldconfig -p`: the driver's library may be found in another way.
+gpu := $(firstword $(wildcard /dev/nvidia[0-9]*))
+
+bench-gpu: $(if $(gpu),venv native) ## measure on a GPU, 10 minutes at most: beside the bound and other ways to train with less memory
+	$(if $(gpu),$(python) -m benchmarks.gpu,@echo "make bench-gpu needs an NVIDIA GPU and its driver; this machine has none. Nothing was measured.")
+
 wheel: $(installed) ## build the wheel into dist/
 	$(pip) wheel --quiet --no-deps --wheel-dir dist .
 
 clean: ## remove what was built here, and the environment
 	rm -rf build dist out ooc_alloc/lib .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	rm -rf $(VENV)
+	$(if $(installed),rm -rf $(VENV))
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

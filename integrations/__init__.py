@@ -1,1 +1,1 @@
-"""Adapters between frameworks and the allocator: PyTorch, NumPy."""
+"""Adapters between frameworks and the allocator: PyTorch, NumPy; CuPy, Numba and cuda.core."""

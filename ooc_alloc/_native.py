@@ -191,11 +191,24 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ooc_core_destroy": (None, [_HANDLE]),
     "ooc_core_stop_daemon": (None, [_HANDLE]),
     "ooc_core_device_name": (ctypes.c_char_p, [_HANDLE]),
+    "ooc_core_address_range": (
+        None,
+        [_HANDLE, ctypes.POINTER(ctypes.c_size_t), ctypes.POINTER(ctypes.c_size_t)],
+    ),
     "ooc_core_malloc": (ctypes.c_void_p, [_HANDLE, ctypes.c_uint64]),
+    "ooc_core_malloc_pinned": (
+        ctypes.c_void_p,
+        [_HANDLE, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_uint32, ctypes.POINTER(ctypes.c_uint64)],
+    ),
     "ooc_core_free": (None, [_HANDLE, ctypes.c_void_p]),
+    "ooc_core_free_on": (None, [_HANDLE, ctypes.c_void_p, ctypes.c_void_p]),
     "ooc_core_function_id": (ctypes.c_uint32, [_HANDLE, ctypes.c_char_p]),
     "ooc_core_function_name": (ctypes.c_char_p, [_HANDLE, ctypes.c_uint32]),
     "ooc_core_function_begin": (ctypes.c_int, [_HANDLE, ctypes.c_uint32, ctypes.POINTER(_Operand), ctypes.c_uint32]),
+    "ooc_core_function_begin_on": (
+        ctypes.c_int,
+        [_HANDLE, ctypes.c_uint32, ctypes.POINTER(_Operand), ctypes.c_uint32, ctypes.c_void_p],
+    ),
     "ooc_core_function_end": (ctypes.c_int, [_HANDLE, ctypes.c_int]),
     "ooc_core_in_function": (ctypes.c_int, [_HANDLE]),
     "ooc_core_pin": (ctypes.c_int, [_HANDLE, ctypes.c_void_p, ctypes.c_uint32, ctypes.POINTER(ctypes.c_uint64)]),
@@ -211,6 +224,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ooc_core_forget_plans": (None, [_HANDLE]),
     "ooc_core_read_stats": (None, [_HANDLE, ctypes.POINTER(_Stats)]),
     "ooc_core_audit": (ctypes.c_int, [_HANDLE]),
+    "ooc_set_default_core": (None, [_HANDLE]),
 }
 
 _library: Any = None
@@ -307,6 +321,12 @@ class Core:
         name: bytes = self._library.ooc_core_device_name(self.handle)
         return name.decode(errors="replace")
 
+    def address_range(self) -> tuple[int, int]:
+        """First address and bytes of the range that holds every allocation."""
+        base, size = ctypes.c_size_t(), ctypes.c_size_t()
+        self._library.ooc_core_address_range(self.handle, ctypes.byref(base), ctypes.byref(size))
+        return base.value, size.value
+
     def malloc(self, size_bytes: int) -> int:
         """Address of fresh device memory. Raises OutOfMemory."""
         address = self._library.ooc_core_malloc(self.handle, size_bytes)
@@ -314,8 +334,32 @@ class Core:
             raise OutOfMemory(self._last_error())
         return int(address)
 
+    def malloc_pinned(self, size_bytes: int, stream: int = 0, access: int = READ | WRITE) -> tuple[int, int]:
+        """Address of fresh device memory that stays there, for users who announce no functions, and the pin's token.
+
+        Args:
+            stream: a CUstream on which it may be used at once (0: the default one).
+            access: what :meth:`unpin` has to be given with the token.
+
+        Raises:
+            OutOfMemory: with what is pinned already it does not fit the budget.
+        """
+        token = ctypes.c_uint64()
+        address = self._library.ooc_core_malloc_pinned(self.handle, size_bytes, stream, access, ctypes.byref(token))
+        if not address:
+            raise OutOfMemory(self._last_error())
+        return int(address), token.value
+
     def free(self, address: int) -> None:
         self._library.ooc_core_free(self.handle, address)
+
+    def free_on(self, address: int, stream: int) -> None:
+        """Frees when what is enqueued on a stream (a CUstream) is done."""
+        self._library.ooc_core_free_on(self.handle, address, stream)
+
+    def set_default(self) -> None:
+        """Makes this the core behind `ooc_malloc` and `ooc_free` (`csrc/ooc_alloc.h`), until it is closed."""
+        self._library.ooc_set_default_core(self.handle)
 
     def function_id(self, name: str) -> int:
         return int(self._library.ooc_core_function_id(self.handle, name.encode()))
@@ -324,11 +368,19 @@ class Core:
         name: bytes = self._library.ooc_core_function_name(self.handle, identifier)
         return name.decode()
 
-    def function_begin(self, identifier: int, operands: Iterable[tuple[int, int]]) -> None:
-        """Brings the operands, pairs (address, READ | WRITE), onto the device and pins them until `function_end`."""
+    def function_begin(self, identifier: int, operands: Iterable[tuple[int, int]], stream: int | None = None) -> None:
+        """Brings the operands, pairs (address, READ | WRITE), onto the device and pins them until `function_end`.
+
+        `stream` is the CUstream that the function's work is enqueued on (0: the default one); None where it runs on the
+        host. It counts where the core was made `asynchronous`.
+        """
         pairs = list(operands)
         array = (_Operand * len(pairs))(*[_Operand(address, access, 0) for address, access in pairs])
-        self._check(self._library.ooc_core_function_begin(self.handle, identifier, array, len(pairs)))
+        if stream is None:
+            status = self._library.ooc_core_function_begin(self.handle, identifier, array, len(pairs))
+        else:
+            status = self._library.ooc_core_function_begin_on(self.handle, identifier, array, len(pairs), stream)
+        self._check(status)
 
     def function_end(self, keep_allocations: bool = False) -> None:
         self._check(self._library.ooc_core_function_end(self.handle, int(keep_allocations)))

@@ -6,7 +6,8 @@
 
 namespace ooc {
 const char* last_error_text();
-}
+void plain_pair_forgets(const ooc_core* core);
+}  // namespace ooc
 
 struct ooc_core {
   explicit ooc_core(const ooc_config& config) : core(config), daemon(core, config.run_daemon != 0) {}
@@ -55,10 +56,12 @@ ooc_core* ooc_core_create(const ooc_config* config) {
 
 void ooc_core_destroy(ooc_core* core) {
   if (core == nullptr) return;
+  ooc::plain_pair_forgets(core);
   core->daemon.stop();
   if (!core->core.forked()) delete core;  // in a child nothing of it may be called any more
 }
 void ooc_core_stop_daemon(ooc_core* core) { core->daemon.stop(); }
+int32_t ooc_core_device_ordinal(ooc_core* core) { return core->core.device().ordinal(); }
 const char* ooc_core_device_name(ooc_core* core) { return core->core.device().name().c_str(); }
 
 void ooc_core_address_range(ooc_core* core, uintptr_t* base, uintptr_t* bytes) {
@@ -81,6 +84,15 @@ void* ooc_core_malloc_on(ooc_core* core, uint64_t bytes, void* stream) {
   void* address = nullptr;
   guarded([&] {
     address = core->core.malloc(bytes, static_cast<ooc::CUstream>(stream));
+    return 0;
+  });
+  return address;
+}
+
+void* ooc_core_malloc_pinned(ooc_core* core, uint64_t bytes, void* stream, uint32_t access, uint64_t* token) {
+  void* address = nullptr;
+  guarded([&] {
+    address = core->core.malloc_pinned(bytes, static_cast<ooc::CUstream>(stream), access, token);
     return 0;
   });
   return address;

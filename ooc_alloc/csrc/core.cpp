@@ -115,6 +115,14 @@ void Core::drop_pin(Region* region) {
   if (--region->pins == 0) pinned_chunks_ -= region->count;
 }
 
+uint64_t Core::add_external_pin(Region* region, uint32_t access) {
+  add_pin(region);
+  ++region->external_pins;
+  if (access & OOC_WRITE) ++region->writable_pins;
+  ++stats_.external_pin_count;
+  return uint64_t{region->index} << 32 | region->generation;
+}
+
 void Core::release_held(std::vector<RegionHandle>& held) {
   for (const RegionHandle& handle : held)
     if (Region* region = handle.get()) drop_pin(region);
@@ -239,17 +247,13 @@ bool Core::in_function() {
 int Core::pin(const void* address, uint32_t access, uint64_t* token) {
   ThreadState& thread = thread_state();
   Lock lock(mutex_);
-  constexpr uint64_t kNothing = ~uint64_t{0};
-  if (token != nullptr) *token = kNothing;
+  if (token != nullptr) *token = kNoToken;
   Region* region = detached_ ? nullptr : find(address);
   if (region == nullptr) return OOC_OK;
-  if (token != nullptr) *token = uint64_t{region->index} << 32 | region->generation;
   const RegionHandle handle{region, region->generation};
-  add_pin(region);
+  const uint64_t pinned = add_external_pin(region, access);
+  if (token != nullptr) *token = pinned;
   if (!thread.in_function) release_held(thread.held);  // or many pins in a row, no function between, fill the budget
-  ++region->external_pins;
-  if (access & OOC_WRITE) ++region->writable_pins;
-  ++stats_.external_pin_count;
   used_.touch(region);
   if (!region->fully_resident())
     if (const int status = make_resident(lock, {handle})) {

@@ -48,6 +48,8 @@ struct Transfer {
   Moment moment{};         // where functions run on streams: when the copy is done
 };
 
+constexpr uint64_t kNoToken = ~uint64_t{0};  // of a pin: unpin does nothing
+
 // A run of slots of one region.
 struct Piece {
   Region* region;
@@ -101,6 +103,7 @@ class Core {
 
   void* malloc(uint64_t bytes);
   void* malloc(uint64_t bytes, CUstream stream);
+  void* malloc_pinned(uint64_t bytes, CUstream stream, uint32_t access, uint64_t* token);
   void free(void* address);
   void free(void* address, CUstream stream);
   void record_use(void* address, CUstream stream);
@@ -204,6 +207,7 @@ class Core {
   int fail(int status, std::string message);
   void add_pin(Region* region);
   void drop_pin(Region* region);
+  uint64_t add_external_pin(Region* region, uint32_t access);  // gives its token
   void release_held(std::vector<RegionHandle>& held);
   void mark_written(Region* region);
   void note_need();

@@ -18,6 +18,24 @@ void* Core::malloc(uint64_t bytes, CUstream stream) {
   return malloc_on(lock, bytes, order_ ? order_->compute_stream(stream) : 0);
 }
 
+void* Core::malloc_pinned(uint64_t bytes, CUstream stream, uint32_t access, uint64_t* token) {
+  Lock lock(mutex_);
+  if (token != nullptr) *token = kNoToken;
+  void* address = malloc_on(lock, bytes, order_ ? order_->compute_stream(stream) : 0);
+  Region* region = address != nullptr && !detached_ ? find(address) : nullptr;
+  if (region == nullptr) return address;
+  const uint64_t pinned = add_external_pin(region, access);
+  if (token != nullptr) *token = pinned;
+  // The pin as the running function's allocation is not needed beside it. Where no function ever begins it would not end.
+  ThreadState* thread = find_thread_state();
+  std::vector<RegionHandle>& held = thread != nullptr ? thread->held : orphans_;
+  if (!held.empty() && held.back().get() == region) {
+    held.pop_back();
+    drop_pin(region);
+  }
+  return address;
+}
+
 void* Core::malloc_on(Lock& lock, uint64_t bytes, uint32_t stream) {
   bytes = std::max<uint64_t>(bytes, 1);
   if (detached_) return malloc_failed(lock, bytes);

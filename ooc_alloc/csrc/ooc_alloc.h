@@ -11,6 +11,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -128,6 +129,7 @@ OOC_API void ooc_core_destroy(ooc_core* core);
 OOC_API void ooc_core_stop_daemon(ooc_core* core);
 
 OOC_API const char* ooc_core_device_name(ooc_core* core);
+OOC_API int32_t ooc_core_device_ordinal(ooc_core* core);
 // The address range that holds every allocation of the core: [*base, *base + *bytes).
 OOC_API void ooc_core_address_range(ooc_core* core, uintptr_t* base, uintptr_t* bytes);
 
@@ -144,6 +146,9 @@ OOC_API void ooc_core_free(ooc_core* core, void* address);
 // had it as an operand, is done. Without a stream: the thread's last one for malloc, all of them for free.
 OOC_API void* ooc_core_malloc_on(ooc_core* core, uint64_t bytes, void* stream);
 OOC_API void ooc_core_free_on(ooc_core* core, void* address, void* stream);
+// Memory that somebody uses who announces no functions: pinned from the start until unpinned (*token, as of ooc_core_pin)
+// or freed. Unlike ooc_core_malloc_on and ooc_core_pin in a row, it never waits on the host for who used the memory before.
+OOC_API void* ooc_core_malloc_pinned(ooc_core* core, uint64_t bytes, void* stream, uint32_t access, uint64_t* token);
 // Work enqueued so far on a stream uses the memory, though no function with it as an operand said so.
 OOC_API void ooc_core_record_use(ooc_core* core, void* address, void* stream);
 
@@ -190,6 +195,25 @@ OOC_API void ooc_core_forget_plans(ooc_core* core);
 OOC_API void ooc_core_read_stats(ooc_core* core, ooc_stats* stats);
 // Recounts every chunk and byte by walking all structures, and compares with the counters. 0 if they agree.
 OOC_API int ooc_core_audit(ooc_core* core);
+
+// --- The plain pair: two functions for programs that know nothing of functions and variables ---
+//
+// They have the signatures that torch.cuda.memory.CUDAPluggableAllocator takes by name; any other program may call them.
+// All memory of the pair is pinned while it is allocated, as nobody announces its uses: the pair keeps to the budget and
+// recycles chunks, it never swaps. Large allocations are aligned to the chunk, small ones to 512 bytes.
+//
+// They use the core that was set, and without one they make one at the first allocation, from OOC_ALLOC (`emulated`, or
+// else libcuda.so.1), OOC_BUDGET, OOC_CHUNK_SIZE and OOC_SMALL_LIMIT, for the device of that allocation. It stays until
+// the process ends.
+
+// Null for 0 bytes and on failure: the reason is in ooc_last_error(), and the first of each kind on stderr. The memory
+// may be used at once on `stream` (a CUstream).
+OOC_API void* ooc_malloc(ssize_t bytes, int device, void* stream);
+// Freed when what is enqueued on `stream` is done. Null and addresses that are not the core's are ignored.
+OOC_API void ooc_free(void* address, ssize_t bytes, int device, void* stream);
+// The core that the pair uses from now on; null: none. One that is destroyed is forgotten. What was allocated from
+// another core before can no longer be freed through the pair.
+OOC_API void ooc_set_default_core(ooc_core* core);
 
 #ifdef __cplusplus
 }

@@ -2,7 +2,6 @@
 
 #include <unistd.h>
 
-#include <cctype>
 #include <cstdlib>
 
 namespace ooc::emulated {
@@ -12,37 +11,7 @@ constexpr uint64_t kLargestDefaultMemory = 64ull << 30;
 constexpr uint64_t kLargestMemory = 1ull << 42;
 constexpr double kSlowestLink = 1024;  // bytes per second: below it, a typing mistake
 
-struct Unit {
-  std::string_view name;
-  double factor;
-};
-
-constexpr Unit kByteUnits[] = {
-    {"", 1},     {"b", 1},    {"kib", 0x1p10}, {"mib", 0x1p20}, {"gib", 0x1p30},
-    {"tib", 0x1p40}, {"kb", 1e3}, {"mb", 1e6},     {"gb", 1e9},     {"tb", 1e12},
-};
 constexpr Unit kTimeUnits[] = {{"ns", 1e-9}, {"us", 1e-6}, {"ms", 1e-3}, {"s", 1}};
-
-std::string lower(std::string_view text) {
-  std::string result(text);
-  for (char& letter : result) letter = static_cast<char>(std::tolower(static_cast<unsigned char>(letter)));
-  return result;
-}
-
-// "1.5 GiB": a number and one of the units.
-template <size_t N>
-bool parse_quantity(std::string_view text, const Unit (&units)[N], double& value) {
-  text = trim(text);
-  const size_t digits = std::min(text.find_first_not_of("0123456789."), text.size());
-  if (!parse_number(text.substr(0, digits), value)) return false;
-  const std::string name = lower(trim(text.substr(digits)));
-  for (const Unit& unit : units) {
-    if (name != unit.name) continue;
-    value *= unit.factor;
-    return true;
-  }
-  return false;
-}
 
 // "10GiB/s", "unlimited"
 bool parse_rate(std::string_view text, double& bytes_per_second) {
@@ -62,12 +31,6 @@ std::string wrong(const char* name, const char* value, const char* form) {
 
 }  // namespace
 
-std::string_view trim(std::string_view text) {
-  const size_t first = text.find_first_not_of(" \t\n");
-  if (first == std::string_view::npos) return {};
-  return text.substr(first, text.find_last_not_of(" \t\n") - first + 1);
-}
-
 std::vector<std::string_view> split(std::string_view text, char separator) {
   std::vector<std::string_view> parts;
   for (size_t begin = 0;;) {
@@ -78,29 +41,6 @@ std::vector<std::string_view> split(std::string_view text, char separator) {
   }
 }
 
-// Not strtod: the decimal point must not depend on the program's locale.
-bool parse_number(std::string_view text, double& value) {
-  value = 0;
-  double scale = 0;  // of the next digit after the point; 0: before the point
-  bool any_digit = false;
-  for (const char letter : text) {
-    if (letter == '.' && scale == 0) {
-      scale = 0.1;
-    } else if (letter >= '0' && letter <= '9') {
-      any_digit = true;
-      if (scale == 0) {
-        value = value * 10 + (letter - '0');
-      } else {
-        value += scale * (letter - '0');
-        scale /= 10;
-      }
-    } else {
-      return false;
-    }
-  }
-  return any_digit;
-}
-
 bool parse_integer(std::string_view text, uint64_t& value) {
   value = 0;
   if (text.empty() || text.size() > 18) return false;
@@ -108,13 +48,6 @@ bool parse_integer(std::string_view text, uint64_t& value) {
     if (letter < '0' || letter > '9') return false;
     value = value * 10 + static_cast<uint64_t>(letter - '0');
   }
-  return true;
-}
-
-bool parse_bytes(std::string_view text, uint64_t& bytes) {
-  double value = 0;
-  if (!parse_quantity(text, kByteUnits, value) || value < 1 || value > 0x1p60) return false;
-  bytes = static_cast<uint64_t>(value);
   return true;
 }
 

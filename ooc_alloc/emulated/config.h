@@ -12,6 +12,8 @@
 #include <string_view>
 #include <vector>
 
+#include "quantities.h"
+
 namespace ooc::emulated {
 
 struct LinkConfig {
@@ -31,13 +33,10 @@ bool read_environment(Config& config, std::string& error);
 // Whether the device can be made like that; the same limits for the environment and for the control interface.
 bool validate(const Config& config, std::string& error);
 
-// Parts of the grammars, also used by the fault rules.
-bool parse_number(std::string_view text, double& value);
+// Parts of the grammars, also used by the fault rules; the others are in quantities.h.
 bool parse_integer(std::string_view text, uint64_t& value);
-bool parse_bytes(std::string_view text, uint64_t& bytes);        // 8GiB, 1.5GB, 4096
-bool parse_bandwidth(std::string_view text, Config& config);     // the value of OOC_EMULATED_BANDWIDTH
+bool parse_bandwidth(std::string_view text, Config& config);  // the value of OOC_EMULATED_BANDWIDTH
 std::vector<std::string_view> split(std::string_view text, char separator);
-std::string_view trim(std::string_view text);
 
 // Bytes that this process may still take: free host memory, or what its cgroup leaves of it.
 uint64_t available_host_bytes();
