@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from swapd.problem import Problem
 
 CUTS = 384  # functions at which stretches may meet, at most
+PLANNING_CUTS = 128  # enough to know when a plan is good
 ANCHORS = 6  # functions tried as the start of the whole iteration
 _NEVER = np.iinfo(np.int64).max // 4
 

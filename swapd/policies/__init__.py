@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from swapd.bound import bound
+from swapd.lower_bound import lower_bound
 from swapd.plan import Plan
 from swapd.policies.auto import auto
 from swapd.policies.idle import idle
@@ -53,5 +53,5 @@ def make_plan(problem: Problem, policy: str = "auto", window_bytes: int | None =
         chunk_bytes=problem.chunk_bytes,
         capacity_chunks=problem.capacity_chunks,
         predicted_seconds=simulate(problem, plan).seconds,
-        bound_seconds=bound(problem).seconds,
+        bound_seconds=lower_bound(problem).seconds,
     )

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 from planning_traces import Builder, at_balance, gpt, random_trace, resnet50
 
-from swapd.bound import bound
+from swapd.lower_bound import lower_bound
 from swapd.plan import In, Out, Plan
 from swapd.policies import available, get, make_plan
 from swapd.policies.choice import choose
@@ -70,11 +70,11 @@ def test_plans_of_networks_are_sound(network, policy):
 
 
 @pytest.mark.parametrize("network", NETWORKS)
-@pytest.mark.parametrize(("times", "most"), [(2, 1.15), (4, 1.35)])
+@pytest.mark.parametrize(("times", "most"), [(2, 1.17), (4, 1.25)])
 def test_simulated_time_is_near_the_bound(network, times, most):
     problem = oversubscribed(NETWORKS[network](), times)
     plan = make_plan(problem)
-    assert plan.predicted_seconds is not None and plan.bound_seconds == bound(problem).seconds
+    assert plan.predicted_seconds is not None and plan.bound_seconds == lower_bound(problem).seconds
     assert plan.predicted_seconds <= most * plan.bound_seconds
     assert plan.predicted_seconds < simulate(problem, Plan()).seconds, "no better than demand mode"
 
@@ -85,7 +85,7 @@ def test_nothing_moves_when_everything_fits(policy):
     plan = make_plan(problem, policy)
     assert not plan
     assert plan.predicted_seconds == pytest.approx(problem.compute_seconds)
-    assert plan.bound_seconds == problem.compute_seconds
+    assert plan.bound_seconds == pytest.approx(problem.compute_seconds)
 
 
 @pytest.mark.parametrize("policy", available())
