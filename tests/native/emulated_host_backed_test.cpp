@@ -160,4 +160,5 @@ TEST(a_detached_core_keeps_every_byte) {
   ASSERT_EQ(t.core.detach(), OOC_OK);
   for (const Variable& v : all) EXPECT_TRUE(found(v));
   EXPECT_EQ(get_stats().physical_bytes, uint64_t{0});
+  EXPECT_EQ(get_stats().mappings, get_stats().host_bytes / t.chunk);  // where copies would go; none at a variable's address
 }
