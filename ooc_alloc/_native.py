@@ -54,6 +54,7 @@ class _Config(ctypes.Structure):
         ("strict", ctypes.c_int32),
         ("run_daemon", ctypes.c_int32),
         ("asynchronous", ctypes.c_int32),
+        ("host_backed", ctypes.c_int32),
     ]
 
 
@@ -266,6 +267,7 @@ class Core:
         strict: evict everything before every function and verify clean copies.
         run_daemon: start the swap threads.
         asynchronous: functions run on streams of the device, and the host does not wait for them.
+        host_backed: the address of a swapped variable leads to its host copy; the host waits for every copy.
 
     Raises:
         OocError: the driver cannot be loaded or initialised, or a number is impossible; the message says which.
@@ -286,6 +288,7 @@ class Core:
         strict: bool = False,
         run_daemon: bool = True,
         asynchronous: bool = False,
+        host_backed: bool = False,
     ) -> None:
         self._library = load_library()
         config = _Config(
@@ -302,6 +305,7 @@ class Core:
             strict=int(strict),
             run_daemon=int(run_daemon),
             asynchronous=int(asynchronous),
+            host_backed=int(host_backed),
         )
         handle = self._library.ooc_core_create(ctypes.byref(config))
         if not handle:

@@ -53,6 +53,7 @@ class Config:
     trace: Path | None = None
     metrics_port: int | None = None
     strict: bool = False
+    host_backed: bool = False
     emulated_memory: int | None = None
     emulated_bandwidth: Link | None = None
     emulated_granularity: int | None = None

@@ -73,6 +73,7 @@ class Session:
             device_ordinal=ordinal,
             strict=config.strict,
             asynchronous=cuda is not None,
+            host_backed=config.host_backed,
         )
         self.budget_bytes = int(self.core.stats()["budget_bytes"])
         self.daemon = Daemon(

@@ -169,6 +169,7 @@ SETTINGS = (
     Setting("trace", "FILE", "write the trace of the longest-running iteration there at exit", parse_path),
     Setting("metrics_port", "PORT", "serve Prometheus metrics on 127.0.0.1 [off]", parse_port),
     Setting("strict", "0|1", "raise, not degrade; evict before every function [0]", parse_switch, _switch_text),
+    Setting("host_backed", "0|1", "swapped data stay readable in place; slower [0]", parse_switch, _switch_text),
     Setting("emulated_memory", "BYTES", "emulated device's size [80% of free host memory]", parse_bytes, exact_bytes),
     Setting("emulated_bandwidth", "RATE", "10GiB/s, or h2d=8GiB/s,d2h=6GiB/s,latency=20us [memcpy's]", parse_link),
     Setting("emulated_granularity", "BYTES", "step of the emulated device's chunks [64KiB]", parse_bytes, exact_bytes),

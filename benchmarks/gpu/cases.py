@@ -95,6 +95,8 @@ class Case:
             return 15.0
         if self.model is None:
             return _START_SECONDS + 3
+        if self.arm == UVM and self.oversubscription > 1:
+            return 0.0  # refused, without a process
         slower = _SLOWER.get(self.arm, 1.0) * max(1.0, self.oversubscription / 2)
         return _START_SECONDS + (self.warm_up + STEPS) * self.model.step_seconds * slower
 
@@ -116,13 +118,17 @@ def all_cases() -> list[Case]:
     def add(*more: Case) -> None:
         for case in more:
             needed = case.needs()
-            cases.extend(one for one in (needed, case) if one is not None and one not in cases)
+            for one in (needed, case):
+                if one is not None and one not in cases:
+                    cases.append(one)
 
     for model in FIRST:
         for x in (2.0, 4.0):
             add(_step("ours", model, x))
     for model in FIRST:
         add(*(_step(arm, model, 2.0) for arm in (*RIVALS, "demand")))
+    for model in FIRST:
+        add(_step(UVM, model, 1.0), _step(UVM, model, 2.0))
     add(Case("allocation", IN_CORE), Case("allocation", "ours"))
     for model in MODELS:
         add(_step("ours", model, 2.0))
@@ -136,6 +142,6 @@ def all_cases() -> list[Case]:
     for x in OVERSUBSCRIPTIONS:
         for model in MODELS:
             add(*(_step(arm, model, x) for arm in (*OURS, *RIVALS)))
-    add(*(_step(UVM, model, 1.0) for model in MODELS))
-    add(*(_step(UVM, model, x) for model in MODELS for x in OVERSUBSCRIPTIONS))
+    for model in MODELS:
+        add(*(_step(UVM, model, x) for x in (1.0, *OVERSUBSCRIPTIONS)))
     return cases

@@ -95,6 +95,8 @@ class Child:
 class Runner:
     """Executes cases. The child of the next case starts while the present one runs.
 
+    Raises ChildEnded if the process that holds memory cannot start.
+
     Args:
         ballast: None: memory is not held down (tests without a device).
         asked: goes into every request: other values for what `request` makes.
@@ -111,9 +113,14 @@ class Runner:
         self._command = child
         self._asked = asked or {}
         self._say = say
-        self._next: Child | None = Child(child)
+        self._next: Child | None = None
         self._ballast = Child(ballast) if ballast is not None else None
-        self.free_bytes = self._ballast.answer()["free_bytes"] if self._ballast is not None else 0
+        try:
+            self.free_bytes = self._ballast.answer()["free_bytes"] if self._ballast is not None else 0
+            self._next = Child(child)
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Ends every process."""

@@ -37,6 +37,8 @@ int Core::audit() {
         hold_chunk(slot.chunk);
         ++with_chunk;
       }
+      if (slot.host_mapped && (slot.resident() || !(region.live || region.doomed)))
+        check.equal("slots that show a host copy and should not", 1, 0);
       in_motion += slot.leaving || slot.arriving ? 1 : 0;
       arriving += slot.arriving ? 1 : 0;
       valid += slot.host_valid ? 1 : 0;
@@ -51,7 +53,7 @@ int Core::audit() {
     } else {
       cached += with_chunk;
     }
-    host += region.host != nullptr ? HostArena::rounded(region.bytes) : 0;
+    host += region.host != nullptr ? arena_->rounded(region.bytes) : 0;
     if (!region.live) continue;
     live += region.count;
     live_bytes += region.bytes;

@@ -48,7 +48,7 @@ Core::Core(const ooc_config& config)
   region_chunks_ = std::max<uint64_t>(space / chunk_bytes_, 1);
   chunk_of_ = Divisor(chunk_bytes_);
   heap_first_chunk_ = region_chunks_;
-  device_.reserve(region_chunks_ * chunk_bytes_ + heap_bytes);
+  device_.reserve(region_chunks_ * chunk_bytes_ + heap_bytes, config.host_backed != 0);
   void* table = mmap(nullptr, region_chunks_ * sizeof(uint32_t), PROT_READ | PROT_WRITE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (table == MAP_FAILED) throw std::runtime_error("no address space for the table of regions");
@@ -58,7 +58,10 @@ Core::Core(const ooc_config& config)
   const uint64_t alignment = config.small_alignment != 0 ? config.small_alignment : 64;
   heap_ = std::make_unique<SmallHeap>(heap_bytes, chunk_bytes_, alignment);
   heap_chunks_.resize(heap_bytes / chunk_bytes_);
-  arena_ = std::make_unique<HostArena>(device_.driver(), std::max(config.host_budget_bytes, chunk_bytes_));
+  const uint64_t host_bytes = std::max(config.host_budget_bytes, chunk_bytes_);
+  if (config.host_backed != 0)
+    host_chunks_ = std::make_unique<HostChunks>(device_.driver(), device_.device(), host_bytes, chunk_bytes_);
+  arena_ = std::make_unique<HostArena>(device_.driver(), host_bytes, host_chunks_.get());
   if (config.asynchronous != 0) {
     order_ = std::make_unique<StreamOrder>(device_);
     timer_ = std::make_unique<StreamTimer>(device_);
@@ -81,8 +84,11 @@ Core::~Core() {
     uncache(region);
     destroy(region);
   }
-  for (Region& region : regions_)
-    if (region.live) destroy(&region);
+  for (Region& region : regions_) {
+    if (!region.live) continue;
+    hide_host_copy(&region, 0, region.count);
+    destroy(&region);
+  }
   for (uint64_t c = 0; c < heap_chunks_.size(); ++c)
     if (heap_chunks_[c].chunk != kNoChunk) {
       device_.unmap(address_of(heap_first_chunk_ + c), chunk_bytes_);

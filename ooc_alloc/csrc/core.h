@@ -248,10 +248,19 @@ class Core {
   bool verify_clean(Region* region, uint32_t first, uint32_t count);
   bool ensure_host_block(Region* region);
   bool reclaim_host(uint64_t bytes);
-  void end_transition(const Transfer& transfer, bool copied);
+  bool end_transition(const Transfer& transfer, bool copied);  // true: the bytes arrived
   void settle_out(const Transfer& transfer, bool copied);
-  void settle_in(const Transfer& transfer, bool copied);
+  bool settle_in(const Transfer& transfer, bool copied);
   bool drop_clean(Region* region, uint32_t first, uint32_t count);
+  // With host-backed memory; without it they do nothing. Slots that have no chunk lead to their host copy, or to nothing.
+  void show_host_copy(Region* region, uint32_t first, uint32_t count);
+  bool hide_host_copy(Region* region, uint32_t first, uint32_t count);
+  // Where a copy in goes to; and what is there takes its place at the variable's own address.
+  char* arrival_address(const Region* region, uint32_t first) const {
+    char* address = address_of(region->first + first);
+    return host_chunks_ ? device_.mirrored(address) : address;
+  }
+  bool take_place(Region* region, uint32_t first, uint32_t count, bool copied);
   bool release_idle_threads();
   // The text of an out-of-memory error; the need counts for min_budget_bytes.
   std::string describe_need(const std::string& function, uint64_t need_chunks);
@@ -267,6 +276,7 @@ class Core {
   std::unique_ptr<ChunkPool> pool_;
   std::unique_ptr<AddressSpace> space_;
   std::unique_ptr<SmallHeap> heap_;
+  std::unique_ptr<HostChunks> host_chunks_;  // of host-backed memory, or null
   std::unique_ptr<HostArena> arena_;
   Recorder recorder_;
   Scheduler* scheduler_ = nullptr;

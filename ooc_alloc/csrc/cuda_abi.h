@@ -56,6 +56,8 @@ enum CUdevice_attribute : int {
   CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75,
   CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76,
   CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED = 102,
+  CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID = 134,  // of the host memory nearest to the device; -1 where there are no nodes
+  CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED = 141,
 };
 
 enum CUmemAllocationType : int {
@@ -71,6 +73,7 @@ enum CUmemAllocationHandleType : int {
 enum CUmemLocationType : int {
   CU_MEM_LOCATION_TYPE_INVALID = 0,
   CU_MEM_LOCATION_TYPE_DEVICE = 1,
+  CU_MEM_LOCATION_TYPE_HOST_NUMA = 3,  // CUDA 12.2; accessible from the host only where cuMemSetAccess says so
 };
 
 enum CUmemAccess_flags : int {
@@ -107,7 +110,7 @@ enum CUmemhost_flags : unsigned {
 
 struct CUmemLocation {
   CUmemLocationType type;
-  int id;  // the device's ordinal
+  int id;  // the device's ordinal, or the host's NUMA node
 };
 
 struct CUmemAllocationProp {

@@ -53,7 +53,8 @@ Device::~Device() {
   for (CUevent event : events_) d.cuEventDestroy(event);
   if (out_ != nullptr) d.cuStreamDestroy(out_);
   if (in_ != nullptr) d.cuStreamDestroy(in_);
-  if (base_ != nullptr) d.cuMemAddressFree(reinterpret_cast<CUdeviceptr>(base_), reserved_);
+  for (char* range : {base_, mirror_})
+    if (range != nullptr) d.cuMemAddressFree(reinterpret_cast<CUdeviceptr>(range), reserved_);
   d.cuDevicePrimaryCtxRelease(device_);
 }
 
@@ -62,12 +63,15 @@ uint64_t Device::free_bytes() const {
   return driver_->cuMemGetInfo(&free, &total) == CUDA_SUCCESS ? free : 0;
 }
 
-void Device::reserve(uint64_t bytes) {
-  CUdeviceptr address = 0;
-  require(*driver_, driver_->cuMemAddressReserve(&address, bytes, granularity_, 0, 0),
-          "cuMemAddressReserve of " + std::to_string(bytes) + " bytes");
-  base_ = reinterpret_cast<char*>(address);
+void Device::reserve(uint64_t bytes, bool with_mirror) {
   reserved_ = bytes;
+  for (char** range : {&base_, &mirror_}) {
+    if (range == &mirror_ && !with_mirror) break;
+    CUdeviceptr address = 0;
+    require(*driver_, driver_->cuMemAddressReserve(&address, bytes, granularity_, 0, 0),
+            "cuMemAddressReserve of " + std::to_string(bytes) + " bytes");
+    *range = reinterpret_cast<char*>(address);
+  }
 }
 
 void Device::bind_thread() const {
@@ -78,6 +82,16 @@ void Device::bind_thread() const {
 }
 
 CUresult Device::map(char* address, const Chunk* chunks, uint32_t count, const ChunkPool& pool, uint64_t chunk_bytes) {
+  return map_each(address, count, chunk_bytes, [&](uint32_t i) { return pool.handle(chunks[i]); });
+}
+
+CUresult Device::map_host(char* address, const HostChunks& chunks, const char* host, uint32_t count) {
+  const uint64_t bytes = chunks.chunk_bytes();
+  return map_each(address, count, bytes, [&](uint32_t i) { return chunks.handle(host + i * bytes); });
+}
+
+template <typename HandleOf>
+CUresult Device::map_each(char* address, uint32_t count, uint64_t chunk_bytes, HandleOf handle_of) {
   bind_thread();
   const auto start = reinterpret_cast<CUdeviceptr>(address);
   CUresult result = CUDA_SUCCESS;
@@ -85,7 +99,7 @@ CUresult Device::map(char* address, const Chunk* chunks, uint32_t count, const C
   for (; mapped < count; ++mapped) {
     for (int attempt = 0; attempt < kRetries; ++attempt) {
       ++calls_.map;
-      result = checked(driver_->cuMemMap(start + mapped * chunk_bytes, chunk_bytes, 0, pool.handle(chunks[mapped]), 0));
+      result = checked(driver_->cuMemMap(start + mapped * chunk_bytes, chunk_bytes, 0, handle_of(mapped), 0));
       if (result == CUDA_SUCCESS) break;
       driver_->cuMemUnmap(start + mapped * chunk_bytes, chunk_bytes);  // left by a map that could not be undone, if any
     }

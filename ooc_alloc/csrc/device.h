@@ -10,6 +10,7 @@
 
 #include "chunk_pool.h"
 #include "driver.h"
+#include "host_chunks.h"
 
 namespace ooc {
 
@@ -27,12 +28,15 @@ class Device {
   const std::string& name() const { return name_; }
   bool host_accessible() const { return host_accessible_; }  // the emulated device: kernels run on the host
   int ordinal() const { return ordinal_; }
+  CUdevice device() const { return device_; }
   uint64_t total_bytes() const { return total_; }
   uint64_t free_bytes() const;
   uint64_t granularity() const { return granularity_; }
 
   // Reserves the address range; every address below is an offset-free pointer into it.
-  void reserve(uint64_t bytes);
+  // With a mirror: a second range of that length, where chunks can be mapped beside what is at their own address.
+  void reserve(uint64_t bytes, bool with_mirror = false);
+  char* mirrored(char* address) const { return mirror_ + (address - base_); }
   char* base() const { return base_; }
   uint64_t reserved() const { return reserved_; }
 
@@ -42,6 +46,8 @@ class Device {
   // Maps chunks one after another at `address` and makes the whole range accessible. The range is not in use: what may
   // be mapped there is in the way. On failure nothing stays mapped.
   CUresult map(char* address, const Chunk* chunks, uint32_t count, const ChunkPool& pool, uint64_t chunk_bytes);
+  // The same with chunks of host memory: those behind the addresses from `host` on.
+  CUresult map_host(char* address, const HostChunks& chunks, const char* host, uint32_t count);
   CUresult unmap(char* address, uint64_t bytes);
 
   // Enqueues one copy; retried a few times where the driver refuses.
@@ -57,6 +63,8 @@ class Device {
   const Calls& calls() const { return calls_; }
 
  private:
+  template <typename HandleOf>
+  CUresult map_each(char* address, uint32_t count, uint64_t chunk_bytes, HandleOf handle_of);
   CUresult drain(Direction direction);
   CUresult checked(CUresult result) {
     if (result != CUDA_SUCCESS) ++calls_.failures;
@@ -72,6 +80,7 @@ class Device {
   CUmemAccessDesc access_{};
   uint64_t total_ = 0, granularity_ = 0, reserved_ = 0;
   char* base_ = nullptr;
+  char* mirror_ = nullptr;
   CUstream out_ = nullptr, in_ = nullptr;
   std::mutex events_mutex_;
   std::vector<CUevent> events_;

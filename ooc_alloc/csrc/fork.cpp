@@ -191,6 +191,7 @@ bool Core::make_private(bool release_chunks) {
 void Core::release_everything() {
   for (Region& region : regions_) {
     if (!region.live) continue;
+    hide_host_copy(&region, 0, region.count);
     for (uint32_t i = 0; i < region.count; ++i)
       if (region.slots[i].chunk != kNoChunk && !unmap_slots(&region, i, 1)) forget_slots(&region, i, 1);
   }

@@ -7,7 +7,15 @@
 
 namespace ooc {
 
-HostArena::HostArena(const Driver& driver, uint64_t budget_bytes) : driver_(driver), budget_(rounded(budget_bytes)) {
+HostArena::HostArena(const Driver& driver, uint64_t budget_bytes, HostChunks* chunks)
+    : driver_(driver),
+      chunks_(chunks),
+      unit_(chunks != nullptr ? chunks->chunk_bytes() : kPage),
+      budget_(chunks != nullptr ? budget_bytes / unit_ * unit_ : rounded(budget_bytes)) {
+  if (chunks != nullptr) {
+    base_ = chunks->base();
+    return;
+  }
   void* range = mmap(nullptr, budget_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   base_ = range == MAP_FAILED ? nullptr : static_cast<char*>(range);
 }
@@ -15,7 +23,17 @@ HostArena::HostArena(const Driver& driver, uint64_t budget_bytes) : driver_(driv
 HostArena::~HostArena() {
   for (const auto& [offset, extent] : extents_)
     if (extent.second) driver_.cuMemHostUnregister(base_ + offset);
-  if (base_ != nullptr) munmap(base_, budget_);
+  if (base_ != nullptr && chunks_ == nullptr) munmap(base_, budget_);
+}
+
+// Memory behind the next bytes of the range.
+bool HostArena::take(char* start, uint64_t extent, bool& pinned) {
+  pinned = false;
+  if (chunks_ != nullptr) return chunks_->extend(extent);
+  if (mprotect(start, extent, PROT_READ | PROT_WRITE) != 0) return false;
+  pinned = driver_.cuMemHostRegister(start, extent, 0) == CUDA_SUCCESS;
+  if (!pinned) unpinned_ += extent;
+  return true;
 }
 
 bool HostArena::grow(uint64_t bytes) {
@@ -24,11 +42,9 @@ bool HostArena::grow(uint64_t bytes) {
                             : 0;  // free bytes at the end of what is committed: the new extent continues them
   const uint64_t left = budget_ - committed_;
   if (base_ == nullptr || bytes > left + tail) return false;
-  const uint64_t extent = std::min(left, std::max(kExtent, bytes - tail));
-  char* start = base_ + committed_;
-  if (mprotect(start, extent, PROT_READ | PROT_WRITE) != 0) return false;
-  const bool pinned = driver_.cuMemHostRegister(start, extent, 0) == CUDA_SUCCESS;
-  if (!pinned) unpinned_ += extent;
+  const uint64_t extent = std::min(left, rounded(std::max(kExtent, bytes - tail)));
+  bool pinned = false;
+  if (!take(base_ + committed_, extent, pinned)) return false;
   {
     const std::lock_guard<std::mutex> lock(extents_mutex_);
     extents_[committed_] = {extent, pinned};

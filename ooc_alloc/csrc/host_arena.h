@@ -9,12 +9,14 @@
 #include <utility>
 
 #include "driver.h"
+#include "host_chunks.h"
 
 namespace ooc {
 
 class HostArena {
  public:
-  HostArena(const Driver& driver, uint64_t budget_bytes);
+  // `chunks`: memory comes from there, and blocks are whole chunks; null: from the system, pinned, blocks are whole pages.
+  HostArena(const Driver& driver, uint64_t budget_bytes, HostChunks* chunks = nullptr);
   ~HostArena();
   HostArena(const HostArena&) = delete;
   HostArena& operator=(const HostArena&) = delete;
@@ -33,7 +35,7 @@ class HostArena {
   uint64_t extent_left(const char* address) const;
 
   static constexpr uint64_t kPage = 4096;
-  static uint64_t rounded(uint64_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
+  uint64_t rounded(uint64_t bytes) const { return (bytes + unit_ - 1) / unit_ * unit_; }
 
  private:
   bool grow(uint64_t bytes);
@@ -42,7 +44,11 @@ class HostArena {
 
   static constexpr uint64_t kExtent = uint64_t{64} << 20;
 
+  bool take(char* start, uint64_t extent, bool& pinned);
+
   const Driver& driver_;
+  HostChunks* chunks_;
+  uint64_t unit_;
   uint64_t budget_;
   char* base_ = nullptr;
   uint64_t committed_ = 0, used_ = 0, unpinned_ = 0;

@@ -313,7 +313,9 @@ void Core::uncache(Region* region) {
 }
 
 bool Core::unmap_slots(Region* region, uint32_t first, uint32_t count) {
-  if (order_) {
+  if (order_ && host_chunks_) {
+    order_->synchronize(all_moments(region), Edge::kUseBeforeUnmap);  // the address gets another memory at once
+  } else if (order_) {
     const auto after = std::make_shared<const Moments>(all_moments(region));
     for (uint32_t i = first; i < first + count; ++i) {
       retire(region->slots[i].chunk, after);

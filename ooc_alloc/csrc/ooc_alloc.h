@@ -47,6 +47,7 @@ typedef struct {
   int32_t strict;                // 1: every unpinned region leaves before every function, and clean copies are verified
   int32_t run_daemon;            // 1: start the worker threads (0: plans are carried out by nobody; for tests)
   int32_t asynchronous;          // 1: functions run on streams of the device, and the host does not wait for them
+  int32_t host_backed;           // 1: the address of a swapped variable leads to its host copy; the host waits for copies
 } ooc_config;
 
 // One operand of a function. Pointers that the core does not own are ignored.

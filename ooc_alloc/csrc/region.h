@@ -6,6 +6,9 @@
 //   swapped      none     no        no        in the host copy (host_valid)
 //   arriving     yes      yes       no        in the host copy; a copy to the device is under way
 //
+// With host-backed memory (docs/decisions/0004) the address of a swapped slot leads to its host copy, until its chunk has
+// arrived: the copy is made through the mirror, a second range of addresses, and then the chunk takes the place.
+//
 // Invariants: a slot without a resident chunk is host_valid once the region has been written; resident + arriving slots
 // hold distinct chunks; a region with pins has no slot that becomes swapped. Who sets leaving or arriving owns that
 // transition and ends it; everybody else waits or goes on (reading or writing a leaving slot is allowed: it cancels).
@@ -27,6 +30,9 @@ struct Slot {
   bool host_valid = false;
   bool leaving = false;
   bool arriving = false;
+  bool host_mapped = false;  // its address leads to its host copy (host-backed memory)
+
+  bool resident() const { return chunk != kNoChunk && !arriving; }
 };
 
 struct Region {

@@ -38,7 +38,7 @@ bool Core::ensure_host_block(Region* region) {
 
 // Without the lock: the slots are marked as moving.
 bool Core::copy_slots(Region* region, uint32_t first, uint32_t count, Direction direction) {
-  char* device = address_of(region->first + first);
+  char* device = direction == Direction::kIn ? arrival_address(region, first) : address_of(region->first + first);
   char* host = region->host + first * chunk_bytes_;
   uint64_t left = slot_bytes(region, first, count, chunk_bytes_);
   while (left > 0) {
@@ -62,6 +62,7 @@ bool Core::verify_clean(Region* region, uint32_t first, uint32_t count) {
 
 bool Core::drop_clean(Region* region, uint32_t first, uint32_t count) {
   if (!unmap_slots(region, first, count)) return false;
+  show_host_copy(region, first, count);
   stats_.clean_drop_bytes += slot_bytes(region, first, count, chunk_bytes_);
   ++stats_.clean_drop_count;
   changed_.notify_all();
@@ -122,7 +123,7 @@ bool Core::start_in(Lock& lock, Piece piece, const Chunk* chunks, std::vector<Tr
   Transfer transfer{region, piece.first, piece.count, Direction::kIn, region->write_epoch, nullptr, now_seconds(), false, {}};
   if (order_) prepare_in(lock, region, piece, chunks);
   lock.unlock();
-  const CUresult mapped = device_.map(address_of(region->first + piece.first), chunks, piece.count, *pool_, chunk_bytes_);
+  const CUresult mapped = device_.map(arrival_address(region, piece.first), chunks, piece.count, *pool_, chunk_bytes_);
   StreamTimer::Start timed = nullptr;
   if (mapped == CUDA_SUCCESS && order_) {
     lock.lock();
@@ -166,18 +167,18 @@ bool Core::settle(Lock& lock, const Transfer& transfer) {
   const double now = now_seconds();
   (out ? stats_.copy_out_seconds : stats_.copy_in_seconds) += std::max(0.0, now - std::max(transfer.started, idle_since));
   idle_since = std::max(idle_since, now);
-  end_transition(transfer, copied);
-  return copied;
+  return end_transition(transfer, copied);
 }
 
-void Core::end_transition(const Transfer& transfer, bool copied) {
+bool Core::end_transition(const Transfer& transfer, bool copied) {
   Region* region = transfer.region;
   if (transfer.direction == Direction::kOut) settle_out(transfer, copied);
-  else settle_in(transfer, copied);
+  else copied = settle_in(transfer, copied);
   region->moving -= transfer.count;
   moving_ -= transfer.count;
   if (region->doomed && region->moving == 0) dispose(region);
   changed_.notify_all();
+  return copied;
 }
 
 void Core::settle_out(const Transfer& transfer, bool copied) {
@@ -194,22 +195,25 @@ void Core::settle_out(const Transfer& transfer, bool copied) {
   for (uint32_t i = transfer.first; i < transfer.first + transfer.count; ++i) region->slots[i].host_valid = true;
   region->host_valid += transfer.count;
   if (region->pins > 0) ++stats_.cancelled_swap_out_count;  // somebody reads it: it stays, and is clean
-  else unmap_slots(region, transfer.first, transfer.count);  // if the driver refuses, it stays, and is clean
+  else if (unmap_slots(region, transfer.first, transfer.count))  // if the driver refuses, it stays, and is clean
+    show_host_copy(region, transfer.first, transfer.count);
 }
 
-void Core::settle_in(const Transfer& transfer, bool copied) {
+bool Core::settle_in(const Transfer& transfer, bool copied) {
   Region* region = transfer.region;
+  if (host_chunks_ && !take_place(region, transfer.first, transfer.count, copied)) return copied && region->doomed;
   for (uint32_t i = transfer.first; i < transfer.first + transfer.count; ++i) region->slots[i].arriving = false;
   region->resident += transfer.count;
   resident_chunks_ += transfer.count;
   if (!copied) {
     if (!unmap_slots(region, transfer.first, transfer.count))  // the host copy is still there
       forget_slots(region, transfer.first, transfer.count);
-    return;
+    return false;
   }
-  if (region->doomed) return;
+  if (region->doomed) return true;
   stats_.swap_in_bytes += slot_bytes(region, transfer.first, transfer.count, chunk_bytes_);
   ++stats_.swap_in_count;
+  return true;
 }
 
 // ---- demand mode ----------------------------------------------------------------------------------------------------

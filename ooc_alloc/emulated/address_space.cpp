@@ -144,9 +144,17 @@ CUresult AddressSpace::set_access(uint64_t address, uint64_t bytes, CUmemAccess_
   return CUDA_SUCCESS;
 }
 
+bool AddressSpace::is_all_on_host(uint64_t address, uint64_t bytes) {
+  Range range;
+  if (!find_range(address, bytes, range) || !covers_whole_mappings(range)) return false;
+  for (const Granule* granule = range.first; granule < range.last; granule += granules_of(*granule))
+    if (!allocation_at(*granule).on_host) return false;
+  return true;
+}
+
 AddressSpace::Way AddressSpace::way_to(const Granule& granule, CUmemAccess_flags access) const {
   if (granule.access == static_cast<uint32_t>(access)) return Way::kNone;
-  const bool is_home = allocation_at(granule).lent_to == 0;
+  const bool is_home = allocation_at(granule).lent_to == 0 && !allocation_at(granule).on_host;
   return access == CU_MEM_ACCESS_FLAGS_PROT_READWRITE && is_home && memory_.can_lend() ? Way::kLend : Way::kMap;
 }
 

@@ -32,6 +32,8 @@ class AddressSpace {
   CUresult unmap(uint64_t address, uint64_t bytes);               // whole mappings without a gap
   CUresult set_access(uint64_t address, uint64_t bytes, CUmemAccess_flags access);  // the same
 
+  bool is_all_on_host(uint64_t address, uint64_t bytes);  // every allocation of a range that is mapped as a whole
+
   // The weakest access of a range: -1 if a byte is not mapped, else a CUmemAccess_flags.
   int access(uint64_t address, uint64_t bytes) const;
   int64_t physical_offset(uint64_t address) const;  // -1 if not mapped

@@ -33,6 +33,7 @@ void fill_memory_stats(Device& device, ooc_emulated_stats& stats) {
   stats.physical_bytes = device.memory->used_bytes();
   stats.physical_peak_bytes = device.memory->peak_bytes();
   stats.allocations = device.memory->allocations();
+  stats.host_bytes = device.memory->host_bytes();
   stats.mappings = device.addresses->mappings();
   stats.reservations = device.addresses->reservations();
 }

@@ -80,7 +80,7 @@ bool Device::get_config(Config& config, std::string& error) {
 bool Device::set_config(const Config& config, std::string& error) {
   if (!validate(config, error)) return false;
   const std::lock_guard<std::mutex> lock(memory_mutex);
-  const bool is_in_use = memory != nullptr && (memory->used_bytes() > 0 || addresses->reservations() > 0);
+  const bool is_in_use = memory != nullptr && (memory->used_bytes() + memory->host_bytes() > 0 || addresses->reservations() > 0);
   if (is_in_use && (memory->device_bytes() != config.memory_bytes || granularity != config.granularity_bytes)) {
     error = "memory_bytes and granularity_bytes cannot change while memory is created or addresses are reserved";
     return false;

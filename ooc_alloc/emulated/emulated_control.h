@@ -40,6 +40,7 @@ typedef struct {
   double h2d_busy_seconds;         /* time for which a held-back link was taken since the last reset; 0 if unthrottled */
   double d2h_busy_seconds;
   uint64_t injected_faults;        /* calls failed on request since the last reset */
+  uint64_t host_bytes;             /* physical host memory, created by cuMemCreate and not yet destroyed */
 } ooc_emulated_stats;
 
 int ooc_emulated_get_config(ooc_emulated_config* config);

@@ -63,6 +63,7 @@ CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice
     if (device != 0) return CUDA_ERROR_INVALID_DEVICE;
     switch (attribute) {
       case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
+      case CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
       case CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING:
       case CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY:
       case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
@@ -71,6 +72,7 @@ CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice
       case CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT:
         *value = 2;
         return CUDA_SUCCESS;
+      case CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID:
       case CU_DEVICE_ATTRIBUTE_INTEGRATED:
       case CU_DEVICE_ATTRIBUTE_PCI_BUS_ID:
       case CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID:

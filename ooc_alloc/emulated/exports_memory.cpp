@@ -14,9 +14,15 @@ bool is_this_device(const CUmemLocation& location) {
   return location.type == CU_MEM_LOCATION_TYPE_DEVICE && location.id == 0;
 }
 
+bool is_known(CUmemAccess_flags access) {
+  return access == CU_MEM_ACCESS_FLAGS_PROT_NONE || access == CU_MEM_ACCESS_FLAGS_PROT_READ ||
+         access == CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+}
+
 CUresult check(const CUmemAllocationProp* prop) {
   if (prop == nullptr || prop->type != CU_MEM_ALLOCATION_TYPE_PINNED) return CUDA_ERROR_INVALID_VALUE;
-  if (prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
+  const CUmemLocationType type = prop->location.type;
+  if (type != CU_MEM_LOCATION_TYPE_DEVICE && type != CU_MEM_LOCATION_TYPE_HOST_NUMA) return CUDA_ERROR_INVALID_VALUE;
   if (prop->location.id != 0) return CUDA_ERROR_INVALID_DEVICE;
   return prop->requestedHandleTypes == CU_MEM_HANDLE_TYPE_NONE ? CUDA_SUCCESS : CUDA_ERROR_NOT_SUPPORTED;
 }
@@ -57,7 +63,8 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, size_t size, const CU
     std::unique_lock<std::mutex> lock(device.memory_mutex);
     if (size == 0 || size % device.granularity != 0) return CUDA_ERROR_INVALID_VALUE;
     uint64_t offset = 0;
-    if (!device.memory->take(size, offset)) return CUDA_ERROR_OUT_OF_MEMORY;
+    const bool on_host = prop->location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA;
+    if (!device.memory->take(size, on_host, offset)) return CUDA_ERROR_OUT_OF_MEMORY;
     lock.unlock();  // others need not wait for the pages; the bytes taken keep the memory in place
     const bool is_filled = device.memory->fill(offset, size);
     lock.lock();
@@ -119,15 +126,21 @@ CUresult cuMemUnmap(CUdeviceptr address, size_t size) {
 
 CUresult cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessDesc* desc, size_t count) {
   return perform(Call::cuMemSetAccess, Needs::kDevice, [=](Device& device) {
-    // One descriptor per location, and there is one location.
-    if (desc == nullptr || count != 1 || !is_this_device(desc->location)) return CUDA_ERROR_INVALID_VALUE;
-    const CUmemAccess_flags access = desc->flags;
-    if (access != CU_MEM_ACCESS_FLAGS_PROT_NONE && access != CU_MEM_ACCESS_FLAGS_PROT_READ &&
-        access != CU_MEM_ACCESS_FLAGS_PROT_READWRITE) {
-      return CUDA_ERROR_INVALID_VALUE;
+    // One descriptor per location: the device, and the host, which only memory on the host can be accessible to. Here
+    // the host sees what the device sees, so the device's flags count where both are given.
+    if (desc == nullptr || count < 1 || count > 2) return CUDA_ERROR_INVALID_VALUE;
+    const CUmemAccessDesc* for_device = nullptr;
+    const CUmemAccessDesc* for_host = nullptr;
+    for (size_t i = 0; i < count; ++i) {
+      const bool is_host = desc[i].location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA;
+      const CUmemAccessDesc*& place = is_host ? for_host : for_device;
+      if (place != nullptr || !is_known(desc[i].flags)) return CUDA_ERROR_INVALID_VALUE;
+      if (!is_host && !is_this_device(desc[i].location)) return CUDA_ERROR_INVALID_VALUE;
+      place = &desc[i];
     }
     const Guard lock(device.memory_mutex);
-    return device.addresses->set_access(address, size, access);
+    if (for_host != nullptr && !device.addresses->is_all_on_host(address, size)) return CUDA_ERROR_INVALID_VALUE;
+    return device.addresses->set_access(address, size, (for_device != nullptr ? for_device : for_host)->flags);
   });
 }
 

@@ -15,6 +15,7 @@ namespace {
 // The file is longer than the device, and sparse: a device has no physical fragmentation (its page tables see to that),
 // so an extent must be found whenever enough bytes are free. Only bytes in use count. There are two zones of this length.
 constexpr uint64_t kZonePerDevice = 4;
+constexpr uint64_t kHostZones = 4;  // length of the zone for host memory, in zones
 
 constexpr uint64_t kPageTableBytes = 2 << 20;  // what one page of a page table maps
 constexpr size_t kPoisonBytes = 256 << 10;
@@ -67,10 +68,11 @@ void FreeExtents::give(uint64_t offset, uint64_t bytes) {
 PhysicalMemory::PhysicalMemory(uint64_t device_bytes)
     : device_bytes_(device_bytes),
       aligned_free_(0, zone_bytes(device_bytes)),
-      other_free_(zone_bytes(device_bytes), zone_bytes(device_bytes)) {
+      other_free_(zone_bytes(device_bytes), zone_bytes(device_bytes)),
+      host_free_(2 * zone_bytes(device_bytes), kHostZones * zone_bytes(device_bytes)) {
   file_ = memfd_create("ooc-emulated-device", MFD_CLOEXEC);
   if (file_ < 0) throw std::system_error(errno, std::generic_category(), "memfd_create");
-  if (ftruncate(file_, static_cast<off_t>(2 * zone_bytes(device_bytes))) != 0) {
+  if (ftruncate(file_, static_cast<off_t>((2 + kHostZones) * zone_bytes(device_bytes))) != 0) {
     const int error = errno;
     close(file_);
     throw std::system_error(error, std::generic_category(), "ftruncate of the memfd");
@@ -104,6 +106,8 @@ void PhysicalMemory::map_home() {
   home_ = static_cast<unsigned char*>(home);
 }
 
+bool PhysicalMemory::is_on_host(uint64_t offset) const { return offset >= 2 * zone_bytes(device_bytes_); }
+
 FreeExtents& PhysicalMemory::zone_of(uint64_t bytes) {
   return bytes % kPageTableBytes == 0 ? aligned_free_ : other_free_;
 }
@@ -118,7 +122,12 @@ bool PhysicalMemory::bring_home(uint64_t offset, uint64_t bytes, uint64_t addres
                 home_ + offset) != MAP_FAILED;
 }
 
-bool PhysicalMemory::take(uint64_t bytes, uint64_t& offset) {
+bool PhysicalMemory::take(uint64_t bytes, bool on_host, uint64_t& offset) {
+  if (on_host) {
+    if (!host_free_.take(bytes, offset)) return false;
+    host_bytes_ += bytes;
+    return true;
+  }
   if (bytes > device_bytes_ - used_bytes_ || !zone_of(bytes).take(bytes, offset)) return false;
   used_bytes_ += bytes;
   peak_bytes_ = std::max(peak_bytes_, used_bytes_);
@@ -137,7 +146,7 @@ bool PhysicalMemory::fill(uint64_t offset, uint64_t bytes) const {
     done += static_cast<uint64_t>(written);
   }
   // Into the page tables at home. A failure costs faults later, no more.
-  if (home_ != nullptr) (void)madvise(home_ + offset, bytes, kMadvPopulateWrite);
+  if (home_ != nullptr && !is_on_host(offset)) (void)madvise(home_ + offset, bytes, kMadvPopulateWrite);
   return true;
 }
 
@@ -155,6 +164,7 @@ CUmemGenericAllocationHandle PhysicalMemory::publish(uint64_t offset, uint64_t b
   allocation.mappings = 0;
   allocation.lent_to = 0;
   allocation.has_handle = true;
+  allocation.on_host = is_on_host(offset);
   allocation.generation += 1;  // a stale handle is not taken for a new one
   return (static_cast<uint64_t>(allocation.generation) << 32) | (slot + 1u);
 }
@@ -163,6 +173,11 @@ void PhysicalMemory::give_back(uint64_t offset, uint64_t bytes) {
   // A failure leaves the pages taken, which costs memory only: they are written again before they are used again.
   (void)fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
                   static_cast<off_t>(bytes));
+  if (is_on_host(offset)) {
+    host_free_.give(offset, bytes);
+    host_bytes_ -= bytes;
+    return;
+  }
   zone_of(bytes).give(offset, bytes);
   used_bytes_ -= bytes;
 }

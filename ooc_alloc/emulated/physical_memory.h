@@ -4,7 +4,7 @@
 // Making an extent accessible at a device address lends it: mremap moves the page table entries there, in blocks of 2 MiB
 // where all is aligned; unmapping moves them home. That takes 3 to 5 us per 2 MiB where mapping the file anew and faulting
 // the pages in takes 100 to 200, about the share of a GPU's own cost that a swap has. An extent that is lent already (an
-// alias), or an old kernel, takes the slow way; so does anything for which mremap fails.
+// alias), host memory, or an old kernel, takes the slow way; so does anything for which mremap fails.
 //
 // Not thread-safe, except fill(): its owner (device.h) holds a lock.
 #pragma once
@@ -40,6 +40,7 @@ struct Allocation {
   uint32_t generation = 0;
   uint32_t mappings = 0;
   bool has_handle = false;
+  bool on_host = false;  // host memory: counts apart, and is never lent
   uint64_t lent_to = 0;  // the address whose page tables hold its pages; 0: at home
 };
 
@@ -55,7 +56,7 @@ class PhysicalMemory {
 
   // Creating is three steps so that the second, which is slow, needs no lock: take an extent (false: beyond the device's
   // size), fill it with poison (false: the host has no memory), and then give it a handle or give it back.
-  bool take(uint64_t bytes, uint64_t& offset);
+  bool take(uint64_t bytes, bool on_host, uint64_t& offset);
   bool fill(uint64_t offset, uint64_t bytes) const;
   CUmemGenericAllocationHandle publish(uint64_t offset, uint64_t bytes);
   void give_back(uint64_t offset, uint64_t bytes);
@@ -78,19 +79,23 @@ class PhysicalMemory {
   uint64_t device_bytes() const { return device_bytes_; }
   uint64_t used_bytes() const { return used_bytes_; }
   uint64_t peak_bytes() const { return peak_bytes_; }
+  uint64_t host_bytes() const { return host_bytes_; }
   uint64_t allocations() const { return slots_.size() - free_slots_.size(); }
   void reset_peak() { peak_bytes_ = used_bytes_; }
 
  private:
   void map_home();
+  bool is_on_host(uint64_t offset) const;
   FreeExtents& zone_of(uint64_t bytes);
   void destroy_if_unused(uint32_t slot);
 
   const uint64_t device_bytes_;
   uint64_t used_bytes_ = 0;
   uint64_t peak_bytes_ = 0;
+  uint64_t host_bytes_ = 0;
   FreeExtents aligned_free_;  // for sizes that are multiples of 2 MiB, so that their offsets are too
   FreeExtents other_free_;
+  FreeExtents host_free_;     // behind the two, and not mapped at home
   std::vector<Allocation> slots_;
   std::vector<uint32_t> free_slots_;
   int file_ = -1;

@@ -58,6 +58,7 @@ def test_every_case_is_there_once_behind_what_it_needs() -> None:
         for x in OVERSUBSCRIPTIONS:
             found = {case.arm for case in cases if case.model == model and case.oversubscription == x}
             assert found == set(ARMS) - {IN_CORE}
+        assert Case("step", UVM, model, 1.0) in cases
     swept = {case.chunk_mib for case in cases if case.arm == "ours" and case.model == MODELS[0]}
     assert swept == set(CHUNKS_MIB)
     assert {case.kind for case in cases} == {"probe", "allocation", "step"}

@@ -1,0 +1,75 @@
+#include "host_chunks.h"
+
+#include <stdexcept>
+
+namespace ooc {
+namespace {
+
+template <typename Call>
+bool retried(Call call) {
+  constexpr int kRetries = 3;
+  for (int attempt = 0; attempt < kRetries; ++attempt)
+    if (call() == CUDA_SUCCESS) return true;
+  return false;
+}
+
+}  // namespace
+
+HostChunks::HostChunks(const Driver& driver, CUdevice device, uint64_t bytes, uint64_t chunk_bytes)
+    : driver_(driver), bytes_(bytes / chunk_bytes * chunk_bytes), chunk_bytes_(chunk_bytes) {
+  int supported = 0, node = 0;
+  const CUdevice_attribute support = CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED;
+  if (driver.cuDeviceGetAttribute(&supported, support, device) != CUDA_SUCCESS || supported == 0)
+    throw std::runtime_error("OOC_HOST_BACKED=1 needs a driver that makes physical host memory (cuMemCreate with "
+                             "CU_MEM_LOCATION_TYPE_HOST_NUMA); this one does not: unset it");
+  if (driver.cuDeviceGetAttribute(&node, CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, device) != CUDA_SUCCESS || node < 0) node = 0;
+  properties_.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  properties_.location = {CU_MEM_LOCATION_TYPE_HOST_NUMA, node};
+  size_t granularity = 0;
+  if (driver.cuMemGetAllocationGranularity(&granularity, &properties_, CU_MEM_ALLOC_GRANULARITY_MINIMUM) != CUDA_SUCCESS ||
+      granularity == 0 || chunk_bytes % granularity != 0)
+    throw std::runtime_error("OOC_HOST_BACKED=1: chunks of " + std::to_string(chunk_bytes) + " bytes are no multiple of the " +
+                             std::to_string(granularity) + " bytes of physical host memory: set OOC_CHUNK_SIZE");
+  access_[0] = {{CU_MEM_LOCATION_TYPE_DEVICE, device}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+  access_[1] = {properties_.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+  CUdeviceptr address = 0;
+  const CUresult result = driver.cuMemAddressReserve(&address, bytes_, chunk_bytes, 0, 0);
+  if (result != CUDA_SUCCESS)
+    throw std::runtime_error("OOC_HOST_BACKED=1: cuMemAddressReserve of " + std::to_string(bytes_) +
+                             " bytes for host memory failed: " + describe(driver, result));
+  base_ = reinterpret_cast<char*>(address);
+  handles_.reserve(bytes_ / chunk_bytes_);
+}
+
+HostChunks::~HostChunks() {
+  shrink(0);
+  driver_.cuMemAddressFree(reinterpret_cast<CUdeviceptr>(base_), bytes_);
+}
+
+void HostChunks::shrink(size_t chunks) {
+  while (handles_.size() > chunks) {
+    retried([&] { return driver_.cuMemUnmap(at(handles_.size() - 1), chunk_bytes_); });
+    driver_.cuMemRelease(handles_.back());
+    handles_.pop_back();
+  }
+}
+
+bool HostChunks::extend(uint64_t bytes) {
+  const size_t before = handles_.size();
+  if (bytes > bytes_ - before * chunk_bytes_) return false;
+  while (handles_.size() < before + bytes / chunk_bytes_) {
+    CUmemGenericAllocationHandle handle = 0;
+    if (!retried([&] { return driver_.cuMemCreate(&handle, chunk_bytes_, &properties_, 0); })) break;
+    if (!retried([&] { return driver_.cuMemMap(at(handles_.size()), chunk_bytes_, 0, handle, 0); })) {
+      driver_.cuMemRelease(handle);
+      break;
+    }
+    handles_.push_back(handle);
+  }
+  const bool complete = handles_.size() == before + bytes / chunk_bytes_;
+  if (complete && retried([&] { return driver_.cuMemSetAccess(at(before), bytes, access_, 2); })) return true;
+  shrink(before);
+  return false;
+}
+
+}  // namespace ooc
