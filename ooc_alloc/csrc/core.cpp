@@ -54,6 +54,7 @@ Core::Core(const ooc_config& config)
   if (table == MAP_FAILED) throw std::runtime_error("no address space for the table of regions");
   region_at_ = static_cast<uint32_t*>(table);
   pool_ = std::make_unique<ChunkPool>(device_.driver(), device_.ordinal(), chunk_bytes_, budget / chunk_bytes_);
+  first_budget_chunks_ = budget / chunk_bytes_;
   space_ = std::make_unique<AddressSpace>(region_chunks_);
   const uint64_t alignment = config.small_alignment != 0 ? config.small_alignment : 64;
   heap_ = std::make_unique<SmallHeap>(heap_bytes, chunk_bytes_, alignment);

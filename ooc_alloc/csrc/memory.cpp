@@ -379,7 +379,10 @@ void Core::release_cached() {
   Lock lock(mutex_);
   if (detached_) return;
   reclaim_cached(~uint64_t{0} >> 1);
-  if (order_) bury_all();
+  if (order_) {
+    bury_all();
+    unmap_stale();
+  }
   pool_->release_free();
 }
 
