@@ -77,6 +77,11 @@ void Device::bind_thread() const {
   bound = this;
 }
 
+void Device::ignore_captures() const {
+  CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+  if (driver_->cuThreadExchangeStreamCaptureMode != nullptr) driver_->cuThreadExchangeStreamCaptureMode(&mode);
+}
+
 CUresult Device::map(char* address, const Chunk* chunks, uint32_t count, const ChunkPool& pool, uint64_t chunk_bytes) {
   bind_thread();
   const auto start = reinterpret_cast<CUdeviceptr>(address);

@@ -39,6 +39,9 @@ class Device {
   // Makes the context current in the calling thread (once a thread).
   void bind_thread() const;
 
+  // What the calling thread does from now on does not count as unsafe for a stream that another one captures.
+  void ignore_captures() const;
+
   // Maps chunks one after another at `address` and makes the whole range accessible. The range is not in use: what may
   // be mapped there is in the way. On failure nothing stays mapped.
   CUresult map(char* address, const Chunk* chunks, uint32_t count, const ChunkPool& pool, uint64_t chunk_bytes);

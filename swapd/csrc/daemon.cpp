@@ -52,6 +52,7 @@ void Daemon::stop() {
 
 void Daemon::serve(bool (Daemon::*tick)(Lock&)) {
   core_.device().bind_thread();
+  core_.device().ignore_captures();  // queries of events would end the capture of another thread
   Lock lock(core_.mutex());
   while (true) {
     if ((this->*tick)(lock)) continue;
