@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,34 +39,47 @@ def wanted_config(settings: dict[str, Any]) -> Config:
     return Config.from_environment(**{**settings, "alloc": "auto"})
 
 
+@dataclass(frozen=True)
+class CudaDevice:
+    """A real device: its number among those that the process sees, and the driver's library."""
+
+    ordinal: int = 0
+    driver: str = "libcuda.so.1"
+    small_alignment: int = 512  # bytes, of small blocks: what CUDA's libraries are used to
+
+
 class Session:
-    """A core on the emulated device, and its daemon.
+    """A core, on a CUDA device if one is given and else on the emulated one, and its daemon.
 
     Raises ConfigError or OocError; then nothing was changed. After the integration has installed itself it calls
     `started`; until then nothing outside the session is changed either.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, cuda: CudaDevice | None = None) -> None:
         self.config = config
         os.environ.update(  # the emulated driver reads its settings there
             {name: text for name, text in config.to_environment().items() if name.startswith("OOC_EMULATED_")}
         )
-        driver = str(library_path("libooc_emulated_cuda.so"))
-        total, free = device_memory(driver)
+        driver = cuda.driver if cuda is not None else str(library_path("libooc_emulated_cuda.so"))
+        ordinal = cuda.ordinal if cuda is not None else 0
+        total, free = device_memory(driver, ordinal)
         self.core = Core(
             driver,
             budget_bytes=config.resolve_budget(total, free),
             host_budget_bytes=config.resolve_host_budget(),
             chunk_bytes=config.chunk_size,
             small_limit_bytes=config.small_limit,
+            small_alignment=cuda.small_alignment if cuda is not None else 0,
+            device_ordinal=ordinal,
             strict=config.strict,
+            asynchronous=cuda is not None,
         )
         self.budget_bytes = int(self.core.stats()["budget_bytes"])
         self.daemon = Daemon(
             self.core,
             policy="none" if config.policy == "demand" else config.policy,
             window_bytes=config.window,
-            expected=known_machine(self.core.device_name, config.emulated_bandwidth),
+            expected=known_machine(self.core.device_name, config.emulated_bandwidth if cuda is None else None),
             trace_path=_own_path(config.trace),
         )
         self.summary_path = _own_path(config.summary)
