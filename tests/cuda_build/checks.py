@@ -352,6 +352,21 @@ def hidden_workspaces() -> None:
     assert torch.equal(result.cpu(), plain) and len(other) == 20
 
 
+def triton_launchers() -> None:
+    """Triton asks for addresses: within a compiled graph that pins nothing beyond it, elsewhere it does."""
+    start()
+    launcher: dict[str, Any] = {"__name__": "triton.backends.nvidia.driver"}
+    exec("def launch(tensor): return tensor.data_ptr()", launcher)
+    tensor = numbers().cuda()
+    before = stats()["external_pin_count"]
+    assert torch.ops.ooc.scope_begin("compiled_graph", [tensor])
+    assert launcher["launch"](tensor) != 0
+    torch.ops.ooc.scope_end([])
+    assert stats()["external_pin_count"] == before
+    assert launcher["launch"](tensor) != 0
+    assert stats()["external_pin_count"] == before + 1
+
+
 def cpu_tensors() -> None:
     start()
     model = torch.nn.Linear(64, 64)
