@@ -26,6 +26,7 @@ import ooc_alloc
 log = logging.getLogger("ooc.pytorch")
 
 SOURCES = Path(__file__).parent / "csrc"
+TOOLKITS = ("/usr/local/cuda-{}", "/usr/local/cuda")  # where toolkits usually are, by major version
 _TIMEOUT_SECONDS = 900
 
 
@@ -72,7 +73,7 @@ def cuda_folders() -> tuple[list[Path], Path]:
     major = (torch.version.cuda or "").split(".")[0]
     roots = [folder for root in _package_folders("nvidia") for folder in (root / f"cu{major}", root / "cuda_runtime")]
     roots += [Path(os.environ[name]) for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
-    roots += [Path(f"/usr/local/cuda-{major}"), Path("/usr/local/cuda")]
+    roots += [Path(place.format(major)) for place in TOOLKITS]
     # Since CUDA 13 the packages keep the folder crt apart; Triton, which PyTorch needs too, brings one.
     inner = [root / "include" for root in roots]
     inner += [folder / "backends" / "nvidia" / "include" for folder in _package_folders("triton")]
