@@ -41,6 +41,7 @@ bool Core::shrink_to_limit(Lock& lock) {
 }
 
 int Core::set_budget(uint64_t bytes) {
+  const RelaxedCaptures relaxed(order_ ? &device_ : nullptr);
   ThreadState& thread = thread_state();
   Lock lock(mutex_);
   const uint64_t chunks = bytes / chunk_bytes_, before = pool_->configured_limit();
@@ -73,6 +74,7 @@ int Core::set_budget(uint64_t bytes) {
 }
 
 int Core::synchronize() {
+  const RelaxedCaptures relaxed(order_ ? &device_ : nullptr);
   Lock lock(mutex_);
   if (detached_) return OOC_OK;
   if (order_) order_->synchronize_all();

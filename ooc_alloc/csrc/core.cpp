@@ -238,6 +238,7 @@ bool Core::in_function() {
 }
 
 int Core::pin(const void* address, uint32_t access, uint64_t* token) {
+  const RelaxedCaptures relaxed(order_ ? &device_ : nullptr);
   ThreadState& thread = thread_state();
   Lock lock(mutex_);
   constexpr uint64_t kNothing = ~uint64_t{0};
@@ -270,6 +271,7 @@ int Core::pin(const void* address, uint32_t access, uint64_t* token) {
 }
 
 int Core::unpin(uint64_t token, uint32_t access) {
+  const RelaxedCaptures relaxed(order_ ? &device_ : nullptr);
   Lock lock(mutex_);
   const uint64_t index = token >> 32;
   if (detached_ || index >= regions_.size()) return OOC_OK;
@@ -288,6 +290,7 @@ int Core::unpin(uint64_t token, uint32_t access) {
 }
 
 int Core::boundary(ooc_iteration* ended) {
+  const RelaxedCaptures relaxed(order_ ? &device_ : nullptr);
   ThreadState& thread = thread_state();
   Lock lock(mutex_);
   *ended = {};
@@ -333,6 +336,7 @@ int Core::boundary(ooc_iteration* ended) {
 }
 
 void Core::read_stats(ooc_stats* stats) {
+  const RelaxedCaptures relaxed(order_ ? &device_ : nullptr);
   Lock lock(mutex_);
   ooc_stats& s = stats_;
   s.device_bytes = pool_->created() * chunk_bytes_;

@@ -77,9 +77,9 @@ void Device::bind_thread() const {
   bound = this;
 }
 
-void Device::ignore_captures() const {
-  CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+CUstreamCaptureMode Device::set_capture_mode(CUstreamCaptureMode mode) const {
   if (driver_->cuThreadExchangeStreamCaptureMode != nullptr) driver_->cuThreadExchangeStreamCaptureMode(&mode);
+  return mode;
 }
 
 CUresult Device::map(char* address, const Chunk* chunks, uint32_t count, const ChunkPool& pool, uint64_t chunk_bytes) {

@@ -376,6 +376,7 @@ bool Core::take_idle(uint32_t count, Chunk* chunks) {
 }
 
 void Core::release_cached() {
+  const RelaxedCaptures relaxed(order_ ? &device_ : nullptr);
   Lock lock(mutex_);
   if (detached_) return;
   reclaim_cached(~uint64_t{0} >> 1);

@@ -443,6 +443,7 @@ int Core::evict_unpinned(Lock& lock) {
 }
 
 int Core::evict_all() {
+  const RelaxedCaptures relaxed(order_ ? &device_ : nullptr);
   Lock lock(mutex_);
   return detached_ ? OOC_OK : evict_unpinned(lock);
 }

@@ -473,9 +473,10 @@ def capture_beside_swapping() -> None:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         result = source.clone()
-        thread = threading.Thread(target=iterate)
+        thread = threading.Thread(target=lambda: (iterate(), ooc.step(), torch.cuda.memory_stats()))
         thread.start()
         thread.join()
+        assert torch.cuda.memory_allocated() > 0 and ooc.summary()["steps"] > 0
         more = result.clone()
     graph.replay()
     assert torch.equal(more.cpu(), numbers(seed=50)) and same(plain, managed)

@@ -1,4 +1,5 @@
 // What the core leaves with the driver: chunks beyond a lowered budget, and how its threads stand to captures.
+#include <atomic>
 #include <chrono>
 #include <thread>
 
@@ -81,6 +82,45 @@ TEST(capture_modes_are_kept_by_thread) {
   EXPECT_EQ(mode, CU_STREAM_CAPTURE_MODE_RELAXED);
   mode = static_cast<CUstreamCaptureMode>(3);
   EXPECT_EQ(driver().cuThreadExchangeStreamCaptureMode(&mode), CUDA_ERROR_INVALID_VALUE);
+}
+
+namespace {
+std::atomic<int> asked{0}, asked_unrelaxed{0};
+CUresult (*plain_query)(CUevent) = nullptr;
+CUresult query_with_mode(CUevent event) {
+  CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+  driver().cuThreadExchangeStreamCaptureMode(&mode);
+  ++asked;
+  if (mode != CU_STREAM_CAPTURE_MODE_RELAXED) ++asked_unrelaxed;
+  driver().cuThreadExchangeStreamCaptureMode(&mode);
+  return plain_query(event);
+}
+}  // namespace
+
+// Any thread may ask for figures while another one captures.
+TEST(calls_that_may_come_at_any_time_relax_the_capture_mode) {
+  Limits limits{4};
+  limits.asynchronous = true;
+  CoreTest t(limits);
+  Driver& table = const_cast<Driver&>(t.core.device().driver());
+  plain_query = table.cuEventQuery;
+  table.cuEventQuery = &query_with_mode;
+  const std::vector<Variable> variables = t.make_many(4, 2 * t.chunk);
+  asked = asked_unrelaxed = 0;
+  uint64_t token = 0;
+  ASSERT_EQ(t.core.pin(variables[0].address, OOC_READ, &token), OOC_OK);
+  ASSERT_EQ(t.core.unpin(token, OOC_READ), OOC_OK);
+  t.stats();
+  ooc_iteration ended{};
+  ASSERT_EQ(t.core.boundary(&ended), OOC_OK);
+  ASSERT_EQ(t.core.evict_all(), OOC_OK);
+  t.core.release_cached();
+  ASSERT_EQ(t.core.set_budget(2 * t.chunk), OOC_OK);
+  ASSERT_EQ(t.core.set_budget(4 * t.chunk), OOC_OK);
+  ASSERT_EQ(t.core.synchronize(), OOC_OK);
+  EXPECT_TRUE(asked > 0);
+  EXPECT_EQ(asked_unrelaxed.load(), 0);
+  table.cuEventQuery = plain_query;
 }
 
 TEST(both_daemon_threads_ignore_captures) {

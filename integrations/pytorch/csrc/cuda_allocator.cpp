@@ -188,7 +188,6 @@ void CudaAllocator::free_block(void* address, bool must_be_known) {
     if (!captures(static_cast<cudaStream_t>(stream))) ooc_core_record_use(managed_, address, stream);
   auto* stream = static_cast<cudaStream_t>(block->stream);
   ooc_core_free_on(managed_, address, captures(stream) ? pool_stream_ : stream);
-  if (!pools_.active()) discard({});
 }
 
 // Graphs may be running that use them, on streams that nobody told us of: first everything has to be over. That cannot
