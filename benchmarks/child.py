@@ -15,6 +15,7 @@ import json
 import runpy
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from integrations import pytorch
 from swapd.bound import bound
 from swapd.daemon import Daemon
 from swapd.problem import Problem
+from swapd.simulator import simulate
 
 COUNTERS = """
     swap_out_bytes swap_in_bytes swap_out_count swap_in_count demand_swap_in_count demand_swap_in_bytes
@@ -84,7 +86,11 @@ class Watch:
         trace.save(self.trace_path)
         problem = Problem.from_trace(trace, int(daemon.core.stats()["budget_bytes"]))
         terms = bound(problem)
-        return {
+        replayed = {}
+        if daemon.last_plan is not None and ended.followed_plan:
+            machine = daemon.link()  # as the process's own transfers were
+            replayed["simulated_seconds"] = simulate(replace(problem, machine=machine), daemon.last_plan).seconds
+        return replayed | {
             "fingerprint": f"{ended.fingerprint:016x}",
             "forward_seconds": terms.forward_seconds,
             "backward_seconds": terms.backward_seconds,

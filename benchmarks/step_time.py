@@ -6,6 +6,9 @@ bandwidth b, the same both ways, at which the transfers S / b + S / b take as lo
 schedule is faster than the bound max(C_f, S / b) + max(C_b, S / b) (`swapd/bound.py`); a step that never overlapped
 anything would take 2 (C_f + C_b).
 
+"Replayed" holds the simulator against the machine: each steady step is simulated with its own plan, its own times of
+functions and the link as its process saw it, and the median of simulated to measured time is shown.
+
 "Simulated" is what `swapd/simulator.py` says of a plan made from the in-core run's last step for this link; the plan
 that the run itself used was made from its own recorded steps.
 
@@ -35,6 +38,9 @@ IN_CORE = "in-core"
 MODES = ("auto", "window", "idle", "demand")
 OVERSUBSCRIPTIONS = (2.0, 4.0)
 TARGETS = {2.0: 1.25, 4.0: 1.5}  # planned step / bound
+_COLUMNS = (
+    "mode|step|rounds|bound|ratio|target|simulated|replayed|stalls|out|in|on demand|link MB/s|identical|in budget"
+)
 WARM_UP = 4  # set-up, recorded, planned, planned again with the times of an undisturbed step
 
 
@@ -174,6 +180,7 @@ def row(records: list[dict[str, Any]], digest: str) -> dict[str, Any]:
         "bound_seconds": bound,
         "ratio": step / bound,
         "simulated_seconds": statistics.median(record["simulated_seconds"] for record in records),
+        "agreement": statistics.median(agreements) if (agreements := _agreements(records)) else None,
         "stall_seconds": middle("stall_seconds"),
         "out_bytes": middle("swap_out_bytes"),
         "in_bytes": middle("swap_in_bytes"),
@@ -184,6 +191,12 @@ def row(records: list[dict[str, Any]], digest: str) -> dict[str, Any]:
             record["summary"]["device_peak_bytes"] <= record["summary"]["budget_bytes"] for record in records
         ),
     }
+
+
+def _agreements(records: list[dict[str, Any]]) -> list[float]:
+    """Of each steady step under a plan, the time that the simulator gives it, with the step's own times, to its own."""
+    steps = [step for record in records for step in record["steps"][WARM_UP:] if "simulated_seconds" in step]
+    return [step["simulated_seconds"] / step["seconds"] for step in steps]
 
 
 def table(records: list[dict[str, Any]]) -> str:
@@ -218,6 +231,7 @@ def table(records: list[dict[str, Any]]) -> str:
                 f"{figures['ratio']:.2f}",
                 f"{TARGETS[x]:.2f}" if mode != "demand" and x in TARGETS else "",
                 f"{figures['simulated_seconds']:.3f}",
+                f"{figures['agreement']:.3f}" if figures["agreement"] is not None else "",
                 f"{figures['stall_seconds']:.3f}",
                 results.mib(figures["out_bytes"]),
                 results.mib(figures["in_bytes"]),
@@ -232,10 +246,5 @@ def table(records: list[dict[str, Any]]) -> str:
         "Seconds a step; MiB a step.\n\n"
         + results.markdown(["in-core", "step", "rounds", "C_f", "C_b", "live peak MiB"], in_core)
         + "\n"
-        + results.markdown(
-            "mode|step|rounds|bound|ratio|target|simulated|stalls|out|in|on demand|link MB/s|identical|in budget".split(
-                "|"
-            ),
-            rows,
-        )
+        + results.markdown(_COLUMNS.split("|"), rows)
     )

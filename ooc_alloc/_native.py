@@ -216,7 +216,11 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ooc_core_unpin": (ctypes.c_int, [_HANDLE, ctypes.c_uint64, ctypes.c_uint32]),
     "ooc_core_detach": (ctypes.c_int, [_HANDLE]),
     "ooc_core_evict_all": (ctypes.c_int, [_HANDLE]),
+    "ooc_core_settle": (None, [_HANDLE]),
+    "ooc_core_residency": (ctypes.c_uint32, [_HANDLE, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32]),
     "ooc_core_release_cached": (None, [_HANDLE]),
+    "ooc_core_set_budget": (ctypes.c_int, [_HANDLE, ctypes.c_uint64]),
+    "ooc_core_synchronize": (ctypes.c_int, [_HANDLE]),
     "ooc_core_boundary": (ctypes.c_int, [_HANDLE, ctypes.POINTER(_Iteration)]),
     "ooc_core_trace_copy": (ctypes.c_int, [_HANDLE, ctypes.c_uint64, ctypes.POINTER(_TraceArrays)]),
     "ooc_core_install_plan": (ctypes.c_int, [_HANDLE, ctypes.POINTER(_Plan)]),
@@ -407,8 +411,33 @@ class Core:
     def evict_all(self) -> None:
         self._check(self._library.ooc_core_evict_all(self.handle))
 
+    def settle(self) -> None:
+        """Waits until the swap threads have done all that the plan under way lets them do now."""
+        self._library.ooc_core_settle(self.handle)
+
+    def residency(self, address: int, chunks: int) -> npt.NDArray[np.bool_]:
+        """bool[chunks]: which of the first chunks of the variable at an address are on the device, none under way.
+
+        Raises OocError for an address that is no variable of one chunk or more.
+        """
+        found = np.zeros(chunks, np.uint8)
+        if self._library.ooc_core_residency(self.handle, address, found.ctypes.data, chunks) == 0:
+            raise OocError("no variable of one chunk or more lies at this address")
+        return found.astype(bool)
+
     def release_cached(self) -> None:
         self._library.ooc_core_release_cached(self.handle)
+
+    def set_budget(self, size_bytes: int) -> None:
+        """Lowers the budget, or raises it again up to the first one; what is beyond it has left the device afterwards.
+
+        Raises OutOfMemory if what is in use does not fit it; then nothing has changed.
+        """
+        self._check(self._library.ooc_core_set_budget(self.handle, size_bytes))
+
+    def synchronize(self) -> None:
+        """Waits for everything that is enqueued on the device."""
+        self._check(self._library.ooc_core_synchronize(self.handle))
 
     def boundary(self) -> Iteration:
         """Ends the iteration; the calling thread's functions are recorded from now on."""

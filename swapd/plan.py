@@ -59,7 +59,7 @@ class Plan:
     chunk_bytes: int = 0
     capacity_chunks: int = 0
     predicted_seconds: float | None = None  # one iteration in the steady state, as simulated
-    bound_seconds: float | None = None  # what no schedule beats, see swapd.bound
+    bound_seconds: float | None = None  # what no schedule beats, see swapd.lower_bound
 
     def __bool__(self) -> bool:
         return bool(self.outs or self.ins)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,9 +35,27 @@ class InfeasibleError(ValueError):
             f"the smallest budget that works is {min_budget_bytes} bytes"
         )
 
-    def __reduce__(self) -> tuple[type, tuple[int, str, int, int, int]]:
+    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
         values = (self.function, self.function_name, self.need_bytes, self.budget_bytes, self.min_budget_bytes)
         return InfeasibleError, values
+
+
+class PolicyInfeasibleError(InfeasibleError):
+    """A policy finds no plan within the budget, although every function fits by itself; another policy may."""
+
+    def __init__(
+        self, policy: str, function: int, name: str, need_bytes: int, budget_bytes: int, min_budget_bytes: int
+    ) -> None:
+        super().__init__(function, name, need_bytes, budget_bytes, min_budget_bytes)
+        self.policy = policy
+        would_do = f"; it works from {min_budget_bytes} bytes on" if min_budget_bytes else ""
+        self.args = (
+            f"policy {policy} finds no plan: function {function} ({name}) would run beside {need_bytes} bytes in all, "
+            f"the budget is {budget_bytes} bytes{would_do}",
+        )
+
+    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
+        return PolicyInfeasibleError, (self.policy, *super().__reduce__()[1])
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +75,7 @@ class Problem:
     names: tuple[str, ...]
     seconds: NDArray[np.float64]  # [n] of each function, with the time the host takes before it
     chunks: NDArray[np.int64]  # [V]
+    variable_bytes: NDArray[np.int64]  # [V] for who has to do without chunks
     born: NDArray[np.int32]  # [V] as in Trace
     died: NDArray[np.int32]  # [V] as in Trace
     previous: NDArray[np.int32]  # [V] as in Trace
@@ -96,6 +116,7 @@ class Problem:
             names=trace.function_names,
             seconds=trace.function_seconds + np.clip(gaps, 0.0, gap_limit_seconds),
             chunks=-(-trace.variable_bytes // chunk),
+            variable_bytes=trace.variable_bytes,
             born=trace.born,
             died=trace.died,
             previous=trace.previous,

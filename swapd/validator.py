@@ -59,6 +59,27 @@ def validate(problem: Problem, plan: Plan) -> list[Violation]:
     return found if found else _Walk(problem, plan).walk()
 
 
+def planned_residency(problem: Problem, plan: Plan) -> list[dict[int, set[int]]]:
+    """For each function of the steady state what `plan` has on the device while it runs, at infinitely fast links.
+
+    [n] of {variable: its chunks}, for every variable that is live at the function and not dormant.
+    """
+    walk = _Walk(problem, plan)
+    first, found = (ITERATIONS - 1) * problem.functions, []
+    for step in range(ITERATIONS * problem.functions):
+        walk.move(step)
+        if step >= first:
+            names = enumerate(walk.named[ITERATIONS - 1])
+            found.append(
+                {
+                    v: set(range(storage.chunks)) - storage.absent
+                    for v, storage in names
+                    if storage.first <= step <= storage.died and not problem.dormant[v]
+                }
+            )
+    return found
+
+
 def _malformed(problem: Problem, plan: Plan) -> list[Violation]:
     n, found = problem.functions, []
     moves: list[tuple[int, Out | In]] = [*enumerate(plan.outs), *enumerate(plan.ins)]
@@ -172,14 +193,18 @@ class _Walk:
 
     def walk(self) -> list[Violation]:
         for step in range(ITERATIONS * self.n):
-            for event in self.outs:
-                if event.step == step:
-                    self._out(event, step)
-            for event in self.ins:
-                if event.step == step:
-                    self._in(event, step)
+            self.move(step)
             self._run(step)
         return list(self.found)
+
+    def move(self, step: int) -> None:
+        """Every move that may happen before function `step`."""
+        for event in self.outs:
+            if event.step == step:
+                self._out(event, step)
+        for event in self.ins:
+            if event.step == step:
+                self._in(event, step)
 
     def _report(self, fault: Fault, step: int = -1, variable: int = -1, move: int = -1) -> None:
         self.found[Violation(fault, step % self.n if step >= 0 else -1, variable, move)] = None

@@ -1,8 +1,15 @@
 """What all tests share: no setting of the caller's environment reaches them, nor does one of theirs remain."""
 
 import os
+import signal
 
 import pytest
+
+# A shell starts what it puts into the background with SIGINT ignored, `nohup` with SIGHUP ignored, and child processes
+# inherit that; tests of how programs end need what a terminal gives. A handler that Python installed stays.
+for _ignored in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(_ignored) is signal.SIG_IGN:
+        signal.signal(_ignored, signal.default_int_handler if _ignored == signal.SIGINT else signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True)

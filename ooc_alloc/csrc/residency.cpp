@@ -446,7 +446,19 @@ int Core::evict_unpinned(Lock& lock) {
   return fail(OOC_STRICT_VIOLATION, failure);
 }
 
+uint32_t Core::residency(const void* address, uint8_t* chunks, uint32_t count) {
+  Lock lock(mutex_);
+  const Region* region = find(address);
+  if (region == nullptr) return 0;
+  for (uint32_t i = 0; i < std::min(count, region->count); ++i) {
+    const Slot& slot = region->slots[i];
+    chunks[i] = slot.chunk != kNoChunk && !slot.arriving && !slot.leaving ? 1 : 0;
+  }
+  return region->count;
+}
+
 int Core::evict_all() {
+  const RelaxedCaptures relaxed(order_ ? &device_ : nullptr);
   Lock lock(mutex_);
   return detached_ ? OOC_OK : evict_unpinned(lock);
 }

@@ -12,7 +12,7 @@ from swapd.cli.output import Failure, console, json_option, pairs_table, print_j
 from swapd.machine import Profile, load_profile
 from swapd.plan import Plan
 from swapd.policies import available, make_plan
-from swapd.problem import InfeasibleError, Problem
+from swapd.problem import InfeasibleError, PolicyInfeasibleError, Problem
 from swapd.settings import parse_link, parse_window
 from swapd.simulator import Timeline, simulate
 from swapd.trace import Machine, Trace, TraceError
@@ -86,6 +86,8 @@ def command(
         with console(stderr=True).status("planning"):
             plan = make_plan(problem, policy=policy, window_bytes=window)
             timeline, demand = simulate(problem, plan), simulate(problem, Plan())
+    except PolicyInfeasibleError as error:
+        raise Failure(f"{error}; other policies need less, {problem.min_budget_bytes} bytes at the least") from None
     except InfeasibleError as error:
         raise Failure(
             f"{error.function_name} (function {error.function}) needs {format_bytes(error.need_bytes)} at once, the "

@@ -9,9 +9,11 @@ from typing import Any
 import click
 import numpy as np
 
+from swapd.cli.fake import record_fake
 from swapd.cli.launch import ProgramCommand, python_arguments, run_program
 from swapd.cli.options import read_program_config, setting_options
 from swapd.cli.output import Failure, console, json_option, pairs_table, print_json
+from swapd.devices import DEVICES
 from swapd.trace import Trace, TraceError
 from swapd.units import format_bytes, format_duration
 
@@ -20,10 +22,28 @@ from swapd.units import format_bytes, format_duration
 @click.option(
     "--output", "-o", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The trace's file."
 )
+@click.option("--fake", is_flag=True, help="Record without running: no memory, no device; see below.")
+@click.option("--batch", type=click.IntRange(min=1), help="With --fake: the batch size to make the model for.")
+@click.option("--device", type=click.Choice(list(DEVICES)), help="With --fake: whose roofline gives functions' times.")
+@click.option(
+    "--times",
+    metavar="TRACE",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="With --fake: a trace, really recorded, of the same functions, whose times are taken over.",
+)
 @setting_options(without=["trace"])
 @json_option
 @click.argument("program", nargs=-1, required=True, metavar="SCRIPT.py|-m MODULE [ARGUMENT]...", type=click.UNPROCESSED)
-def command(program: tuple[str, ...], output: Path, as_json: bool, **flags: Any) -> int:
+def command(
+    program: tuple[str, ...],
+    output: Path,
+    fake: bool,
+    batch: int | None,
+    device: str | None,
+    times: Path | None,
+    as_json: bool,
+    **flags: Any,
+) -> int:
     """Run a Python program and write a trace of it.
 
     The trace holds the functions of the iteration that took the most time in all, and the variables that each one
@@ -32,11 +52,26 @@ def command(program: tuple[str, ...], output: Path, as_json: bool, **flags: Any)
 
     \b
     swapd record -o gpt.trace --budget 8GiB train.py --steps 5
+
+    With --fake nothing is computed and no memory is taken: PROGRAM is SCRIPT.py:FUNCTION or MODULE:FUNCTION, where
+    FUNCTION(batch, NAME=VALUE...) builds a model and returns a function that runs one iteration, or the name of a model
+    in benchmarks/models. Function times are a roofline model's, or those of a trace given with --times.
+
+    \b
+    swapd record --fake --batch 1440 --device v100-nvlink2 -o r.trace resnet50
+    swapd record --fake --batch 8 --device h100-pcie5 -o m.trace train.py:make layers=48
     """
-    arguments = python_arguments(program)
+    if not fake and (batch, device, times) != (None, None, None):
+        raise click.UsageError("--batch, --device and --times belong to --fake")
+    arguments = [] if fake else python_arguments(program)
     config = dataclasses.replace(read_program_config(flags), trace=output.absolute())
     output.unlink(missing_ok=True)  # what is there afterwards is of this run
-    status = run_program(arguments, config, stdout_is_ours=as_json)
+    if fake:
+        status = record_fake(program, output, config, batch=batch, device=device, times=times, stdout_is_ours=as_json)
+    else:
+        status = run_program(arguments, config, stdout_is_ours=as_json)
+    if fake and not output.exists():
+        return status or 1
     if not output.exists():
         if status != 0:
             click.echo(f"swapd: no trace was written; the program ended with status {status}", err=True)

@@ -26,8 +26,8 @@ Daemon::Daemon(Core& core, bool start_threads) : core_(core) {
   Lock lock(core_.mutex());
   core_.set_scheduler(this);
   if (!start_threads) return;
-  out_thread_ = thread_without_signals("ooc-swap-out", [this] { serve(&Daemon::tick_out); });
-  in_thread_ = thread_without_signals("ooc-swap-in", [this] { serve(&Daemon::tick_in); });
+  out_thread_ = thread_without_signals("ooc-swap-out", [this] { serve(0, &Daemon::tick_out); });
+  in_thread_ = thread_without_signals("ooc-swap-in", [this] { serve(1, &Daemon::tick_in); });
 }
 
 Daemon::~Daemon() { stop(); }
@@ -50,14 +50,36 @@ void Daemon::stop() {
   if (in_thread_.joinable()) in_thread_.join();
 }
 
-void Daemon::serve(bool (Daemon::*tick)(Lock&)) {
+void Daemon::serve(size_t direction, bool (Daemon::*tick)(Lock&)) {
   core_.device().bind_thread();
+  core_.device().set_capture_mode(CU_STREAM_CAPTURE_MODE_RELAXED);  // queries of events would end the capture of another thread
   Lock lock(core_.mutex());
   while (true) {
-    if ((this->*tick)(lock)) continue;
+    const uint64_t round = rounds_asked_;
+    if ((this->*tick)(lock)) {
+      ++work_done_;
+      continue;
+    }
     if (stop_) return;
-    core_.changed().wait(lock);
+    if (rounds_seen_[direction] != round) {
+      rounds_seen_[direction] = round;
+      core_.changed().notify_all();
+    }
+    if (rounds_asked_ == round) core_.changed().wait(lock);
   }
+}
+
+// Work of one direction can make some for the other: over when a whole round of both did nothing.
+void Daemon::settle() {
+  Lock lock(core_.mutex());
+  if (!out_thread_.joinable() || !in_thread_.joinable()) return;
+  uint64_t before = 0;
+  do {
+    before = work_done_;
+    const uint64_t round = ++rounds_asked_;
+    core_.changed().notify_all();
+    core_.changed().wait(lock, [&] { return stop_ || (rounds_seen_[0] >= round && rounds_seen_[1] >= round); });
+  } while (!stop_ && work_done_ != before);
 }
 
 // ---- plans ----------------------------------------------------------------------------------------------------------
@@ -303,7 +325,7 @@ bool Daemon::used_since(const Run& run, const Move& move, const Region* region) 
   const auto& uses = run.plan->uses[move.variable];
   const auto after = static_cast<uint32_t>(move.after_function + 1);
   const auto next = std::lower_bound(uses.begin(), uses.end(), after);
-  return next != uses.end() && *next <= run.begun;
+  return next != uses.end() && *next < run.begun;
 }
 
 // A run before this one is still to move some of these chunks out.

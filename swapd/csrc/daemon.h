@@ -58,6 +58,8 @@ class Daemon : public Scheduler {
   Daemon(Core& core, bool start_threads);
   ~Daemon() override;
   void stop();
+  // Waits until the threads have done all that the plan lets them do now (replays and tests that compare residency).
+  void settle();
 
   // Takes the core's lock. An unknown fingerprint (no such trace) is an error: false.
   bool install(const ooc_plan& plan);
@@ -78,7 +80,7 @@ class Daemon : public Scheduler {
   bool tick_in(Lock& lock);
 
  private:
-  void serve(bool (Daemon::*tick)(Lock&));
+  void serve(size_t direction, bool (Daemon::*tick)(Lock&));
   void follow(std::shared_ptr<const Plan> plan, uint32_t begun, bool expected);
   void depart();
   void drop_old_tails();
@@ -114,6 +116,8 @@ class Daemon : public Scheduler {
   std::deque<InFlight> flying_out_, flying_in_;
   uint32_t out_offset_ = 0, in_offset_ = 0;  // chunks of the next move that were already started
   bool stop_ = false;
+  uint64_t rounds_asked_ = 0, rounds_seen_[2] = {0, 0};  // settle(): a thread that has seen a round had nothing to do in it
+  uint64_t work_done_ = 0;                               // ticks that did something
   std::thread out_thread_, in_thread_;
 };
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from swapd.bound import bound
+from swapd.lower_bound import lower_bound
 from swapd.plan import Plan
 from swapd.policies.auto import auto
 from swapd.policies.idle import idle
+from swapd.policies.lms import lms, lms_best_fit
+from swapd.policies.nnabla import nnabla
+from swapd.policies.vdnn import vdnn_all, vdnn_conv, vdnn_dyn
 from swapd.policies.window import window
+from swapd.policies.window_best_fit import window_best_fit
 from swapd.problem import Problem
 from swapd.simulator import simulate
 
@@ -19,12 +23,34 @@ _POLICIES: dict[str, Policy] = {
     "auto": auto,
     "idle": lambda problem, window_bytes: idle(problem),
     "window": window,
+    "nnabla": lambda problem, window_bytes: nnabla(problem, window_bytes),
+    "window_best_fit": window_best_fit,
+    "lms": lambda problem, window_bytes: lms(problem),
+    "lms_best_fit": lambda problem, window_bytes: lms_best_fit(problem),
+    "vdnn_all": lambda problem, window_bytes: vdnn_all(problem),
+    "vdnn_conv": lambda problem, window_bytes: vdnn_conv(problem),
+    "vdnn_dyn": lambda problem, window_bytes: vdnn_dyn(problem),
 }
+
+# What others published: for comparison in simulation, not offered to programs that run.
+_PUBLISHED = ("nnabla", "window_best_fit", "lms", "lms_best_fit", "vdnn_all", "vdnn_conv", "vdnn_dyn")
+# These find no plan for some problems in which every function fits by itself; they raise PolicyInfeasibleError then.
+_MAY_REFUSE = ("window_best_fit", "lms", "lms_best_fit", "vdnn_all", "vdnn_conv", "vdnn_dyn")
 
 
 def available() -> tuple[str, ...]:
     """The names that `get` knows."""
     return tuple(_POLICIES)
+
+
+def published() -> tuple[str, ...]:
+    """The names of other systems' policies."""
+    return _PUBLISHED
+
+
+def unconditional() -> tuple[str, ...]:
+    """The names of those that plan every problem in which each function fits by itself."""
+    return tuple(name for name in _POLICIES if name not in _MAY_REFUSE)
 
 
 def get(name: str) -> Policy:
@@ -53,5 +79,5 @@ def make_plan(problem: Problem, policy: str = "auto", window_bytes: int | None =
         chunk_bytes=problem.chunk_bytes,
         capacity_chunks=problem.capacity_chunks,
         predicted_seconds=simulate(problem, plan).seconds,
-        bound_seconds=bound(problem).seconds,
+        bound_seconds=lower_bound(problem).seconds,
     )

@@ -1,15 +1,15 @@
 """The auto policy: plan in several ways, simulate each, keep the fastest.
 
-Candidates are the idle policy and, unless that is close to the bound already, the schedule-window policy with several
-windows. Of plans within half a percent of the fastest, the one that moves the fewest bytes is kept: what the simulator
-does not know makes transfers dearer.
+Candidates are the idle policy and, unless that is close to the bound already or the problem is large, the
+schedule-window policy with several windows. Of plans within half a percent of the fastest, the one that moves the
+fewest bytes is kept: what the simulator does not know makes transfers dearer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from swapd.bound import bound
+from swapd.lower_bound import PLANNING_CUTS, lower_bound
 from swapd.plan import Plan
 from swapd.policies.idle import CLOSE, idle
 from swapd.policies.window import window, windows
@@ -17,6 +17,7 @@ from swapd.problem import Problem
 from swapd.simulator import simulate
 
 _TOLERANCE = 1.005
+MOST_FUNCTIONS = 4000  # of problems for which windows are tried: it takes about 0.1 ms a function and window
 
 
 def auto(problem: Problem, window_bytes: int | None = None) -> Plan:
@@ -31,7 +32,7 @@ def auto(problem: Problem, window_bytes: int | None = None) -> Plan:
     results = []
     for plan in _candidates(problem, window_bytes):
         results.append((plan, simulate(problem, plan)))
-        if results[0][1].seconds <= CLOSE * bound(problem).seconds:
+        if results[0][1].seconds <= CLOSE * lower_bound(problem, PLANNING_CUTS).seconds:
             break
     limit = _TOLERANCE * min(timeline.seconds for _, timeline in results)
     return min(
@@ -42,5 +43,7 @@ def auto(problem: Problem, window_bytes: int | None = None) -> Plan:
 
 def _candidates(problem: Problem, window_bytes: int | None) -> Iterator[Plan]:
     yield idle(problem)
+    if window_bytes is None and problem.functions > MOST_FUNCTIONS:
+        return
     for size in windows(problem) if window_bytes is None else [window_bytes]:
         yield window(problem, size)

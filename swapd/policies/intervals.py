@@ -83,6 +83,8 @@ class _Finder:
         self.problem = problem
         self.n = problem.functions
         self.rows: list[tuple[int, int, int, int, int]] = []  # out_variable, in_variable, start, stop, clean_after
+        self.unwritten: dict[int, int] = {}  # inherited variable: its first interval, nothing written before it
+        self.latest: dict[int, int] = {}  # variable: its last interval, nothing written after it
 
     def find(self) -> Intervals:
         problem = self.problem
@@ -93,6 +95,9 @@ class _Finder:
             if problem.chunks[v] > 0:
                 first, last = offsets[v], offsets[v + 1]
                 self._within(v, functions[first:last], writes[first:last], arrives)
+        for v, row in self.unwritten.items():  # what it left clean in the iteration before, it leaves clean in this one
+            before = self.latest.get(int(problem.previous[v]), -1)
+            self.rows[row] = (*self.rows[row][:4], before)
         columns = np.array(self.rows, dtype=np.int64).reshape(len(self.rows), 5).T
         out_variable, in_variable, start, stop, clean_after = (np.ascontiguousarray(column) for column in columns)
         times = start_times(problem)
@@ -128,21 +133,26 @@ class _Finder:
         born, died = int(problem.born[v]), int(problem.died[v])
         stranger = born == -1 and problem.previous[v] < 0
         latest = arrives.get(v, -1)
+        written = stranger or born >= 0 or v in arrives
         if stranger and functions and functions[0] > 0:
             latest = self._add(v, v, 0, functions[0], -1)
         if stranger and not functions and died >= 0:
             self._add(v, -1, 0, min(died + 1, n), -1)
         for row, (function, write) in enumerate(zip(functions, writes)):
             if write:
-                latest = -1
+                latest, written = -1, True
             if row + 1 < len(functions) and functions[row + 1] > function + 1:
                 latest = self._add(v, v, function + 1, functions[row + 1], latest)
+                if not written:
+                    self.unwritten[v] = latest
+                    written = True
+        self.latest[v] = latest
         if problem.successor[v] >= 0:
             wrap = arrives.get(int(problem.successor[v]))
             if wrap is not None:
                 self.rows[wrap] = (*self.rows[wrap][:4], latest)
         elif functions and min(died + 1, n) > functions[-1] + 1:
-            self._add(v, -1, functions[-1] + 1, min(died + 1, n), -1)
+            self._add(v, -1, functions[-1] + 1, min(died + 1, n), latest)
 
     def _add(self, out_variable: int, in_variable: int, start: int, stop: int, clean_after: int) -> int:
         self.rows.append((out_variable, in_variable, start, stop, clean_after))

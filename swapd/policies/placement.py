@@ -162,7 +162,11 @@ def _ordered_ins(
 
 
 class _OutsNeeded:
-    """How many outs of the list must be complete for given room or chunks."""
+    """How many outs of the list must be complete for given room or chunks.
+
+    One sweep over the functions keeps, for each out, the chunks of it that are away (`_PrefixSums`): they are from the
+    start of their interval on, and no longer once their in may have started or the interval has ended.
+    """
 
     def __init__(
         self,
@@ -172,46 +176,103 @@ class _OutsNeeded:
         outs: list[_Piece],
         ins: list[_Piece],
     ) -> None:
-        self.n, self.taken, self.intervals = problem.functions, taken, intervals
-        self.excess = problem.live - problem.capacity_chunks
-        self.interval = np.array([p.interval for p in outs], np.int64)
-        self.first = np.array([p.first for p in outs], np.int64)
-        self.stop = self.first + np.array([p.count for p in outs], np.int64)
-        self.ready = intervals.start[self.interval] + np.where(intervals.wraps[self.interval], self.n, 0)
-        self.in_interval = np.array([p.interval for p in ins], np.int64)
-        self.in_count = np.array([p.count for p in ins], np.int64)
-        self.in_at = np.array([p.at for p in ins], np.int64)
-        self.known: dict[int, int] = {}
-        self.chunk_order: dict[int, list[tuple[int, int]]] = {}
+        self.n, self.intervals = problem.functions, intervals
+        self.wraps: list[bool] = intervals.wraps.tolist()
+        self.outs, self.ins = outs, ins
+        self.of_interval: dict[int, list[int]] = {}
         for index, piece in enumerate(outs):
-            self.chunk_order.setdefault(piece.interval, []).append((piece.first + piece.count, index + 1))
+            self.of_interval.setdefault(piece.interval, []).append(index)
+        excess: list[int] = (problem.live - problem.capacity_chunks).tolist()
+        wanted = {piece.at % self.n for piece in ins if piece.at < self.n}
+        self.known = self._sweep(excess, taken.tolist(), wanted)
 
     def for_chunk(self, interval: int, chunk: int) -> int:
         """Outs to complete until the interval's chunks up to `chunk` have left."""
-        return next(index for stop, index in self.chunk_order[interval] if stop > chunk)
+        return next(
+            index + 1
+            for index in self.of_interval[interval]
+            if self.outs[index].first + self.outs[index].count > chunk
+        )
 
     def for_room(self, function: int) -> int:
         """Outs to complete until `function` has its room, all ins counted that may have started before it."""
-        if function not in self.known:
-            self.known[function] = self._for_room(function) if function < self.n else 0
-        return self.known[function]
+        return self.known.get(function, 0)
 
-    def _for_room(self, function: int) -> int:
-        intervals, n = self.intervals, self.n
-        # What left in the iteration before, and is not back, is away. Then the outs of this one, one after the other.
-        back_early = self._back(function)
-        earlier = intervals.wraps & (intervals.stop > function)
-        missing = int(self.excess[function]) - int((self.taken - back_early)[earlier].sum())
-        if missing <= 0:
-            return 0
-        back = np.where(intervals.wraps, self._back(function - n), back_early)[self.interval]
-        covers = (self.ready <= function) & (intervals.wraps | (intervals.stop > function))[self.interval]
-        away = np.where(covers, np.maximum(self.stop - np.maximum(self.first, back), 0), 0)
-        return int(np.searchsorted(np.cumsum(away), missing)) + 1
+    def _sweep(self, excess: list[int], taken: list[int], wanted: set[int]) -> dict[int, int]:
+        n, wraps = self.n, self.wraps
+        events: list[list[tuple[str, int]]] = [[] for _ in range(n + 1)]
+        stops: list[int] = self.intervals.stop.tolist()
+        for index, piece in enumerate(self.outs):
+            events[min(piece.at + n if wraps[piece.interval] else piece.at, n)].append(("out", index))
+        earlier = 0  # chunks that left in the iteration before, and are not back
+        left = {k: taken[k] for k in self.of_interval if wraps[k] and stops[k] > 0}
+        earlier = sum(left.values())
+        for k in self.of_interval:
+            if stops[k] > 0:
+                events[min(stops[k], n)].append(("end", k))
+        for index, piece in enumerate(self.ins):
+            events[min(max(piece.at, 0), n)].append(("in", index))
+            if wraps[piece.interval] and piece.at < 0:
+                events[piece.at + n].append(("in again", index))
+        away = _PrefixSums(len(self.outs))
+        active, back = [False] * len(self.outs), dict.fromkeys(self.of_interval, 0)
 
-    def _back(self, function: int) -> NDArray[np.int64]:
-        """int64[intervals]: chunks whose in may have started before `function`."""
-        started = self.in_at <= function
-        return np.bincount(
-            self.in_interval[started], weights=self.in_count[started], minlength=len(self.taken)
-        ).astype(np.int64)
+        def renew(k: int) -> None:
+            for index in self.of_interval[k]:
+                piece = self.outs[index]
+                gone = piece.first + piece.count - max(piece.first, back[k])
+                away.set(index, max(gone, 0) if active[index] else 0)
+
+        found: dict[int, int] = {}
+        for function in range(n):
+            for kind, index in events[function]:
+                if kind == "out":
+                    active[index] = True
+                    renew(self.outs[index].interval)
+                elif kind == "end":
+                    earlier -= left.pop(index, 0)
+                    if not wraps[index]:
+                        for out in self.of_interval[index]:
+                            active[out] = False
+                        renew(index)
+                else:
+                    k, count = self.ins[index].interval, self.ins[index].count
+                    if kind == "in" and wraps[k]:
+                        amount = min(count, left.get(k, 0))
+                        earlier -= amount
+                        left[k] = left.get(k, 0) - amount
+                    else:
+                        back[k] += count
+                        renew(k)
+            if function in wanted:
+                missing = excess[function] - earlier
+                found[function] = away.count_for(missing) if missing > 0 else 0
+        return found
+
+
+class _PrefixSums:
+    """Numbers that change one by one, and the shortest prefix with a given sum; both in O(log n) (Fenwick 1994)."""
+
+    def __init__(self, count: int) -> None:
+        self.values = [0] * count
+        self.sums = [0] * (count + 1)
+        self.top = 1 << count.bit_length() >> 1
+
+    def set(self, index: int, value: int) -> None:
+        change = value - self.values[index]
+        if change:
+            self.values[index] = value
+            at = index + 1
+            while at < len(self.sums):
+                self.sums[at] += change
+                at += at & -at
+
+    def count_for(self, total: int) -> int:
+        """How many numbers from the start add up to `total` or more; one more than there are when all do not."""
+        at, step = 0, self.top
+        while step:
+            if at + step < len(self.sums) and self.sums[at + step] < total:
+                at += step
+                total -= self.sums[at]
+            step >>= 1
+        return at + 1

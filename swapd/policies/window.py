@@ -51,14 +51,20 @@ def window(problem: Problem, window_bytes: int | None = None) -> Plan:
     return min(plans, key=lambda plan: simulate(problem, plan).seconds)
 
 
+def window_of_wholes(problem: Problem, window_bytes: int) -> Plan:
+    """The same with variables that leave and come back as wholes, for memory without virtual addresses."""
+    problem.require_feasible()
+    return Plan(policy="window") if problem.fits else _plan(problem, window_bytes, whole=True)
+
+
 def windows(problem: Problem) -> list[int]:
     """The sizes in bytes that are tried when none is given."""
     return sorted({max(1, int(share * problem.capacity_chunks)) * problem.chunk_bytes for share in SHARES})
 
 
-def _plan(problem: Problem, window_bytes: int) -> Plan:
+def _plan(problem: Problem, window_bytes: int, whole: bool = False) -> Plan:
     for cut in (False, True):
-        found = _Schedule(problem, window_bytes // problem.chunk_bytes, cut).run()
+        found = _Schedule(problem, window_bytes // problem.chunk_bytes, cut, whole).run()
         if found is not None:
             return Plan(outs=tuple(found[0]), ins=tuple(found[1]), policy="window", window_bytes=window_bytes)
     raise RuntimeError("the schedule does not repeat although every iteration starts from the same state")
@@ -89,8 +95,9 @@ class _Moves:
 class _Schedule:
     """The algorithm over an endless repetition of the iteration, one step per function."""
 
-    def __init__(self, problem: Problem, window_chunks: int, cut: bool) -> None:
+    def __init__(self, problem: Problem, window_chunks: int, cut: bool, whole: bool) -> None:
         self.problem, self.window_chunks, self.n = problem, window_chunks, problem.functions
+        self.whole = whole  # a reservation is completed as a whole
         self.cut = cut  # the window ends with the iteration, and all is swapped out then, as in the paper's program
         uses = problem.uses
         self.sequence: list[list[int]] = [[] for _ in range(self.n)]
@@ -245,6 +252,7 @@ class _Schedule:
         while excess > 0 and self.queue:
             storage = self.queue[0]
             count = min(storage.resident, max(excess, -(-storage.chunks // _PIECES)))
+            count = storage.resident if self.whole else count
             assert storage.reserved is not None
             iteration, v, after = storage.reserved
             self.moves[iteration].outs.append(Out(v, storage.away, count, after))

@@ -103,6 +103,17 @@ def test_row_is_the_median_over_all_rounds_with_their_spread() -> None:
     assert found["identical"] and found["within_budget"]
 
 
+def test_agreement_is_of_each_step_with_its_own_times() -> None:
+    first, second = out_of_core("auto", [5.0, 10.0]), out_of_core("auto", [4.0])
+    assert step_time.row([first, second], "bits")["agreement"] is None
+    for record, simulated in ((first, 5.5), (second, 3.6)):
+        for step in record["steps"][step_time.WARM_UP :]:
+            step["simulated_seconds"] = simulated
+    found = step_time.row([first, second], "bits")
+    assert found["agreement"] == pytest.approx(0.9)  # the middle one of 1.1, 0.55 and 0.9
+    assert "| 0.900 |" in step_time.table([in_core([4.0]), first, second])
+
+
 def test_other_bits_and_a_peak_over_the_budget_are_not_hidden() -> None:
     good, bad = out_of_core("auto", [5.0]), out_of_core("auto", [5.0], digest="others", peak=101)
     found = step_time.row([good, bad], "bits")

@@ -3,9 +3,9 @@ from dataclasses import replace
 import pytest
 from planning_traces import Builder, at_balance, gpt, random_trace, resnet50
 
-from swapd.bound import bound
+from swapd.lower_bound import lower_bound
 from swapd.plan import In, Out, Plan
-from swapd.policies import available, get, make_plan
+from swapd.policies import available, get, make_plan, unconditional
 from swapd.policies.choice import choose
 from swapd.policies.intervals import find_intervals, host_valid
 from swapd.problem import InfeasibleError, Problem
@@ -37,7 +37,7 @@ def cycle(capacity: int) -> Problem:
     return Problem.from_trace(b.trace(chunk_bytes=1, machine=Machine(1.0, 1.0)), capacity)
 
 
-@pytest.mark.parametrize("policy", available())
+@pytest.mark.parametrize("policy", unconditional())
 def test_plans_of_random_programs_are_sound(policy):
     planned = 0
     for seed in range(60 if policy == "auto" else 150):
@@ -70,11 +70,11 @@ def test_plans_of_networks_are_sound(network, policy):
 
 
 @pytest.mark.parametrize("network", NETWORKS)
-@pytest.mark.parametrize(("times", "most"), [(2, 1.15), (4, 1.35)])
+@pytest.mark.parametrize(("times", "most"), [(2, 1.17), (4, 1.25)])
 def test_simulated_time_is_near_the_bound(network, times, most):
     problem = oversubscribed(NETWORKS[network](), times)
     plan = make_plan(problem)
-    assert plan.predicted_seconds is not None and plan.bound_seconds == bound(problem).seconds
+    assert plan.predicted_seconds is not None and plan.bound_seconds == lower_bound(problem).seconds
     assert plan.predicted_seconds <= most * plan.bound_seconds
     assert plan.predicted_seconds < simulate(problem, Plan()).seconds, "no better than demand mode"
 
@@ -85,17 +85,17 @@ def test_nothing_moves_when_everything_fits(policy):
     plan = make_plan(problem, policy)
     assert not plan
     assert plan.predicted_seconds == pytest.approx(problem.compute_seconds)
-    assert plan.bound_seconds == problem.compute_seconds
+    assert plan.bound_seconds == pytest.approx(problem.compute_seconds)
 
 
-@pytest.mark.parametrize("policy", available())
+@pytest.mark.parametrize("policy", unconditional())
 def test_an_infeasible_problem_is_refused(policy):
     with pytest.raises(InfeasibleError, match="smallest budget that works is 2 bytes"):
         make_plan(cycle(1), policy)
     assert make_plan(cycle(2), policy)
 
 
-@pytest.mark.parametrize("policy", available())
+@pytest.mark.parametrize("policy", unconditional())
 def test_the_same_problem_gets_the_same_plan(policy):
     plans = [make_plan(oversubscribed(resnet50(8), 3), policy) for _ in range(2)]
     assert plans[0] == plans[1]

@@ -1,0 +1,191 @@
+"""Fake mode: runs a program on fake tensors and writes down what its operators would do to memory.
+
+A dispatch mode sees what the adapter's fallback sees in a real run (`csrc/adapter.cpp`): every operator below autograd,
+views and composite operators left out, operators over whole lists cut into slices. What fake tensors share is a storage
+without memory, and the moment when that is released is the moment when a real one would be. Not seen is what an
+operator allocates for itself while it runs (workspaces of cuDNN or oneDNN).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from swapd.sequence import SequenceRecorder, Storage
+from swapd.trace import READ, WRITE
+
+SLICE_BYTES = 8 << 20  # operators over lists run in slices of so much, as in session.py
+# Operators that write arguments which their schema declares as read only; the same list is in adapter.cpp.
+_HIDDEN_WRITES = {
+    "aten::native_batch_norm",
+    "aten::cudnn_batch_norm",
+    "aten::miopen_batch_norm",
+    "aten::_batch_norm_impl_index",
+    "aten::batch_norm_gather_stats",
+    "aten::batch_norm_gather_stats_with_counts",
+    "aten::native_batch_norm.out",
+    "aten::_cudnn_rnn",
+    "aten::mkldnn_rnn_layer_backward",
+}
+_WHOLE_LISTS = (
+    "aten::_foreach_",
+    "aten::_fused_adam",
+    "aten::_fused_sgd",
+    "aten::_fused_adagrad",
+    "aten::_amp_foreach_non_finite_check_and_unscale_",
+)
+
+
+class Clock(Protocol):
+    """Tells how long an operator takes; `roofline.Roofline` is one."""
+
+    def seconds(self, name: str, function: Any, args: Any, kwargs: Any, result: Any) -> float: ...
+
+
+class _Operator:
+    """What is known of an operator: as `inspect` in adapter.cpp."""
+
+    def __init__(self, function: Any) -> None:
+        schema = function._schema
+        self.name: str = function.name()
+        space = function.namespace
+        trusted = space in ("aten", "prims", "torchvision")
+        writes = [a.alias_info is not None and a.alias_info.is_write for a in schema.arguments]
+        believed = trusted and self.name not in _HIDDEN_WRITES
+        self.access = {
+            argument.name: READ if believed and not write else READ | WRITE
+            for argument, write in zip(schema.arguments, writes)
+        }
+        self.order = [a.name for a in schema.arguments]
+        aliases = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
+        tensors = any("Tensor" in str(a.type) for a in schema.arguments)
+        self.view = aliases and not any(writes) and tensors and space == "aten"
+        self.composite = torch._C._dispatch_has_kernel_for_dispatch_key(self.name, "CompositeImplicitAutograd")
+        self.whole_list = self.name.startswith(_WHOLE_LISTS)
+        self.slice_last_tensor = self.name.startswith("aten::_foreach_addc") and ".Tensor" in self.name
+        self.returns = bool(schema.returns)
+
+
+class FakeRun(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Enter it inside of a FakeTensorMode; what runs then goes to `recorder`.
+
+    Numbers that a program reads from fake tensors (`item()`) are 1, unless they follow from constants.
+    """
+
+    def __init__(self, recorder: SequenceRecorder, clock: Clock | None, slice_bytes: int = SLICE_BYTES) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.recorder, self.clock, self.slice_bytes = recorder, clock, slice_bytes
+        self._operators: dict[Any, _Operator] = {}
+        self._storages: dict[int, tuple[Storage, Any]] = {}  # by identity, with the reference that sees it die
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        operator = self._operators.get(function)
+        if operator is None:
+            if function.namespace == "prim":  # asks for the device and the like; the dispatcher has no such operator
+                return function(*args, **kwargs)
+            operator = self._operators[function] = _Operator(function)
+        if operator.view:
+            return function(*args, **kwargs)
+        if operator.composite:
+            with self:
+                result = function.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        if operator.whole_list:
+            return self._run_in_slices(function, operator, args, kwargs)
+        return self._run(function, operator, args, kwargs)
+
+    def _run(self, function: Any, operator: _Operator, args: Any, kwargs: Any) -> Any:
+        recorder = self.recorder
+        recorder.begin_function(operator.name)
+        given = dict(zip(operator.order, args)) | kwargs
+        for name in operator.order:
+            for tensor in _tensors(given.get(name)):
+                storage = self._storage(tensor, recorder.known)
+                if storage is not None:
+                    recorder.use(storage, operator.access[name])
+        try:
+            result = function(*args, **kwargs)
+        except DataDependentOutputException:
+            if operator.name != "aten::_local_scalar_dense":
+                raise
+            result = 1.0 if args[0].is_floating_point() else 1
+        for tensor in _tensors(result):
+            self._storage(tensor, recorder.allocate)
+        seconds = 0.0 if self.clock is None else self.clock.seconds(operator.name, function, args, kwargs, result)
+        recorder.end_function(seconds)
+        return result
+
+    def _storage(self, tensor: torch.Tensor, announce: Callable[[Storage], None]) -> Storage | None:
+        """The storage of a tensor, made known to the recorder when it is seen first; None if it has none."""
+        if tensor.layout != torch.strided:
+            return None
+        untyped = tensor.untyped_storage()
+        key = untyped._cdata
+        entry = self._storages.get(key)
+        if entry is None:
+            storage = Storage(untyped.nbytes())
+
+            def died(_reference: Any) -> None:
+                del self._storages[key]
+                self.recorder.free(storage)
+
+            entry = self._storages[key] = (storage, weakref.ref(untyped, died))
+            announce(storage)
+        return entry[0]
+
+    def _run_in_slices(self, function: Any, operator: _Operator, args: Any, kwargs: Any) -> Any:
+        """As `run_in_slices` in adapter.cpp: elements of the lists are independent."""
+        sizes = _element_bytes([*args, *kwargs.values()])
+        if len(sizes) < 2 or sum(sizes) <= self.slice_bytes:
+            return self._run(function, operator, args, kwargs)
+        results: list[torch.Tensor] = []
+        begin = 0
+        while begin < len(sizes):
+            end, total = begin, 0
+            while end < len(sizes) and (end == begin or total + sizes[end] <= self.slice_bytes):
+                total += sizes[end]
+                end += 1
+            part = slice(begin, end)
+            cut_args = [_cut(value, part, len(sizes)) for value in args]
+            if operator.slice_last_tensor and isinstance(args[-1], torch.Tensor):
+                cut_args[-1] = args[-1].narrow(0, begin, end - begin)
+            cut_kwargs = {name: _cut(value, part, len(sizes)) for name, value in kwargs.items()}
+            result = self._run(function, operator, tuple(cut_args), cut_kwargs)
+            if operator.returns:
+                results += result
+            begin = end
+        return results if operator.returns else None
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for element in value:
+            yield from _tensors(element)
+
+
+def _element_bytes(values: list[Any]) -> list[int]:
+    """Bytes that each element of all lists takes together, or nothing where the lists cannot be cut."""
+    sizes: list[int] = []
+    for value in values:
+        if not isinstance(value, (list, tuple)) or not value or not isinstance(value[0], torch.Tensor):
+            continue
+        if not sizes:
+            sizes = [0] * len(value)
+        if len(value) != len(sizes):
+            return []
+        for index, tensor in enumerate(value):
+            sizes[index] += tensor.nbytes
+    return sizes
+
+
+def _cut(value: Any, part: slice, whole: int) -> Any:
+    return list(value[part]) if isinstance(value, (list, tuple)) and len(value) == whole else value

@@ -1,0 +1,78 @@
+"""Replays a trace on the emulated device, in a process of its own, and prints JSON: see `test_replay.py`.
+
+    python replay_child.py TRACE BUDGET CHUNK POLICY
+
+The trace is replayed to be recorded, so that its variables have the numbers that the core gives them. That recording,
+which stays beside TRACE as TRACE.again, is replayed within the budget.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from ooc_alloc import Core, library_path
+from swapd.daemon import Daemon
+from swapd.problem import Problem
+from swapd.replay import Replay
+from swapd.steps import steps_of
+from swapd.trace import Trace
+from swapd.validator import planned_residency, validate
+
+ITERATIONS = 6
+
+
+def make_core(budget: int, chunk: int) -> Core:
+    driver = str(library_path("libooc_emulated_cuda.so"))
+    return Core(driver, budget_bytes=budget, host_budget_bytes=1 << 30, chunk_bytes=chunk, small_limit_bytes=0)
+
+
+def record(trace: Trace, budget: int, chunk: int) -> Trace:
+    core = make_core(budget, chunk)
+    daemon = Daemon(core, policy="none")
+    replay = Replay(core, trace, daemon)
+    replay.iteration()
+    recorded = daemon.trace(replay.iteration())
+    replay.close()
+    core.close()
+    return recorded
+
+
+def main() -> None:
+    path, budget, chunk, policy = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    # Twice: what is allocated between iterations is recorded as the first function's, and so gets another number.
+    recorded = record(record(Trace.load(path), budget, chunk), budget, chunk)
+    recorded.save(path + ".again")
+    core = make_core(budget, chunk)
+    daemon = Daemon(core, policy=policy)
+    replay = Replay(core, recorded, daemon)
+    for _ in range(ITERATIONS):
+        ended = replay.iteration(lambda index, run: core.settle())
+    result: dict[str, Any] = {"followed": ended.followed_plan, "planned": daemon.last_plan is not None, "different": []}
+    if daemon.last_plan is not None:
+        problem = Problem.from_trace(daemon.trace(ended), budget)
+        planned, steps = planned_residency(problem, daemon.last_plan), steps_of(problem)
+
+        def compare(index: int, run: Replay) -> None:
+            core.settle()
+            real = {v: set(mask.nonzero()[0].tolist()) for v, mask in run.resident(steps).items()}
+            for v, chunks in planned[index].items():
+                if real.get(v) != chunks:
+                    result["different"].append((index, v, sorted(real.get(v, {-1})), sorted(chunks)))
+
+        daemon.policy = "none"
+        replay.iteration(compare)
+        result["compared"] = sum(len(row) for row in planned)
+        result["absent"] = sum(steps.chunks[v] - len(chunks) for row in planned for v, chunks in row.items())
+        result["violations"] = [str(violation) for violation in validate(problem, daemon.last_plan)]
+    result["stats"] = core.stats()
+    core.audit()
+    replay.close()
+    core.audit()
+    core.close()
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""The lower bound beside the best of all schedules, found by looking at every one of tiny problems."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from exhaustive import best_steady_seconds
+from planning_traces import Builder, at_balance, gpt, random_trace, resnet50
+
+from swapd.lower_bound import lower_bound
+from swapd.policies import make_plan
+from swapd.problem import Problem
+from swapd.simulator import simulate
+from swapd.trace import Machine, Trace
+
+SEEDS = range(120)
+
+
+def tiny(seed: int) -> Problem | None:
+    """A few functions over a few chunks with just enough room for the largest function; None if everything fits."""
+    r = random.Random(seed)
+    b = Builder()
+    entries = [b.entry(r.choice([1, 1, 2])) for _ in range(r.randint(1, 2))]
+    alive = list(entries)
+    for _ in range(r.randint(3, 5)):
+        used = r.sample(alive, min(len(alive), r.randint(1, 2)))
+        written = [v for v in used if r.random() < 0.3]
+        fresh = [1] if sum(b.sizes[v] for v in alive) < 4 and r.random() < 0.6 else []
+        alive += b.call("f", used, fresh, writes=written, seconds=float(r.randint(0, 3)))
+        for v in [v for v in alive if v not in entries and r.random() < 0.3]:
+            alive.remove(v)
+            b.free(v)
+    b.free(*(v for v in alive if v not in entries))
+    trace = b.trace(chunk_bytes=1, machine=Machine(r.choice([1.0, 0.5]), r.choice([1.0, 0.5])))
+    problem = Problem.from_trace(trace, Problem.from_trace(trace, 0).min_budget_bytes)
+    return None if problem.fits else problem
+
+
+@pytest.fixture(scope="module")
+def solved() -> list[tuple[Problem, float]]:
+    problems = [problem for problem in map(tiny, SEEDS) if problem is not None]
+    assert len(problems) >= 40
+    return [(problem, best_steady_seconds(problem)) for problem in problems]
+
+
+def test_no_schedule_beats_the_bound(solved: list[tuple[Problem, float]]) -> None:
+    ratios = []
+    for problem, best in solved:
+        found = lower_bound(problem).seconds
+        assert problem.compute_seconds - 1e-9 <= found <= best + 1e-9
+        ratios.append(found / best if best else 1.0)
+    assert max(ratios) == pytest.approx(1.0)
+    assert np.mean(ratios) > 0.7, "far below the best schedules: of no use"
+
+
+@pytest.mark.parametrize(("policy", "most"), [("auto", 1.06), ("idle", 1.2), ("window", 1.3)])
+def test_policies_are_near_the_best_schedule(solved: list[tuple[Problem, float]], policy: str, most: float) -> None:
+    """And never better, as they follow the same rules."""
+    ratios = []
+    for problem, best in solved:
+        seconds = simulate(problem, make_plan(problem, policy), 4).seconds
+        assert seconds >= best - 1e-9
+        ratios.append(seconds / best if best else 1.0)
+    assert np.mean(ratios) <= most
+
+
+def in_turn(capacity: int, machine: Machine) -> Problem:
+    """Three variables of 2 chunks, each written by one function of a second, for ever."""
+    b = Builder()
+    for _ in range(3):
+        b.entry(2)
+    for v in range(3):
+        b.call(f"f{v}", [v], writes=[v], seconds=1.0)
+    return Problem.from_trace(b.trace(chunk_bytes=1, machine=machine), capacity)
+
+
+@pytest.mark.parametrize(
+    ("capacity", "machine", "seconds"),
+    [
+        (6, Machine(1.0, 1.0), 3.0),  # all fits
+        (4, Machine(100.0, 100.0), 3.0),
+        # From one function to the next but one: 2 chunks in use, 4 others used by then, room for 2 of them: 4 s for two
+        # functions, and at least 1 s, the computation, for the third.
+        (4, Machine(100.0, 0.5), 5.0),
+        # With room for one variable each function has to wait for its own 2 chunks, or for those before it to leave.
+        (2, Machine(100.0, 0.5), 12.0),
+        (2, Machine(0.5, 100.0), 12.0),
+    ],
+)
+def test_cases_worked_out_by_hand(capacity: int, machine: Machine, seconds: float) -> None:
+    assert lower_bound(in_turn(capacity, machine)).seconds == pytest.approx(seconds)
+
+
+def test_the_best_cut_adds_up() -> None:
+    problem = in_turn(2, Machine(100.0, 0.5))
+    found = lower_bound(problem)
+    assert sum(stretch.seconds for stretch in found.stretches) == pytest.approx(found.seconds)
+    starts = [stretch.start for stretch in found.stretches]
+    stops = [stretch.stop % problem.functions for stretch in found.stretches]
+    assert starts[1:] + starts[:1] == stops
+    for stretch in found.stretches:
+        rate = problem.machine.in_bytes_per_second
+        assert stretch.seconds >= max(stretch.compute_seconds, stretch.in_bytes / rate)
+
+
+def test_fewer_cuts_give_a_smaller_bound_and_no_function_none() -> None:
+    problem = networks()["gpt"]
+    whole, few = lower_bound(problem, cuts=10_000).seconds, lower_bound(problem, cuts=40).seconds
+    assert problem.compute_seconds <= few <= whole + 1e-12
+    assert few > 0.95 * whole
+    assert lower_bound(Problem.from_trace(Builder().trace(), 10)).seconds == 0.0
+
+
+def test_random_programs_never_run_faster() -> None:
+    above = 0
+    for seed in range(60):
+        trace = random_trace(seed)
+        problem = Problem.from_trace(trace, Problem.from_trace(trace, 0).min_budget_bytes)
+        found = lower_bound(problem).seconds
+        for policy in ("idle", "window"):
+            assert simulate(problem, make_plan(problem, policy), 4).seconds >= found - 1e-9, seed
+        above += found > problem.compute_seconds + 1e-9
+    assert above > 10
+
+
+def networks() -> dict[str, Problem]:
+    traces: dict[str, Trace] = {"resnet50": resnet50(64), "gpt": gpt()}
+    made = {}
+    for name, trace in traces.items():
+        peak = int(trace.live_bytes.max())
+        made[name] = Problem.from_trace(trace, peak // 2, machine=at_balance(trace, peak - peak // 2))
+    return made
+
+
+@pytest.mark.parametrize(("network", "most"), [("resnet50", 1.05), ("gpt", 1.02)])
+def test_plans_of_networks_are_close(network: str, most: float) -> None:
+    problem = networks()[network]
+    found, plan = lower_bound(problem).seconds, make_plan(problem)
+    assert plan.predicted_seconds is not None
+    assert found <= plan.predicted_seconds <= most * found
