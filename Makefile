@@ -25,7 +25,7 @@ developer := $(if $(filter system,$(VENV)),,$(VENV)/.developer)
 # The system's CMake if there is one: `make native` then needs no Python environment at all.
 CMAKE ?= $(shell command -v cmake || echo $(VENV)/bin/cmake)
 CTEST ?= $(shell command -v ctest || echo $(VENV)/bin/ctest)
-cmake_needs := $(if $(shell command -v cmake),,$(installed))
+cmake_needs := $(if $(shell command -v cmake)$(filter system,$(VENV)),,$(installed))
 
 # No test is timed, so they may share the machine: most of their time is one core's, in processes that import PyTorch.
 pytest := $(python) -m pytest --numprocesses $(JOBS) --dist worksteal
@@ -35,7 +35,8 @@ editable := $(pip) install --quiet --config-settings=wheel.cmake=false --editabl
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help venv native demo test lint unit-test native-test asan tsan test-programs test-strict test-gpu bench bench-gpu wheel clean
+.PHONY: help venv native demo test lint unit-test native-test asan tsan test-programs test-strict test-gpu \
+  check-cuda-build bench bench-gpu wheel clean
 .DELETE_ON_ERROR:
 
 help: ## show this list
@@ -106,19 +107,46 @@ test-programs: venv native ## the Python tests of whole programs, with those mar
 test-strict: venv native ## the long suite: every operator of PyTorch's own database with eviction before each one
 	$(python) -m pytest tests/stress -m "" $(PYTEST)
 
-test-gpu: $(cmake_needs) ## the driver contract and core tests against the real libcuda.so.1
-	@ldconfig -p 2>/dev/null | grep -q 'libcuda\.so\.1' && ls /dev/nvidia[0-9]* >/dev/null 2>&1 || \
-	  { echo "make test-gpu needs an NVIDIA GPU and its driver (libcuda.so.1); this machine has none"; exit 1; }
-	$(call native_tests,build/gpu,-DCMAKE_BUILD_TYPE=$(BUILD_TYPE) -DOOC_TEST_DRIVER=libcuda.so.1)
+# The driver itself is asked: where its library lies differs from machine to machine.
+gpu_there = $(PYTHON) -c 'import ctypes as c, sys; d = c.CDLL("libcuda.so.1"); n = c.c_int(); \
+  sys.exit(not (d.cuInit(0) == 0 and d.cuDeviceGetCount(c.byref(n)) == 0 and n.value > 0))' 2>/dev/null
+
+test-gpu: ## on an NVIDIA GPU: the driver's contract, the core, PyTorch; offline from a checkout with VENV=system
+	@if $(gpu_there); then $(MAKE) gpu-native-test gpu-torch-test; \
+	  else echo "make test-gpu: this machine has no NVIDIA GPU, or no driver for it (libcuda.so.1): nothing was tested"; fi
+
+.PHONY: gpu-native-test gpu-torch-test
+gpu-native-test: $(cmake_needs)
+	$(call native_tests,build/gpu,-DCMAKE_BUILD_TYPE=$(BUILD_TYPE) -DOOC_INPLACE=ON -DOOC_TEST_DRIVER=libcuda.so.1)
+
+gpu-torch-test: $(if $(filter system,$(VENV)),,$(installed)) gpu-native-test
+	PYTHONPATH=. $(python) tests/gpu/test_gpu.py
+	PYTHONPATH=. $(python) -m pytest --quiet -m gpu tests/gpu/test_driver_view.py tests/gpu/test_library_memory.py
+
+# A PyTorch for CUDA in an environment of its own: some gigabytes. CUDA_TORCH names another version, CUDA_VENV its place.
+CUDA_VENV ?= .venv-cuda
+CUDA_TORCH ?= torch==2.11.0
+cuda_python := $(CUDA_VENV)/bin/python
+
+$(CUDA_VENV)/.installed:
+	test -x $(cuda_python) || $(PYTHON) -m venv $(CUDA_VENV)
+	$(cuda_python) -m pip --disable-pip-version-check install --quiet "$(CUDA_TORCH)" numpy pytest
+	@$(cuda_python) -c 'import sys, torch; sys.exit(torch.version.cuda is None and "$(CUDA_TORCH) is no build for CUDA here")'
+	@touch $@
+
+check-cuda-build: $(CUDA_VENV)/.installed native ## compile the part for CUDA against a CUDA build of PyTorch, and run it without a GPU
+	PYTHONPATH=. $(cuda_python) -m pytest tests/cuda_build $(PYTEST)
 
 bench: venv native ## measure: cost per operator, step times beside the bound, fragmentation by chunk size
 	$(python) -m benchmarks
 
-# The device's file, and not `ldconfig -p`: the driver's library may be found in another way.
-gpu := $(firstword $(wildcard /dev/nvidia[0-9]*))
+bench-gpu: ## measure on a GPU, 10 minutes at most: beside the bound and other ways to train with less memory
+	@if $(gpu_there); then $(MAKE) gpu-bench; \
+	  else echo "make bench-gpu: this machine has no NVIDIA GPU, or no driver for it (libcuda.so.1): nothing was measured"; fi
 
-bench-gpu: $(if $(gpu),venv native) ## measure on a GPU, 10 minutes at most: beside the bound and other ways to train with less memory
-	$(if $(gpu),$(python) -m benchmarks.gpu,@echo "make bench-gpu needs an NVIDIA GPU and its driver; this machine has none. Nothing was measured.")
+.PHONY: gpu-bench
+gpu-bench: venv native
+	$(python) -m benchmarks.gpu
 
 wheel: $(installed) ## build the wheel into dist/
 	$(pip) wheel --quiet --no-deps --wheel-dir dist .

@@ -219,6 +219,8 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ooc_core_settle": (None, [_HANDLE]),
     "ooc_core_residency": (ctypes.c_uint32, [_HANDLE, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32]),
     "ooc_core_release_cached": (None, [_HANDLE]),
+    "ooc_core_set_budget": (ctypes.c_int, [_HANDLE, ctypes.c_uint64]),
+    "ooc_core_synchronize": (ctypes.c_int, [_HANDLE]),
     "ooc_core_boundary": (ctypes.c_int, [_HANDLE, ctypes.POINTER(_Iteration)]),
     "ooc_core_trace_copy": (ctypes.c_int, [_HANDLE, ctypes.c_uint64, ctypes.POINTER(_TraceArrays)]),
     "ooc_core_install_plan": (ctypes.c_int, [_HANDLE, ctypes.POINTER(_Plan)]),
@@ -425,6 +427,17 @@ class Core:
 
     def release_cached(self) -> None:
         self._library.ooc_core_release_cached(self.handle)
+
+    def set_budget(self, size_bytes: int) -> None:
+        """Lowers the budget, or raises it again up to the first one; what is beyond it has left the device afterwards.
+
+        Raises OutOfMemory if what is in use does not fit it; then nothing has changed.
+        """
+        self._check(self._library.ooc_core_set_budget(self.handle, size_bytes))
+
+    def synchronize(self) -> None:
+        """Waits for everything that is enqueued on the device."""
+        self._check(self._library.ooc_core_synchronize(self.handle))
 
     def boundary(self) -> Iteration:
         """Ends the iteration; the calling thread's functions are recorded from now on."""

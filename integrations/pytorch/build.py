@@ -1,13 +1,16 @@
 """Builds the adapter against the installed PyTorch, once, and keeps it in the user's cache.
 
-One C++ file and one compiler call: `torch.utils.cpp_extension` would do the same by way of setuptools and ninja, which
-an installed PyTorch does not need to have. `-DNDEBUG` is required: PyTorch's headers change layout without it.
+One compiler call: `torch.utils.cpp_extension` would do the same by way of setuptools and ninja, which an installed
+PyTorch does not need to have. `-DNDEBUG` is required: PyTorch's headers change layout without it. For a PyTorch that is
+built for CUDA the part for CUDA devices is compiled too, against the headers that its own packages bring; no CUDA
+toolkit and no GPU is needed.
 """
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
+import importlib.util
 import logging
 import os
 import shutil
@@ -22,7 +25,8 @@ import ooc_alloc
 
 log = logging.getLogger("ooc.pytorch")
 
-SOURCE = Path(__file__).parent / "csrc" / "adapter.cpp"
+SOURCES = Path(__file__).parent / "csrc"
+TOOLKITS = ("/usr/local/cuda-{}", "/usr/local/cuda")  # where toolkits usually are, by major version
 _TIMEOUT_SECONDS = 900
 
 
@@ -53,6 +57,43 @@ def compiler() -> str:
     )
 
 
+def for_cuda() -> bool:
+    """Whether the installed PyTorch is built for CUDA, and so the adapter too."""
+    return torch.version.cuda is not None
+
+
+def cuda_folders() -> tuple[list[Path], Path]:
+    """The folders of the CUDA runtime's headers, and the one of its library, of the version that PyTorch was built for.
+
+    They come with PyTorch's own packages; a CUDA toolkit ($CUDA_HOME, /usr/local/cuda) serves too.
+
+    Raises:
+        AdapterError: there are none.
+    """
+    major = (torch.version.cuda or "").split(".")[0]
+    roots = [folder for root in _package_folders("nvidia") for folder in (root / f"cu{major}", root / "cuda_runtime")]
+    roots += [Path(os.environ[name]) for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
+    roots += [Path(place.format(major)) for place in TOOLKITS]
+    # Since CUDA 13 the packages keep the folder crt apart; Triton, which PyTorch needs too, brings one.
+    inner = [root / "include" for root in roots]
+    inner += [folder / "backends" / "nvidia" / "include" for folder in _package_folders("triton")]
+    crt = next((folder for folder in inner if (folder / "crt" / "host_defines.h").exists()), None)
+    for root in roots:
+        libraries = [folder for folder in (root / "lib", root / "lib64") if (folder / f"libcudart.so.{major}").exists()]
+        if libraries and crt is not None and (root / "include" / "cuda_runtime_api.h").exists():
+            return list(dict.fromkeys((root / "include", crt))), libraries[0]
+    raise AdapterError(
+        f"PyTorch is built for CUDA {torch.version.cuda}, but the headers and the library of the CUDA {major} runtime "
+        f"are not there: pip install nvidia-cuda-runtime nvidia-cuda-crt (of version {major}), or point CUDA_HOME to a "
+        f"CUDA {major} toolkit"
+    )
+
+
+def _package_folders(name: str) -> list[Path]:
+    spec = importlib.util.find_spec(name)
+    return [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec is not None else []
+
+
 def command(target: Path) -> list[str]:
     """The compiler call that builds the adapter into `target`."""
     root = Path(torch.__file__).parent
@@ -67,26 +108,55 @@ def command(target: Path) -> list[str]:
         "-DAT_PER_OPERATOR_HEADERS",  # half the compile time
         f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
         f"-I{_header()}",
-        f"-I{root / 'include'}",
-        f"-I{root / 'include' / 'torch' / 'csrc' / 'api' / 'include'}",
-        str(SOURCE),
+        "-isystem",
+        str(root / "include"),
+        "-isystem",
+        str(root / "include" / "torch" / "csrc" / "api" / "include"),
+        *(_cuda_flags() if for_cuda() else ()),
+        *map(str, _sources()),
         f"-L{root / 'lib'}",
         "-lc10",
         "-ltorch_cpu",
+        *(_cuda_libraries() if for_cuda() else ()),
         str(library),
         f"-Wl,-rpath,{library.parent}",
+        "-Wl,-z,defs",  # what cannot be found is known now, not when the program runs
         "-o",
         str(target),
     ]
 
 
+def _sources() -> list[Path]:
+    return [SOURCES / "adapter.cpp", *(sorted(SOURCES.glob("cuda_*.cpp")) if for_cuda() else ())]
+
+
+def _cuda_flags() -> list[str]:
+    # Known by the header itself: a version's number says little of what was merged when.
+    header = Path(torch.__file__).parent / "include" / "c10" / "cuda" / "CUDACachingAllocator.h"
+    rejection = "-DOOC_HAS_OOM_REJECTION" if "OomRejectionObserver" in header.read_text() else ""
+    flags = ["-DOOC_WITH_CUDA", rejection] if rejection else ["-DOOC_WITH_CUDA"]
+    return [*flags, *(flag for folder in cuda_folders()[0] for flag in ("-isystem", str(folder)))]
+
+
+def _cuda_libraries() -> list[str]:
+    folder = cuda_folders()[1]
+    major = (torch.version.cuda or "").split(".")[0]
+    return ["-lc10_cuda", "-ltorch_cuda", f"-L{folder}", f"-l:libcudart.so.{major}"]
+
+
 def adapter_path() -> Path:
     """Where the adapter for this PyTorch, this source and this library is, or will be."""
     key = hashlib.sha256()
-    for part in (torch.__version__, str(torch.__file__), str(ooc_alloc.library_path()), sys.platform):
+    for part in (
+        torch.__version__,
+        str(torch.version.cuda),
+        str(torch.__file__),
+        str(ooc_alloc.library_path()),
+        sys.platform,
+    ):
         key.update(part.encode())
-    key.update(SOURCE.read_bytes())
-    key.update((_header() / "ooc_alloc.h").read_bytes())
+    for path in (*sorted(SOURCES.iterdir()), Path(__file__), _header() / "ooc_alloc.h"):
+        key.update(path.read_bytes())
     return cache_directory() / f"adapter-{key.hexdigest()[:20]}.so"
 
 

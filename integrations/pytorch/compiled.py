@@ -47,14 +47,17 @@ def _wrap_graphs() -> Callable[[], None]:
             return plain_call(self, inputs)
         tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
         tensors += [value for value in (self.constants or {}).values() if isinstance(value, torch.Tensor)]
-        torch.ops.ooc.scope_begin(f"compiled_graph:{self.cache_key or ''}", tensors)
+        opened = torch.ops.ooc.scope_begin(f"compiled_graph:{self.cache_key or ''}", tensors)
         del tensors  # the graph frees its inputs as it goes
         torch.ops.ooc.intercept_thread(False)
+        results: Any = ()
         try:
-            return plain_call(self, inputs)
+            results = plain_call(self, inputs)
+            return results
         finally:
             torch.ops.ooc.intercept_thread(True)
-            torch.ops.ooc.scope_end()
+            if opened:
+                torch.ops.ooc.scope_end([value for value in results if isinstance(value, torch.Tensor)])
 
     graph.__call__ = call
 

@@ -3,7 +3,8 @@
     reaches the memory for                          pinned
     a call (tolist, storage items, file writes)     during the call; composite operators that read their arguments too
     an array's life (.numpy(), np.asarray)          until the array is gone
-    nobody knows how long (data_ptr, DLPack)        until the variable is freed
+    nobody knows how long (data_ptr, DLPack,        until the variable is freed
+    __cuda_array_interface__, which asks data_ptr)
 """
 
 from __future__ import annotations
@@ -92,6 +93,8 @@ def pin_for_life(core: Core, thing: Any) -> None:
 def _only_compares() -> bool:
     frame = sys._getframe(2)
     module, function = frame.f_globals.get("__name__", ""), frame.f_code.co_name
+    if module.startswith("triton.") and torch.ops.ooc.in_scope():
+        return True  # launches a kernel of a compiled graph, whose memory is there until it ends
     return any(
         (module == known or module.startswith(known + ".")) and name in (None, function)
         for known, name in _IDENTITY_CALLERS
@@ -217,11 +220,14 @@ def _as_function(original: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         if torch.ops.ooc.in_scope():
             return original(*args, **kwargs)
-        torch.ops.ooc.scope_begin(original.__name__, _tensors(args, kwargs))
+        opened = torch.ops.ooc.scope_begin(original.__name__, _tensors(args, kwargs))
+        results: Any = ()
         try:
-            return original(*args, **kwargs)
+            results = original(*args, **kwargs)
+            return results
         finally:
-            torch.ops.ooc.scope_end()
+            if opened:
+                torch.ops.ooc.scope_end(_tensors(results if isinstance(results, tuple) else (results,), {}))
 
     return call
 

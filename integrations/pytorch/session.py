@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 
 import swapd.session
-from integrations.pytorch import boundaries, build, compiled, raw_access, threads
+from integrations.pytorch import boundaries, build, compiled, cuda, raw_access, threads
 from ooc_alloc import OocError
 from swapd.config import Config
 
@@ -18,15 +18,16 @@ class Session(swapd.session.Session):
     """Raises ConfigError, OocError or build.AdapterError; then nothing was changed."""
 
     def __init__(self, config: Config) -> None:
-        if config.alloc == "cuda" or (config.alloc == "auto" and torch.version.cuda and torch.cuda.device_count() > 0):
-            raise OocError(
-                "memory of a CUDA device is not managed yet; set OOC_ALLOC=emulated to manage this process's CPU "
-                "tensors on the emulated device"
-            )
+        device = cuda.choose(config.alloc)
         build.load()
-        super().__init__(config)
+        super().__init__(config, device)
         self._explicit = False
-        torch.ops.ooc.install(self.core.handle, min(_LARGEST_SLICE, max(self.budget_bytes // 8, 1)))
+        self.cuda = device
+        slice_bytes = min(_LARGEST_SLICE, max(self.budget_bytes // 8, 1))
+        if device is None:
+            torch.ops.ooc.install(self.core.handle, slice_bytes)
+        else:
+            torch.ops.ooc.install_cuda(self.core.handle, slice_bytes, device.ordinal)
         torch.ops.ooc.intercept_thread(True)
         self._undo = [
             threads.install(),
@@ -34,10 +35,12 @@ class Session(swapd.session.Session):
             compiled.install(),
             boundaries.install(self.automatic_boundary),
         ]
+        if device is not None:
+            self._undo.append(cuda.install(self.core, device.ordinal))
         self.started()
 
     def automatic_boundary(self) -> None:
-        if not self._explicit:
+        if not self._explicit and not (self.cuda is not None and torch.cuda.is_current_stream_capturing()):
             self.boundary()
 
     def explicit_step(self) -> None:
@@ -49,7 +52,12 @@ class Session(swapd.session.Session):
             raw_access.pin_for_life(self.core, tensor)
 
     def detach(self) -> None:
-        """Ends the session: every tensor becomes plain memory at the same address."""
+        """Ends the session: every tensor becomes plain memory at the same address. Raises OocError on a CUDA device."""
+        if self.cuda is not None:
+            raise OocError(
+                "the allocator cannot be turned off while CUDA is in use: what has left the device has no other place. "
+                "End the process, or leave it on"
+            )
         if not self.stop():
             return
         for undo in reversed(self._undo):

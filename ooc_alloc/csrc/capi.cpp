@@ -157,6 +157,14 @@ uint32_t ooc_core_residency(ooc_core* core, const void* address, uint8_t* chunks
 
 void ooc_core_release_cached(ooc_core* core) { core->core.release_cached(); }
 
+int ooc_core_set_budget(ooc_core* core, uint64_t bytes) {
+  return guarded([&] { return core->core.set_budget(bytes); });
+}
+
+int ooc_core_synchronize(ooc_core* core) {
+  return guarded([&] { return core->core.synchronize(); });
+}
+
 int ooc_core_boundary(ooc_core* core, ooc_iteration* ended) {
   return guarded([&] {
     const int status = core->core.boundary(ended);

@@ -72,6 +72,13 @@ void ChunkPool::give(Chunk chunk) {
   }
 }
 
+void ChunkPool::trim() {
+  while (created_ > limit_ && !free_.empty()) {
+    release(free_.back());
+    free_.pop_back();
+  }
+}
+
 void ChunkPool::release_free() {
   for (Chunk chunk : free_) release(chunk);
   free_.clear();

@@ -22,6 +22,7 @@ class ChunkPool {
   uint64_t free() const { return free_.size(); }
   uint64_t created() const { return created_; }
   uint64_t limit() const { return limit_; }
+  uint64_t configured_limit() const { return configured_limit_; }
   bool lowered() const { return limit_ < configured_limit_; }
   uint64_t created_peak() const { return created_peak_; }
   uint64_t create_calls() const { return create_calls_; }
@@ -34,6 +35,9 @@ class ChunkPool {
   Chunk take_beyond_limit();
   // A chunk beyond the limit goes back to the driver, any other one is kept.
   void give(Chunk chunk);
+  // Another limit, at most the one it was made with. Chunks beyond it go back as they are given, free ones by trim().
+  void set_limit(uint64_t chunks) { limit_ = configured_limit_ = chunks; }
+  void trim();
   // Gives free chunks back to the driver. A limit that it had lowered is tried again.
   void release_free();
 

@@ -54,6 +54,7 @@ Core::Core(const ooc_config& config)
   if (table == MAP_FAILED) throw std::runtime_error("no address space for the table of regions");
   region_at_ = static_cast<uint32_t*>(table);
   pool_ = std::make_unique<ChunkPool>(device_.driver(), device_.ordinal(), chunk_bytes_, budget / chunk_bytes_);
+  first_budget_chunks_ = budget / chunk_bytes_;
   space_ = std::make_unique<AddressSpace>(region_chunks_);
   const uint64_t alignment = config.small_alignment != 0 ? config.small_alignment : 64;
   heap_ = std::make_unique<SmallHeap>(heap_bytes, chunk_bytes_, alignment);
@@ -251,6 +252,7 @@ bool Core::in_function() {
 }
 
 int Core::pin(const void* address, uint32_t access, uint64_t* token) {
+  const RelaxedCaptures relaxed(order_ ? &device_ : nullptr);
   ThreadState& thread = thread_state();
   Lock lock(mutex_);
   if (token != nullptr) *token = kNoToken;
@@ -279,6 +281,7 @@ int Core::pin(const void* address, uint32_t access, uint64_t* token) {
 }
 
 int Core::unpin(uint64_t token, uint32_t access) {
+  const RelaxedCaptures relaxed(order_ ? &device_ : nullptr);
   Lock lock(mutex_);
   const uint64_t index = token >> 32;
   if (detached_ || index >= regions_.size()) return OOC_OK;
@@ -297,6 +300,7 @@ int Core::unpin(uint64_t token, uint32_t access) {
 }
 
 int Core::boundary(ooc_iteration* ended) {
+  const RelaxedCaptures relaxed(order_ ? &device_ : nullptr);
   ThreadState& thread = thread_state();
   Lock lock(mutex_);
   *ended = {};
@@ -342,6 +346,7 @@ int Core::boundary(ooc_iteration* ended) {
 }
 
 void Core::read_stats(ooc_stats* stats) {
+  const RelaxedCaptures relaxed(order_ ? &device_ : nullptr);
   Lock lock(mutex_);
   ooc_stats& s = stats_;
   s.device_bytes = pool_->created() * chunk_bytes_;

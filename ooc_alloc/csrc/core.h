@@ -118,6 +118,8 @@ class Core {
   // it has, of which at most `count` are written; 0 for a small or unknown address.
   uint32_t residency(const void* address, uint8_t* chunks, uint32_t count);
   void release_cached();
+  int set_budget(uint64_t bytes);  // budget.cpp
+  int synchronize();
   int boundary(ooc_iteration* ended);
   void read_stats(ooc_stats* stats);
   int audit();
@@ -181,6 +183,10 @@ class Core {
   void free_host_block(Region* region);
   void bury(Region* region);
   void bury_all();
+
+  // budget.cpp
+  void unmap_stale();
+  bool shrink_to_limit(Lock& lock);
 
   // fork.cpp
   bool make_private(bool release_chunks);
@@ -270,6 +276,7 @@ class Core {
   void wait_a_while(Lock& lock) { changed_.wait_for(lock, std::chrono::milliseconds(20)); }
 
   uint64_t chunk_bytes_, piece_chunks_, small_limit_, region_chunks_, heap_first_chunk_;
+  uint64_t first_budget_chunks_ = 0;
   Divisor chunk_of_;  // by chunk_bytes_
   bool strict_;
   Device device_;

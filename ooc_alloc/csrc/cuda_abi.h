@@ -98,6 +98,19 @@ enum CUevent_flags : unsigned {
   CU_EVENT_DISABLE_TIMING = 2,  // cuEventElapsedTime fails with CUDA_ERROR_INVALID_HANDLE
 };
 
+// What a thread may do while another one captures a stream into a graph, or it itself does.
+enum CUstreamCaptureMode : int {
+  CU_STREAM_CAPTURE_MODE_GLOBAL = 0,        // the default: calls that are unsafe during any thread's capture fail, and end it
+  CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1,
+  CU_STREAM_CAPTURE_MODE_RELAXED = 2,       // nothing is refused to this thread because of captures elsewhere
+};
+
+enum CUstreamCaptureStatus : int {
+  CU_STREAM_CAPTURE_STATUS_NONE = 0,
+  CU_STREAM_CAPTURE_STATUS_ACTIVE = 1,       // calls on the stream make a graph, and are not carried out
+  CU_STREAM_CAPTURE_STATUS_INVALIDATED = 2,
+};
+
 // Macros in cuda.h; these names are ours so that both headers can be seen at once.
 enum CUmemhost_flags : unsigned {
   kMemHostAllocPortable = 1,

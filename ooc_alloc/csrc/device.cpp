@@ -81,6 +81,11 @@ void Device::bind_thread() const {
   bound = this;
 }
 
+CUstreamCaptureMode Device::set_capture_mode(CUstreamCaptureMode mode) const {
+  if (driver_->cuThreadExchangeStreamCaptureMode != nullptr) driver_->cuThreadExchangeStreamCaptureMode(&mode);
+  return mode;
+}
+
 CUresult Device::map(char* address, const Chunk* chunks, uint32_t count, const ChunkPool& pool, uint64_t chunk_bytes) {
   return map_each(address, count, chunk_bytes, [&](uint32_t i) { return pool.handle(chunks[i]); });
 }

@@ -43,6 +43,10 @@ class Device {
   // Makes the context current in the calling thread (once a thread).
   void bind_thread() const;
 
+  // What the calling thread does from now on does not count as unsafe for a stream that another one captures. Returns
+  // the mode it had.
+  CUstreamCaptureMode set_capture_mode(CUstreamCaptureMode mode) const;
+
   // Maps chunks one after another at `address` and makes the whole range accessible. The range is not in use: what may
   // be mapped there is in the way. On failure nothing stays mapped.
   CUresult map(char* address, const Chunk* chunks, uint32_t count, const ChunkPool& pool, uint64_t chunk_bytes);
@@ -85,6 +89,23 @@ class Device {
   std::mutex events_mutex_;
   std::vector<CUevent> events_;
   Calls calls_;
+};
+
+// While one exists, the thread does not end the captures of others. For calls that may come at any time; null: none needed.
+class RelaxedCaptures {
+ public:
+  explicit RelaxedCaptures(const Device* device) : device_(device) {
+    if (device_ != nullptr) before_ = device_->set_capture_mode(CU_STREAM_CAPTURE_MODE_RELAXED);
+  }
+  ~RelaxedCaptures() {
+    if (device_ != nullptr) device_->set_capture_mode(before_);
+  }
+  RelaxedCaptures(const RelaxedCaptures&) = delete;
+  RelaxedCaptures& operator=(const RelaxedCaptures&) = delete;
+
+ private:
+  const Device* device_;
+  CUstreamCaptureMode before_ = CU_STREAM_CAPTURE_MODE_GLOBAL;
 };
 
 }  // namespace ooc

@@ -53,6 +53,8 @@
   call(kRequired, cuStreamSynchronize, cuStreamSynchronize, (CUstream stream))                                         \
   call(kRequired, cuStreamQuery, cuStreamQuery, (CUstream stream))                                                     \
   call(kRequired, cuStreamWaitEvent, cuStreamWaitEvent, (CUstream stream, CUevent event, unsigned flags))              \
+  call(kOptional, cuThreadExchangeStreamCaptureMode, cuThreadExchangeStreamCaptureMode, (CUstreamCaptureMode * mode))  \
+  call(kOptional, cuStreamIsCapturing, cuStreamIsCapturing, (CUstream stream, CUstreamCaptureStatus * status))         \
   call(kRequired, cuEventCreate, cuEventCreate, (CUevent * event, unsigned flags))                                     \
   call(kRequired, cuEventDestroy, cuEventDestroy_v2, (CUevent event))                                                  \
   call(kRequired, cuEventRecord, cuEventRecord, (CUevent event, CUstream stream))                                      \

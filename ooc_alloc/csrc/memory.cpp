@@ -396,10 +396,14 @@ bool Core::take_idle(uint32_t count, Chunk* chunks) {
 }
 
 void Core::release_cached() {
+  const RelaxedCaptures relaxed(order_ ? &device_ : nullptr);
   Lock lock(mutex_);
   if (detached_) return;
   reclaim_cached(~uint64_t{0} >> 1);
-  if (order_) bury_all();
+  if (order_) {
+    bury_all();
+    unmap_stale();
+  }
   pool_->release_free();
 }
 

@@ -186,6 +186,14 @@ OOC_API void ooc_core_settle(ooc_core* core);
 OOC_API uint32_t ooc_core_residency(ooc_core* core, const void* address, uint8_t* chunks, uint32_t count);
 // Gives cached and free chunks back to the driver.
 OOC_API void ooc_core_release_cached(ooc_core* core);
+// Another budget, at most the first one. What is beyond it leaves the device before the call returns. OOC_OUT_OF_MEMORY:
+// what is in use, or the host memory, does not let it; then the budget is as it was. Plans go by the budget they were
+// made for: forget them. Not within a function.
+OOC_API int ooc_core_set_budget(ooc_core* core, uint64_t bytes);
+// Waits for everything that is enqueued on the device: copies, and functions on streams that the core knows. Has to come
+// before such a stream is captured into a graph, as what is enqueued on it cannot be waited for meanwhile; what the graph
+// uses has to be pinned.
+OOC_API int ooc_core_synchronize(ooc_core* core);
 
 // Ends the iteration. The calling thread is the one whose functions are recorded from now on.
 OOC_API int ooc_core_boundary(ooc_core* core, ooc_iteration* ended);

@@ -458,6 +458,7 @@ uint32_t Core::residency(const void* address, uint8_t* chunks, uint32_t count) {
 }
 
 int Core::evict_all() {
+  const RelaxedCaptures relaxed(order_ ? &device_ : nullptr);
   Lock lock(mutex_);
   return detached_ ? OOC_OK : evict_unpinned(lock);
 }

@@ -38,6 +38,27 @@ CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
   });
 }
 
+CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus* status) {
+  return perform(Call::cuStreamIsCapturing, Needs::kContext, [=](Device& device) {
+    if (status == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    const CUresult known = device.streams.query_stream(stream);
+    if (known != CUDA_SUCCESS && known != CUDA_ERROR_NOT_READY) return known;
+    *status = CU_STREAM_CAPTURE_STATUS_NONE;
+    return CUDA_SUCCESS;
+  });
+}
+
+// Streams of the emulated device cannot be captured, so the mode changes nothing; it is kept as the driver keeps it.
+CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
+  return perform(Call::cuThreadExchangeStreamCaptureMode, Needs::kDevice, [=](Device&) {
+    thread_local CUstreamCaptureMode current = CU_STREAM_CAPTURE_MODE_GLOBAL;
+    if (mode == nullptr || *mode < CU_STREAM_CAPTURE_MODE_GLOBAL || *mode > CU_STREAM_CAPTURE_MODE_RELAXED)
+      return CUDA_ERROR_INVALID_VALUE;
+    std::swap(current, *mode);
+    return CUDA_SUCCESS;
+  });
+}
+
 CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, void* user_data) {
   return perform(Call::cuLaunchHostFunc, Needs::kContext, [=](Device& device) {
     if (function == nullptr) return CUDA_ERROR_INVALID_VALUE;

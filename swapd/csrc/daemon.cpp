@@ -52,6 +52,7 @@ void Daemon::stop() {
 
 void Daemon::serve(size_t direction, bool (Daemon::*tick)(Lock&)) {
   core_.device().bind_thread();
+  core_.device().set_capture_mode(CU_STREAM_CAPTURE_MODE_RELAXED);  // queries of events would end the capture of another thread
   Lock lock(core_.mutex());
   while (true) {
     const uint64_t round = rounds_asked_;

@@ -95,3 +95,23 @@ TEST(a_device_smaller_than_the_budget_lowers_the_limit) {
   chunks.pop_back();
   for (Chunk chunk : chunks) pool.give(chunk);
 }
+
+TEST(chunks_beyond_a_lowered_limit_go_back) {
+  Pool pool(4);
+  Chunk chunks[4];
+  ASSERT_TRUE(pool.take(4, chunks));
+  pool.give(chunks[0]);
+  pool.give(chunks[1]);
+  pool.set_limit(1);
+  EXPECT_EQ(pool.available(), uint64_t{2});  // those that are free, until they are trimmed
+  pool.trim();
+  EXPECT_EQ(pool.created(), uint64_t{2});
+  EXPECT_EQ(pool.free(), uint64_t{0});
+  pool.give(chunks[2]);  // still one too many
+  EXPECT_EQ(pool.created(), uint64_t{1});
+  pool.give(chunks[3]);  // this one stays
+  EXPECT_EQ(pool.free(), uint64_t{1});
+  pool.set_limit(4);
+  ASSERT_TRUE(pool.take(4, chunks));
+  for (Chunk chunk : chunks) pool.give(chunk);
+}

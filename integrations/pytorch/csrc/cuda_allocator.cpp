@@ -1,0 +1,419 @@
+#include "cuda_allocator.h"
+
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGraphsC10Utils.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "cuda_functions.h"
+
+namespace ooc_torch {
+namespace {
+
+CudaAllocator* installed = nullptr;  // lives as long as the process
+
+void delete_block(void* block) {
+  if (block != nullptr && installed != nullptr) installed->free_block(block, false);
+}
+
+ooc_stats read_stats(ooc_core* managed) {
+  ooc_stats stats{};
+  ooc_core_read_stats(managed, &stats);
+  return stats;
+}
+
+}  // namespace
+
+// The base class's own functions for memory are never called: all that call them are overridden.
+CudaAllocator::CudaAllocator(ooc_core* managed, c10::DeviceIndex device)
+    : CUDAPluggableAllocator([](size_t, int, cudaStream_t) -> void* { return nullptr; },
+                             [](void*, size_t, int, cudaStream_t) {}),
+      managed_(managed),
+      device_(device) {
+  const ooc_stats stats = read_stats(managed);
+  total_bytes_ = stats.device_total_bytes;
+  first_budget_ = stats.budget_bytes;
+  ledger_.configure(device, ooc_core_small_limit(managed));
+}
+
+void CudaAllocator::init(int) { initialized_ = true; }
+
+void CudaAllocator::check_device(c10::DeviceIndex device) const {
+  TORCH_CHECK(device == device_, "memory of cuda:", static_cast<int>(device), " is not managed: this process manages cuda:",
+              static_cast<int>(device_), ", and one device only. Run a process for each device, with CUDA_VISIBLE_DEVICES or "
+              "LOCAL_RANK saying which, or turn the allocator off (OOC_ALLOC=0)");
+}
+
+c10::DeviceIndex CudaAllocator::current_device() const {
+  c10::DeviceIndex device = -1;
+  C10_CUDA_CHECK(c10::cuda::GetDevice(&device));
+  check_device(device);
+  return device;
+}
+
+bool CudaAllocator::captures(cudaStream_t stream) const {
+  if (!pools_.active()) return false;
+  cudaStreamCaptureStatus status{cudaStreamCaptureStatusNone};
+  C10_CUDA_CHECK(cudaStreamIsCapturing(stream, &status));
+  return status == cudaStreamCaptureStatusActive;
+}
+
+Reserved CudaAllocator::reserved() const {
+  const ooc_stats stats = read_stats(managed_);
+  return {stats.device_bytes, stats.device_peak_bytes, stats.slab_bytes, stats.chunk_bytes, stats.driver_calls_create};
+}
+
+// ---- allocating -----------------------------------------------------------------------------------------------------
+
+c10::DataPtr CudaAllocator::allocate(size_t bytes) {
+  const c10::DeviceIndex device = current_device();
+  void* block = bytes > 0 ? take(bytes, c10::cuda::getCurrentCUDAStream(device).stream()) : nullptr;
+  return {block, block, &delete_block, c10::Device(c10::DeviceType::CUDA, device)};
+}
+
+c10::DeleterFnPtr CudaAllocator::raw_deleter() const { return &delete_block; }
+
+void* CudaAllocator::take(size_t bytes, cudaStream_t stream) {
+  std::optional<RelaxedCapture> relaxed;
+  if (pools_.active()) relaxed.emplace();
+  Block record{bytes, Block::round(bytes), stream, {0, 0}, {}, nullptr};
+  void* block = nullptr;
+  if (const std::optional<PoolId> pool = pools_.pool_for(stream)) {
+    record.pool = *pool;
+    block = take_from_pool(*pool, bytes, stream, record.rounded);
+  } else {
+    block = take_from_core(bytes, stream);
+    if (bytes > small_bytes) function_allocated(block);
+  }
+  record.context = ledger_.gather(native::RecordContext::STATE);
+  ledger_.allocated(block, std::move(record));
+  return block;
+}
+
+void* CudaAllocator::take_from_core(size_t bytes, cudaStream_t stream) {
+  void* block = ooc_core_malloc_on(managed_, bytes, stream);
+  if (block == nullptr) {
+    const std::string message = ooc_last_error();
+    std::vector<Pools::Discarded> spare = pools_.last_resort();
+    if (!spare.empty()) {
+      discard(std::move(spare));
+      block = ooc_core_malloc_on(managed_, bytes, stream);
+    }
+    if (block == nullptr) out_of_memory(bytes, message);
+  }
+  if (owned(block)) return block;
+  ooc_core_free(managed_, block);  // plain host memory
+  TORCH_CHECK(false, "a forked process cannot use the CUDA memory of its parent: start processes that use CUDA with 'spawn'");
+}
+
+// Ready before it is handed out, as a captured stream cannot wait for anything outside its graph.
+void* CudaAllocator::take_from_pool(PoolId pool, size_t bytes, cudaStream_t stream, size_t& rounded) {
+  if (void* again = pools_.take(pool, rounded, stream)) {
+    rounded = pools_.block_bytes(pool, again);
+    return again;
+  }
+  void* block = nullptr;
+  if (const Source source = pools_.source(pool)) {
+    block = source->raw_alloc_with_stream(rounded, stream);
+    if (block == nullptr) out_of_memory(bytes, "the allocator of the memory pool has no memory left");
+  } else {
+    block = take_from_core(rounded, pool_stream_);
+    C10_CUDA_CHECK(cudaStreamSynchronize(pool_stream_));
+    if (const int status = ooc_core_pin(managed_, block, OOC_READ | OOC_WRITE, nullptr)) {
+      ooc_core_free(managed_, block);
+      raise(status);
+    }
+  }
+  pools_.add(pool, block, rounded, stream);
+  return block;
+}
+
+void CudaAllocator::out_of_memory(size_t bytes, const std::string& message) {
+  const ooc_stats stats = read_stats(managed_);
+  const uint64_t free_bytes = stats.budget_bytes - std::min(stats.budget_bytes, stats.pinned_bytes + stats.slab_used_bytes);
+  ledger_.out_of_memory(bytes, free_bytes, ledger_.gather(native::RecordContext::NEVER));
+  std::vector<native::OutOfMemoryObserver> observers;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    observers = observers_;
+  }
+  for (const native::OutOfMemoryObserver& observer : observers) observer(device_, bytes, stats.budget_bytes, free_bytes);
+  TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory. Tried to allocate ", c10::CachingAllocator::format_size(bytes),
+                   ". ", message);
+}
+
+void* CudaAllocator::raw_alloc(size_t bytes) {
+  if (bytes == 0) return nullptr;
+  return raw_alloc_with_stream(bytes, c10::cuda::getCurrentCUDAStream(current_device()).stream());
+}
+
+// What is not a tensor's is seen by no operator: outside of one, it stays on the device.
+void* CudaAllocator::raw_alloc_with_stream(size_t bytes, cudaStream_t stream) {
+  current_device();
+  if (bytes == 0) return nullptr;
+  void* block = take(bytes, stream);
+  if (ooc_core_in_function(managed_) == 0)
+    if (const int status = ooc_core_pin(managed_, block, OOC_READ | OOC_WRITE, nullptr)) {
+      free_block(block, false);
+      raise(status);
+    }
+  return block;
+}
+
+// It moves no data to have an address of one's choice: only an address that a pool has idle could be given.
+c10::DataPtr CudaAllocator::allocateWithAddress(size_t, void*) {
+  TORCH_CHECK(false, "memory at an address of one's choice cannot be had from ooc_alloc");
+}
+
+// ---- freeing --------------------------------------------------------------------------------------------------------
+
+void CudaAllocator::raw_delete(void* block) {
+  if (block != nullptr) free_block(block, true);
+}
+
+void CudaAllocator::free_block(void* address, bool must_be_known) {
+  const std::optional<Block> block = ledger_.freed(address);
+  TORCH_CHECK(block.has_value() || !must_be_known, "this address was not allocated here, or was freed already");
+  if (!block.has_value()) return;
+  function_freed(address);
+  if (block->pool != PoolId{0, 0}) {
+    if (std::optional<Pools::Discarded> discarded = pools_.give(block->pool, address)) discard({*discarded});
+    return;
+  }
+  std::optional<RelaxedCapture> relaxed;
+  if (pools_.active()) relaxed.emplace();
+  for (void* stream : block->other_streams)
+    if (!captures(static_cast<cudaStream_t>(stream))) ooc_core_record_use(managed_, address, stream);
+  auto* stream = static_cast<cudaStream_t>(block->stream);
+  ooc_core_free_on(managed_, address, captures(stream) ? pool_stream_ : stream);
+}
+
+// Graphs may be running that use them, on streams that nobody told us of: first everything has to be over. That cannot
+// be waited for while a stream is captured.
+void CudaAllocator::discard(std::vector<Pools::Discarded> blocks) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (blocks.empty() && discarded_.empty()) return;
+    discarded_.insert(discarded_.end(), blocks.begin(), blocks.end());
+    if (pools_.active()) return;
+    blocks.swap(discarded_);
+    discarded_.clear();
+  }
+  cudaDeviceSynchronize();  // an error is the program's own, and comes up again at its next call
+  for (const Pools::Discarded& block : blocks) {
+    if (block.source) block.source->raw_delete(block.address);
+    else ooc_core_free_on(managed_, block.address, pool_stream_);
+  }
+}
+
+void CudaAllocator::emptyCache(PoolId) {
+  if (pools_.active()) return;
+  discard({});
+  ooc_core_release_cached(managed_);
+}
+
+void CudaAllocator::enable(bool value) {
+  if (value) return;
+  TORCH_WARN_ONCE("torch.cuda.memory.caching_allocator_enable(False) has no effect: ooc_alloc manages the memory");
+}
+
+void CudaAllocator::recordStream(const c10::DataPtr& data, c10::cuda::CUDAStream stream) {
+  void* address = data.get();
+  if (address == nullptr || data.get_deleter() != &delete_block) return;  // not ours
+  const std::optional<Block> block = ledger_.used_on(address, stream.stream());
+  if (!block.has_value()) return;
+  if (block->pool != PoolId{0, 0}) {
+    pools_.share(block->pool, address);
+  } else if (!captures(stream.stream())) {
+    ooc_core_record_use(managed_, address, stream.stream());
+  }
+}
+
+// ---- what PyTorch asks ----------------------------------------------------------------------------------------------
+
+native::DeviceStats CudaAllocator::getDeviceStats(c10::DeviceIndex device) {
+  return device == device_ ? ledger_.stats(reserved()) : native::DeviceStats{};
+}
+
+void CudaAllocator::resetAccumulatedStats(c10::DeviceIndex device) {
+  if (device == device_) ledger_.reset_accumulated(reserved());
+}
+
+void CudaAllocator::resetPeakStats(c10::DeviceIndex device) {
+  if (device == device_) ledger_.reset_peak(reserved());
+}
+
+// What can be had without moving anything, and the budget.
+std::pair<size_t, size_t> CudaAllocator::getMemoryInfo(c10::DeviceIndex device) {
+  check_device(device);
+  const ooc_stats stats = read_stats(managed_);
+  const uint64_t taken = stats.device_bytes - std::min(stats.device_bytes, stats.free_bytes + stats.cached_bytes +
+                                                                               stats.slab_bytes - stats.slab_used_bytes);
+  return {stats.budget_bytes - std::min(stats.budget_bytes, taken), stats.budget_bytes};
+}
+
+double CudaAllocator::getMemoryFraction(c10::DeviceIndex device) {
+  check_device(device);
+  return static_cast<double>(read_stats(managed_).budget_bytes) / static_cast<double>(total_bytes_);
+}
+
+// The budget is an upper limit: a fraction lowers it, and 1.0 brings it back.
+void CudaAllocator::setMemoryFraction(double fraction, c10::DeviceIndex device) {
+  check_device(device);
+  TORCH_CHECK(fraction > 0 && fraction <= 1, "a memory fraction is above 0 and at most 1, not ", fraction);
+  const auto wanted = static_cast<uint64_t>(fraction * static_cast<double>(total_bytes_));
+  if (const int status = ooc_core_set_budget(managed_, std::min(wanted, first_budget_))) raise(status);
+  ooc_core_forget_plans(managed_);
+}
+
+std::vector<native::StreamSegmentSize> CudaAllocator::getExpandableSegmentSizes(c10::DeviceIndex) { return {}; }
+
+// For cuDNN's choice of a workspace: what a single allocation may be.
+void CudaAllocator::cacheInfo(c10::DeviceIndex device, size_t* largest) {
+  check_device(device);
+  const ooc_stats stats = read_stats(managed_);
+  *largest = stats.budget_bytes - std::min(stats.budget_bytes, stats.pinned_bytes + stats.slab_used_bytes);
+}
+
+void* CudaAllocator::getBaseAllocation(void* address, size_t* bytes) {
+  const auto block = ledger_.around(address);
+  TORCH_CHECK(block.has_value(), "this address lies in no allocation of ooc_alloc");
+  if (bytes != nullptr) *bytes = block->second.rounded;
+  return block->first;
+}
+
+native::SnapshotInfo CudaAllocator::snapshot(PoolId pool, bool include_traces) {
+  return ledger_.snapshot(pool, pools_.idle(), include_traces);
+}
+
+bool CudaAllocator::isHistoryEnabled() { return ledger_.records_history(); }
+
+std::shared_ptr<c10::GatheredContext> CudaAllocator::getContextForPointer(const void* address) {
+  const auto block = ledger_.around(address);
+  return block.has_value() ? block->second.context : nullptr;
+}
+
+void CudaAllocator::recordHistory(bool enabled, native::CreateContextFn recorder, size_t most_entries,
+                                  native::RecordContext when, bool clear, const std::vector<std::string>& skipped) {
+  ledger_.record_history(enabled, recorder, most_entries, when, clear, skipped);
+}
+
+void CudaAllocator::recordAnnotation(const std::vector<std::pair<std::string, std::string>>& metadata) {
+  ledger_.annotate(metadata);
+}
+
+void CudaAllocator::pushCompileContext(std::string& context) { Ledger::compile_contexts().push_back(context); }
+
+void CudaAllocator::popCompileContext() {
+  if (!Ledger::compile_contexts().empty()) Ledger::compile_contexts().pop_back();
+}
+
+void CudaAllocator::setUserMetadata(const std::string& metadata) { Ledger::user_metadata() = metadata; }
+std::string CudaAllocator::getUserMetadata() { return Ledger::user_metadata(); }
+
+void CudaAllocator::attachOutOfMemoryObserver(native::OutOfMemoryObserver observer) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  observers_.push_back(std::move(observer));
+}
+
+#ifdef OOC_HAS_OOM_REJECTION
+void CudaAllocator::attachOomRejectionObserver(native::OomRejectionObserver) {}  // nothing is rejected beforehand
+#endif
+
+void CudaAllocator::attachAllocatorTraceTracker(native::AllocatorTraceTracker tracker) { ledger_.track(std::move(tracker)); }
+
+// ---- private pools --------------------------------------------------------------------------------------------------
+
+void CudaAllocator::beginAllocateToPool(c10::DeviceIndex device, PoolId pool, Pools::Filter filter) {
+  check_device(device);
+  if (!pools_.active()) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (pool_stream_ == nullptr) C10_CUDA_CHECK(cudaStreamCreateWithFlags(&pool_stream_, cudaStreamNonBlocking));
+    // What was enqueued on a stream that is going to be captured cannot be waited for afterwards.
+    if (const int status = ooc_core_synchronize(managed_)) raise(status);
+  }
+  pools_.begin(pool, std::move(filter));
+}
+
+void CudaAllocator::endAllocateToPool(c10::DeviceIndex, PoolId pool) {
+  pools_.end(pool);
+  discard({});
+}
+
+void CudaAllocator::markCaptureBegin(c10::DeviceIndex) {}  // begin and end of a pool's allocations say all we need
+void CudaAllocator::markCaptureEnd(c10::DeviceIndex) {}
+
+void CudaAllocator::releasePool(c10::DeviceIndex, PoolId pool) { discard(pools_.drop_user(pool)); }
+int CudaAllocator::getPoolUseCount(c10::DeviceIndex, PoolId pool) { return pools_.users(pool); }
+
+void CudaAllocator::createOrIncrefPool(c10::DeviceIndex device, PoolId pool, Source source) {
+  check_device(device);
+  pools_.add_user(pool, std::move(source));
+}
+
+void CudaAllocator::setUseOnOOM(c10::DeviceIndex, PoolId pool, bool use) { pools_.use_on_out_of_memory(pool, use); }
+void CudaAllocator::setNoSplit(c10::DeviceIndex, PoolId) {}  // blocks are never split
+
+bool CudaAllocator::checkPoolLiveAllocations(c10::DeviceIndex, PoolId pool, const std::unordered_set<void*>& expected) {
+  return pools_.live_are(pool, expected);
+}
+
+std::shared_ptr<native::AllocatorState> CudaAllocator::getCheckpointState(c10::DeviceIndex, PoolId pool) {
+  return pools_.state(pool);
+}
+
+native::CheckpointDelta CudaAllocator::setCheckpointPoolState(c10::DeviceIndex, std::shared_ptr<native::AllocatorState> wanted) {
+  const auto state = std::dynamic_pointer_cast<Pools::State>(wanted);
+  TORCH_CHECK(state != nullptr, "this state of a memory pool was not made by ooc_alloc");
+  const auto [freed, live] = pools_.restore(*state);
+  native::CheckpointDelta delta;
+  for (void* address : freed) {
+    ledger_.freed(address);
+    delta.ptrs_freed.push_back(address);
+  }
+  for (const auto& [address, block] : live) {
+    ledger_.allocated(address, {block.bytes, block.bytes, block.stream, state->id, {}, nullptr});
+    delta.dataptrs_allocd.emplace_back(address, address, &delete_block, c10::Device(c10::DeviceType::CUDA, device_));
+  }
+  return delta;
+}
+
+// ---- other devices, other processes ---------------------------------------------------------------------------------
+
+native::ShareableHandle CudaAllocator::shareIpcHandle(void*) {
+  TORCH_CHECK(false, "memory of ooc_alloc cannot be shared with other processes (CUDA IPC), as it may leave the device: "
+                     "send a copy, such as tensor.cpu()");
+}
+
+std::shared_ptr<void> CudaAllocator::getIpcDevPtr(std::string) {
+  TORCH_CHECK(false, "memory of another process (CUDA IPC) cannot be opened under ooc_alloc: send a copy, such as tensor.cpu()");
+}
+
+void CudaAllocator::enablePeerAccess(c10::DeviceIndex device, c10::DeviceIndex peer) {
+  TORCH_CHECK(false, "peer access from cuda:", static_cast<int>(device), " to cuda:", static_cast<int>(peer),
+              " is not supported by ooc_alloc: it manages one device in a process");
+}
+
+cudaError_t CudaAllocator::memcpyAsync(void* target, int target_device, const void* source, int source_device, size_t bytes,
+                                       cudaStream_t stream, bool) {
+  if (target_device == source_device) return cudaMemcpyAsync(target, source, bytes, cudaMemcpyDeviceToDevice, stream);
+  return cudaMemcpyPeerAsync(target, target_device, source, source_device, bytes, stream);
+}
+
+// ---- functions ------------------------------------------------------------------------------------------------------
+
+bool any_capture() { return installed != nullptr && installed->any_capture(); }
+bool captured(cudaStream_t stream) { return installed != nullptr && installed->captures(stream); }
+
+void install_cuda_allocator(ooc_core* managed, c10::DeviceIndex device) {
+  TORCH_CHECK(installed == nullptr, "the allocator for CUDA is installed already; it stays for the life of the process");
+  // PyTorch frees memory until its very end: this must outlive every other object.
+  static auto* allocator = new std::shared_ptr<CudaAllocator>(std::make_shared<CudaAllocator>(managed, device));
+  torch::cuda::CUDAPluggableAllocator::changeCurrentAllocator(*allocator);  // refuses if CUDA is initialised
+  c10::SetAllocator(c10::DeviceType::CUDA, allocator->get(), 100);
+  installed = allocator->get();
+}
+
+}  // namespace ooc_torch

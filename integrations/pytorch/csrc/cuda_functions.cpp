@@ -1,0 +1,64 @@
+#include "cuda_functions.h"
+
+#include <c10/cuda/CUDAStream.h>
+
+#include <algorithm>
+#include <optional>
+#include <vector>
+
+namespace ooc_torch {
+namespace {
+
+struct Allocations {
+  bool inside = false;        // a function
+  std::vector<void*> blocks;  // that it allocated and that are live
+};
+thread_local Allocations allocations;
+
+int pin_for_life(const void* address) { return ooc_core_pin(core, address, OOC_READ | OOC_WRITE, nullptr); }
+
+}  // namespace
+
+void function_allocated(void* block) {
+  if (allocations.inside) allocations.blocks.push_back(block);
+}
+
+void function_freed(void* block) {
+  auto& blocks = allocations.blocks;
+  const auto found = std::find(blocks.rbegin(), blocks.rend(), block);  // the youngest die first
+  if (found != blocks.rend()) blocks.erase(std::prev(found.base()));
+}
+
+bool cuda_function_allocated() { return !allocations.blocks.empty(); }
+
+int cuda_function_begin(uint32_t id, const ooc_operand* operands, uint32_t count) {
+  const cudaStream_t stream = c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(cuda_device)).stream();
+  std::optional<RelaxedCapture> relaxed;
+  if (any_capture()) relaxed.emplace();
+  if (captured(stream)) {
+    for (uint32_t i = 0; i < count; ++i)
+      if (const int status = pin_for_life(operands[i].address)) return status;
+    return OOC_NESTED;
+  }
+  const int status = ooc_core_function_begin_on(core, id, operands, count, stream);
+  if (status != OOC_OK) return status;
+  allocations.inside = true;
+  allocations.blocks.clear();
+  return status;
+}
+
+int cuda_function_end(bool keep_allocations, const Operands& results) {
+  allocations.inside = false;
+  std::optional<RelaxedCapture> relaxed;
+  if (any_capture()) relaxed.emplace();
+  int pinned = OOC_OK;
+  for (const void* block : allocations.blocks) {
+    const bool visible = std::any_of(results.begin(), results.end(), [block](const ooc_operand& r) { return r.address == block; });
+    if (!visible && pinned == OOC_OK) pinned = pin_for_life(block);
+  }
+  allocations.blocks.clear();
+  const int status = ooc_core_function_end(core, keep_allocations ? 1 : 0);
+  return status != OOC_OK ? status : pinned;
+}
+
+}  // namespace ooc_torch

@@ -1,0 +1,18 @@
+// What operators ask of the part for CUDA devices (cuda_allocator.cpp, cuda_functions.cpp). An adapter for a CPU build of
+// PyTorch has nothing of it, and on_cuda() is false there.
+#pragma once
+
+#include "operands.h"
+
+namespace ooc_torch __attribute__((visibility("hidden"))) {
+
+// A function on the current stream. OOC_NESTED also while that stream is captured into a graph: the operands then stay on
+// the device until they are freed, as every replay uses their addresses.
+int cuda_function_begin(uint32_t id, const ooc_operand* operands, uint32_t count);
+// What the function allocated, is not among its results and lives on belongs to a library (cuBLAS workspaces): it stays
+// on the device until it is freed.
+int cuda_function_end(bool keep_allocations, const Operands& results);
+// Whether the thread's function has allocated anything; if not, its results need not be looked at.
+bool cuda_function_allocated();
+
+}  // namespace ooc_torch

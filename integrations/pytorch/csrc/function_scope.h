@@ -1,0 +1,50 @@
+// A function of the core, from its begin to its end, whatever is thrown in between.
+#pragma once
+
+#include "cuda_route.h"
+
+namespace ooc_torch __attribute__((visibility("hidden"))) {
+
+class FunctionScope {
+ public:
+  FunctionScope(uint32_t id, const Operands& operands) {
+    const int status = begin(id, operands);
+    ended_ = nested_ = status == OOC_NESTED;
+    if (status != OOC_OK && !nested_) raise(status);
+  }
+  ~FunctionScope() {
+    if (!ended_) finish(false, [](Operands&) {});
+  }
+  FunctionScope(const FunctionScope&) = delete;
+  FunctionScope& operator=(const FunctionScope&) = delete;
+
+  // `add_results` adds the storages of the results to the Operands that it is given; asked only where they matter.
+  template <class AddResults>
+  int end(bool keep_allocations, AddResults add_results) {
+    if (nested_) return OOC_OK;  // the function that it runs in has its memory
+    ended_ = true;
+    return finish(keep_allocations, add_results);
+  }
+  bool nested() const { return nested_; }
+
+  static int begin(uint32_t id, const Operands& operands) {
+    if constexpr (kWithCuda)
+      if (on_cuda()) return cuda_function_begin(id, operands.begin(), operands.size());
+    return ooc_core_function_begin(core, id, operands.begin(), operands.size());
+  }
+  template <class AddResults>
+  static int finish(bool keep_allocations, [[maybe_unused]] AddResults add_results) {
+    if constexpr (kWithCuda)
+      if (on_cuda()) {
+        Operands results;
+        if (cuda_function_allocated()) add_results(results);
+        return cuda_function_end(keep_allocations, results);
+      }
+    return ooc_core_function_end(core, keep_allocations ? 1 : 0);
+  }
+
+ private:
+  bool ended_, nested_;
+};
+
+}  // namespace ooc_torch

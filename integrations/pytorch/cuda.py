@@ -1,0 +1,84 @@
+"""The memory of a CUDA device: which device, and what of `torch.cuda` has to be told about the budget.
+
+The allocator itself is in the adapter (csrc/cuda_allocator.h). It must be there before PyTorch initialises CUDA.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ooc_alloc import Core, OocError
+from swapd.session import CudaDevice
+
+DRIVER = "libcuda.so.1"
+_EMULATED = "set OOC_ALLOC=emulated to manage this process's CPU tensors on the emulated device"
+
+
+def choose(alloc: str) -> CudaDevice | None:
+    """The CUDA device to manage, or None for the emulated one. `alloc` is the setting: auto, cuda or emulated.
+
+    Raises:
+        OocError: CUDA is asked for and cannot be had, or PyTorch uses it already.
+    """
+    if alloc == "emulated":
+        return None
+    missing = _what_is_missing()
+    if missing is not None:
+        if alloc == "cuda":
+            raise OocError(f"OOC_ALLOC=cuda: {missing}; {_EMULATED}")
+        return None
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        raise OocError(
+            "CUDA was initialised before the allocator was turned on, and its memory is PyTorch's own by now: call "
+            "enable() before the first CUDA tensor, or set OOC_ALLOC=1 when the program starts"
+        )
+    return CudaDevice(ordinal=_ordinal(), driver=DRIVER)
+
+
+def _what_is_missing() -> str | None:
+    if torch.version.cuda is None:
+        kind = "ROCm" if torch.version.hip is not None else "the CPU alone"
+        return f"this PyTorch ({torch.__version__}) is built for {kind}"
+    if torch.cuda.device_count() == 0:
+        return "there is no CUDA device, or no driver for it (look at nvidia-smi and CUDA_VISIBLE_DEVICES)"
+    return None
+
+
+def _ordinal() -> int:
+    """One process manages one device: that of its rank where a launcher started one for each device, else the first."""
+    rank = os.environ.get("LOCAL_RANK", "")
+    count = torch.cuda.device_count()
+    return int(rank) if rank.isdecimal() and int(rank) < count else 0
+
+
+def install(core: Core, ordinal: int) -> Callable[[], None]:
+    """Makes `torch.cuda.mem_get_info` tell the budget; returns what undoes it."""
+    plain = torch.cuda.memory.mem_get_info
+
+    def mem_get_info(device: Any = None) -> tuple[int, int]:
+        index = torch.cuda._utils._get_device_index(device, optional=True)
+        if index != ordinal:
+            return plain(device)
+        return memory_info(core)
+
+    mem_get_info.__doc__ = plain.__doc__
+    for module in (torch.cuda, torch.cuda.memory):
+        module.mem_get_info = mem_get_info  # type: ignore[attr-defined]
+
+    def undo() -> None:
+        for module in (torch.cuda, torch.cuda.memory):
+            module.mem_get_info = plain  # type: ignore[attr-defined]
+
+    return undo
+
+
+def memory_info(core: Core) -> tuple[int, int]:
+    """Bytes that can be had without moving anything, and the budget."""
+    stats = core.stats()
+    idle = stats["free_bytes"] + stats["cached_bytes"] + stats["slab_bytes"] - stats["slab_used_bytes"]
+    taken = max(stats["device_bytes"] - idle, 0)
+    return int(max(stats["budget_bytes"] - taken, 0)), int(stats["budget_bytes"])

@@ -1,0 +1,553 @@
+"""What PyTorch's functions for CUDA memory do with the allocator, on the stand-in: each check is a process of its own.
+
+    python checks.py NAME
+
+The stand-in (stand_in.cpp) copies and fills memory and runs no kernel, so bytes get to tensors by copies alone. `make
+test-gpu` runs the same on a GPU, with larger tensors, as chunks are larger there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import sys
+import tempfile
+import threading
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import integrations.pytorch as ooc
+
+UNIT = int(os.environ.get("OOC_CHECK_UNIT", 1 << 20))  # bytes of a tensor; of several chunks
+ON_GPU = os.environ.get("OOC_CHECK_DEVICE") == "gpu"
+BUDGET = 8 * UNIT
+
+
+def start(**settings: Any) -> None:
+    given = {"alloc": "cuda", "budget": BUDGET, "chunk_size": "64KiB", "small_limit": "64KiB", **settings}
+    ooc.enable(**given)
+    assert (ooc.summary()["device"] == "emulated") != ON_GPU, "this is not the device that was meant"
+    torch.cuda.init()
+
+
+def numbers(count: int = UNIT // 4, seed: int = 0) -> torch.Tensor:
+    return torch.randn(count, generator=torch.Generator().manual_seed(seed))
+
+
+def stats() -> dict[str, Any]:
+    from integrations.pytorch import _active
+
+    return dict(_active().core.stats())
+
+
+def refused(call: Any, *words: str, kind: type[Exception] = RuntimeError) -> None:
+    message = None
+    try:
+        call()
+    except kind as error:
+        message = str(error)
+    assert message is not None, f"nothing was raised; expected {kind.__name__}"
+    for word in words:
+        assert word in message, f"{word!r} is not in: {message}"
+
+
+def make(count: int = 20, size: int = UNIT) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """`count` tensors of `size` bytes on the CPU and the same on the device."""
+    plain = [numbers(size // 4, seed) for seed in range(count)]
+    return plain, [tensor.cuda() for tensor in plain]
+
+
+def same(plain: list[torch.Tensor], managed: list[torch.Tensor]) -> bool:
+    return all(torch.equal(a, b.cpu()) for a, b in zip(plain, managed, strict=True))
+
+
+# ---- memory ---------------------------------------------------------------------------------------------------------
+
+
+def oversubscription() -> None:
+    start()
+    plain, managed = make()
+    assert same(plain, managed)
+    copies = [tensor.clone() for tensor in managed]
+    assert same(plain, copies) and same(plain, managed)
+    figures = ooc.summary()
+    assert figures["live_peak_bytes"] == 40 * UNIT
+    assert figures["device_peak_bytes"] <= BUDGET == figures["budget_bytes"]
+    assert figures["swap_in_bytes"] > 0 and figures["budget_overrun_count"] == 0
+
+
+def strict() -> None:
+    start(strict=True)
+    plain, managed = make(6)
+    assert same(plain, managed)
+    assert same(plain, [tensor.clone() for tensor in managed])
+    assert stats()["swap_in_bytes"] > 6 * UNIT
+
+
+def plans() -> None:
+    start()
+    plain, managed = make(16)
+    for _ in range(6):
+        for tensor in managed:
+            tensor.copy_(tensor.clone())
+        ooc.step()
+    assert same(plain, managed)
+    assert ooc.summary()["planned_iteration_count"] > 0
+
+
+def statistics() -> None:
+    start()
+    assert torch.cuda.memory_allocated() == 0
+    first = torch.empty(UNIT, dtype=torch.uint8, device="cuda")
+    second = torch.empty(1000, dtype=torch.uint8, device="cuda")
+    assert torch.cuda.memory_allocated() == UNIT + 1024
+    found = torch.cuda.memory_stats()
+    assert found["allocation.all.current"] == 2 and found["requested_bytes.all.current"] == UNIT + 1000
+    assert found["allocated_bytes.small_pool.current"] == 1024 and found["allocated_bytes.large_pool.current"] == UNIT
+    assert found["reserved_bytes.all.current"] == stats()["device_bytes"] == torch.cuda.memory_reserved()
+    del first
+    assert torch.cuda.memory_allocated() == 1024 and torch.cuda.max_memory_allocated() == UNIT + 1024
+    assert torch.cuda.max_memory_reserved() >= torch.cuda.memory_reserved() > 0
+    torch.cuda.reset_peak_memory_stats()
+    assert torch.cuda.max_memory_allocated() == 1024
+    assert torch.cuda.memory_stats()["allocation.all.freed"] == 1
+    torch.cuda.reset_accumulated_memory_stats()
+    assert torch.cuda.memory_stats()["allocation.all.freed"] == 0
+    reserved = torch.cuda.memory_reserved()
+    torch.cuda.empty_cache()
+    assert 0 < torch.cuda.memory_reserved() < reserved  # the slab of `second` stays
+    torch.cuda.reset_peak_memory_stats()
+    assert torch.cuda.max_memory_reserved() == torch.cuda.memory_reserved()
+    assert "Allocated memory" in torch.cuda.memory_summary()
+    assert torch.cuda.memory_stats_as_nested_dict()["allocated_bytes"]["all"]["current"] == 1024
+    assert torch.cuda.get_allocator_backend() == "ooc_alloc"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert torch.cuda.memory_cached() == torch.cuda.memory_reserved()
+        torch.cuda.reset_max_memory_allocated()
+        torch.cuda.reset_max_memory_cached()
+        assert torch.cuda.max_memory_cached() == torch.cuda.memory_reserved()
+    del second
+    assert torch.empty(0, device="cuda").data_ptr() == 0
+    assert torch.cuda.memory_allocated() == 0
+    assert torch.cuda.host_memory_stats() is not None
+
+
+def memory_info() -> None:
+    start()
+    assert torch.cuda.mem_get_info() == (BUDGET, BUDGET) == torch.cuda.memory.mem_get_info("cuda")
+    tensor = torch.empty(2 * UNIT, dtype=torch.uint8, device="cuda")
+    assert torch.cuda.mem_get_info() == (BUDGET - 2 * UNIT, BUDGET)
+    if hasattr(torch.accelerator, "get_memory_info"):
+        assert tuple(torch.accelerator.get_memory_info()) == (BUDGET - 2 * UNIT, BUDGET)
+    del tensor
+    assert torch.cuda.mem_get_info() == (BUDGET, BUDGET)  # it is cached: it can be had without moving anything
+
+
+def fraction() -> None:
+    start()
+    plain, managed = make(6)
+    total = stats()["device_total_bytes"]
+    before = torch.cuda.get_per_process_memory_fraction()
+    assert abs(before - BUDGET / total) < 1e-9
+    torch.cuda.set_per_process_memory_fraction(3 * UNIT / total)
+    assert 0 <= 3 * UNIT - torch.cuda.mem_get_info()[1] < 2  # rounded
+    assert torch.cuda.memory_reserved() <= 3 * UNIT
+    assert same(plain, managed) and torch.cuda.memory_reserved() <= 3 * UNIT
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    assert torch.cuda.mem_get_info()[1] == BUDGET  # OOC_BUDGET stays the upper limit
+    ooc.keep_resident(*managed)
+    refused(
+        lambda: torch.cuda.set_per_process_memory_fraction(3 * UNIT / total), "lowered", kind=torch.OutOfMemoryError
+    )
+    refused(lambda: torch.cuda.set_per_process_memory_fraction(0.0), "fraction")
+    assert torch.cuda.mem_get_info()[1] == BUDGET and same(plain, managed)
+
+
+def out_of_memory() -> None:
+    start()
+    seen: list[tuple[int, ...]] = []
+    torch._C._cuda_attach_out_of_memory_observer(lambda *facts: seen.append(facts))
+    plain, managed = make(4)
+    refused(
+        lambda: torch.empty(2 * BUDGET, dtype=torch.uint8, device="cuda"),
+        "out of memory", "OOC_BUDGET=", "aten::empty", kind=torch.cuda.OutOfMemoryError,
+    )  # fmt: skip
+    assert seen and seen[0][1] == 2 * BUDGET
+    assert torch.cuda.memory_stats()["num_ooms"] == 1
+    assert same(plain, managed)
+    refused(lambda: torch.empty(1 << 50, dtype=torch.uint8, device="cuda"), kind=torch.cuda.OutOfMemoryError)
+
+
+def snapshots() -> None:
+    start()
+    torch.cuda.memory._record_memory_history(max_entries=1000)
+    kept = torch.empty(UNIT, dtype=torch.uint8, device="cuda")
+    gone = torch.empty(2 * UNIT, dtype=torch.uint8, device="cuda")
+    del gone
+    found = torch.cuda.memory._snapshot()
+    segment = next(each for each in found["segments"] if each["address"] == kept.untyped_storage().data_ptr())
+    assert segment["total_size"] == segment["allocated_size"] == UNIT and segment["segment_type"] == "large"
+    block = segment["blocks"][0]
+    assert block["state"] == "active_allocated"
+    assert any(Path(frame["filename"]).name == "checks.py" for frame in block["frames"])
+    actions = [(entry["action"], entry["size"]) for entry in found["device_traces"][0]]
+    for expected in (("alloc", UNIT), ("alloc", 2 * UNIT), ("free_requested", 2 * UNIT), ("free_completed", 2 * UNIT)):
+        assert expected in actions, actions
+    from torch.cuda import _memory_viz
+
+    assert "ooc" not in _memory_viz.segsum(found)  # whatever it says, it can read it
+    assert _memory_viz.trace(found)
+    assert len(_memory_viz.trace_plot(found)) > 1000
+    with tempfile.TemporaryDirectory() as folder:
+        torch.cuda.memory._dump_snapshot(f"{folder}/snapshot.pickle")
+        assert Path(folder, "snapshot.pickle").stat().st_size > 0
+    torch.cuda.memory._record_memory_history(enabled=None)
+    assert torch.cuda.memory._snapshot()["device_traces"][0] == []
+    assert torch.cuda.memory_snapshot()
+
+
+def raw_memory() -> None:
+    start()
+    address = torch.cuda.caching_allocator_alloc(UNIT)
+    assert stats()["pinned_bytes"] >= UNIT and torch.cuda.memory_allocated() == UNIT
+    runtime().cudaMemset(ctypes.c_void_p(address), 7, ctypes.c_size_t(UNIT))
+    plain, managed = make()  # everything else comes and goes
+    assert same(plain, managed)
+    back = torch.empty(UNIT, dtype=torch.uint8)
+    to_host(back, address, UNIT)
+    assert bool((back == 7).all())
+    torch.cuda.caching_allocator_delete(address)
+    assert torch.cuda.memory_allocated() == 20 * UNIT
+    refused(lambda: torch.cuda.caching_allocator_delete(address), "not allocated here")
+    view = managed[0].__cuda_array_interface__
+    pinned = view["data"][0]
+    _, more = make()
+    to_host(back, pinned, UNIT)
+    assert torch.equal(back.view(torch.float32), plain[0])
+    del more
+
+
+def runtime() -> ctypes.CDLL:
+    """The CUDA runtime."""
+    return ctypes.CDLL(f"libcudart.so.{str(torch.version.cuda).split('.')[0]}" if ON_GPU else os.environ["LD_PRELOAD"])
+
+
+def to_host(target: torch.Tensor, address: int, size: int, stream: int | None = None) -> None:
+    """Behind PyTorch's back; on the null stream unless one is given, and then not waited for."""
+    call = runtime().cudaMemcpyAsync
+    source = ctypes.c_void_p(address)
+    assert call(ctypes.c_void_p(target.data_ptr()), source, ctypes.c_size_t(size), 2, ctypes.c_void_p(stream)) == 0
+
+
+# ---- streams and threads --------------------------------------------------------------------------------------------
+
+
+def record_stream() -> None:
+    """A raw copy on another stream, late, of memory that is freed at once: without the call it sees other bytes."""
+    start()
+    side = torch.cuda.Stream()
+    plain = numbers()
+    zeros = torch.zeros(UNIT // 4)
+    opened = threading.Event()
+    gate = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: opened.wait())
+    for recorded in (True, False):
+        managed = plain.cuda()
+        address = managed.data_ptr()
+        host = torch.empty(UNIT // 4).pin_memory()
+        torch.cuda.synchronize()
+        opened.clear()
+        assert ctypes.CDLL("libcuda.so.1").cuLaunchHostFunc(ctypes.c_void_p(side.cuda_stream), gate, None) == 0
+        to_host(host, address, UNIT, side.cuda_stream)
+        if recorded:
+            managed.record_stream(side)
+        del managed
+        threading.Timer(0.2, opened.set).start()
+        other = torch.empty(UNIT // 4, device="cuda").copy_(zeros)
+        torch.cuda.current_stream().synchronize()
+        assert opened.is_set() == recorded  # it has waited, or not
+        assert other.data_ptr() == address
+        torch.cuda.current_stream().synchronize()
+        side.synchronize()
+        assert torch.equal(host, plain) == recorded
+        del other
+
+
+def several_streams() -> None:
+    """Threads with streams of their own, whose tensors do not fit together."""
+    start()
+    wrong: list[int] = []
+
+    def work(seed: int) -> None:
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            plain = [numbers(UNIT // 4, 100 * seed + index) for index in range(6)]
+            managed = [tensor.cuda() for tensor in plain]
+            for _ in range(8):
+                managed = [tensor.clone() for tensor in managed]
+            if not same(plain, managed):
+                wrong.append(seed)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert ooc.summary()["device_peak_bytes"] <= BUDGET and stats()["swap_in_bytes"] > 0
+
+
+def backward_thread() -> None:
+    start()
+    ran_in: list[int] = []
+
+    class Copy(torch.autograd.Function):
+        @staticmethod
+        def forward(context: Any, tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.clone()
+
+        @staticmethod
+        def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
+            ran_in.append(threading.get_ident())
+            return gradient.clone()
+
+    def pass_over() -> None:
+        tensor = torch.zeros(UNIT // 4, device="cuda", requires_grad=True)
+        result = Copy.apply(tensor)
+        result.backward(numbers().cuda())
+        assert tensor.grad is not None and torch.equal(tensor.grad.cpu(), numbers())
+        assert ran_in.pop() == threading.get_ident()
+
+    pass_over()
+    thread = threading.Thread(target=pass_over)
+    thread.start()
+    thread.join()
+    assert not ran_in
+
+
+hidden: list[torch.Tensor] = []
+
+
+def hidden_workspaces() -> None:
+    """Memory that an operator keeps for itself (as cuBLAS does) is pinned; its result is not."""
+    start()
+
+    @torch.library.custom_op("check::keeps", mutates_args=())
+    def keeps(tensor: torch.Tensor) -> torch.Tensor:
+        hidden.append(tensor.clone())
+        return tensor.clone()
+
+    plain = numbers()
+    result = keeps(plain.cuda())
+    address = torch.UntypedStorage.data_ptr.__wrapped__(hidden[0].untyped_storage())  # type: ignore[attr-defined]
+    _, other = make()
+    back = torch.empty_like(plain)
+    to_host(back, address, UNIT)
+    assert torch.equal(back, plain), "it has left the device"
+    assert stats()["pinned_bytes"] <= 4 * UNIT, "the result was pinned too"
+    assert torch.equal(result.cpu(), plain) and len(other) == 20
+
+
+def triton_launchers() -> None:
+    """Triton asks for addresses: within a compiled graph that pins nothing beyond it, elsewhere it does."""
+    start()
+    launcher: dict[str, Any] = {"__name__": "triton.backends.nvidia.driver"}
+    exec("def launch(tensor): return tensor.data_ptr()", launcher)
+    tensor = numbers().cuda()
+    before = stats()["external_pin_count"]
+    assert torch.ops.ooc.scope_begin("compiled_graph", [tensor])
+    assert launcher["launch"](tensor) != 0
+    torch.ops.ooc.scope_end([])
+    assert stats()["external_pin_count"] == before
+    assert launcher["launch"](tensor) != 0
+    assert stats()["external_pin_count"] == before + 1
+
+
+def cpu_tensors() -> None:
+    start()
+    model = torch.nn.Linear(64, 64)
+    out = model(torch.randn(8, 64)).sum()
+    out.backward()
+    before = stats()["functions"]
+    assert model.weight.grad is not None and (torch.randn(100, 100) @ torch.randn(100, 100)).shape == (100, 100)
+    assert stats()["allocations"] == 0
+    torch.optim.SGD(model.parameters(), 0.1).step()
+    assert stats()["functions"] - before < 10  # operators over CPU tensors alone are none of our functions
+    sparse = torch.sparse_coo_tensor([[0, 2]], torch.tensor([1.0, 2.0]), (4,)).cuda()
+    assert torch.equal(sparse.cpu().to_dense(), torch.tensor([1.0, 0, 2.0, 0]))
+    assert torch.tensor([1.0, 2.0, 3.0]).cuda()[1].item() == 2.0
+
+
+# ---- pools and graphs -----------------------------------------------------------------------------------------------
+
+
+def memory_pools() -> None:
+    start()
+    pool = torch.cuda.MemPool()
+    assert pool.use_count() == 1
+    with torch.cuda.use_mem_pool(pool):
+        first = numbers().cuda()
+        address = first.data_ptr()
+        assert pool.use_count() == 2
+    outside = numbers(seed=1).cuda()
+    segments = pool.snapshot()
+    assert [segment["address"] for segment in segments] == [address]
+    assert segments[0]["segment_pool_id"] == pool.id
+    del first
+    with torch.cuda.use_mem_pool(pool):
+        again = numbers(seed=2).cuda()
+        assert again.data_ptr() == address
+        small = torch.zeros(10, device="cuda")
+    _, other = make()
+    back = torch.empty(UNIT // 4)
+    to_host(back, address, UNIT)
+    assert torch.equal(back, numbers(seed=2)), "memory of a pool has left the device"
+    pinned = stats()["pinned_bytes"]
+    del again, small, other
+    assert [each["blocks"][0]["state"] for each in pool.snapshot()] == ["inactive"] * 2
+    del pool
+    gc.collect()
+    torch.cuda.empty_cache()
+    assert torch.equal(outside.cpu(), numbers(seed=1))
+    assert stats()["live_bytes"] == UNIT and pinned >= UNIT
+
+
+def graphs() -> None:
+    start()
+    source, target = torch.zeros(UNIT // 4, device="cuda"), torch.zeros(UNIT // 4, device="cuda")
+    before, others = make(4)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        first = source.clone()
+        second = first.clone()
+        del first
+        third = second.clone()  # may have the memory of `first`
+        target.copy_(third)
+        dropped = others.pop()
+        del dropped  # freed while the stream is captured
+    plain, managed = make()  # everything that may leave does
+    for seed in (1, 2):
+        source.copy_(numbers(seed=seed))
+        graph.replay()
+        assert torch.equal(target.cpu(), numbers(seed=seed))
+        assert torch.equal(second.cpu(), numbers(seed=seed))
+        assert same(plain, managed)
+    assert same(before[:3], others)
+    shared = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(shared, pool=graph.pool()):
+        result = target.clone()
+    graph.replay()
+    shared.replay()
+    assert torch.equal(result.cpu(), numbers(seed=2))
+    del graph
+    gc.collect()
+    shared.replay()
+    assert torch.equal(result.cpu(), numbers(seed=2))
+    live = stats()["live_bytes"]
+    del shared, result, second, third
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    assert stats()["live_bytes"] <= live - 2 * UNIT
+    assert same(plain, managed)
+
+
+def capture_beside_swapping() -> None:
+    """The daemon moves tensors while a stream is captured, and so does another thread: the capture goes on."""
+    start()
+    plain, managed = make(16)
+
+    def iterate() -> None:
+        for tensor in managed:
+            tensor.copy_(tensor.clone())
+
+    for _ in range(5):
+        iterate()
+        ooc.step()
+    assert ooc.summary()["planned_iteration_count"] > 0
+    source = numbers(seed=50).cuda()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = source.clone()
+        thread = threading.Thread(target=lambda: (iterate(), ooc.step(), torch.cuda.memory_stats()))
+        thread.start()
+        thread.join()
+        assert torch.cuda.memory_allocated() > 0 and ooc.summary()["steps"] > 0
+        more = result.clone()
+    graph.replay()
+    assert torch.equal(more.cpu(), numbers(seed=50)) and same(plain, managed)
+
+
+def pool_states() -> None:
+    """What torch.compile's trees of CUDA graphs ask for."""
+    start()
+    pool = torch.cuda.graph_pool_handle()
+    device = torch.cuda.current_device()
+    torch._C._cuda_beginAllocateCurrentThreadToPool(device, pool)
+    first = numbers(seed=1).cuda()
+    state = torch._C._cuda_getCheckpointState(device, pool)
+    second = numbers(seed=2).cuda()
+    torch._C._cuda_endAllocateToPool(device, pool)
+    addresses = [tensor.untyped_storage()._cdata for tensor in (first, second)]
+    storages = [tensor.untyped_storage().data_ptr() for tensor in (first, second)]
+    assert len(set(addresses)) == len(set(storages)) == 2
+    assert torch._C._cuda_checkPoolLiveAllocations(device, pool, set(storages))
+    assert not torch._C._cuda_checkPoolLiveAllocations(device, pool, set(storages[:1]))
+    allocated = torch.cuda.memory_allocated()
+    # Back to where only `first` lived. Both storages lose what frees their memory; another one gets that of `first`.
+    owner = torch._C._construct_storage_from_data_pointer(storages[0], torch.device("cuda", device), UNIT)
+    torch._C._cuda_setCheckpointPoolState(device, state, addresses, [owner._cdata])
+    assert torch._C._cuda_checkPoolLiveAllocations(device, pool, set(storages[:1]))
+    assert torch.cuda.memory_allocated() == allocated - UNIT
+    assert torch.equal(first.cpu(), numbers(seed=1))
+    del second  # its deleter does nothing any more
+    torch._C._cuda_beginAllocateCurrentThreadToPool(device, pool)
+    third = numbers(seed=3).cuda()
+    torch._C._cuda_endAllocateToPool(device, pool)
+    assert third.untyped_storage().data_ptr() == storages[1]
+    assert torch.equal(first.cpu(), numbers(seed=1)) and torch.equal(third.cpu(), numbers(seed=3))
+    torch._C._cuda_releasePool(device, pool)
+    torch._C._cuda_releasePool(device, pool)
+    del first, third, owner
+    assert torch.cuda.memory_allocated() == 0
+
+
+# ---- what is refused ------------------------------------------------------------------------------------------------
+
+
+def refusals() -> None:
+    start()
+    tensor = numbers().cuda()
+    refused(lambda: tensor.untyped_storage()._share_cuda_(), "cannot be shared", "tensor.cpu()")
+    refused(ooc.disable, "cannot be turned off")
+    assert ooc.enabled()
+    if torch.cuda.device_count() > 1:
+        refused(lambda: torch.empty(10, device="cuda:1"), "cuda:1", "CUDA_VISIBLE_DEVICES")
+        with torch.cuda.device(1):
+            refused(lambda: torch.empty(10, device="cuda"), "manages cuda:0")
+    assert torch.equal(tensor.cpu(), numbers())
+    child = os.fork()
+    if child == 0:
+        try:
+            refused(lambda: tensor.clone(), "spawn")
+            os._exit(0)
+        except BaseException as error:
+            print("child:", error, file=sys.stderr)
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert torch.equal(tensor.cpu(), numbers())
+
+
+def too_late() -> None:
+    torch.cuda.init()
+    refused(lambda: ooc.enable(alloc="cuda"), "before the first CUDA tensor")
+    assert not ooc.enabled()
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]]()
+    print("done")

@@ -1,0 +1,144 @@
+// What the core leaves with the driver: chunks beyond a lowered budget, and how its threads stand to captures.
+#include <atomic>
+#include <chrono>
+#include <thread>
+
+#include "daemon_fixture.h"
+#include "emulated_fixture.h"
+
+using namespace ooc;
+using namespace ooc::testing;
+
+namespace {
+
+void chunks_beyond_the_budget_go_back(bool asynchronous) {
+  const uint64_t before = get_stats().physical_bytes;
+  Limits limits{8};
+  limits.asynchronous = asynchronous;
+  CoreTest t(limits);
+  const std::vector<Variable> variables = t.make_many(4, 2 * t.chunk);
+  EXPECT_EQ(get_stats().physical_bytes - before, 8 * t.chunk);
+  ASSERT_EQ(t.core.set_budget(3 * t.chunk), OOC_OK);
+  EXPECT_TRUE(get_stats().physical_bytes - before <= 3 * t.chunk);
+  t.expect_intact(variables);
+  t.let_go();
+  t.core.release_cached();
+  EXPECT_EQ(get_stats().physical_bytes - before, t.stats().device_bytes);
+  ASSERT_EQ(t.core.set_budget(8 * t.chunk), OOC_OK);
+  t.expect_intact(variables);
+}
+
+}  // namespace
+
+TEST(chunks_beyond_the_budget_go_back) { chunks_beyond_the_budget_go_back(false); }
+TEST(chunks_beyond_the_budget_go_back_on_streams) { chunks_beyond_the_budget_go_back(true); }
+
+namespace {
+CUstream captured_stream = nullptr;
+CUresult is_capturing(CUstream stream, CUstreamCaptureStatus* status) {
+  *status = stream == captured_stream ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE;
+  return CUDA_SUCCESS;
+}
+}  // namespace
+
+// The emulated device has no graphs: the driver's answer is put into the table, and the stream is held back, as work
+// that is captured is not carried out.
+TEST(a_captured_stream_gets_no_events_and_is_not_waited_for) {
+  Limits limits{4};
+  limits.asynchronous = true;
+  CoreTest t(limits);
+  Stream stream;
+  captured_stream = stream.handle;
+  const_cast<Driver&>(t.core.device().driver()).cuStreamIsCapturing = &is_capturing;
+  const std::vector<Variable> variables = t.make_many(2, 2 * t.chunk);
+  ASSERT_EQ(t.core.synchronize(), OOC_OK);
+  uint64_t token = 0;
+  ASSERT_EQ(t.core.pin(variables[0].address, OOC_READ, &token), OOC_OK);
+  const ooc_operand operand = reads(variables[1]);
+  Gate gate;
+  gate.close_on(stream);
+  ASSERT_EQ(t.core.function_begin(t.id("captured"), &operand, 1, stream.handle), OOC_OK);
+  ASSERT_EQ(t.core.function_end(false), OOC_OK);
+  ASSERT_EQ(t.core.unpin(token, OOC_READ), OOC_OK);  // its uses are now those of every stream
+  t.let_go();
+  EXPECT_EQ(t.core.evict_all(), OOC_OK);
+  const CUstream out = t.core.device().stream(Direction::kOut);
+  CUresult copied = CUDA_ERROR_NOT_READY;  // for ever, if it waits behind the gate
+  for (int i = 0; i < 200 && copied == CUDA_ERROR_NOT_READY; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    copied = driver().cuStreamQuery(out);
+  }
+  EXPECT_OK(copied);
+  gate.open();
+  captured_stream = nullptr;
+  t.expect_intact(variables);
+}
+
+TEST(capture_modes_are_kept_by_thread) {
+  CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+  EXPECT_OK(driver().cuThreadExchangeStreamCaptureMode(&mode));
+  EXPECT_EQ(mode, CU_STREAM_CAPTURE_MODE_GLOBAL);
+  EXPECT_OK(driver().cuThreadExchangeStreamCaptureMode(&mode));
+  EXPECT_EQ(mode, CU_STREAM_CAPTURE_MODE_RELAXED);
+  mode = static_cast<CUstreamCaptureMode>(3);
+  EXPECT_EQ(driver().cuThreadExchangeStreamCaptureMode(&mode), CUDA_ERROR_INVALID_VALUE);
+}
+
+namespace {
+std::atomic<int> asked{0}, asked_unrelaxed{0};
+CUresult (*plain_query)(CUevent) = nullptr;
+CUresult query_with_mode(CUevent event) {
+  CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+  driver().cuThreadExchangeStreamCaptureMode(&mode);
+  ++asked;
+  if (mode != CU_STREAM_CAPTURE_MODE_RELAXED) ++asked_unrelaxed;
+  driver().cuThreadExchangeStreamCaptureMode(&mode);
+  return plain_query(event);
+}
+}  // namespace
+
+// Any thread may ask for figures while another one captures.
+TEST(calls_that_may_come_at_any_time_relax_the_capture_mode) {
+  Limits limits{4};
+  limits.asynchronous = true;
+  CoreTest t(limits);
+  Driver& table = const_cast<Driver&>(t.core.device().driver());
+  plain_query = table.cuEventQuery;
+  table.cuEventQuery = &query_with_mode;
+  const std::vector<Variable> variables = t.make_many(4, 2 * t.chunk);
+  asked = asked_unrelaxed = 0;
+  uint64_t token = 0;
+  ASSERT_EQ(t.core.pin(variables[0].address, OOC_READ, &token), OOC_OK);
+  ASSERT_EQ(t.core.unpin(token, OOC_READ), OOC_OK);
+  t.stats();
+  ooc_iteration ended{};
+  ASSERT_EQ(t.core.boundary(&ended), OOC_OK);
+  ASSERT_EQ(t.core.evict_all(), OOC_OK);
+  t.core.release_cached();
+  ASSERT_EQ(t.core.set_budget(2 * t.chunk), OOC_OK);
+  ASSERT_EQ(t.core.set_budget(4 * t.chunk), OOC_OK);
+  ASSERT_EQ(t.core.synchronize(), OOC_OK);
+  EXPECT_TRUE(asked > 0);
+  EXPECT_EQ(asked_unrelaxed.load(), 0);
+  table.cuEventQuery = plain_query;
+}
+
+TEST(both_daemon_threads_ignore_captures) {
+  control().reset_stats();
+  {
+    CoreTest t({4});
+    Daemon daemon(t.core, true);
+    daemon.stop();
+  }
+  EXPECT_EQ(control().call_count("cuThreadExchangeStreamCaptureMode"), uint64_t{2});
+}
+
+TEST(the_callers_capture_mode_is_left_alone) {
+  CoreTest t({4});
+  Daemon daemon(t.core, true);
+  t.make_many(3, 2 * t.chunk);
+  CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+  EXPECT_OK(driver().cuThreadExchangeStreamCaptureMode(&mode));
+  EXPECT_EQ(mode, CU_STREAM_CAPTURE_MODE_GLOBAL);
+  daemon.stop();
+}
