@@ -86,6 +86,12 @@ CUstreamCaptureMode Device::set_capture_mode(CUstreamCaptureMode mode) const {
   return mode;
 }
 
+bool Device::captures(CUstream stream) const {
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  const auto ask = driver_->cuStreamIsCapturing;
+  return ask != nullptr && ask(stream, &status) == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
 CUresult Device::map(char* address, const Chunk* chunks, uint32_t count, const ChunkPool& pool, uint64_t chunk_bytes) {
   return map_each(address, count, chunk_bytes, [&](uint32_t i) { return pool.handle(chunks[i]); });
 }

@@ -47,6 +47,9 @@ class Device {
   // the mode it had.
   CUstreamCaptureMode set_capture_mode(CUstreamCaptureMode mode) const;
 
+  // Calls on the stream make a graph now, and are not carried out.
+  bool captures(CUstream stream) const;
+
   // Maps chunks one after another at `address` and makes the whole range accessible. The range is not in use: what may
   // be mapped there is in the way. On failure nothing stays mapped.
   CUresult map(char* address, const Chunk* chunks, uint32_t count, const ChunkPool& pool, uint64_t chunk_bytes);

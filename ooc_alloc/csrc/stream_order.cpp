@@ -76,18 +76,13 @@ void StreamOrder::drain(Stream& stream) {
   stream.marks.clear();
 }
 
-// Nothing that is enqueued on it now runs, and an event on it would become part of the graph.
-bool StreamOrder::is_captured(const Stream& stream) const {
-  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-  const auto ask = device_.driver().cuStreamIsCapturing;
-  return ask != nullptr && ask(stream.handle, &status) == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
-}
-
 void StreamOrder::mark(uint32_t index) {
   Stream& stream = streams_[index];
   if (!stream.marks.empty() && stream.marks.back().number == stream.issued) return;
   device_.bind_thread();
-  if (is_captured(stream)) {  // whoever began the capture has waited for what came before (ooc_core_synchronize)
+  // Nothing that is enqueued on it now runs, and an event would become part of the graph. Whoever began the capture has
+  // waited for what came before (ooc_core_synchronize).
+  if (device_.captures(stream.handle)) {
     stream.over = stream.issued;
     return;
   }

@@ -72,7 +72,6 @@ class StreamOrder {
     std::vector<uint64_t> waits;     // [streams] number up to which this stream waits for the others already
   };
 
-  bool is_captured(const Stream& stream) const;
   const Mark* mark_after(uint32_t stream, uint64_t number);
   void collect(Stream& stream);
   void drain(Stream& stream);

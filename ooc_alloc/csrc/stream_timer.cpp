@@ -15,6 +15,7 @@ StreamTimer::~StreamTimer() {
 
 CUevent StreamTimer::record(CUstream stream) {
   device_.bind_thread();
+  if (device_.captures(stream)) return nullptr;
   CUevent event = nullptr;
   if (!events_.empty()) {
     event = events_.back();

@@ -184,10 +184,8 @@ void CudaAllocator::free_block(void* address, bool must_be_known) {
   }
   std::optional<RelaxedCapture> relaxed;
   if (pools_.active()) relaxed.emplace();
-  for (void* stream : block->other_streams)
-    if (!captures(static_cast<cudaStream_t>(stream))) ooc_core_record_use(managed_, address, stream);
-  auto* stream = static_cast<cudaStream_t>(block->stream);
-  ooc_core_free_on(managed_, address, captures(stream) ? pool_stream_ : stream);
+  for (void* stream : block->other_streams) ooc_core_record_use(managed_, address, stream);
+  ooc_core_free_on(managed_, address, block->stream);
 }
 
 // Graphs may be running that use them, on streams that nobody told us of: first everything has to be over. That cannot
@@ -226,7 +224,7 @@ void CudaAllocator::recordStream(const c10::DataPtr& data, c10::cuda::CUDAStream
   if (!block.has_value()) return;
   if (block->pool != PoolId{0, 0}) {
     pools_.share(block->pool, address);
-  } else if (!captures(stream.stream())) {
+  } else {
     ooc_core_record_use(managed_, address, stream.stream());
   }
 }
