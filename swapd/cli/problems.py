@@ -10,6 +10,7 @@ import click
 
 from swapd.cli.output import Failure
 from swapd.machine import Profile, load_profile
+from swapd.plan import Plan, PlanError
 from swapd.problem import InfeasibleError, Problem
 from swapd.settings import parse_link
 from swapd.trace import Machine, Trace, TraceError
@@ -74,6 +75,33 @@ def machine_of(link: Any, device: str | None) -> Machine | None:
     if profile is None:
         raise Failure(f"there is no profile of a device {device!r}; run `swapd probe` on its machine")
     return profile.machine()
+
+
+def load_plan(path: Path, trace: Trace, chunk_bytes: int | None = None) -> Plan:
+    """The plan in `path`, which has to be one for `trace` and, where given, `chunk_bytes`. Raises Failure."""
+    try:
+        plan = Plan.load(path)
+    except (PlanError, OSError) as error:
+        raise Failure(str(error)) from None
+    if plan.fingerprint != trace.fingerprint:
+        raise Failure(
+            f"{path} is a plan for the sequence {plan.fingerprint:016x}, the trace has {trace.fingerprint:016x}; "
+            f"make one for it with `swapd plan`"
+        )
+    if plan.chunk_bytes < 1:
+        raise Failure(f"{path} does not say what a chunk is; make it with `swapd plan`")
+    if chunk_bytes not in (None, plan.chunk_bytes):
+        raise Failure(f"{path} is in chunks of {plan.chunk_bytes} bytes, --chunk-size says {chunk_bytes}")
+    return plan
+
+
+def budget_for(trace: Trace, budget: Amount | None, plan: Plan | None) -> int:
+    """The budget that was given, or the plan's own. Raises click.UsageError."""
+    if budget is not None:
+        return budget.resolve(live_peak_bytes(trace))
+    if plan is None:
+        raise click.UsageError("Missing option '--budget'; only a plan (--plan) brings its own")
+    return plan.capacity_chunks * plan.chunk_bytes + trace.slab_chunks_peak * trace.chunk_bytes
 
 
 def live_peak_bytes(trace: Trace) -> int:

@@ -23,9 +23,10 @@ from swapd.analysis import (
 from swapd.cli.output import Failure, console, json_option, pairs_table, print_json, progress_bar
 from swapd.cli.problems import (
     FILE,
+    budget_for,
     infeasible,
     link_options,
-    live_peak_bytes,
+    load_plan,
     load_trace,
     machine_of,
     make_problem,
@@ -33,7 +34,7 @@ from swapd.cli.problems import (
     trace_argument,
 )
 from swapd.perfetto import to_perfetto
-from swapd.plan import Plan, PlanError
+from swapd.plan import Plan
 from swapd.policies import available
 from swapd.problem import InfeasibleError, Problem
 from swapd.settings import parse_window
@@ -94,14 +95,11 @@ def command(
     swapd simulate gpt.trace --plan gpt.plan --trace-out gpt.json
     """
     trace, machine = load_trace(trace_path), machine_of(bandwidth, device)
-    plan = None if plan_path is None else load_plan(plan_path, trace)
+    plan = None if plan_path is None else load_plan(plan_path, trace, chunk_size)
     chunk = chunk_size if plan is None else plan.chunk_bytes
-    if chunk_size not in (None, chunk):
-        raise click.UsageError(f"--chunk-size: the plan is in chunks of {chunk} bytes")
-    budget_bytes = _budget(trace, budget, plan)
-    problem = make_problem(trace, budget_bytes, chunk, machine)
+    problem = make_problem(trace, budget_for(trace, budget, plan), chunk, machine)
     outcome = simulated(problem, policy, window, plan)
-    found = _advice(outcome, trace, budget_bytes, machine, window, plan is not None) if advice else []
+    found = advice_for(outcome, trace, machine, window, plan is not None) if advice else []
     if trace_out is not None:
         _write_perfetto(trace_out, outcome, trace)
     facts = simulate_facts(outcome, top, found)
@@ -110,30 +108,6 @@ def command(
     else:
         show(trace_path, facts)
     return 0
-
-
-def load_plan(path: Path, trace: Trace) -> Plan:
-    """The plan in `path`, which has to be one for `trace`. Raises Failure."""
-    try:
-        plan = Plan.load(path)
-    except (PlanError, OSError) as error:
-        raise Failure(str(error)) from None
-    if plan.fingerprint != trace.fingerprint:
-        raise Failure(
-            f"{path} is a plan for the sequence {plan.fingerprint:016x}, the trace has {trace.fingerprint:016x}; "
-            f"make one for it with `swapd plan`"
-        )
-    if plan.chunk_bytes < 1:
-        raise Failure(f"{path} does not say what a chunk is; make it with `swapd plan`")
-    return plan
-
-
-def _budget(trace: Trace, budget: Amount | None, plan: Plan | None) -> int:
-    if budget is not None:
-        return budget.resolve(live_peak_bytes(trace))
-    if plan is None:
-        raise click.UsageError("Missing option '--budget'; only a plan (--plan) brings its own")
-    return plan.capacity_chunks * plan.chunk_bytes + trace.slab_chunks_peak * trace.chunk_bytes
 
 
 def simulated(problem: Problem, policy: str, window: int | None, plan: Plan | None = None) -> Outcome:
@@ -152,12 +126,14 @@ def simulated(problem: Problem, policy: str, window: int | None, plan: Plan | No
         raise Failure(str(error)) from None
 
 
-def _advice(
-    outcome: Outcome, trace: Trace, budget_bytes: int, machine: Machine | None, window: int | None, is_fixed: bool
+def advice_for(
+    outcome: Outcome, trace: Trace, machine: Machine | None, window: int | None, is_fixed: bool
 ) -> list[Advice]:
+    """Advice on an outcome on `trace`; `is_fixed`: its plan was given."""
+
     def with_chunks(size: int) -> Problem | None:
         try:
-            return make_problem(trace, budget_bytes, size, machine)
+            return make_problem(trace, outcome.problem.budget_bytes, size, machine)
         except Failure:
             return None  # more chunks than a problem may have
 

@@ -124,7 +124,8 @@ def test_a_plans_file(capsys: pytest.CaptureFixture[str], path: Path, tmp_path: 
     replace(plan, chunk_bytes=0).save(other)
     assert main(["simulate", str(path), "--plan", str(other)]) == 1
     assert "does not say what a chunk is" in capsys.readouterr().err
-    assert main(["simulate", str(path), "--plan", str(target), "--chunk-size", "1MiB"]) == 2
+    assert main(["simulate", str(path), "--plan", str(target), "--chunk-size", "1MiB"]) == 1
+    assert "is in chunks of 2097152 bytes, --chunk-size says 1048576" in capsys.readouterr().err
     assert main(["simulate", str(path)]) == 2
     assert "Missing option '--budget'" in capsys.readouterr().err
 
