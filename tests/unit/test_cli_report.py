@@ -162,4 +162,4 @@ def test_user_errors(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_an_empty_iteration_can_be_drawn() -> None:
     problem = Problem.from_trace(Builder().trace(), 1)
     _, events = simulate_events(problem, Plan())
-    assert rendered(timeline_figure(problem, events, "$ nothing {"), "png").startswith(PNG)
+    assert rendered(timeline_figure(problem, events, r"$\bad{$"), "png").startswith(PNG)
