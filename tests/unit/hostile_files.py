@@ -203,7 +203,7 @@ def hostile_traces() -> None:
         "a link of no speed": ({**found, "header.json": header(machine={"in_bytes_per_second": 10**400})}, "damaged"),
         "another version": ({**found, "header.json": header(version=2)}, "newer release"),
         "names of numbers": ({**found, "header.json": header(function_names=[1] * TRACES[0].functions)}, "is no text"),
-        "huge variables": ({**found, "variable_bytes.npy": npy(np.full(TRACES[0].variables, 1 << 59))}, "add up to more"),
+        "huge sizes": ({**found, "variable_bytes.npy": npy(np.full(TRACES[0].variables, 1 << 59))}, "add up to more"),
         "long times": ({**found, "function_seconds.npy": npy(np.full(TRACES[0].functions, 1e300))}, "thirty years"),
         "many members": ({**many, **found}, "more than 64 members"),
     }  # fmt: skip
