@@ -19,8 +19,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from swapd.json_structure import structure
+
 FORMAT = "swapd-plan"
 VERSION = 1
+LARGEST_FILE = 1 << 25  # bytes: about a million moves
 
 
 class PlanError(ValueError):
@@ -97,16 +100,22 @@ class Plan:
         Raises:
             PlanError: the text is no plan, or one of another version; `name` is what the error calls it.
         """
+        if len(text) > LARGEST_FILE:
+            raise PlanError(f"{name}: too large for a plan; {LARGEST_FILE} bytes is the most")
+        found = structure(text)
+        if found.objects > 1 or found.lists > 8 + found.commas / len(Out._fields):  # a move is a list, and has numbers
+            raise PlanError(f"{name}: not a plan (there are lists or objects in it that a plan does not have)")
         try:
             fields = json.loads(text)
-        except ValueError as error:
-            raise PlanError(f"{name}: not a plan, or truncated ({error})") from None
+        except (ValueError, RecursionError, MemoryError) as error:
+            raise PlanError(f"{name}: not a plan, or truncated ({error!s:.200})") from None
         if not isinstance(fields, dict) or fields.get("format") != FORMAT:
             raise PlanError(f"{name}: not a {FORMAT} file")
         if fields.get("version") != VERSION:
-            raise PlanError(f"{name}: version {fields.get('version')!r} of the format, this release reads {VERSION}")
+            version = f"{fields.get('version')!r:.40}"
+            raise PlanError(f"{name}: version {version} of the format, this release reads {VERSION}")
         try:
-            return cls(
+            plan = cls(
                 outs=tuple(Out(*_integers(row)) for row in fields["outs"]),
                 ins=tuple(In(*_integers(row)) for row in fields["ins"]),
                 policy=str(fields["policy"]),
@@ -117,8 +126,12 @@ class Plan:
                 predicted_seconds=_optional(fields["predicted_seconds"], float),
                 bound_seconds=_optional(fields["bound_seconds"], float),
             )
-        except (KeyError, TypeError, ValueError) as error:
-            raise PlanError(f"{name}: damaged ({error!r})") from None
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise PlanError(f"{name}: damaged ({error!r:.200})") from None
+        sizes = (plan.chunk_bytes, plan.capacity_chunks)
+        if not 0 <= plan.fingerprint < 1 << 64 or not 0 <= min(sizes) <= max(sizes) < 1 << 60:
+            raise PlanError(f"{name}: damaged (its fingerprint, chunk or capacity is out of range)")
+        return plan
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan to `path` as JSON, whole or not at all."""
@@ -135,7 +148,7 @@ class Plan:
     def load(cls, path: str | os.PathLike[str]) -> Plan:
         """Read a plan from `path`. Raises PlanError, or OSError when the file cannot be read."""
         with open(path, "rb") as file:
-            content = file.read()
+            content = file.read(LARGEST_FILE + 1)
         try:
             return cls.from_json(content.decode("utf-8"), os.fspath(path))
         except UnicodeDecodeError as error:
@@ -143,8 +156,8 @@ class Plan:
 
 
 def _integers(row: list[Any]) -> list[int]:
-    if not all(type(value) is int for value in row):
-        raise ValueError(f"a move must be integers, not {row!r}")
+    if not all(type(value) is int and -(1 << 31) <= value < 1 << 31 for value in row):
+        raise ValueError("a move must be integers of 32 bits")
     return row
 
 

@@ -19,6 +19,7 @@ from swapd.trace import WRITE, Machine, Trace, live_profile
 MIB = 1 << 20
 DEFAULT_CHUNK_BYTES = 2 * MIB
 GAP_LIMIT_SECONDS = 1e-3
+MOST_CHUNKS = 1 << 28  # of all variables: half a pebibyte in chunks of 2 MiB. A bit each is kept, several times
 
 
 class InfeasibleError(ValueError):
@@ -109,6 +110,12 @@ class Problem:
         slabs = trace.slab_chunks_peak if slab_chunks_peak is None else slab_chunks_peak
         if budget_bytes < 0 or chunk <= 0 or slabs < 0:
             raise ValueError("the budget, the chunk and the slabs must not be negative, nor the chunk zero")
+        count = float(np.ceil(trace.variable_bytes / chunk).sum())
+        if count > MOST_CHUNKS or slabs > MOST_CHUNKS:
+            raise ValueError(
+                f"the trace's variables are {max(count, slabs):.0f} chunks of {chunk} bytes, and {MOST_CHUNKS} can be "
+                f"planned; choose larger chunks"
+            )
         ends = trace.function_start + trace.function_seconds
         gaps = np.diff(trace.function_start, prepend=0.0)
         gaps[1:] = trace.function_start[1:] - ends[:-1]

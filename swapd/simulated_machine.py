@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 
+from swapd.events import Copy, Event, Held, IterationStart, Run, Stall
 from swapd.plan import Plan
 from swapd.problem import Problem
 from swapd.steps import steps_of
@@ -55,6 +56,7 @@ class SimulatedMachine:
             (m.variable, _mask(m.first_chunk, m.chunk_count), m.after_function, m.after_outs) for m in plan.ins
         ]
         self.timeline = Timeline()
+        self.log: list[Event] | None = None  # gets what happens; see swapd.events
         self.held_seconds = 0.0
         self.capacity = self.free = problem.capacity_chunks
         self._first_state()
@@ -107,6 +109,8 @@ class SimulatedMachine:
         """The iteration starts: entry variables of unknown past appear, and its moves join the queues."""
         steps = self.steps
         self.timeline = Timeline()
+        if self.log is not None:
+            self.log.append(IterationStart(self.now))
         self.held_seconds = 0.0
         self.ended = -1
         self.ran = [-1] * len(self.ran)
@@ -200,6 +204,8 @@ class SimulatedMachine:
         self.out_end = self.now + self.latency + count * self.out_rate
         self.timeline.out_bytes += count * self.problem.chunk_bytes
         self.timeline.out_count += 1
+        if self.log is not None:
+            self.log.append(Copy(True, v, count, planned, self.now, self.out_end))
 
     def _start_ins(self) -> None:
         if self.function_end == _NEVER and self._demand():
@@ -213,18 +219,20 @@ class SimulatedMachine:
                 if mask.bit_count() > self.free:
                     return
                 if mask:
-                    self._copy_in(v, mask)
+                    self._copy_in(v, mask, True)
                     self.ins.popleft()
                     return
             self.ins.popleft()
 
-    def _copy_in(self, v: int, mask: int) -> None:
+    def _copy_in(self, v: int, mask: int, planned: bool) -> None:
         count = mask.bit_count()
         self.free -= count
         self.in_copy = (v, mask)
         self.in_end = self.now + self.latency + count * self.in_rate
         self.timeline.in_bytes += count * self.problem.chunk_bytes
         self.timeline.in_count += 1
+        if self.log is not None:
+            self.log.append(Copy(False, v, count, planned, self.now, self.in_end))
         self.timeline.peak_chunks = max(self.timeline.peak_chunks, self.capacity - self.free)
 
     def _demand(self) -> bool:
@@ -234,7 +242,7 @@ class SimulatedMachine:
             if mask and not any(queued[0] == v for queued in self.ins):
                 if mask.bit_count() <= self.free:
                     self.timeline.demand_in_count += 1
-                    self._copy_in(v, mask)
+                    self._copy_in(v, mask, False)
                 return True
         return False
 
@@ -261,6 +269,10 @@ class SimulatedMachine:
         timeline.starts.append(self.now)
         timeline.peak_chunks = max(timeline.peak_chunks, self.capacity - self.free)
         self.function_end = self.now + self.steps.seconds[i]
+        if self.log is not None:
+            if stall > 0:
+                self.log.append(Stall(i, self.waits_for, self.ready, self.now))
+            self.log.append(Run(i, self.now, self.function_end))
 
     def _unblock(self) -> None:
         """Nothing is under way, and function `ended + 1` waits: swap in what it needs, or evict to make room."""
@@ -276,7 +288,7 @@ class SimulatedMachine:
                 raise RuntimeError(f"no room for function {i}, which fits by itself")
         if missing is not None:
             self.timeline.demand_in_count += 1
-            self._copy_in(missing, self.absent[missing])
+            self._copy_in(missing, self.absent[missing], False)
         else:
             self._start_function()
 
@@ -298,6 +310,8 @@ class SimulatedMachine:
     def _advance(self) -> None:
         """Go to the next end of a copy or of a function."""
         then = min(self.function_end, self.out_end, self.in_end)
+        if self.log is not None:
+            self.log.append(Held(self.now, self.capacity - self.free))
         self.held_seconds += (self.capacity - self.free) * (then - self.now)
         self.now = then
         if self.out_end == then and self.out_copy is not None:

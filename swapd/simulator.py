@@ -19,12 +19,13 @@ empty plan the timeline is that of demand mode.
 
 from __future__ import annotations
 
+from swapd.events import Event, Events, last_iteration
 from swapd.plan import Plan
 from swapd.problem import Problem
 from swapd.simulated_machine import SimulatedMachine
 from swapd.timeline import Timeline
 
-__all__ = ["Timeline", "simulate"]
+__all__ = ["Timeline", "simulate", "simulate_events"]
 
 
 def simulate(problem: Problem, plan: Plan, iterations: int = 2) -> Timeline:
@@ -33,8 +34,24 @@ def simulate(problem: Problem, plan: Plan, iterations: int = 2) -> Timeline:
     Raises:
         InfeasibleError: a function alone needs more than the capacity.
     """
+    return _run(problem, plan, iterations, None)
+
+
+def simulate_events(problem: Problem, plan: Plan, iterations: int = 2) -> tuple[Timeline, Events]:
+    """The same, and everything that happens in the iteration that is reported.
+
+    Raises:
+        InfeasibleError: a function alone needs more than the capacity.
+    """
+    log: list[Event] = []
+    timeline = _run(problem, plan, iterations, log)
+    return timeline, last_iteration(problem, log, timeline.seconds)
+
+
+def _run(problem: Problem, plan: Plan, iterations: int, log: list[Event] | None) -> Timeline:
     problem.require_feasible()
     run = SimulatedMachine(problem, plan)
+    run.log = log
     for _ in range(max(1, iterations)):
         run.iteration()
     return run.timeline

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 READ = 1
 WRITE = 2
+LARGEST_BYTES = 1 << 60  # sums stay exact, in 64 bits too
+LARGEST_SECONDS = 1e9
 
 ARRAYS: dict[str, type] = {
     "function_start": np.float64,
@@ -144,8 +146,10 @@ class Trace:
             TraceError: the file is no trace, is damaged or truncated, or was written by a newer version.
             OSError: it cannot be read.
         """
+        from swapd import trace_file
+
         with open(path, "rb") as file:
-            return cls.from_bytes(file.read(), os.fspath(path))
+            return cls.from_bytes(file.read(trace_file.LARGEST_FILE + 1), os.fspath(path))
 
     @classmethod
     def from_bytes(cls, content: bytes, name: str = "trace") -> Trace:
@@ -195,8 +199,13 @@ def _check(trace: Trace) -> None:
         raise TraceError("a time is not finite")
     if (trace.function_seconds < 0).any():
         raise TraceError("a function takes negative time")
+    if max(trace.function_seconds.max(initial=0), np.abs(trace.function_start).max(initial=0)) > LARGEST_SECONDS:
+        raise TraceError("a time is longer than thirty years")
     if (trace.variable_bytes < 0).any() or min(trace.dormant_bytes, trace.chunk_bytes, trace.slab_chunks_peak) < 0:
         raise TraceError("a size is negative")
+    sizes = float(trace.variable_bytes.sum(dtype=np.float64))
+    if max(sizes, trace.dormant_bytes, trace.slab_chunks_peak * trace.chunk_bytes) > LARGEST_BYTES:
+        raise TraceError("the sizes add up to more than any machine has")
     if not 0 <= trace.fingerprint < 1 << 64:
         raise TraceError("the fingerprint does not fit in 64 bits")
     _check_lives(trace)

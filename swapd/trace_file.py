@@ -13,7 +13,10 @@
     use_variables.npy       int32[m]
     use_flags.npy           uint8[m]      1 read, 2 write, 3 both
 
-Nothing in it is executable: the arrays are read with ``allow_pickle=False``. The same trace gives the same bytes.
+Nothing in it is executable: arrays of Python objects are refused. The same trace gives the same bytes. A reader takes
+time and memory in proportion to the file and to limits (below), whatever a file claims: sizes are checked before
+anything of that size is made.
+
 ``docs/trace-format.md`` explains each field.
 """
 
@@ -27,10 +30,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from swapd.json_structure import structure
 from swapd.trace import ARRAYS, Machine, Trace, TraceError
 
 FORMAT = "swapd-trace"
 VERSION = 1
+
+# Far above what programs do: an iteration of 300,000 functions has about two million uses.
+LARGEST_COUNTS = {"functions": 1 << 20, "variables": 1 << 20, "uses": 1 << 23}
+LARGEST_FILE = 1 << 28  # bytes
+LARGEST_HEADER = 1 << 26  # bytes, of header.json
+LARGEST_ARRAY_HEADER = 1 << 13  # bytes, of a .npy member before its numbers
+MOST_MEMBERS = 64  # of the archive; those that are not ours are not looked at
+
+_HEADER_READERS = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
 
 
 def write(trace: Trace) -> bytes:
@@ -47,17 +63,14 @@ def write(trace: Trace) -> bytes:
 
 def read(content: bytes, name: str) -> Trace:
     """The trace of a file's content. Raises TraceError, which calls the file `name`."""
-    try:
-        archive = zipfile.ZipFile(io.BytesIO(content))
-    except zipfile.BadZipFile as error:
-        raise TraceError(f"{name}: not a trace, or truncated ({error})") from None
-    with archive:
+    with _open(content, name) as archive:
         header = _read_header(archive, name)
-        arrays = {key: _read_array(archive, key, name) for key in ARRAYS}
+        lengths = _lengths(header)
+        arrays = {key: _read_array(archive, key, name, lengths[key]) for key in ARRAYS}
     machine = header.get("machine")
     try:
         trace = Trace(
-            function_names=tuple(str(text) for text in header["function_names"]),
+            function_names=tuple(header["function_names"]),
             fingerprint=int(header["fingerprint"], 16),
             dormant_bytes=int(header["dormant_bytes"]),
             chunk_bytes=int(header["chunk_bytes"]),
@@ -67,12 +80,20 @@ def read(content: bytes, name: str) -> Trace:
         )
     except TraceError as error:
         raise TraceError(f"{name}: {error}") from None
-    except (KeyError, TypeError, ValueError) as error:
-        raise TraceError(f"{name}: damaged header ({error!r})") from None
-    counts = (trace.functions, trace.variables, len(trace.use_variables))
-    if counts != (header.get("functions"), header.get("variables"), header.get("uses")):
-        raise TraceError(f"{name}: the header's counts do not match the arrays")
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise TraceError(f"{name}: damaged header ({error!r:.200})") from None
     return trace
+
+
+def _lengths(header: dict[str, Any]) -> dict[str, int]:
+    """Entries of each array, as the header counts them."""
+    functions, variables, uses = (int(header[key]) for key in LARGEST_COUNTS)
+    return {
+        **dict.fromkeys(("function_start", "function_seconds"), functions),
+        **dict.fromkeys(("variable_bytes", "born", "died", "previous"), variables),
+        "use_offsets": functions + 1,
+        **dict.fromkeys(("use_variables", "use_flags"), uses),
+    }
 
 
 def _header(trace: Trace) -> dict[str, Any]:
@@ -98,38 +119,82 @@ def _add(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
     archive.writestr(info, content)
 
 
-def _member(archive: zipfile.ZipFile, member: str, name: str) -> bytes:
+def _open(content: bytes, name: str) -> zipfile.ZipFile:
+    if len(content) > LARGEST_FILE:
+        raise TraceError(f"{name}: {len(content)} bytes are too many for a trace; {LARGEST_FILE} is the most")
+    if content.count(b"PK\x01\x02") > MOST_MEMBERS:  # each of them becomes an object when the archive is opened
+        raise TraceError(f"{name}: not a trace (an archive of more than {MOST_MEMBERS} members)")
     try:
-        return archive.read(member)
+        return zipfile.ZipFile(io.BytesIO(content))
+    except Exception as error:  # the module has many ways to say that it is no archive
+        raise TraceError(f"{name}: not a trace, or truncated ({error!s:.200})") from None
+
+
+def _member(archive: zipfile.ZipFile, member: str, name: str, most: int) -> bytes:
+    """The content of a member, of at most `most` bytes. What it says of its size is not believed."""
+    try:
+        info = archive.getinfo(member)
     except KeyError:
         raise TraceError(f"{name}: {member} is missing") from None
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise TraceError(f"{name}: {member} is compressed in a way that traces are not")
+    try:
+        with archive.open(info) as file:
+            content = file.read(most + 1)
     except Exception as error:  # zlib, CRC, or any other sign of damage
-        raise TraceError(f"{name}: {member} is damaged ({error})") from None
+        raise TraceError(f"{name}: {member} is damaged ({error!s:.200})") from None
+    if len(content) > most:
+        raise TraceError(f"{name}: {member} is larger than the {most} bytes that it may have")
+    return content
 
 
 def _read_header(archive: zipfile.ZipFile, name: str) -> dict[str, Any]:
+    content = _member(archive, "header.json", name, LARGEST_HEADER)
     try:
-        header = json.loads(_member(archive, "header.json", name))
-    except ValueError as error:
-        if isinstance(error, TraceError):
-            raise
-        raise TraceError(f"{name}: header.json is damaged ({error})") from None
+        text = content.decode("utf-8")
+        found = structure(text)
+        if found.lists > 1 or found.objects > 2:  # they take twenty times the memory of their text
+            raise ValueError("there are lists or objects in it that a trace does not have")
+        header = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise TraceError(f"{name}: header.json is damaged ({error!s:.200})") from None
     if not isinstance(header, dict) or header.get("format") != FORMAT:
         raise TraceError(f"{name}: not a {FORMAT} file")
     version = header.get("version")
     if version != VERSION:
         newer = isinstance(version, int) and version > VERSION
         hint = "; it was written by a newer release, which can read it" if newer else ""
-        raise TraceError(f"{name}: version {version!r} of the format, this release reads {VERSION}{hint}")
+        raise TraceError(f"{name}: version {version!r:.40} of the format, this release reads {VERSION}{hint}")
+    for key, most in LARGEST_COUNTS.items():
+        count = header.get(key)
+        if type(count) is not int or not 0 <= count <= most:
+            raise TraceError(f"{name}: the header's count of {key} is {count!r:.40}, not 0 to {most}")
+    names = header.get("function_names")
+    if not isinstance(names, list) or len(names) != header["functions"]:
+        raise TraceError(f"{name}: the header's counts do not match the names of its functions")
+    if not all(isinstance(text, str) for text in names):
+        raise TraceError(f"{name}: damaged header (a function's name is no text)")
     return header
 
 
-def _read_array(archive: zipfile.ZipFile, key: str, name: str) -> NDArray[Any]:
-    member = io.BytesIO(_member(archive, f"{key}.npy", name))
+def _read_array(archive: zipfile.ZipFile, key: str, name: str, length: int) -> NDArray[Any]:
+    """An array, which has to have the type that the format says and the length that the header says."""
+    dtype = np.dtype(ARRAYS[key])
+    content = _member(archive, f"{key}.npy", name, LARGEST_ARRAY_HEADER + length * dtype.itemsize)
+    member = io.BytesIO(content)
     try:
-        array: NDArray[Any] = np.lib.format.read_array(member, allow_pickle=False)
+        version = np.lib.format.read_magic(member)
+        if version not in _HEADER_READERS:
+            raise ValueError(f"version {version} of its header")
+        shape, _, found = _HEADER_READERS[version](member)
     except Exception as error:
-        raise TraceError(f"{name}: {key}.npy is damaged ({error})") from None
-    if array.dtype != ARRAYS[key]:
-        raise TraceError(f"{name}: {key}.npy holds {array.dtype}, not {np.dtype(ARRAYS[key])}")
-    return array
+        raise TraceError(f"{name}: {key}.npy is damaged ({error!s:.200})") from None
+    if found.hasobject:
+        raise TraceError(f"{name}: {key}.npy is damaged (it holds Python objects)")
+    if found != dtype:
+        raise TraceError(f"{name}: {key}.npy holds {found}, not {dtype}")
+    if shape != (length,):
+        raise TraceError(f"{name}: the header's counts do not match the arrays: {key} has the shape {shape}")
+    if len(content) - member.tell() != length * dtype.itemsize:
+        raise TraceError(f"{name}: {key}.npy is damaged (its content has another length than it says)")
+    return np.frombuffer(content, found, length, member.tell())

@@ -55,7 +55,7 @@ class Violation(NamedTuple):
 
 def validate(problem: Problem, plan: Plan) -> list[Violation]:
     """All violations of `plan`, each once. An empty list means that the plan is sound."""
-    found = _malformed(problem, plan)
+    found = malformed(problem, plan)
     return found if found else _Walk(problem, plan).walk()
 
 
@@ -80,7 +80,8 @@ def planned_residency(problem: Problem, plan: Plan) -> list[dict[int, set[int]]]
     return found
 
 
-def _malformed(problem: Problem, plan: Plan) -> list[Violation]:
+def malformed(problem: Problem, plan: Plan) -> list[Violation]:
+    """What does not even name variables, chunks and functions that there are. Everything else can be simulated."""
     n, found = problem.functions, []
     moves: list[tuple[int, Out | In]] = [*enumerate(plan.outs), *enumerate(plan.ins)]
     for index, move in moves:

@@ -9,54 +9,33 @@ import click
 
 from swapd.bound import Bound, bound
 from swapd.cli.output import Failure, console, json_option, pairs_table, print_json
-from swapd.machine import Profile, load_profile
+from swapd.cli.problems import link_options, load_trace, machine_of, parsed, trace_argument
 from swapd.plan import Plan
 from swapd.policies import available, make_plan
 from swapd.problem import InfeasibleError, PolicyInfeasibleError, Problem
-from swapd.settings import parse_link, parse_window
+from swapd.settings import parse_window
 from swapd.simulator import Timeline, simulate
-from swapd.trace import Machine, Trace, TraceError
 from swapd.units import (
     exact_bytes,
     format_bandwidth,
     format_bytes,
     format_duration,
     parse_amount,
-    parse_bytes,
 )
 
 
-def _value(parse: Any) -> Any:
-    """A click callback that parses an option's text."""
-
-    def callback(_context: click.Context, _parameter: click.Parameter, text: str | None) -> Any:
-        try:
-            return None if text is None else parse(text)
-        except ValueError as error:
-            raise click.BadParameter(str(error)) from None
-
-    return callback
-
-
 @click.command("plan")
-@click.argument("trace_path", metavar="TRACE", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@trace_argument
 @click.option(
     "--budget",
     required=True,
     metavar="BYTES|%",
-    callback=_value(parse_amount),
+    callback=parsed(parse_amount),
     help="Device bytes to plan for; a percentage is of the trace's live peak.",
 )
 @click.option("--policy", default="auto", show_default=True, type=click.Choice(available()), help="Scheduling policy.")
-@click.option("--window", metavar="BYTES|auto", callback=_value(parse_window), help="Schedule window [auto].")
-@click.option("--chunk-size", metavar="BYTES", callback=_value(parse_bytes), help="Chunk size [the trace's, or 2MiB].")
-@click.option(
-    "--bandwidth",
-    metavar="RATE",
-    callback=_value(parse_link),
-    help="Speed of the link: 10GiB/s, or h2d=8GiB/s,d2h=6GiB/s,latency=20us [the trace's].",
-)
-@click.option("--device", metavar="NAME", help="Take the link's speed from the profile that `swapd probe` made.")
+@click.option("--window", metavar="BYTES|auto", callback=parsed(parse_window), help="Schedule window [auto].")
+@link_options
 @click.option("--output", "-o", type=click.Path(dir_okay=False, path_type=Path), help="Write the plan there.")
 @json_option
 def command(
@@ -78,9 +57,9 @@ def command(
     \b
     swapd plan gpt.trace --budget 8GiB --bandwidth 12GiB/s
     """
-    trace = _load(trace_path)
+    trace = load_trace(trace_path)
     peak = int(trace.live_bytes.max(initial=0))
-    machine = _machine(bandwidth, device)
+    machine = machine_of(bandwidth, device)
     try:
         problem = Problem.from_trace(trace, budget.resolve(peak), chunk_bytes=chunk_size, machine=machine)
         with console(stderr=True).status("planning"):
@@ -106,29 +85,6 @@ def command(
     else:
         console().print(pairs_table(f"plan for {trace_path}", plan_rows(facts)))
     return 0
-
-
-def _load(path: Path) -> Trace:
-    try:
-        return Trace.load(path)
-    except (TraceError, OSError) as error:
-        raise Failure(str(error)) from None
-
-
-def _machine(link: Any, device: str | None) -> Machine | None:
-    if link is not None and device is not None:
-        raise click.UsageError("--bandwidth and --device contradict each other; give one")
-    if link is not None:
-        try:
-            return Machine(link.d2h_bytes_per_second, link.h2d_bytes_per_second, link.d2h_latency_seconds)
-        except ValueError:
-            raise click.UsageError("--bandwidth: a plan needs a speed, not unlimited") from None
-    if device is None:
-        return None
-    profile: Profile | None = load_profile(device)
-    if profile is None:
-        raise Failure(f"there is no profile of a device {device!r}; run `swapd probe` on its machine")
-    return profile.machine()
 
 
 def plan_facts(problem: Problem, plan: Plan, limit: Bound, timeline: Timeline, demand: Timeline) -> dict[str, Any]:

@@ -1,0 +1,172 @@
+"""`swapd report`: pictures of a simulated iteration, alone or in a page with the tables."""
+
+from __future__ import annotations
+
+import html
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from swapd.analysis import DEMAND
+from swapd.cli.output import Failure
+from swapd.cli.problems import (
+    FILE,
+    budget_for,
+    link_options,
+    load_plan,
+    load_trace,
+    machine_of,
+    make_problem,
+    parsed,
+    trace_argument,
+)
+from swapd.cli.simulate import advice_for, simulate_facts, simulate_rows, simulated, stall_tables
+from swapd.events import Events
+from swapd.pictures import (
+    MissingLibraryError,
+    caption,
+    inline,
+    measured_figure,
+    new_figure,
+    rendered,
+    timeline_figure,
+)
+from swapd.policies import available
+from swapd.settings import parse_window
+from swapd.simulator import simulate_events
+from swapd.trace import Trace
+from swapd.units import Amount, format_duration, parse_amount
+
+KINDS = (".png", ".svg", ".html")
+_STYLE = """
+body { font: 15px/1.45 system-ui, sans-serif; max-width: 1100px; margin: 2em auto; padding: 0 1em; color: #222 }
+h1 { font-size: 1.4em } h2 { font-size: 1.1em; margin-top: 1.8em } img { max-width: 100% }
+table { border-collapse: collapse } td, th { padding: .15em 1.2em .15em 0; text-align: left; vertical-align: top }
+th { color: #456 } td.number, th.number { text-align: right }
+"""
+
+
+@click.command("report")
+@trace_argument
+@click.option(
+    "--budget",
+    metavar="BYTES|%",
+    callback=parsed(parse_amount),
+    help="Device bytes; a percentage is of the trace's live peak. Needed unless --plan says it.",
+)
+@click.option(
+    "--output", "-o", required=True, type=click.Path(dir_okay=False, path_type=Path), help="A .png, .svg or .html file."
+)
+@click.option(
+    "--policy",
+    default="auto",
+    show_default=True,
+    type=click.Choice([*available(), DEMAND]),
+    help="Scheduling policy; demand: no plan.",
+)
+@click.option("--plan", "plan_path", metavar="FILE", type=FILE, help="Show this plan, of `swapd plan -o`.")
+@click.option("--window", metavar="BYTES|auto", callback=parsed(parse_window), help="Schedule window [auto].")
+@click.option(
+    "--measured",
+    "measured_path",
+    metavar="TRACE",
+    type=FILE,
+    help="A trace of the same functions whose starts were measured: drawn against the simulated ones.",
+)
+@link_options
+def command(
+    trace_path: Path,
+    budget: Amount | None,
+    output: Path,
+    policy: str,
+    plan_path: Path | None,
+    window: int | None,
+    measured_path: Path | None,
+    chunk_size: int | None,
+    bandwidth: Any,
+    device: str | None,
+) -> int:
+    """Draw what happens in an iteration of TRACE, as simulated.
+
+    Memory over time with the budget, and what would be live if nothing were swapped; transfers on both links; stalls.
+    A .html page also has the figures and the advice of `swapd simulate`, and needs no other file.
+
+    With --measured, a .png or .svg shows the measured starts against the simulated ones, a page both pictures. A trace
+    of `swapd record` leaves out the time that functions waited for memory, so it lies below by the simulated stalls.
+
+    \b
+    swapd report gpt.trace --budget 8GiB -o gpt.png
+    """
+    kind = output.suffix.lower()
+    if kind not in KINDS:
+        raise click.UsageError(f"--output: {output.name!r} does not end in {', '.join(KINDS)}")
+    try:
+        new_figure(1, 1)  # before anything takes time
+    except MissingLibraryError as error:
+        raise Failure(str(error)) from None
+    trace, machine = load_trace(trace_path), machine_of(bandwidth, device)
+    measured = None if measured_path is None else load_measured(measured_path, trace)
+    plan = None if plan_path is None else load_plan(plan_path, trace, chunk_size)
+    chunk = chunk_size if plan is None else plan.chunk_bytes
+    problem = make_problem(trace, budget_for(trace, budget, plan), chunk, machine)
+    outcome = simulated(problem, policy, window, plan)
+    _, events = simulate_events(problem, outcome.plan)
+    line = caption(problem, outcome.policy, outcome.timeline.seconds, outcome.timeline.stall_seconds)
+    figures = [timeline_figure(problem, events, line)]
+    if measured is not None:
+        figures.append(_measured(events, measured))
+    if kind == ".html":  # the only kind that has room for all
+        advice = advice_for(outcome, trace, machine, window, plan is not None)
+        content = page(trace_path.name, simulate_facts(outcome, 10, advice), figures).encode("utf-8")
+    else:
+        content = rendered(figures[-1], kind[1:])
+    try:
+        output.write_bytes(content)
+    except OSError as error:
+        raise Failure(f"cannot write {output}: {error.strerror}") from None
+    click.echo(f"{output}: {line}")
+    return 0
+
+
+def load_measured(path: Path, trace: Trace) -> Trace:
+    """A trace with measured starts, of the same functions as `trace`. Raises Failure."""
+    measured = load_trace(path)
+    if measured.function_names != trace.function_names:
+        raise Failure(f"{path} does not have the same functions as the trace; it cannot be drawn against it")
+    if measured.functions > 1 and not (measured.function_start > 0).any():
+        raise Failure(f"{path} carries no measured starts: all functions start at 0")
+    return measured
+
+
+def _measured(events: Events, trace: Trace) -> Any:
+    starts = np.array([run.start for run in events.runs])
+    measured = trace.function_start - trace.function_start[:1].sum()
+    starts = starts - starts[:1].sum()
+    ends = f"last function: simulated {_last(starts)}, measured {_last(measured)}"
+    return measured_figure(starts, measured, f"Starts of functions, from the first one on\n{ends}")
+
+
+def _last(starts: Any) -> str:
+    return format_duration(float(starts[-1])) if len(starts) else "none"
+
+
+def page(name: str, facts: dict[str, Any], figures: list[Any]) -> str:
+    """A page that needs no other file. Everything that comes from a trace is escaped."""
+    parts = [f"<h1>{html.escape(facts['policy'])} on {html.escape(name)}, simulated</h1>"]
+    parts += [f'<p><img alt="timeline" src="{inline(figure)}"></p>' for figure in figures]
+    parts += ["<h2>figures</h2>", _table((), simulate_rows(facts))]
+    for title, columns, rows in stall_tables(facts):
+        parts += [f"<h2>{html.escape(title)}</h2>", _table(columns, rows)]
+    if facts["advice"]:
+        items = "".join(f"<li>{html.escape(advice['text'])}</li>" for advice in facts["advice"])
+        parts += ["<h2>advice, each as simulated</h2>", f"<ul>{items}</ul>"]
+    head = f"<meta charset='utf-8'><title>{html.escape(name)}</title><style>{_STYLE}</style>"
+    return f"<!doctype html><html lang='en'><head>{head}</head><body>{''.join(parts)}</body></html>\n"
+
+
+def _table(columns: tuple[str, ...], rows: list[Any]) -> str:
+    head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
+    body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<table>{f'<tr>{head}</tr>' if head else ''}{body}</table>"
