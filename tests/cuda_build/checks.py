@@ -272,7 +272,11 @@ def record_stream() -> None:
         host = torch.empty(UNIT // 4).pin_memory()
         torch.cuda.synchronize()
         if recorded:
-            managed.record_stream(side)  # work that is enqueued until the tensor is freed counts
+            managed.record_stream(side)  # work that is enqueued until the tensor is freed counts,
+            another = plain.cuda()
+            another.record_stream(side)
+            del another
+            again = torch.empty(UNIT // 4, device="cuda")  # though the stream has an event behind what was there by now
         gate, opened = closed_gate(side)
         to_host(host, address, UNIT, side.cuda_stream)
         del managed
@@ -284,6 +288,7 @@ def record_stream() -> None:
         side.synchronize()
         assert torch.equal(host, plain) == recorded
         del other, gate
+    del again
 
 
 def record_stream_of_what_leaves() -> None:
