@@ -27,6 +27,7 @@ class Row:
     policy: str
     outcome: Outcome | None
     why: str = ""
+    least_bytes: int = 0  # the budget from which on it can run, where it says so
 
     @property
     def seconds(self) -> float | None:
@@ -53,7 +54,7 @@ def row_of(problem: Problem, policy: str) -> Row:
     try:
         return Row(policy, run_policy(problem, policy))
     except InfeasibleError as error:
-        return Row(policy, None, str(error))
+        return Row(policy, None, str(error), error.min_budget_bytes)
 
 
 def needs_more(problem: Problem, policy: str) -> bool:
@@ -171,7 +172,7 @@ def facts_of_rows(problem: Problem, rows: Sequence[Row]) -> dict[str, Any]:
         "live_peak_bytes": problem.live_peak_chunks * problem.chunk_bytes,
         "compute_seconds": problem.compute_seconds,
         "policies": [
-            {"policy": row.policy, "can_run": False, "why": row.why}
+            {"policy": row.policy, "can_run": False, "why": row.why, "least_budget_bytes": row.least_bytes or None}
             if row.outcome is None
             else {"can_run": not needs_more(problem, row.policy), "why": "", **row.outcome.facts()}
             for row in rows

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from swapd.analysis import printable
 from swapd.cli.output import Failure, console, json_option, print_json, progress_bar
 from swapd.cli.problems import (
     FILE,
@@ -117,8 +118,11 @@ def command(
     else:
         for table in tables:
             wide().print(table)
+        for row in facts["policies"]:
+            if row.get("why"):
+                console().print(Text(f"{row['policy']} cannot run: {printable(row['why'], 400)}"), soft_wrap=True)
     if not any(_can_run(facts)):
-        raise Failure("no policy can run in this budget; the table says why")
+        raise Failure("no policy can run in this budget")
     return 0
 
 
@@ -163,7 +167,7 @@ def _ratio(value: float | None) -> str:
 
 
 def policy_table(facts: dict[str, Any], problem: Problem, path: Path) -> Table:
-    """All figures of each policy; those that cannot run say why."""
+    """All figures of each policy; for those that cannot run what they need."""
     columns = ["step", "x lower", "x 2-phase", "stall", "out", "in", "demand", "peak", "average", "planning", ""]
     title = (
         f"{path}: live peak {format_bytes(facts['live_peak_bytes'])}, budget {format_bytes(problem.budget_bytes)}, "
@@ -172,7 +176,9 @@ def policy_table(facts: dict[str, Any], problem: Problem, path: Path) -> Table:
     table = _table(title, "policy", columns)
     for row in facts["policies"]:
         if "seconds" not in row:
-            table.add_row(row["policy"], *[NOTHING] * 10, Text(f"cannot run: {row['why']}"))
+            least = row["least_budget_bytes"]
+            why = "finds no plan" if least is None else f"needs {format_bytes(least)}"
+            table.add_row(row["policy"], *[NOTHING] * 10, why)
             continue
         sizes = [format_bytes(row[f"{key}_bytes"]) for key in ("out", "in", "peak", "average")]
         note = "" if row["can_run"] else f"needs {format_bytes(facts['fit_budget_bytes'])}"

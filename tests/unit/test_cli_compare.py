@@ -92,7 +92,9 @@ def test_a_policy_that_cannot_run_says_why(
     assert [row["can_run"] for row in facts["policies"]] == [False, True]
     assert "needs 250000 bytes at once" in facts["policies"][0]["why"]
     assert main(["compare", paths[2], "--budget", "200000", "--policies", "idle,window"]) == 0
-    assert "cannot run: function 3 (backward) needs 250000" in " ".join(capsys.readouterr().out.split())
+    out = capsys.readouterr().out
+    assert "\nidle cannot run: function 3 (backward) needs 250000 bytes at once" in out
+    assert [line.split()[-2:] for line in out.splitlines() if line.startswith("idle  ")] == [["244", "KiB"]]
     problem = Problem.from_trace(passes(8), 200_000)
     found = smallest_budget(problem, "idle")
     assert found is not None and 250_000 <= found <= 250_000 + analysis.fit_bytes(problem) / comparison.PRECISION + 1000
