@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import results
-from benchmarks.planning import suite, table1
+from benchmarks.planning import scale, suite, table1, vdnn
 from benchmarks.runs import ROOT
 
 BENCHMARKS: dict[str, tuple[Any, str]] = {
     "table1": (table1, "The seed paper's table 1"),
     "suite": (suite, "Every policy beside the lower bound"),
+    "vdnn": (vdnn, "vDNN: memory and speed"),
+    "scale": (scale, "Planning time"),
 }
 
 

@@ -1,4 +1,4 @@
-"""What every planning benchmark does: record a model with fake tensors, plan with a policy, simulate, keep the figures."""
+"""What planning benchmarks share: record a model with fake tensors, plan with a policy, simulate, keep the figures."""
 
 from __future__ import annotations
 

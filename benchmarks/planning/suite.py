@@ -1,6 +1,6 @@
 """Every policy beside the lower bound: nine models, training and inference, at 1.25 to 8 times the budget.
 
-The budget is the live peak, slabs included, divided by the oversubscription, and so a share of the device's memory, as a
+The budget is the live peak, slabs included, divided by the oversubscription: a share of the device's memory, as a
 program gets it that is not alone there.
 """
 
