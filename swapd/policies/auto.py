@@ -1,8 +1,8 @@
 """The auto policy: plan in several ways, simulate each, keep the fastest.
 
-Candidates are the idle policy and, unless that is close to the bound already or the problem is large, the
-schedule-window policy with several windows. Of plans within half a percent of the fastest, the one that moves the
-fewest bytes is kept: what the simulator does not know makes transfers dearer.
+Candidates are the idle policy and, unless that is within half a percent of the bound already or the problem is large,
+the ledger of `nnabla` and the schedule-window policy with several windows. Of plans within half a percent of the
+fastest, the one that moves the fewest bytes is kept: what the simulator does not know makes transfers dearer.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ from collections.abc import Iterator
 
 from swapd.lower_bound import PLANNING_CUTS, lower_bound
 from swapd.plan import Plan
-from swapd.policies.idle import CLOSE, idle
+from swapd.policies.idle import idle
+from swapd.policies.nnabla import nnabla_within
 from swapd.policies.window import window, windows
 from swapd.problem import Problem
 from swapd.simulator import simulate
 
 _TOLERANCE = 1.005
-MOST_FUNCTIONS = 4000  # of problems for which windows are tried: it takes about 0.1 ms a function and window
+MOST_FUNCTIONS = 4000  # of problems for which more is tried: it takes about 0.1 ms a function and window
+_LEDGER_PASSES = 4  # as some problems take a hundred, of about 10 us a function
 
 
 def auto(problem: Problem, window_bytes: int | None = None) -> Plan:
@@ -32,7 +34,7 @@ def auto(problem: Problem, window_bytes: int | None = None) -> Plan:
     results = []
     for plan in _candidates(problem, window_bytes):
         results.append((plan, simulate(problem, plan)))
-        if results[0][1].seconds <= CLOSE * lower_bound(problem, PLANNING_CUTS).seconds:
+        if results[-1][1].seconds <= _TOLERANCE * lower_bound(problem, PLANNING_CUTS).seconds:
             break
     limit = _TOLERANCE * min(timeline.seconds for _, timeline in results)
     return min(
@@ -45,5 +47,9 @@ def _candidates(problem: Problem, window_bytes: int | None) -> Iterator[Plan]:
     yield idle(problem)
     if window_bytes is None and problem.functions > MOST_FUNCTIONS:
         return
+    if window_bytes is None:
+        ledger = nnabla_within(problem, _LEDGER_PASSES)
+        if ledger is not None:
+            yield ledger
     for size in windows(problem) if window_bytes is None else [window_bytes]:
         yield window(problem, size)

@@ -45,14 +45,34 @@ def nnabla(problem: Problem, prefetch_bytes: int | None = None) -> Plan:
     limit = int(problem.capacity_chunks * PREFETCH_SHARE)
     if prefetch_bytes is not None:
         limit = max(1, prefetch_bytes // problem.chunk_bytes)
+    plan = _plan(problem, limit, None)
+    assert plan is not None
+    return plan
+
+
+def nnabla_within(problem: Problem, passes: int) -> Plan | None:
+    """The same, or None when scheduling would start over more often than that: each pass goes through everything.
+
+    Raises:
+        InfeasibleError: a function alone needs more than the capacity.
+    """
+    problem.require_feasible()
+    if problem.fits:
+        return Plan(policy="nnabla")
+    return _plan(problem, int(problem.capacity_chunks * PREFETCH_SHARE), passes)
+
+
+def _plan(problem: Problem, limit: int, passes: int | None) -> Plan | None:
     stops: dict[int, int] = {}
-    while True:
+    while passes is None or passes > 0:
         known = dict(stops)
         ledger = _Ledger(problem, limit, stops)
         if ledger.run():
             return Plan(outs=tuple(ledger.outs), ins=tuple(ledger.ins), policy="nnabla")
         if stops == known:
             raise RuntimeError("the ledger starts over although no prefetch was forbidden")
+        passes = None if passes is None else passes - 1
+    return None
 
 
 @dataclass(slots=True)

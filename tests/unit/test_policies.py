@@ -8,6 +8,7 @@ from swapd.plan import In, Out, Plan
 from swapd.policies import available, get, make_plan, unconditional
 from swapd.policies.choice import choose
 from swapd.policies.intervals import find_intervals, host_valid
+from swapd.policies.nnabla import nnabla_within
 from swapd.problem import InfeasibleError, Problem
 from swapd.simulator import simulate
 from swapd.trace import Machine, Trace
@@ -119,6 +120,32 @@ def test_auto_is_not_slower_than_its_candidates():
     best = make_plan(problem, "auto")
     for policy, window in (("idle", None), ("window", None), ("window", problem.budget_bytes // 2)):
         assert best.predicted_seconds <= 1.005 * make_plan(problem, policy, window).predicted_seconds
+
+
+def test_auto_is_not_slower_than_any_policy_for_programs_that_are_not_large():
+    slower = 0
+    for seed in range(60):
+        trace = random_trace(seed)
+        whole = Problem.from_trace(trace, 0)
+        least, peak = whole.min_budget_bytes, whole.live_peak_chunks * trace.chunk_bytes
+        problem = Problem.from_trace(trace, (least + peak) // 2)
+        seconds = {name: simulate(problem, get(name)(problem, None)).seconds for name in unconditional()}
+        assert seconds["auto"] <= 1.005 * min(seconds.values()), seed
+        slower += seconds["nnabla"] * 1.005 < min(seconds["idle"], seconds["window"])
+    assert slower > 0  # each candidate is the fastest somewhere
+
+
+def test_the_ledger_gives_up_after_its_passes():
+    problem = next(p for p in map(_restarting, range(200)) if p is not None)
+    assert nnabla_within(problem, 1) is None
+    assert nnabla_within(problem, 1000) == get("nnabla")(problem, None)
+
+
+def _restarting(seed: int) -> Problem | None:
+    """A problem in which the ledger takes prefetches back, if this one is such."""
+    trace = random_trace(seed)
+    problem = Problem.from_trace(trace, Problem.from_trace(trace, 0).min_budget_bytes)
+    return None if problem.fits or nnabla_within(problem, 1) is not None else problem
 
 
 def test_window_by_hand():
