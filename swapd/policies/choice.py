@@ -82,8 +82,8 @@ def _take(
             if amount > 0:
                 taken[interval] += amount
                 add_over(resident, int(start[interval]), int(stop[interval]), -amount)
-                excess -= amount
-                if excess == 0:
+                excess = int(resident[worst]) - capacity  # twice as much less, where the interval covers it twice
+                if excess <= 0:
                     break
         if excess > 0:
             hopeless[worst] = True

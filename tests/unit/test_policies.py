@@ -11,7 +11,7 @@ from swapd.policies.intervals import find_intervals, host_valid
 from swapd.policies.nnabla import nnabla_within
 from swapd.problem import InfeasibleError, Problem
 from swapd.simulator import simulate
-from swapd.trace import Machine, Trace
+from swapd.trace import WRITE, Machine, Trace
 from swapd.validator import validate
 
 NETWORKS = {
@@ -342,3 +342,26 @@ def test_plans_survive_being_written_down(tmp_path):
     loaded = Plan.load(tmp_path / "plan.json")
     assert loaded == plan
     assert simulate(problem, loaded) == simulate(problem, plan)
+
+
+def test_an_interval_longer_than_an_iteration_frees_its_chunks_twice():
+    """What f0 makes is handed on, and nothing uses it again: while f1 runs, two of its kind are live."""
+    trace = Trace(
+        function_names=("f0", "f1"),
+        function_start=[0.0, 1e-3],
+        function_seconds=[1e-3, 1e-3],
+        variable_bytes=[100, 0, 100, 100],
+        born=[-1, -1, 0, 1],
+        died=[1, 2, 2, 1],
+        previous=[2, -1, -1, -1],
+        use_offsets=[0, 1, 2],
+        use_variables=[2, 3],
+        use_flags=[WRITE, WRITE],
+        chunk_bytes=100,
+        machine=Machine(1e4, 1e4),
+    )
+    problem = Problem.from_trace(trace, 100)
+    for margin in (0.0, 2.0):
+        intervals = find_intervals(problem)
+        assert choose(problem, intervals, margin).tolist() == [1] * len(intervals)
+    assert validate(problem, get("idle")(problem, None)) == []
