@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from swapd.files import write_whole
 from swapd.settings import Link
 from swapd.trace import Machine
 
@@ -167,9 +168,7 @@ def save_profile(profile: Profile) -> Path:
     """Keep a profile, whole or not at all, and return its path. Raises OSError."""
     path = profile_path(profile.device, profile.link)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(profile.to_json(), encoding="utf-8")
-    os.replace(temporary, path)
+    write_whole(path, profile.to_json().encode())
     return path
 
 

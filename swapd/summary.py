@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 from pathlib import Path
 from typing import Any
 
 from swapd.daemon import Daemon
+from swapd.files import write_whole
 
 VERSION = 1
 
-_numbers = itertools.count()  # of writes: a signal's handler may write in the middle of one
 
 _COPIED = """
     budget_bytes live_peak_bytes device_peak_bytes host_peak_bytes swap_out_bytes swap_in_bytes swap_out_count
@@ -58,11 +57,4 @@ def make_summary(daemon: Daemon, *, final: bool) -> dict[str, Any]:
 
 def write_summary(path: Path, summary: dict[str, Any]) -> None:
     """Writes whole or not at all; a reader never sees half a file. Raises OSError."""
-    text = json.dumps(summary, indent=1) + "\n"
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{next(_numbers)}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+    write_whole(path, (json.dumps(summary, indent=1) + "\n").encode())

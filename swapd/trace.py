@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from swapd.files import write_whole
+
 READ = 1
 WRITE = 2
 LARGEST_BYTES = 1 << 60  # sums stay exact, in 64 bits too
@@ -123,14 +125,7 @@ class Trace:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the trace to `path`, whole or not at all."""
-        temporary = f"{os.fspath(path)}.{os.getpid()}.tmp"
-        try:
-            with open(temporary, "wb") as file:
-                file.write(self.to_bytes())
-            os.replace(temporary, path)
-        finally:
-            if os.path.exists(temporary):
-                os.unlink(temporary)
+        write_whole(path, self.to_bytes())
 
     def to_bytes(self) -> bytes:
         """The file's content; the same trace gives the same bytes."""

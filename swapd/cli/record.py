@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,8 @@ def command(
         raise click.UsageError("--batch, --device and --times belong to --fake")
     arguments = [] if fake else python_arguments(program)
     config = dataclasses.replace(read_program_config(flags), trace=output.absolute())
-    output.unlink(missing_ok=True)  # what is there afterwards is of this run
+    if output.is_file():  # not /dev/null
+        os.unlink(os.path.realpath(output))  # what is there afterwards is of this run
     if fake:
         status = record_fake(program, output, config, batch=batch, device=device, times=times, stdout_is_ours=as_json)
     else:
