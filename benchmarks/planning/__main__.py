@@ -62,6 +62,13 @@ def main(arguments: list[str] | None = None) -> int:
     options.output.mkdir(parents=True, exist_ok=True)
     path = options.output / "tables.md"
     path.write_text(tables(options.output), encoding="utf-8")
+    try:
+        from benchmarks.planning.figures import draw
+
+        for drawn in draw(options.output):
+            say(f"drawn: {drawn}")
+    except ImportError:
+        say("no pictures: matplotlib is not installed (the extra `report`)")
     say(f"{time.monotonic() - began:.0f} s; raw data and tables in {options.output}")
     return 0
 

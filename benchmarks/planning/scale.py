@@ -84,13 +84,14 @@ def _table(record: dict[str, Any]) -> str:
             f"{p['variables']:,}",
             f"{p['moves']:,}",
             f"{p['planning_seconds']:.3f}",
+            f"{p['planning_busy_seconds']:.3f}",
             f"{1e6 * p['planning_seconds'] / p['functions']:.0f}",
             f"{p['over_lower_bound']:.3f}",
         ]
         for p in record["points"]
     ]
-    header = ["functions", "variables", "moves", "planning s", "us a function", "simulated / bound"]
+    header = ["functions", "variables", "moves", "planning s", "of the processor", "us a function", "simulated / bound"]
     return (
-        f"{machine.words(record['planned_on'])}; load {record['planned_on']['load_average'][0]}. GPTs of up to "
-        f"10,000 layers, `auto`, at {OVERSUBSCRIPTION:g}x.\n\n"
+        f"{machine.words(record['planned_on'])}; load {record['planned_on']['load_average'][0]}: a busy machine "
+        f"makes the seconds longer. GPTs of more and more layers, `auto`, at {OVERSUBSCRIPTION:g}x.\n\n"
     ) + results.markdown(header, rows)

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swapd.plan import In, Out, Plan
-from swapd.policies.intervals import Intervals, add_over
+from swapd.policies.intervals import Intervals
+from swapd.policies.profile import make_profile
 from swapd.problem import PolicyInfeasibleError, Problem
 
 # The interval's number and the function before which its in may start, in the coordinates of `intervals`.
@@ -21,12 +22,12 @@ Absences = Mapping[int, int]
 
 def resident(problem: Problem, intervals: Intervals, absences: Absences) -> NDArray[np.int64]:
     """int64[n]: chunks on the device while each function runs."""
-    profile: NDArray[np.int64] = problem.live.copy()
+    profile = make_profile(problem.live)
     for interval, at in absences.items():
         start = int(intervals.start[interval])
         if at > start:
-            add_over(profile, start, at, -int(intervals.chunks[interval]))
-    return profile
+            profile.add(start, at, -int(intervals.chunks[interval]))
+    return profile.array()
 
 
 def fits(problem: Problem, intervals: Intervals, absences: Absences, capacity_chunks: int) -> bool:

@@ -15,7 +15,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from swapd.policies.intervals import Intervals, add_over, highest_over, start_times
+from swapd.policies.intervals import Intervals, start_times
+from swapd.policies.profile import Profile, make_profile
 from swapd.problem import Problem
 
 Counts = NDArray[np.int64]
@@ -30,13 +31,13 @@ def choose(problem: Problem, intervals: Intervals, margin: float = 0.0) -> Count
     order = np.argsort(-intervals.seconds, kind="stable")
     taken = np.zeros(len(intervals), np.int64)
     start, stop = _shortened(problem, intervals, margin)
-    resident = problem.live.copy()
+    resident = make_profile(problem.live)
     _take(problem, intervals, order[stop[order] > start[order]], start, stop, resident, taken)
     _give_back(problem, order, start, stop, resident, taken)
     if margin > 0:
-        resident = problem.live.copy()
+        resident = make_profile(problem.live)
         for interval in np.flatnonzero(taken).tolist():
-            add_over(resident, int(intervals.start[interval]), int(intervals.stop[interval]), -int(taken[interval]))
+            resident.add(int(intervals.start[interval]), int(intervals.stop[interval]), -int(taken[interval]))
     worst = _take(problem, intervals, order, intervals.start, intervals.stop, resident, taken)
     if worst is not None:
         raise RuntimeError(f"function {worst} ({problem.names[worst]}) does not fit although all else may leave")
@@ -63,7 +64,7 @@ def _take(
     order: Counts,
     start: Counts,
     stop: Counts,
-    resident: Counts,
+    resident: Profile,
     taken: Counts,
 ) -> int | None:
     """Let chunks leave until every function fits. Returns a function that does not, if there is one."""
@@ -72,8 +73,11 @@ def _take(
     failed: int | None = None
     hopeless = np.zeros(n, bool)
     while True:
-        worst = int(np.where(hopeless, -1, resident).argmax())
-        excess = int(resident[worst]) - capacity
+        if failed is None:
+            worst = resident.first_of_highest()
+        else:
+            worst = int(np.where(hopeless, -1, resident.array()).argmax())
+        excess = resident.at(worst) - capacity
         if excess <= 0 or hopeless[worst]:
             return failed
         covers = ((starts <= worst) & (worst < stops)) | ((starts <= worst - n) & (worst - n < stops))
@@ -81,8 +85,8 @@ def _take(
             amount = min(excess, int(intervals.chunks[interval] - taken[interval]))
             if amount > 0:
                 taken[interval] += amount
-                add_over(resident, int(start[interval]), int(stop[interval]), -amount)
-                excess = int(resident[worst]) - capacity  # twice as much less, where the interval covers it twice
+                resident.add(int(start[interval]), int(stop[interval]), -amount)
+                excess = int(resident.at(worst)) - capacity  # twice as much less, where the interval covers it twice
                 if excess <= 0:
                     break
         if excess > 0:
@@ -90,17 +94,15 @@ def _take(
             failed = worst
 
 
-def _give_back(
-    problem: Problem, order: Counts, start: Counts, stop: Counts, resident: Counts, taken: Counts
-) -> None:
+def _give_back(problem: Problem, order: Counts, start: Counts, stop: Counts, resident: Profile, taken: Counts) -> None:
     """Let chunks stay where there is room for them after all, those of the shortest intervals first."""
     for interval in order[::-1].tolist():
         if taken[interval] > 0:
             first, last = int(start[interval]), int(stop[interval])
-            room = problem.capacity_chunks - highest_over(resident, first, last)
+            room = problem.capacity_chunks - resident.highest(first, last)
             if last - first > problem.functions:
                 room //= 2  # longer than an iteration: two storages are within it at the same time
             room = min(room, int(taken[interval]))
             if room > 0:
                 taken[interval] -= room
-                add_over(resident, first, last, room)
+                resident.add(first, last, room)

@@ -63,21 +63,6 @@ def start_times(problem: Problem) -> NDArray[np.float64]:
     return np.concatenate([total[:-1] - total[-1], total])
 
 
-def add_over(profile: NDArray[np.int64], start: int, stop: int, amount: int) -> None:
-    """Add `amount` over the functions `start` to `stop` - 1."""
-    if start < 0:
-        profile[start : len(profile) + min(stop, 0)] += amount
-    if stop > 0:
-        profile[max(start, 0) : stop] += amount
-
-
-def highest_over(profile: NDArray[np.int64], start: int, stop: int) -> int:
-    """The maximum over the functions `start` to `stop` - 1, of which there must be one."""
-    before = profile[start : len(profile) + min(stop, 0)] if start < 0 else profile[:0]
-    after = profile[max(start, 0) : max(stop, 0)]
-    return int(np.concatenate([before, after]).max())
-
-
 class _Finder:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swapd.plan import In, Out, Plan
-from swapd.policies.intervals import Intervals, add_over, host_valid, start_times
+from swapd.policies.intervals import Intervals, host_valid, start_times
+from swapd.policies.profile import Profile, make_profile
 from swapd.problem import Problem
 
 PIECES = 8  # at most, of one interval's chunks: a function then need not wait for the whole of a large variable
@@ -78,11 +79,11 @@ def _place_outs(problem: Problem, intervals: Intervals, taken: NDArray[np.int64]
 def _place_ins(problem: Problem, intervals: Intervals, taken: NDArray[np.int64]) -> list[_Piece]:
     """Ins in the order of need, each at the earliest useful function from which on there is room for it."""
     n, rate = problem.functions, problem.machine.in_bytes_per_second
-    room = np.full(n, problem.capacity_chunks, np.int64) - problem.live
+    held = make_profile(problem.live)
     moved = np.flatnonzero(taken)
     starts, stops = intervals.start.tolist(), intervals.stop.tolist()
     for interval in moved.tolist():
-        add_over(room, starts[interval], stops[interval], int(taken[interval]))
+        held.add(starts[interval], stops[interval], -int(taken[interval]))
     returning = moved[intervals.in_variable[moved] >= 0]
     order = returning[np.lexsort((returning, intervals.start[returning], intervals.stop[returning]))]
     pieces: list[_Piece] = []
@@ -94,8 +95,8 @@ def _place_ins(problem: Problem, intervals: Intervals, taken: NDArray[np.int64])
         first = 0
         while first < count:
             part = min(size, count - first)
-            at = max(_earliest(room, start, stop, part), floor)
-            add_over(room, at, stop, -part)
+            at = max(_earliest(held, start, stop, problem.capacity_chunks - part), floor)
+            held.add(at, stop, part)
             if pieces and first and pieces[-1].at == at:
                 part += pieces[-1].count
                 pieces[-1] = _Piece(interval, pieces[-1].first, part, at)
@@ -128,18 +129,10 @@ def _useful_starts(
     return [int(function) for function in np.minimum(useful, intervals.stop[order])]
 
 
-def _earliest(room: NDArray[np.int64], start: int, stop: int, need: int) -> int:
-    """The earliest function from which on up to `stop` there is room for `need` chunks; `stop` when there is none."""
-    if stop > 0:
-        low = max(start, 0)
-        short = np.flatnonzero(room[low:stop] < need)
-        if len(short):
-            return low + int(short[-1]) + 1
-    if start < 0:
-        short = np.flatnonzero(room[start:] < need)
-        if len(short):
-            return start + int(short[-1]) + 1
-    return start
+def _earliest(held: Profile, start: int, stop: int, most: int) -> int:
+    """The earliest function from which on up to `stop` no more than `most` is held; `stop` when there is none."""
+    last = held.last_above(start, stop, most)
+    return start if last is None else last + 1
 
 
 def _ordered_ins(

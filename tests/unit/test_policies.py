@@ -1,11 +1,13 @@
+import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from planning_traces import Builder, at_balance, gpt, random_trace, resnet50
 
 from swapd.lower_bound import lower_bound
 from swapd.plan import In, Out, Plan
-from swapd.policies import available, get, make_plan, unconditional
+from swapd.policies import available, get, make_plan, profile, unconditional
 from swapd.policies.choice import choose
 from swapd.policies.intervals import find_intervals, host_valid
 from swapd.policies.nnabla import nnabla_within
@@ -125,10 +127,7 @@ def test_auto_is_not_slower_than_its_candidates():
 def test_auto_is_not_slower_than_any_policy_for_programs_that_are_not_large():
     slower = 0
     for seed in range(60):
-        trace = random_trace(seed)
-        whole = Problem.from_trace(trace, 0)
-        least, peak = whole.min_budget_bytes, whole.live_peak_chunks * trace.chunk_bytes
-        problem = Problem.from_trace(trace, (least + peak) // 2)
+        problem = _halved(seed)
         seconds = {name: simulate(problem, get(name)(problem, None)).seconds for name in unconditional()}
         assert seconds["auto"] <= 1.005 * min(seconds.values()), seed
         slower += seconds["nnabla"] * 1.005 < min(seconds["idle"], seconds["window"])
@@ -365,3 +364,38 @@ def test_an_interval_longer_than_an_iteration_frees_its_chunks_twice():
         intervals = find_intervals(problem)
         assert choose(problem, intervals, margin).tolist() == [1] * len(intervals)
     assert validate(problem, get("idle")(problem, None)) == []
+
+
+def test_profiles_of_blocks_are_those_of_plain_numbers(monkeypatch):
+    monkeypatch.setattr(profile, "BLOCK", 4)
+    r = random.Random(7)
+    for _ in range(60):
+        n = r.randint(1, 40)
+        values = np.array([r.randint(-5, 9) for _ in range(n)], np.int64)
+        plain, blocks = profile.Profile(values.copy()), profile.BlockProfile(values)
+        for _ in range(60):
+            start = r.randint(-n, n - 1)
+            stop = r.randint(max(start + 1, 0), n)
+            amount, level = r.randint(-4, 4), r.randint(-9, 12)
+            plain.add(start, stop, amount)
+            blocks.add(start, stop, amount)
+            assert blocks.array().tolist() == plain.array().tolist()
+            assert blocks.first_of_highest() == plain.first_of_highest()
+            assert blocks.at((stop - 1) % n) == plain.at((stop - 1) % n)
+            assert blocks.highest(start, stop) == plain.highest(start, stop)
+            assert blocks.last_above(start, stop, level) == plain.last_above(start, stop, level)
+
+
+def test_plans_do_not_depend_on_the_form_of_the_profile(monkeypatch):
+    problems = [oversubscribed(gpt(layers=8), 2), *map(_halved, range(40))]
+    plans = [get("idle")(problem, None) for problem in problems]
+    monkeypatch.setattr(profile, "BLOCKS_FROM", 0)
+    monkeypatch.setattr(profile, "BLOCK", 5)
+    assert [get("idle")(problem, None) for problem in problems] == plans
+
+
+def _halved(seed: int) -> Problem:
+    """A random problem with a budget in the middle between the least and what fits."""
+    trace = random_trace(seed)
+    whole = Problem.from_trace(trace, 0)
+    return Problem.from_trace(trace, (whole.min_budget_bytes + whole.live_peak_chunks * trace.chunk_bytes) // 2)

@@ -1,0 +1,146 @@
+"""Profile: a number for each function of the iteration, added to and asked for its maximum over stretches of functions.
+
+Stretches are in the coordinates of `intervals`: functions of the iteration before are negative, and wrap around. Plain
+arrays take time in proportion to the stretch, which is fastest up to some ten thousand functions. Beyond that,
+`BlockProfile` keeps an amount to add and the maximum for each block, so that a stretch costs two blocks and a number
+for each block between them. Both give the same answers, so plans do not depend on which one is used.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Counts = NDArray[np.int64]
+
+BLOCKS_FROM = 20_000  # functions
+BLOCK = 512
+
+
+def make_profile(values: Counts) -> Profile:
+    """The profile of a copy of `values`, in the form that is fastest for so many."""
+    return Profile(values.copy()) if len(values) < BLOCKS_FROM else BlockProfile(values)
+
+
+class Profile:
+    """Plain numbers."""
+
+    def __init__(self, values: Counts) -> None:
+        self.n = len(values)
+        self.values = values
+
+    def add(self, start: int, stop: int, amount: int) -> None:
+        """Add `amount` over the functions `start` to `stop` - 1."""
+        if start < 0:
+            self._add(self.n + start, self.n + min(stop, 0), amount)
+        if stop > 0:
+            self._add(max(start, 0), stop, amount)
+
+    def highest(self, start: int, stop: int) -> int:
+        """The maximum over the functions `start` to `stop` - 1, of which there must be one."""
+        if start >= 0:
+            return self._highest(start, stop)
+        before = self._highest(self.n + start, self.n + min(stop, 0))
+        return max(before, self._highest(0, stop)) if stop > 0 else before
+
+    def last_above(self, start: int, stop: int, level: int) -> int | None:
+        """The last of the functions `start` to `stop` - 1 with more than `level`; None when there is none."""
+        if stop > 0:
+            low = max(start, 0)
+            found = self._last_above(low, stop, level)
+            if found is not None:
+                return found
+        if start < 0:
+            found = self._last_above(self.n + start, self.n, level)
+            if found is not None:
+                return found - self.n
+        return None
+
+    def array(self) -> Counts:
+        """The numbers."""
+        return self.values
+
+    def _add(self, start: int, stop: int, amount: int) -> None:
+        self.values[start:stop] += amount
+
+    def _highest(self, start: int, stop: int) -> int:
+        return int(self.values[start:stop].max())
+
+    def _last_above(self, start: int, stop: int, level: int) -> int | None:
+        above = np.flatnonzero(self.values[start:stop] > level)
+        return start + int(above[-1]) if len(above) else None
+
+    def first_of_highest(self) -> int:
+        """The first function with the maximum of all."""
+        return int(self.values.argmax())
+
+    def at(self, function: int) -> int:
+        """One number."""
+        return int(self.values[function])
+
+
+class BlockProfile(Profile):
+    """Blocks of numbers. Invariant: ``tops[b] == values of block b, their maximum, + adds[b]``."""
+
+    def __init__(self, values: Counts) -> None:
+        count = -(-len(values) // BLOCK)
+        least = np.iinfo(np.int64).min // 2  # behind the last function
+        padded = np.full(count * BLOCK, least, np.int64)
+        padded[: len(values)] = values
+        super().__init__(padded)
+        self.n = len(values)
+        self.adds = np.zeros(count, np.int64)
+        self.tops: Counts = padded.reshape(count, BLOCK).max(axis=1)
+
+    def array(self) -> Counts:
+        whole: Counts = (self.values.reshape(-1, BLOCK) + self.adds[:, None]).reshape(-1)[: self.n]
+        return whole
+
+    def at(self, function: int) -> int:
+        return int(self.values[function] + self.adds[function // BLOCK])
+
+    def first_of_highest(self) -> int:
+        block = int(self.tops.argmax())
+        return block * BLOCK + int(self.values[block * BLOCK : (block + 1) * BLOCK].argmax())
+
+    def _add(self, start: int, stop: int, amount: int) -> None:
+        if stop <= start:
+            return
+        first, last = start // BLOCK, (stop - 1) // BLOCK
+        if first == last:
+            self._add_within(first, start, stop, amount)
+            return
+        self._add_within(first, start, (first + 1) * BLOCK, amount)
+        self._add_within(last, last * BLOCK, stop, amount)
+        self.adds[first + 1 : last] += amount
+        self.tops[first + 1 : last] += amount
+
+    def _add_within(self, block: int, start: int, stop: int, amount: int) -> None:
+        self.values[start:stop] += amount
+        self.tops[block] = self.values[block * BLOCK : (block + 1) * BLOCK].max() + self.adds[block]
+
+    def _highest(self, start: int, stop: int) -> int:
+        first, last = start // BLOCK, (stop - 1) // BLOCK
+        if first == last:
+            return int(self.values[start:stop].max() + self.adds[first])
+        found = max(
+            int(self.values[start : (first + 1) * BLOCK].max() + self.adds[first]),
+            int(self.values[last * BLOCK : stop].max() + self.adds[last]),
+        )
+        return max(found, int(self.tops[first + 1 : last].max())) if first + 1 < last else found
+
+    def _last_above(self, start: int, stop: int, level: int) -> int | None:
+        if stop <= start:
+            return None
+        block, first = (stop - 1) // BLOCK, start // BLOCK
+        while block >= first:
+            if self.tops[block] > level:
+                low = max(start, block * BLOCK)
+                found = super()._last_above(low, min(stop, (block + 1) * BLOCK), level - int(self.adds[block]))
+                if found is not None:
+                    return found
+            before = np.flatnonzero(self.tops[first:block] > level)
+            if not len(before):
+                return None
+            block = first + int(before[-1])
+        return None
