@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from swapd.bound import Bound, bound
 from swapd.cli.output import Failure, console, json_option, pairs_table, print_json
 from swapd.cli.problems import link_options, load_trace, machine_of, parsed, trace_argument
+from swapd.lower_bound import LowerBound, lower_bound
 from swapd.plan import Plan
 from swapd.policies import available, make_plan
 from swapd.problem import InfeasibleError, PolicyInfeasibleError, Problem
@@ -51,7 +51,7 @@ def command(
 ) -> int:
     """Make a plan for TRACE, and show what moves and how long a step takes.
 
-    Three times are shown: the computation alone, the bound that no schedule beats, and the plan's, as simulated;
+    Three times are shown: the computation alone, the lower bound that no schedule beats, and the plan's, as simulated;
     beside them the time without a plan (demand mode).
 
     \b
@@ -79,7 +79,7 @@ def command(
             plan.save(output)
         except OSError as error:
             raise Failure(f"cannot write {output}: {error.strerror}") from None
-    facts = plan_facts(problem, plan, bound(problem), timeline, demand)
+    facts = plan_facts(problem, plan, lower_bound(problem), timeline, demand)
     if as_json:
         print_json(facts)
     else:
@@ -87,7 +87,7 @@ def command(
     return 0
 
 
-def plan_facts(problem: Problem, plan: Plan, limit: Bound, timeline: Timeline, demand: Timeline) -> dict[str, Any]:
+def plan_facts(problem: Problem, plan: Plan, limit: LowerBound, timeline: Timeline, demand: Timeline) -> dict[str, Any]:
     """What a plan is, moves and costs; the keys of ``swapd plan --json``."""
     return {
         "policy": plan.policy,
