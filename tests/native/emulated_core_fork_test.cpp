@@ -6,7 +6,7 @@
 #include <atomic>
 #include <thread>
 
-#include "core_fixture.h"
+#include "daemon_fixture.h"
 #include "emulated_fixture.h"
 
 using namespace ooc;
@@ -86,6 +86,17 @@ TEST(what_a_child_writes_stays_with_it) {
   EXPECT_EQ(exit_status(child), 0);
   EXPECT_EQ(t.core.audit(), OOC_OK);
   t.expect_intact(all);
+}
+
+TEST(a_child_does_not_wait_for_the_threads_of_its_parent) {
+  DaemonTest t({8, 64, granularity() / 4}, true);
+  t.daemon.settle();
+  const pid_t child = in_child([&] {
+    alarm(10);
+    t.daemon.settle();
+    return 0;
+  });
+  EXPECT_EQ(exit_status(child), 0);
 }
 
 TEST(a_child_goes_on_with_plain_memory) {
