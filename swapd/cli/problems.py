@@ -34,6 +34,14 @@ def parsed(parse: Any) -> Any:
     return callback
 
 
+budget_unless_planned = click.option(
+    "--budget",
+    metavar="BYTES|%",
+    callback=parsed(parse_amount),
+    help="Device bytes; a percentage is of the trace's live peak. Needed unless --plan says it.",
+)
+
+
 def link_options(function: F) -> F:
     """--chunk-size, and the speed of the link by --bandwidth or --device."""
     for option in (

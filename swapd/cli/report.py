@@ -14,6 +14,7 @@ from swapd.cli.output import Failure
 from swapd.cli.problems import (
     FILE,
     budget_for,
+    budget_unless_planned,
     link_options,
     load_plan,
     load_trace,
@@ -37,7 +38,7 @@ from swapd.policies import available
 from swapd.settings import parse_window
 from swapd.simulator import simulate_events
 from swapd.trace import Trace
-from swapd.units import Amount, format_duration, parse_amount
+from swapd.units import Amount, format_duration
 
 KINDS = (".png", ".svg", ".html")
 _STYLE = """
@@ -50,12 +51,7 @@ th { color: #456 } td.number, th.number { text-align: right }
 
 @click.command("report")
 @trace_argument
-@click.option(
-    "--budget",
-    metavar="BYTES|%",
-    callback=parsed(parse_amount),
-    help="Device bytes; a percentage is of the trace's live peak. Needed unless --plan says it.",
-)
+@budget_unless_planned
 @click.option(
     "--output", "-o", required=True, type=click.Path(dir_okay=False, path_type=Path), help="A .png, .svg or .html file."
 )

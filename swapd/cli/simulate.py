@@ -24,6 +24,7 @@ from swapd.cli.output import Failure, console, json_option, pairs_table, print_j
 from swapd.cli.problems import (
     FILE,
     budget_for,
+    budget_unless_planned,
     infeasible,
     link_options,
     load_plan,
@@ -40,18 +41,13 @@ from swapd.problem import InfeasibleError, Problem
 from swapd.settings import parse_window
 from swapd.simulator import simulate_events
 from swapd.trace import Machine, Trace
-from swapd.units import Amount, format_bandwidth, format_bytes, format_duration, parse_amount
+from swapd.units import Amount, format_bandwidth, format_bytes, format_duration
 from swapd.validator import malformed
 
 
 @click.command("simulate")
 @trace_argument
-@click.option(
-    "--budget",
-    metavar="BYTES|%",
-    callback=parsed(parse_amount),
-    help="Device bytes; a percentage is of the trace's live peak. Needed unless --plan says it.",
-)
+@budget_unless_planned
 @click.option(
     "--policy",
     default="auto",

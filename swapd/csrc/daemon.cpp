@@ -72,7 +72,8 @@ void Daemon::serve(size_t direction, bool (Daemon::*tick)(Lock&)) {
 // Work of one direction can make some for the other: over when a whole round of both did nothing.
 void Daemon::settle() {
   Lock lock(core_.mutex());
-  if (!out_thread_.joinable() || !in_thread_.joinable()) return;
+  // Without threads nothing is under way; those of a forked child are its parent's.
+  if (core_.forked() || !out_thread_.joinable() || !in_thread_.joinable()) return;
   uint64_t before = 0;
   do {
     before = work_done_;

@@ -15,7 +15,7 @@ import numpy as np
 from swapd.lower_bound import PLANNING_CUTS, lower_bound
 from swapd.plan import Plan
 from swapd.policies.choice import choose
-from swapd.policies.intervals import find_intervals
+from swapd.policies.intervals import Intervals, find_intervals
 from swapd.policies.placement import place
 from swapd.problem import Problem
 from swapd.simulator import Timeline, simulate
@@ -36,10 +36,11 @@ def idle(problem: Problem) -> Plan:
     if problem.fits:
         return Plan(policy="idle")
     goal = CLOSE * lower_bound(problem, PLANNING_CUTS).seconds
-    attempts = max(1, WORK // (problem.functions + len(find_intervals(problem))))
+    intervals = find_intervals(problem)
+    attempts = max(1, WORK // (problem.functions + len(intervals)))
     tried = []
     for margin in MARGINS if attempts > 1 else MARGINS[1:2]:
-        tried.append((*_attempt(problem, problem, margin), margin))
+        tried.append((*_attempt(problem, problem, intervals, margin), margin))
         if tried[-1][1].seconds <= goal or len(tried) == attempts:
             break
     plan, timeline, margin = min(tried, key=lambda attempt: attempt[1].seconds)
@@ -48,15 +49,14 @@ def idle(problem: Problem) -> Plan:
         if best <= goal:
             break
         paced = _stretched(problem, paced, timeline)
-        candidate, timeline = _attempt(problem, paced, margin or MARGINS[1])
+        candidate, timeline = _attempt(problem, paced, find_intervals(paced), margin or MARGINS[1])
         if timeline.seconds < best:
             plan, best = candidate, timeline.seconds
     return plan
 
 
-def _attempt(problem: Problem, paced: Problem, margin: float) -> tuple[Plan, Timeline]:
-    """A plan made with the times of `paced`, and what it does at those of `problem`."""
-    intervals = find_intervals(paced)
+def _attempt(problem: Problem, paced: Problem, intervals: Intervals, margin: float) -> tuple[Plan, Timeline]:
+    """A plan made with the times of `paced`, whose intervals are given, and what it does at those of `problem`."""
     plan = place(paced, intervals, choose(paced, intervals, margin), "idle")
     return plan, simulate(problem, plan)
 

@@ -197,9 +197,8 @@ class _OutsNeeded:
         stops: list[int] = self.intervals.stop.tolist()
         for index, piece in enumerate(self.outs):
             events[min(piece.at + n if wraps[piece.interval] else piece.at, n)].append(("out", index))
-        earlier = 0  # chunks that left in the iteration before, and are not back
         left = {k: taken[k] for k in self.of_interval if wraps[k] and stops[k] > 0}
-        earlier = sum(left.values())
+        earlier = sum(left.values())  # chunks that left in the iteration before, and are not back
         for k in self.of_interval:
             if stops[k] > 0:
                 events[min(stops[k], n)].append(("end", k))
