@@ -4,20 +4,20 @@ Cut the repeating iteration into stretches of functions. The stretch [i, j) last
 start of function j, and at least as long as
 
     its computation                          C(i, j), the sum of its functions' times
-    what it must bring in                    (P_i + U(i, j) - M) / b_in
-    what it must send out                    (P_j + D(i, j) - M) / b_out
+    function i, and what it must bring in    c_i + (P_i + U(i, j) - M) / b_in
+    function i, and what it must send out    c_i + (P_j + D(i, j) - M) / b_out
 
 with M the capacity and, in chunks,
 
-    P_k       what function k uses, its own allocations included: all of it is resident when k starts
+    P_k       what function k uses, its own allocations included: all of it is resident until k ends
     U(i, j)   storages that live when function i starts, that i does not use, and that functions i + 1 to j use:
-              beside P_i there is room for M - P_i of them when i starts; all else has to come before j starts
+              beside P_i there is room for M - P_i of them when i ends; all else has to come before j starts
     D(i, j)   storages that functions i to j - 1 write, that live when function j starts and that j does not use: beside
               P_j there is room for M - P_j of them when j starts; all else must have been copied out after the write
 
 Stretches that do not overlap add up, so every way to cut one whole iteration gives a bound; `lower_bound` takes the
-best that dynamic programming over a limited set of cuts finds. Proof and limits: docs/lower-bound.md. The latency of
-copies is not counted, nor that a transfer needs room while it is under way.
+best that dynamic programming over a limited set of cuts finds. A copy is of one variable, so what must move takes at
+least as many latencies as there are variables of the largest size in it. Proof and limits: docs/lower-bound.md.
 """
 
 from __future__ import annotations
@@ -112,6 +112,7 @@ class _Forced:
     def __init__(self, problem: Problem, places: NDArray[np.int64]) -> None:
         self.problem, self.places, self.m = problem, places, len(places)
         n = self.n = problem.functions
+        self.largest = max(1, int(problem.chunks.max(initial=0)))
         self.unwrapped = np.concatenate([places, places + n, places[:1] + 2 * n])
         total = np.concatenate([[0.0], np.cumsum(problem.seconds)])
         # Of the places as they follow each other over two iterations, and the first one of the third.
@@ -217,12 +218,17 @@ class _Forced:
 
     def seconds(self, a: int) -> NDArray[np.float64]:
         """float64[m]: the least time of the stretches from place a on."""
-        machine, chunk = self.problem.machine, self.problem.chunk_bytes
+        machine = self.problem.machine
         compute = self.begin[a + 1 : a + self.m + 1] - self.begin[a]
-        into = self.into[a] * (chunk / machine.in_bytes_per_second)
-        out = self.out[a] * (chunk / machine.out_bytes_per_second)
-        result: NDArray[np.float64] = np.maximum(compute, np.maximum(into, out))
+        into = self._copying(self.into[a], machine.in_bytes_per_second)
+        out = self._copying(self.out[a], machine.out_bytes_per_second)
+        first = self.problem.seconds[self.places[a]]  # which ends before any of these copies starts
+        result: NDArray[np.float64] = np.maximum(compute, first + np.maximum(into, out))
         return result
+
+    def _copying(self, chunks: NDArray[np.int64], bytes_per_second: float) -> NDArray[np.float64]:
+        copies = -(-chunks // self.largest)  # at least, as a copy is of one variable
+        return chunks * (self.problem.chunk_bytes / bytes_per_second) + copies * self.problem.machine.latency_seconds
 
     def best_cut(self, anchor: int) -> tuple[float, list[tuple[int, int]]]:
         """The best sum over cuts of the iteration that starts at place `anchor`: seconds, and the pairs of places."""

@@ -81,12 +81,14 @@ def in_turn(capacity: int, machine: Machine) -> Problem:
     [
         (6, Machine(1.0, 1.0), 3.0),  # all fits
         (4, Machine(100.0, 100.0), 3.0),
-        # From one function to the next but one: 2 chunks in use, 4 others used by then, room for 2 of them: 4 s for two
-        # functions, and at least 1 s, the computation, for the third.
-        (4, Machine(100.0, 0.5), 5.0),
+        # From the end of one function to the start of the next but one: 2 chunks in use, 4 others used by then, room for
+        # 2 of them: 1 s and 4 s for two functions, and at least 1 s, the computation, for the third.
+        (4, Machine(100.0, 0.5), 6.0),
         # With room for one variable each function has to wait for its own 2 chunks, or for those before it to leave.
-        (2, Machine(100.0, 0.5), 12.0),
-        (2, Machine(0.5, 100.0), 12.0),
+        (2, Machine(100.0, 0.5), 15.0),
+        (2, Machine(0.5, 100.0), 15.0),
+        # Each time the 2 chunks take a copy, and a copy a latency.
+        (2, Machine(100.0, 0.5, 0.25), 15.75),
     ],
 )
 def test_cases_worked_out_by_hand(capacity: int, machine: Machine, seconds: float) -> None:
