@@ -19,7 +19,7 @@ from swapd.policies.profile import Profile, make_profile
 from swapd.problem import Problem
 
 PIECES = 8  # at most, of one interval's chunks: a function then need not wait for the whole of a large variable
-_LATENCIES = 8  # a piece takes at least so many times the latency of a copy,
+_LATENCIES = 32  # a piece takes at least so many times the latency of a copy,
 _CAPACITY_SHARE = 256  # and is at least one part in so many of the capacity
 _LEAD = 1 / 50  # of an iteration: how much ahead of the latest sufficient start an in may start
 
