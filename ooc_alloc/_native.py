@@ -67,10 +67,10 @@ _COUNTERS = """
     small_live_bytes device_bytes device_peak_bytes free_bytes cached_bytes slab_bytes slab_used_bytes resident_bytes
     pinned_bytes host_bytes host_used_bytes host_peak_bytes min_budget_bytes waste_at_live_peak_bytes swap_out_bytes
     swap_in_bytes swap_out_count swap_in_count demand_swap_in_count demand_swap_in_bytes demand_swap_out_bytes
-    clean_drop_count clean_drop_bytes cancelled_swap_out_count budget_overrun_count divergence_count plan_switch_count
-    plan_count planned_iteration_count functions iterations allocations frees cache_hits driver_failure_count
-    driver_calls_map driver_calls_unmap driver_calls_set_access driver_calls_create external_pin_count
-    event_create_count
+    clean_drop_count clean_drop_bytes cancelled_swap_out_count write_back_bytes budget_overrun_count divergence_count
+    plan_switch_count plan_count planned_iteration_count functions iterations allocations frees cache_hits
+    driver_failure_count driver_calls_map driver_calls_unmap driver_calls_set_access driver_calls_create
+    external_pin_count event_create_count
 """.split()
 _TIMES = "stall_seconds stall_swap_in_seconds stall_room_seconds copy_out_seconds copy_in_seconds".split()
 
@@ -129,8 +129,10 @@ class _Plan(ctypes.Structure):
         ("fingerprint", ctypes.c_uint64),
         ("outs", ctypes.c_uint32),
         ("ins", ctypes.c_uint32),
+        ("write_backs", ctypes.c_uint32),
         *[(f"out_{name}", ctypes.c_void_p) for name in _OUT_FIELDS],
         *[(f"in_{name}", ctypes.c_void_p) for name in _IN_FIELDS],
+        *[(f"back_{name}", ctypes.c_void_p) for name in _OUT_FIELDS],
     ]
 
 
@@ -463,19 +465,30 @@ class Core:
         fingerprint: int,
         outs: Sequence[npt.NDArray[np.int32]],
         ins: Sequence[npt.NDArray[np.int32]],
+        write_backs: Sequence[npt.NDArray[np.int32]] = (),
     ) -> None:
         """Installs a plan for the iterations with a fingerprint.
 
         Args:
             outs: variable, first chunk, chunk count, after function; equally long.
             ins: the same four, then the number of outs to wait for, and the function that needs the variable.
+            write_backs: as `outs`.
         """
-        columns = [np.ascontiguousarray(column, dtype=np.int32) for column in (*outs, *ins)]
-        names = [f"out_{name}" for name in _OUT_FIELDS] + [f"in_{name}" for name in _IN_FIELDS]
-        if len(columns) != len(names):
-            raise ValueError(f"a plan has {len(_OUT_FIELDS)} columns of outs and {len(_IN_FIELDS)} of ins")
-        pointers = {name: column.ctypes.data for name, column in zip(names, columns, strict=True)}
-        plan = _Plan(fingerprint=fingerprint, outs=len(columns[0]), ins=len(columns[len(_OUT_FIELDS)]), **pointers)
+        write_backs = write_backs or [np.zeros(0, np.int32)] * len(_OUT_FIELDS)
+        kept, counts = [], {}
+        pointers: dict[str, int] = {}
+        for kind, prefix, fields, given in (
+            ("outs", "out", _OUT_FIELDS, outs),
+            ("ins", "in", _IN_FIELDS, ins),
+            ("write_backs", "back", _OUT_FIELDS, write_backs),
+        ):
+            columns = [np.ascontiguousarray(column, dtype=np.int32) for column in given]
+            if len(columns) != len(fields) or len({len(column) for column in columns}) != 1:
+                raise ValueError(f"{kind} are {len(fields)} columns of one length: {', '.join(fields)}")
+            counts[kind] = len(columns[0])
+            pointers |= {f"{prefix}_{name}": column.ctypes.data for name, column in zip(fields, columns)}
+            kept.append(columns)  # until the call has copied them
+        plan = _Plan(fingerprint=fingerprint, **counts, **pointers)
         self._check(self._library.ooc_core_install_plan(self.handle, ctypes.byref(plan)))
 
     def forget_plans(self) -> None:

@@ -53,6 +53,7 @@ class Outcome:
             "out_bytes": timeline.out_bytes,
             "in_bytes": timeline.in_bytes,
             "dropped_bytes": timeline.dropped_bytes,
+            "write_back_bytes": timeline.write_back_bytes,
             "planned_out_count": len(self.plan.outs),
             "planned_in_count": len(self.plan.ins),
             "demand_in_count": timeline.demand_in_count,

@@ -104,29 +104,21 @@ class Daemon:
             self._failed.add(ended.fingerprint)
             return
         arrays = plan.to_arrays()
-        outs = [arrays[f"out_{name}"] for name in ("variable", "first_chunk", "chunk_count", "after_function")]
-        ins = [
-            arrays[f"in_{name}"]
-            for name in (
-                "variable",
-                "first_chunk",
-                "chunk_count",
-                "after_function",
-                "after_outs",
-                "before_function",
-            )
-        ]
-        self.core.install_plan(ended.fingerprint, outs, ins)
+        outs, ins, write_backs = (
+            [array for name, array in arrays.items() if name.startswith(kind)] for kind in ("out_", "in_", "back_")
+        )
+        self.core.install_plan(ended.fingerprint, outs, ins, write_backs)
         self._measured[ended.fingerprint] += 1
         self.last_plan = plan
         seconds = time.perf_counter() - began
         self.planning_seconds += seconds
         log.info(
-            "plan for %016x by %s: %d outs, %d ins, predicted %.3f s, bound %.3f s, planned in %.3f s",
+            "plan for %016x by %s: %d outs, %d ins, %d write-backs, predicted %.3f s, bound %.3f s, planned in %.3f s",
             ended.fingerprint,
             plan.policy,
             len(plan.outs),
             len(plan.ins),
+            len(plan.write_backs),
             plan.predicted_seconds or 0.0,
             plan.bound_seconds or 0.0,
             seconds,

@@ -5,6 +5,10 @@ the order of the list, and their memory is free when the copy ends. A clean vari
 may start when `after_function` has ended (-1: as the iteration starts), the first `after_outs` outs of the list are
 complete, and there is room; ins too are copied strictly in order. The two directions do not wait for each other.
 
+A write-back is a copy to the host that leaves the chunks on the device, so that a later out drops them at once.
+Write-backs are made in their own order while no out is due. One whose variable was used again before its turn is left
+out. No move and no function waits for a write-back.
+
 Variables are numbered as in the iteration that the plan serves. A move that is still under way, or still waiting,
 when the iteration ends carries on in the next one; an in with ``before_function == n`` is for the next iteration.
 """
@@ -23,7 +27,7 @@ from swapd.files import write_whole
 from swapd.json_structure import structure
 
 FORMAT = "swapd-plan"
-VERSION = 1
+VERSION = 2
 LARGEST_FILE = 1 << 25  # bytes: about a million moves
 
 
@@ -57,6 +61,7 @@ class Plan:
 
     outs: tuple[Out, ...] = ()
     ins: tuple[In, ...] = ()
+    write_backs: tuple[Out, ...] = ()
     policy: str = "none"
     window_bytes: int | None = None
     fingerprint: int = 0  # of the sequence that it serves
@@ -79,9 +84,9 @@ class Plan:
         return sum(move.chunk_count for move in self.ins)
 
     def to_arrays(self) -> dict[str, NDArray[np.int32]]:
-        """Contiguous int32 arrays, one per field of a move: ``out_variable`` to ``in_before_function``."""
+        """Contiguous int32 arrays, one per field of a move: ``out_variable`` to ``back_after_function``."""
         arrays: dict[str, NDArray[np.int32]] = {}
-        for prefix, kind, moves in (("out", Out, self.outs), ("in", In, self.ins)):
+        for prefix, kind, moves in (("out", Out, self.outs), ("in", In, self.ins), ("back", Out, self.write_backs)):
             table = np.array(moves, dtype=np.int32).reshape(len(moves), len(kind._fields))
             for column, name in enumerate(kind._fields):
                 arrays[f"{prefix}_{name}"] = np.ascontiguousarray(table[:, column])
@@ -91,7 +96,7 @@ class Plan:
         """The plan as one JSON object."""
         fields: dict[str, Any] = {"format": FORMAT, "version": VERSION, **vars(self)}
         fields["fingerprint"] = f"{self.fingerprint:016x}"
-        fields["out_fields"], fields["in_fields"] = Out._fields, In._fields
+        fields["out_fields"], fields["in_fields"] = Out._fields, In._fields  # write-backs have those of outs
         return json.dumps(fields)
 
     @classmethod
@@ -119,6 +124,7 @@ class Plan:
             plan = cls(
                 outs=tuple(Out(*_integers(row)) for row in fields["outs"]),
                 ins=tuple(In(*_integers(row)) for row in fields["ins"]),
+                write_backs=tuple(Out(*_integers(row)) for row in fields["write_backs"]),
                 policy=str(fields["policy"]),
                 window_bytes=_optional(fields["window_bytes"], int),
                 fingerprint=int(fields["fingerprint"], 16),

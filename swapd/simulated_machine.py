@@ -40,7 +40,9 @@ class SimulatedMachine:
         self.n = problem.functions
         self.outs: deque[tuple[int, int, int]] = deque()  # variable, mask, after_function
         self.ins: deque[tuple[int, int, int, int]] = deque()  # variable, mask, after_function, outs to complete
-        self.out_copy: tuple[int, int, bool] | None = None  # variable (-1: freed meanwhile), mask, planned
+        self.backs: deque[tuple[int, int, int]] = deque()  # write-backs: variable, mask, after_function
+        # Variable (-1: freed meanwhile), mask, whether it is an out of the plan, whether it stays: a write-back.
+        self.out_copy: tuple[int, int, bool, bool] | None = None
         self.in_copy: tuple[int, int] | None = None
         self.outs_queued = self.outs_done = 0  # of all iterations
         self.ran = [-1] * problem.variables  # the last function of this iteration that used each variable
@@ -51,7 +53,10 @@ class SimulatedMachine:
         self.latency = machine.latency_seconds
         self.out_rate = problem.chunk_bytes / machine.out_bytes_per_second
         self.in_rate = problem.chunk_bytes / machine.in_bytes_per_second
-        self.out_moves = [(m.variable, _mask(m.first_chunk, m.chunk_count), m.after_function) for m in plan.outs]
+        self.out_moves, self.back_moves = (
+            [(m.variable, _mask(m.first_chunk, m.chunk_count), m.after_function) for m in moves]
+            for moves in (plan.outs, plan.write_backs)
+        )
         self.in_moves = [
             (m.variable, _mask(m.first_chunk, m.chunk_count), m.after_function, m.after_outs) for m in plan.ins
         ]
@@ -121,7 +126,7 @@ class SimulatedMachine:
                 self._allocate(v)
         guard: dict[int, int] = {}  # variable: how many outs must be complete before it may come in
         at = self.outs_done
-        if self.out_copy is not None:
+        if self.out_copy is not None and not self.out_copy[3]:
             at += self.out_copy[2]
             guard[self.out_copy[0]] = at
         for v, _, _ in self.outs:
@@ -130,6 +135,7 @@ class SimulatedMachine:
         base = self.outs_queued
         self.outs.extend(self.out_moves)
         self.outs_queued += len(self.out_moves)
+        self.backs.extend(self.back_moves)
         for v, mask, after, outs in self.in_moves:
             self.ins.append((v, mask, after, max(base + outs if outs else 0, guard.get(v, 0))))
         for v in steps.deaths[0]:
@@ -152,6 +158,7 @@ class SimulatedMachine:
                 self.absent[v], self.valid[v], self.alive[v] = absent[before], valid[before], alive[before]
         name = [*steps.successor, -1]
         self.outs = deque((name[v], mask, -1) for v, mask, _ in self.outs)
+        self.backs = deque((name[v], mask, -1) for v, mask, _ in self.backs)
         self.ins = deque((name[v], mask, -1, needed) for v, mask, _, needed in self.ins)
         if self.out_copy is not None:
             self.out_copy = (name[self.out_copy[0]], *self.out_copy[1:])
@@ -178,7 +185,7 @@ class SimulatedMachine:
         while self.out_end == _NEVER and self.outs:
             v, mask, after = self.outs[0]
             if after > self.ended:
-                return
+                break
             if v >= 0 and self.alive[v] and self.ran[v] <= after and v not in self.steps.pins[self.ended + 1]:
                 if self.in_copy is not None and self.in_copy[0] == v and self.in_copy[1] & mask:
                     return
@@ -189,6 +196,16 @@ class SimulatedMachine:
                     return
             self.outs.popleft()
             self.outs_done += 1
+        while self.out_end == _NEVER and self.backs and self.backs[0][2] <= self.ended:
+            self._start_write_back(*self.backs.popleft())
+
+    def _start_write_back(self, v: int, mask: int, after: int) -> None:
+        """Copy what is not on the host yet, if nothing has used the variable since, nor is about to."""
+        if v < 0 or not self.alive[v] or self.ran[v] > after or v in self.steps.pins[self.ended + 1]:
+            return
+        mask &= self.steps.full[v] & ~self.absent[v] & ~self.valid[v]
+        if mask:
+            self._copy_out(v, mask, False, stays=True)
 
     def _drop(self, v: int, mask: int) -> int:
         """Drop what is clean of `mask`. Returns what has to be copied."""
@@ -198,11 +215,12 @@ class SimulatedMachine:
         self.timeline.dropped_bytes += clean.bit_count() * self.problem.chunk_bytes
         return mask & ~clean
 
-    def _copy_out(self, v: int, mask: int, planned: bool) -> None:
+    def _copy_out(self, v: int, mask: int, planned: bool, stays: bool = False) -> None:
         count = mask.bit_count()
-        self.out_copy = (v, mask, planned)
+        self.out_copy = (v, mask, planned, stays)
         self.out_end = self.now + self.latency + count * self.out_rate
         self.timeline.out_bytes += count * self.problem.chunk_bytes
+        self.timeline.write_back_bytes += stays * count * self.problem.chunk_bytes
         self.timeline.out_count += 1
         if self.log is not None:
             self.log.append(Copy(True, v, count, planned, self.now, self.out_end))
@@ -250,7 +268,7 @@ class SimulatedMachine:
         i = self.ended + 1
         if i == self.n:
             return
-        copying = self.out_copy[0] if self.out_copy is not None else -1
+        copying = self.out_copy[0] if self.out_copy is not None and not self.out_copy[3] else -1
         for v in self.steps.needs[i]:
             if self.absent[v] or v == copying:
                 self.waits_for = v
@@ -262,6 +280,8 @@ class SimulatedMachine:
             self._allocate(v)
         for v in self.steps.pins[i]:
             self.ran[v] = i
+        if self.out_copy is not None and self.out_copy[3] and self.out_copy[0] in self.steps.writes[i]:
+            self.out_copy = (self.out_copy[0], 0, False, True)  # what it copies is about to change
         timeline, stall = self.timeline, self.now - self.ready
         if stall > 0:
             timeline.stall_by_function[i] = stall
@@ -315,11 +335,11 @@ class SimulatedMachine:
         self.held_seconds += (self.capacity - self.free) * (then - self.now)
         self.now = then
         if self.out_end == then and self.out_copy is not None:
-            v, mask, planned = self.out_copy
+            v, mask, planned, stays = self.out_copy
             if v >= 0:
-                self.absent[v] |= mask
+                self.absent[v] |= 0 if stays else mask
                 self.valid[v] |= mask
-            self.free += mask.bit_count()
+            self.free += 0 if stays and v >= 0 else mask.bit_count()
             self.outs_done += planned
             self.out_copy, self.out_end = None, _NEVER
         if self.in_end == then and self.in_copy is not None:

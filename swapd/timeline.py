@@ -13,6 +13,7 @@ class Timeline:
     compute_seconds: float = 0.0
     stall_seconds: float = 0.0  # seconds - compute_seconds
     out_bytes: int = 0  # copied to the host
+    write_back_bytes: int = 0  # of these, ahead of leaving
     in_bytes: int = 0  # copied to the device
     dropped_bytes: int = 0  # left clean, without a copy
     out_count: int = 0

@@ -41,7 +41,7 @@ class Fault(enum.Enum):
 
 
 class Violation(NamedTuple):
-    """One thing that is wrong; what does not apply is -1. `move` is an index into the list of outs or ins."""
+    """One thing that is wrong; what does not apply is -1. `move` counts in the list of outs, ins or write-backs."""
 
     fault: Fault
     function: int = -1
@@ -83,7 +83,7 @@ def planned_residency(problem: Problem, plan: Plan) -> list[dict[int, set[int]]]
 def malformed(problem: Problem, plan: Plan) -> list[Violation]:
     """What does not even name variables, chunks and functions that there are. Everything else can be simulated."""
     n, found = problem.functions, []
-    moves: list[tuple[int, Out | In]] = [*enumerate(plan.outs), *enumerate(plan.ins)]
+    moves: list[tuple[int, Out | In]] = [*enumerate(plan.outs), *enumerate(plan.ins), *enumerate(plan.write_backs)]
     for index, move in moves:
         if not 0 <= move.variable < problem.variables:
             found.append(Violation(Fault.UNKNOWN_VARIABLE, move=index))
@@ -195,6 +195,7 @@ class _Walk:
     def walk(self) -> list[Violation]:
         for step in range(ITERATIONS * self.n):
             self.move(step)
+            self._write_backs(step)
             self._run(step)
         return list(self.found)
 
@@ -219,6 +220,20 @@ class _Walk:
         elif event.chunks & storage.absent:
             self._report(Fault.OUT_OF_ABSENT, *where)
         storage.absent |= event.chunks
+
+    def _write_backs(self, step: int) -> None:
+        """They are made when the link has time, or not at all; as they may start, there has to be something to copy."""
+        iteration, function = divmod(step, self.n)
+        for index, move in enumerate(self.plan.write_backs):
+            if move.after_function + 1 != function:
+                continue
+            storage, where = self.named[iteration][move.variable], (step, move.variable, index)
+            if not storage.movable <= step <= storage.died:
+                self._report(Fault.NOT_LIVE, *where)
+            elif step in storage.uses:
+                self._report(Fault.OUT_WHILE_PINNED, *where)
+            elif set(range(move.first_chunk, move.first_chunk + move.chunk_count)) & storage.absent:
+                self._report(Fault.OUT_OF_ABSENT, *where)
 
     def _in(self, event: _Event, step: int) -> None:
         move, storage = event.move, event.storage

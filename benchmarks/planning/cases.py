@@ -103,6 +103,7 @@ def figures(problem: Problem, timeline: Timeline) -> dict[str, Any]:
         "out_bytes": timeline.out_bytes,
         "in_bytes": timeline.in_bytes,
         "dropped_bytes": timeline.dropped_bytes,
+        "write_back_bytes": timeline.write_back_bytes,
         "average_bytes": round(timeline.average_chunks * problem.chunk_bytes),
         "peak_bytes": timeline.peak_chunks * problem.chunk_bytes,
     }

@@ -141,7 +141,8 @@ class Core {
 
   // Starts copying resident slots out. Clean ones are dropped at once. Appends to `transfers` what was enqueued.
   // False: no host memory, or the driver refused; then nothing was started.
-  bool start_out(Lock& lock, Piece piece, std::vector<Transfer>& transfers);
+  // With `stay` the slots are copied and remain resident (a write-back), except those that a swap-out comes for meanwhile.
+  bool start_out(Lock& lock, Piece piece, std::vector<Transfer>& transfers, bool stay = false);
   // Maps chunks (taken by the caller) behind absent slots and starts copying in.
   bool start_in(Lock& lock, Piece piece, const Chunk* chunks, std::vector<Transfer>& transfers);
   // Waits for a copy and ends its transition. False if the bytes did not arrive.
@@ -252,7 +253,7 @@ class Core {
   int bring_in(Lock& lock, Region* region, std::vector<Transfer>& transfers);
   int evict_unpinned(Lock& lock);
   bool verify_clean(Region* region, uint32_t first, uint32_t count);
-  bool ensure_host_block(Region* region);
+  bool ensure_host_block(Region* region, bool reclaim);
   bool reclaim_host(uint64_t bytes);
   bool end_transition(const Transfer& transfer, bool copied);  // true: the bytes arrived
   void settle_out(const Transfer& transfer, bool copied);

@@ -73,6 +73,7 @@ typedef struct {
   uint64_t swap_out_bytes, swap_in_bytes, swap_out_count, swap_in_count;
   uint64_t demand_swap_in_count, demand_swap_in_bytes, demand_swap_out_bytes;
   uint64_t clean_drop_count, clean_drop_bytes, cancelled_swap_out_count;
+  uint64_t write_back_bytes;  // of the swap-outs: copied ahead, while the variable stayed on the device
   uint64_t budget_overrun_count, divergence_count, plan_switch_count, plan_count, planned_iteration_count;
   uint64_t functions, iterations, allocations, frees, cache_hits;
   uint64_t driver_failure_count, driver_calls_map, driver_calls_unmap, driver_calls_set_access, driver_calls_create;
@@ -112,9 +113,10 @@ typedef struct {
 // A plan for the iterations with one fingerprint; semantics in swapd/plan.py. Arrays are copied.
 typedef struct {
   uint64_t fingerprint;
-  uint32_t outs, ins;
+  uint32_t outs, ins, write_backs;
   const int32_t *out_variable, *out_first_chunk, *out_chunk_count, *out_after_function;
   const int32_t *in_variable, *in_first_chunk, *in_chunk_count, *in_after_function, *in_after_outs, *in_before_function;
+  const int32_t *back_variable, *back_first_chunk, *back_chunk_count, *back_after_function;
 } ooc_plan;
 
 OOC_API const char* ooc_last_error(void);

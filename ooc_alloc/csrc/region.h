@@ -2,7 +2,8 @@
 //
 //   slot state   chunk    arriving  leaving   the bytes are
 //   resident     yes      no        no        on the device (and in the host copy too if host_valid)
-//   leaving      yes      no        yes       on the device; a copy to the host is under way
+//   leaving      yes      no        yes       on the device; a copy to the host is under way, after which the slot is
+//                                             swapped, or, if it is `staying`, resident with a valid host copy
 //   swapped      none     no        no        in the host copy (host_valid)
 //   arriving     yes      yes       no        in the host copy; a copy to the device is under way
 //
@@ -29,6 +30,7 @@ struct Slot {
   Chunk chunk = kNoChunk;
   bool host_valid = false;
   bool leaving = false;
+  bool staying = false;  // of leaving slots: only the copy is wanted (a write-back)
   bool arriving = false;
   bool host_mapped = false;  // its address leads to its host copy (host-backed memory)
 

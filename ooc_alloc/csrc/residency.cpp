@@ -28,10 +28,10 @@ bool Core::reclaim_host(uint64_t bytes) {
   return any;
 }
 
-bool Core::ensure_host_block(Region* region) {
+bool Core::ensure_host_block(Region* region, bool reclaim) {
   if (region->host != nullptr) return true;
   region->host = arena_->allocate(region->bytes);
-  if (region->host == nullptr && reclaim_host(region->bytes)) region->host = arena_->allocate(region->bytes);
+  if (region->host == nullptr && reclaim && reclaim_host(region->bytes)) region->host = arena_->allocate(region->bytes);
   if (region->host != nullptr && order_) wait_for_host_block(region);
   return region->host != nullptr;
 }
@@ -69,12 +69,13 @@ bool Core::drop_clean(Region* region, uint32_t first, uint32_t count) {
   return true;
 }
 
-bool Core::start_out(Lock& lock, Piece piece, std::vector<Transfer>& transfers) {
+bool Core::start_out(Lock& lock, Piece piece, std::vector<Transfer>& transfers, bool stay) {
   Region* region = piece.region;
   const uint32_t end = piece.first + piece.count;
   for (uint32_t i = piece.first; i < end && i < region->count && region->live && region->pins == 0;) {
-    const Slot& slot = region->slots[i];
-    if (slot.chunk == kNoChunk || slot.arriving || slot.leaving) {
+    Slot& slot = region->slots[i];
+    if (slot.chunk == kNoChunk || slot.arriving || slot.leaving || (stay && slot.host_valid)) {
+      slot.staying &= stay;  // its copy is under way already; when it is made, the slot leaves after all
       ++i;
       continue;
     }
@@ -94,8 +95,11 @@ bool Core::start_out(Lock& lock, Piece piece, std::vector<Transfer>& transfers) 
       i = last;
       continue;
     }
-    if (!ensure_host_block(region)) return false;
-    for (uint32_t s = i; s < last; ++s) region->slots[s].leaving = true;
+    if (!ensure_host_block(region, !stay)) return false;
+    for (uint32_t s = i; s < last; ++s) {
+      region->slots[s].leaving = true;
+      region->slots[s].staying = stay;
+    }
     region->moving += last - i;
     moving_ += last - i;
     Transfer transfer{region, i, last - i, Direction::kOut, region->write_epoch, nullptr, now_seconds(), false, {}};
@@ -184,7 +188,8 @@ bool Core::end_transition(const Transfer& transfer, bool copied) {
 void Core::settle_out(const Transfer& transfer, bool copied) {
   Region* region = transfer.region;
   const bool unwritten = region->write_epoch == transfer.epoch && region->writable_pins == 0;
-  for (uint32_t i = transfer.first; i < transfer.first + transfer.count; ++i) region->slots[i].leaving = false;
+  const uint32_t end = transfer.first + transfer.count;
+  for (uint32_t i = transfer.first; i < end; ++i) region->slots[i].leaving = false;
   if (!copied || region->doomed) return;
   stats_.swap_out_bytes += slot_bytes(region, transfer.first, transfer.count, chunk_bytes_);
   ++stats_.swap_out_count;
@@ -192,11 +197,16 @@ void Core::settle_out(const Transfer& transfer, bool copied) {
     ++stats_.cancelled_swap_out_count;
     return;
   }
-  for (uint32_t i = transfer.first; i < transfer.first + transfer.count; ++i) region->slots[i].host_valid = true;
+  for (uint32_t i = transfer.first; i < end; ++i) region->slots[i].host_valid = true;
   region->host_valid += transfer.count;
-  if (region->pins > 0) ++stats_.cancelled_swap_out_count;  // somebody reads it: it stays, and is clean
-  else if (unmap_slots(region, transfer.first, transfer.count))  // if the driver refuses, it stays, and is clean
-    show_host_copy(region, transfer.first, transfer.count);
+  for (uint32_t i = transfer.first, last = i; i < end; i = last) {
+    const bool staying = region->slots[i].staying;
+    while (last < end && region->slots[last].staying == staying) region->slots[last++].staying = false;
+    if (staying) stats_.write_back_bytes += slot_bytes(region, i, last - i, chunk_bytes_);
+    else if (region->pins > 0) ++stats_.cancelled_swap_out_count;  // somebody reads it: it stays, and is clean
+    else if (unmap_slots(region, i, last - i))  // if the driver refuses, it stays, and is clean
+      show_host_copy(region, i, last - i);
+  }
 }
 
 bool Core::settle_in(const Transfer& transfer, bool copied) {

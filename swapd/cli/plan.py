@@ -103,6 +103,7 @@ def plan_facts(problem: Problem, plan: Plan, limit: LowerBound, timeline: Timeli
         "out_bytes": timeline.out_bytes,
         "in_bytes": timeline.in_bytes,
         "dropped_bytes": timeline.dropped_bytes,
+        "write_back_bytes": timeline.write_back_bytes,
         "demand_in_count": timeline.demand_in_count,
         "compute_seconds": problem.compute_seconds,
         "bound_seconds": limit.seconds,

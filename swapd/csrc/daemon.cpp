@@ -101,7 +101,10 @@ bool Daemon::install(const ooc_plan& source) {
     plan->ins.push_back({number(source.in_variable[i]), number(source.in_first_chunk[i]),
                          number(source.in_chunk_count[i]), source.in_after_function[i],
                          number(source.in_after_outs[i]), number(source.in_before_function[i])});
-  for (const auto* moves : {&plan->outs, &plan->ins})
+  for (uint32_t i = 0; i < source.write_backs; ++i)
+    plan->write_backs.push_back({number(source.back_variable[i]), number(source.back_first_chunk[i]),
+                                 number(source.back_chunk_count[i]), source.back_after_function[i], 0, 0});
+  for (const auto* moves : {&plan->outs, &plan->ins, &plan->write_backs})
     for (const Move& move : *moves)
       if (move.variable >= variables || move.after_function >= static_cast<int32_t>(trace.functions())) return false;
   plan->uses.resize(variables);
@@ -112,7 +115,7 @@ bool Daemon::install(const ooc_plan& source) {
     if (previous >= 0 && static_cast<size_t>(previous) < variables) plan->next_id[static_cast<size_t>(previous)] = static_cast<int32_t>(v);
   }
   plan->wakes.assign(trace.functions() + 1, false);
-  for (const auto* moves : {&plan->outs, &plan->ins})
+  for (const auto* moves : {&plan->outs, &plan->ins, &plan->write_backs})
     for (const Move& move : *moves)
       if (move.after_function >= -1) plan->wakes[static_cast<size_t>(move.after_function + 1)] = true;
   if (!plan->wakes.empty()) plan->wakes[0] = true;  // the tail of the run before
@@ -136,7 +139,7 @@ void Daemon::forget() {
   successors_.clear();
   runs_.clear();
   current_.reset();
-  out_offset_ = in_offset_ = 0;
+  out_offset_ = in_offset_ = write_back_offset_ = 0;
 }
 
 bool Daemon::has_plan(uint64_t fingerprint) {
@@ -165,6 +168,8 @@ void Daemon::follow(std::shared_ptr<const Plan> plan, uint32_t begun, bool expec
     while (run.next_out < plan->outs.size() && plan->outs[run.next_out].after_function + 2 < from) ++run.next_out;
     while (run.next_in < plan->ins.size() && plan->ins[run.next_in].before_function < begun) ++run.next_in;
     run.outs_done = run.next_out;
+    const auto& backs = plan->write_backs;
+    while (run.next_write_back < backs.size() && backs[run.next_write_back].after_function + 2 < from) ++run.next_write_back;
   }
   run.plan = std::move(plan);
   runs_.push_back(current_);
@@ -173,7 +178,7 @@ void Daemon::follow(std::shared_ptr<const Plan> plan, uint32_t begun, bool expec
 void Daemon::depart() {
   runs_.erase(std::remove(runs_.begin(), runs_.end(), current_), runs_.end());
   current_.reset();
-  out_offset_ = in_offset_ = 0;
+  out_offset_ = in_offset_ = write_back_offset_ = 0;
 }
 
 // A tail has one iteration to end in. One that cannot (the plan may be wrong) must not block those after it.
@@ -182,7 +187,7 @@ void Daemon::drop_old_tails() {
   const auto kept = std::remove_if(runs_.begin(), runs_.end(), ended);
   if (kept == runs_.end()) return;
   runs_.erase(kept, runs_.end());
-  out_offset_ = in_offset_ = 0;
+  out_offset_ = in_offset_ = write_back_offset_ = 0;
 }
 
 void Daemon::function_started(uint32_t index, uint64_t prefix) {
@@ -301,6 +306,14 @@ Run* Daemon::run_with_outs() {
   return nullptr;
 }
 
+Run* Daemon::run_with_write_backs() {
+  for (const auto& run : runs_) {
+    if (run->next_write_back >= run->plan->write_backs.size()) continue;
+    return run->passed(run->plan->write_backs[run->next_write_back].after_function) ? run.get() : nullptr;
+  }
+  return nullptr;
+}
+
 Run* Daemon::run_with_ins() {
   for (const auto& run : runs_) {
     if (run->next_in >= run->plan->ins.size()) continue;
@@ -313,7 +326,8 @@ Run* Daemon::run_with_ins() {
 
 bool Daemon::relief_coming() const {
   if (!may_start() || !out_thread_.joinable()) return false;
-  return !flying_out_.empty() || const_cast<Daemon*>(this)->run_with_outs() != nullptr;
+  const auto frees = [](const InFlight& flying) { return !flying.stays; };
+  return std::any_of(flying_out_.begin(), flying_out_.end(), frees) || const_cast<Daemon*>(this)->run_with_outs() != nullptr;
 }
 
 void Daemon::drop_finished_runs() {
@@ -332,7 +346,7 @@ bool Daemon::used_since(const Run& run, const Move& move, const Region* region) 
 // A run before this one is still to move some of these chunks out.
 bool Daemon::leaves_before(const Run& run, const Move& move, const Region* region) const {
   for (uint32_t i = move.first; i < std::min(move.first + move.count, region->count); ++i)
-    if (region->slots[i].leaving) return true;
+    if (region->slots[i].leaving && !region->slots[i].staying) return true;
   for (const auto& earlier : runs_) {
     if (earlier.get() == &run) return false;
     for (size_t i = earlier->next_out; i < earlier->plan->outs.size(); ++i)
@@ -358,21 +372,46 @@ bool Daemon::start_piece_out(Lock& lock, Run& run) {
   }
   std::vector<Transfer> transfers;
   if (usable) core_.start_out(lock, {region, first, count}, transfers);
-  for (const Transfer& transfer : transfers) flying_out_.push_back({transfer, keep, false});
+  for (const Transfer& transfer : transfers) flying_out_.push_back({transfer, keep, false, false});
   if (last) {
     if (flying_out_.empty()) {
       ++keep->outs_done;
       core_.changed().notify_all();
     } else {
-      flying_out_.push_back({Transfer{}, keep, true});  // settles after all that was started before it
+      flying_out_.push_back({Transfer{}, keep, true, false});  // settles after all that was started before it
     }
   }
   return true;
 }
 
+// A piece of the next write-back, if nothing has used the variable since, nor uses it now. Whatever comes of it, no move
+// waits for it.
+void Daemon::start_write_back(Lock& lock, Run& run) {
+  const Move& move = run.plan->write_backs[run.next_write_back];
+  Region* region = bound(run, move.variable);
+  const uint32_t first = move.first + write_back_offset_;
+  const bool usable = region != nullptr && region->pins == 0 && first < region->count && !used_since(run, move, region);
+  const auto pieces = static_cast<uint32_t>(core_.piece_chunks());
+  const uint32_t count = usable ? std::min({pieces, move.count - write_back_offset_, region->count - first}) : 0;
+  write_back_offset_ += count;
+  if (!usable || write_back_offset_ >= move.count) {
+    ++run.next_write_back;
+    write_back_offset_ = 0;
+  }
+  std::vector<Transfer> transfers;
+  if (usable) core_.start_out(lock, {region, first, count}, transfers, true);
+  for (const Transfer& transfer : transfers) flying_out_.push_back({transfer, nullptr, false, true});
+}
+
 bool Daemon::tick_out(Lock& lock) {
   if (flying_out_.size() < 2 * kDepth && may_start())
     if (Run* run = run_with_outs()) return start_piece_out(lock, *run);
+  if (flying_out_.size() < kDepth && may_start()) {
+    if (Run* run = run_with_write_backs()) {
+      start_write_back(lock, *run);
+      return true;
+    }
+  }
   if (flying_out_.empty()) return core_.bury_one(lock);
   const InFlight oldest = flying_out_.front();
   if (oldest.transfer.region != nullptr) core_.settle(lock, oldest.transfer);
@@ -407,7 +446,7 @@ bool Daemon::start_piece_in(Lock& lock, Run& run) {
   in_offset_ = last - move.first;
   std::vector<Transfer> transfers;
   core_.start_in(lock, {region, first, last - first}, chunks.data(), transfers);
-  for (const Transfer& transfer : transfers) flying_in_.push_back({transfer, nullptr, false});
+  for (const Transfer& transfer : transfers) flying_in_.push_back({transfer, nullptr, false, false});
   return true;
 }
 

@@ -29,7 +29,7 @@ struct Move {
 
 struct Plan {
   uint64_t fingerprint = 0;
-  std::vector<Move> outs, ins;
+  std::vector<Move> outs, ins, write_backs;
   std::shared_ptr<const Trace> trace;           // the recorded iteration it was made for
   std::vector<std::vector<uint32_t>> uses;      // [variables] functions, ascending
   std::vector<int32_t> next_id;                 // [variables] its id in the next iteration if that is the same; -1
@@ -43,13 +43,15 @@ struct Run {
   bool ended = false;
   bool successor_began = false;        // a function of the next iteration has begun
   bool expected = false;               // history said that this plan would be followed
-  size_t next_out = 0, next_in = 0;
+  size_t next_out = 0, next_in = 0, next_write_back = 0;
   size_t outs_done = 0;
 
   bool passed(int32_t after_function) const {  // the function after `after_function` has begun
     return after_function < 0 || begun >= static_cast<uint32_t>(after_function) + 2 || (ended && successor_began);
   }
-  bool finished() const { return next_out >= plan->outs.size() && next_in >= plan->ins.size(); }
+  bool finished() const {
+    return next_out >= plan->outs.size() && next_in >= plan->ins.size() && next_write_back >= plan->write_backs.size();
+  }
 };
 
 class Daemon : public Scheduler {
@@ -86,6 +88,7 @@ class Daemon : public Scheduler {
   void drop_old_tails();
   std::shared_ptr<const Plan> plan_with_prefix(uint32_t index, uint64_t prefix) const;
   Run* run_with_outs();
+  Run* run_with_write_backs();
   Run* run_with_ins();
   void drop_finished_runs();
   // What is under way is always settled: a fork waits for it.
@@ -94,6 +97,7 @@ class Daemon : public Scheduler {
   bool used_since(const Run& run, const Move& move, const Region* region) const;
   bool leaves_before(const Run& run, const Move& move, const Region* region) const;
   bool start_piece_out(Lock& lock, Run& run);
+  void start_write_back(Lock& lock, Run& run);
   bool start_piece_in(Lock& lock, Run& run);
 
   static constexpr size_t kDepth = 2;  // pieces in flight: one is copied while the next is prepared
@@ -112,9 +116,11 @@ class Daemon : public Scheduler {
     Transfer transfer;
     std::shared_ptr<Run> run;
     bool last = false;  // of its move
+    bool stays = false; // a write-back: no room comes of it
   };
   std::deque<InFlight> flying_out_, flying_in_;
-  uint32_t out_offset_ = 0, in_offset_ = 0;  // chunks of the next move that were already started
+  // Chunks of the next move that were already started.
+  uint32_t out_offset_ = 0, in_offset_ = 0, write_back_offset_ = 0;
   bool stop_ = false;
   uint64_t rounds_asked_ = 0, rounds_seen_[2] = {0, 0};  // settle(): a thread that has seen a round had nothing to do in it
   uint64_t work_done_ = 0;                               // ticks that did something

@@ -1,9 +1,11 @@
 """Choice: how many chunks leave over each idle interval.
 
 While a function is over capacity, take the one that is furthest over and let chunks leave over the intervals that
-cover it, longest idle time first, only as many as are needed. Evicting what is needed furthest ahead is Belady's rule
-("A study of replacement algorithms for a virtual-storage computer", 1966); choosing whole intervals ahead is what
-lets a transfer start long before its room is needed. What later choices made superfluous stays after all.
+cover it, longest idle time first, only as many as are needed. If asked, those come first that may leave without a
+copy at that moment: what was not written since an earlier interval can be written back there. Evicting what is needed
+furthest ahead is Belady's rule ("A study of replacement algorithms for a virtual-storage computer", 1966); choosing
+whole intervals ahead is what lets a transfer start long before its room is needed. What later choices made superfluous
+stays after all.
 
 A transfer takes time at both ends of its interval, during which the memory is not free. With a `margin` the intervals
 are first shortened by that many times their own transfer time, so that what leaves is enough also while other transfers
@@ -22,13 +24,13 @@ from swapd.problem import Problem
 Counts = NDArray[np.int64]
 
 
-def choose(problem: Problem, intervals: Intervals, margin: float = 0.0) -> Counts:
+def choose(problem: Problem, intervals: Intervals, margin: float = 0.0, clean_first: bool = False) -> Counts:
     """int64[intervals]: how many chunks leave over each interval so that every function fits.
 
     Raises:
         RuntimeError: a function does not fit although everything that can leave does.
     """
-    order = np.argsort(-intervals.seconds, kind="stable")
+    order = np.lexsort((-intervals.seconds, clean_first & (intervals.clean_after < 0)))
     taken = np.zeros(len(intervals), np.int64)
     start, stop = _shortened(problem, intervals, margin)
     resident = make_profile(problem.live)
@@ -70,6 +72,7 @@ def _take(
     """Let chunks leave until every function fits. Returns a function that does not, if there is one."""
     n, capacity = problem.functions, problem.capacity_chunks
     starts, stops = start[order], stop[order]
+    left = intervals.chunks[order] - taken[order]
     failed: int | None = None
     hopeless = np.zeros(n, bool)
     while True:
@@ -81,14 +84,14 @@ def _take(
         if excess <= 0 or hopeless[worst]:
             return failed
         covers = ((starts <= worst) & (worst < stops)) | ((starts <= worst - n) & (worst - n < stops))
-        for interval in order[covers].tolist():
-            amount = min(excess, int(intervals.chunks[interval] - taken[interval]))
-            if amount > 0:
-                taken[interval] += amount
-                resident.add(int(start[interval]), int(stop[interval]), -amount)
-                excess = int(resident.at(worst)) - capacity  # twice as much less, where the interval covers it twice
-                if excess <= 0:
-                    break
+        for place in np.flatnonzero(covers & (left > 0)).tolist():
+            interval, amount = int(order[place]), min(excess, int(left[place]))
+            taken[interval] += amount
+            left[place] -= amount
+            resident.add(int(starts[place]), int(stops[place]), -amount)
+            excess = int(resident.at(worst)) - capacity  # twice as much less, where the interval covers it twice
+            if excess <= 0:
+                break
         if excess > 0:
             hopeless[worst] = True
             failed = worst

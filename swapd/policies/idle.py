@@ -1,9 +1,9 @@
 """The idle policy: move the least data, over the intervals in which it is missed least.
 
 `choice` says what leaves, `placement` when. Both have to guess how long transfers and stalls will take; the policy
-tries a few margins, keeps what simulates fastest, and then repeats it a few times with the functions' times stretched
-by the stalls seen, which moves the guesses towards what will happen. How often depends on the size of the problem, so
-that planning ends within about a second.
+tries a few ways to choose, keeps what simulates fastest, and then repeats it a few times with the functions' times
+stretched by the stalls seen, which moves the guesses towards what will happen. How often depends on the size of the
+problem, so that planning ends within about a second.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from swapd.policies.placement import place
 from swapd.problem import Problem
 from swapd.simulator import Timeline, simulate
 
-MARGINS = (0.0, 2.0, 4.0)  # times an interval's own transfer time
+# Whether what may leave without a copy comes first, and the margin: times an interval's own transfer time.
+CHOICES = ((True, 2.0), (True, 0.0), (True, 4.0), (False, 2.0), (False, 0.0), (False, 4.0))
 ROUNDS = 3  # with stretched times
 WORK = 40_000  # functions and intervals gone through in all, about: what a second is enough for
 CLOSE = 1.01  # times the bound: near enough not to look further
@@ -39,25 +40,28 @@ def idle(problem: Problem) -> Plan:
     intervals = find_intervals(problem)
     attempts = max(1, WORK // (problem.functions + len(intervals)))
     tried = []
-    for margin in MARGINS if attempts > 1 else MARGINS[1:2]:
-        tried.append((*_attempt(problem, problem, intervals, margin), margin))
-        if tried[-1][1].seconds <= goal or len(tried) == attempts:
+    for choice in CHOICES[: max(attempts - ROUNDS, (attempts + 1) // 2)]:
+        tried.append((*_attempt(problem, problem, intervals, choice), choice))
+        if tried[-1][1].seconds <= goal:
             break
-    plan, timeline, margin = min(tried, key=lambda attempt: attempt[1].seconds)
+    plan, timeline, (clean_first, margin) = min(tried, key=lambda attempt: attempt[1].seconds)
     paced, best = problem, timeline.seconds
     for _ in range(min(ROUNDS, attempts - len(tried))):
         if best <= goal:
             break
         paced = _stretched(problem, paced, timeline)
-        candidate, timeline = _attempt(problem, paced, find_intervals(paced), margin or MARGINS[1])
+        candidate, timeline = _attempt(problem, paced, find_intervals(paced), (clean_first, margin or 2.0))
         if timeline.seconds < best:
             plan, best = candidate, timeline.seconds
     return plan
 
 
-def _attempt(problem: Problem, paced: Problem, intervals: Intervals, margin: float) -> tuple[Plan, Timeline]:
+def _attempt(
+    problem: Problem, paced: Problem, intervals: Intervals, choice: tuple[bool, float]
+) -> tuple[Plan, Timeline]:
     """A plan made with the times of `paced`, whose intervals are given, and what it does at those of `problem`."""
-    plan = place(paced, intervals, choose(paced, intervals, margin), "idle")
+    clean_first, margin = choice
+    plan = place(paced, intervals, choose(paced, intervals, margin, clean_first), "idle")
     return plan, simulate(problem, plan)
 
 

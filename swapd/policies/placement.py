@@ -8,28 +8,17 @@ lacks room waits for outs that depend on nothing later than itself.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
 from swapd.plan import In, Out, Plan
 from swapd.policies.intervals import Intervals, host_valid, start_times
+from swapd.policies.pieces import Piece, after, piece_chunks
 from swapd.policies.profile import Profile, make_profile
+from swapd.policies.write_backs import write_backs
 from swapd.problem import Problem
 
-PIECES = 8  # at most, of one interval's chunks: a function then need not wait for the whole of a large variable
-_LATENCIES = 32  # a piece takes at least so many times the latency of a copy,
-_CAPACITY_SHARE = 256  # and is at least one part in so many of the capacity
 _LEAD = 1 / 50  # of an iteration: how much ahead of the latest sufficient start an in may start
-
-
-@dataclass(frozen=True)
-class _Piece:
-    interval: int
-    first: int
-    count: int
-    at: int  # the function before which it may start, in the coordinates of `intervals`
 
 
 def place(problem: Problem, intervals: Intervals, taken: NDArray[np.int64], policy: str) -> Plan:
@@ -39,44 +28,33 @@ def place(problem: Problem, intervals: Intervals, taken: NDArray[np.int64], poli
     """
     outs = _place_outs(problem, intervals, taken)
     ins = _place_ins(problem, intervals, taken)
+    variables = intervals.out_variable.tolist()
     return Plan(
-        outs=tuple(
-            Out(int(intervals.out_variable[p.interval]), p.first, p.count, _after(problem, intervals, p)) for p in outs
-        ),
+        outs=tuple(Out(variables[p.interval], p.first, p.count, after(problem, intervals, p.interval)) for p in outs),
         ins=tuple(_ordered_ins(problem, intervals, taken, outs, ins)),
+        write_backs=tuple(write_backs(problem, intervals, taken)),
         policy=policy,
     )
 
 
-def _after(problem: Problem, intervals: Intervals, piece: _Piece) -> int:
-    start = int(intervals.start[piece.interval])
-    return start - 1 + (problem.functions if intervals.wraps[piece.interval] else 0)
-
-
-def _piece_chunks(problem: Problem, count: int, bytes_per_second: float) -> int:
-    least = _LATENCIES * problem.machine.latency_seconds * bytes_per_second / problem.chunk_bytes
-    return max(1, -(-count // PIECES), int(least), problem.capacity_chunks // _CAPACITY_SHARE)
-
-
-def _place_outs(problem: Problem, intervals: Intervals, taken: NDArray[np.int64]) -> list[_Piece]:
+def _place_outs(problem: Problem, intervals: Intervals, taken: NDArray[np.int64]) -> list[Piece]:
     """Outs in the order in which their intervals start; what leaves clean, and so at once, before the rest."""
     clean = np.minimum(host_valid(intervals, taken), taken)
     rate = problem.machine.out_bytes_per_second
-    rows: list[tuple[int, int, int, _Piece]] = []
+    rows: list[tuple[int, int, int, Piece]] = []
     for interval in np.flatnonzero(taken).tolist():
         count, dropped = int(taken[interval]), int(clean[interval])
-        start = int(intervals.start[interval])
-        after = start - 1 + (problem.functions if intervals.wraps[interval] else 0)
+        start, ends = int(intervals.start[interval]), after(problem, intervals, interval)
         if dropped:
-            rows.append((after, 0, len(rows), _Piece(interval, 0, dropped, start)))
-        size = _piece_chunks(problem, count - dropped, rate)
+            rows.append((ends, 0, len(rows), Piece(interval, 0, dropped, start)))
+        size = piece_chunks(problem, count - dropped, rate)
         for first in range(dropped, count, size):
-            rows.append((after, 1, len(rows), _Piece(interval, first, min(size, count - first), start)))
+            rows.append((ends, 1, len(rows), Piece(interval, first, min(size, count - first), start)))
     rows.sort(key=lambda row: row[:3])
     return [row[3] for row in rows]
 
 
-def _place_ins(problem: Problem, intervals: Intervals, taken: NDArray[np.int64]) -> list[_Piece]:
+def _place_ins(problem: Problem, intervals: Intervals, taken: NDArray[np.int64]) -> list[Piece]:
     """Ins in the order of need, each at the earliest useful function from which on there is room for it."""
     n, rate = problem.functions, problem.machine.in_bytes_per_second
     held = make_profile(problem.live)
@@ -86,12 +64,12 @@ def _place_ins(problem: Problem, intervals: Intervals, taken: NDArray[np.int64])
         held.add(starts[interval], stops[interval], -int(taken[interval]))
     returning = moved[intervals.in_variable[moved] >= 0]
     order = returning[np.lexsort((returning, intervals.start[returning], intervals.stop[returning]))]
-    pieces: list[_Piece] = []
+    pieces: list[Piece] = []
     floor = -n
     for interval, useful in zip(order.tolist(), _useful_starts(problem, intervals, taken, order)):
         stop, count = stops[interval], int(taken[interval])
         start = max(starts[interval], stop - n, useful)  # no more than an iteration ahead
-        size = _piece_chunks(problem, count, rate)
+        size = piece_chunks(problem, count, rate)
         first = 0
         while first < count:
             part = min(size, count - first)
@@ -99,9 +77,9 @@ def _place_ins(problem: Problem, intervals: Intervals, taken: NDArray[np.int64])
             held.add(at, stop, part)
             if pieces and first and pieces[-1].at == at:
                 part += pieces[-1].count
-                pieces[-1] = _Piece(interval, pieces[-1].first, part, at)
+                pieces[-1] = Piece(interval, pieces[-1].first, part, at)
             else:
-                pieces.append(_Piece(interval, first, part, at))
+                pieces.append(Piece(interval, first, part, at))
             first = pieces[-1].first + pieces[-1].count
             floor = at
     return pieces
@@ -136,7 +114,7 @@ def _earliest(held: Profile, start: int, stop: int, most: int) -> int:
 
 
 def _ordered_ins(
-    problem: Problem, intervals: Intervals, taken: NDArray[np.int64], outs: list[_Piece], ins: list[_Piece]
+    problem: Problem, intervals: Intervals, taken: NDArray[np.int64], outs: list[Piece], ins: list[Piece]
 ) -> list[In]:
     """The list of ins: what may start in an iteration, then what may start before it ends but serves the next."""
     n = problem.functions
@@ -166,8 +144,8 @@ class _OutsNeeded:
         problem: Problem,
         intervals: Intervals,
         taken: NDArray[np.int64],
-        outs: list[_Piece],
-        ins: list[_Piece],
+        outs: list[Piece],
+        ins: list[Piece],
     ) -> None:
         self.n, self.intervals = problem.functions, intervals
         self.wraps: list[bool] = intervals.wraps.tolist()
@@ -182,9 +160,7 @@ class _OutsNeeded:
     def for_chunk(self, interval: int, chunk: int) -> int:
         """Outs to complete until the interval's chunks up to `chunk` have left."""
         return next(
-            index + 1
-            for index in self.of_interval[interval]
-            if self.outs[index].first + self.outs[index].count > chunk
+            index + 1 for index in self.of_interval[interval] if self.outs[index].first + self.outs[index].count > chunk
         )
 
     def for_room(self, function: int) -> int:

@@ -25,19 +25,26 @@ struct DaemonTest : CoreTest {
     return ended;
   }
 
-  bool install(uint64_t fingerprint, const std::vector<OutMove>& outs, const std::vector<InMove>& ins) {
-    std::vector<int32_t> o[4], i[6];
-    for (const OutMove& m : outs) {
-      const int32_t fields[] = {m.variable, m.first, m.count, m.after_function};
-      for (int f = 0; f < 4; ++f) o[f].push_back(fields[f]);
-    }
+  bool install(uint64_t fingerprint, const std::vector<OutMove>& outs, const std::vector<InMove>& ins,
+               const std::vector<OutMove>& write_backs = {}) {
+    std::vector<int32_t> o[4], i[6], b[4];
+    auto columns = [](const std::vector<OutMove>& moves, std::vector<int32_t>* to) {
+      for (const OutMove& m : moves) {
+        const int32_t fields[] = {m.variable, m.first, m.count, m.after_function};
+        for (int f = 0; f < 4; ++f) to[f].push_back(fields[f]);
+      }
+    };
+    columns(outs, o);
+    columns(write_backs, b);
     for (const InMove& m : ins) {
       const int32_t fields[] = {m.variable, m.first, m.count, m.after_function, m.after_outs, m.before_function};
       for (int f = 0; f < 6; ++f) i[f].push_back(fields[f]);
     }
     const ooc_plan plan{fingerprint,   static_cast<uint32_t>(outs.size()), static_cast<uint32_t>(ins.size()),
+                        static_cast<uint32_t>(write_backs.size()),
                         o[0].data(),   o[1].data(), o[2].data(), o[3].data(),
-                        i[0].data(),   i[1].data(), i[2].data(), i[3].data(), i[4].data(), i[5].data()};
+                        i[0].data(),   i[1].data(), i[2].data(), i[3].data(), i[4].data(), i[5].data(),
+                        b[0].data(),   b[1].data(), b[2].data(), b[3].data()};
     return daemon.install(plan);
   }
 

@@ -86,6 +86,100 @@ TEST(moves_start_when_their_function_has_ended) {
   EXPECT_EQ(t.stats().demand_swap_in_count, uint64_t{0});
 }
 
+// Variable 0 is read by function 0 and written by nothing in between: its copy is made ahead, and is what leaves.
+TEST(a_write_back_is_made_ahead_and_the_variable_then_leaves_without_a_copy) {
+  Loop t(16);
+  t.last = t.steady();
+  ASSERT_TRUE(t.install(t.last, {{0, 0, 2, 2}}, {}, {{0, 0, 2, 0}}));
+  t.use(0);
+  EXPECT_EQ(t.settle(), 0);
+  t.use(1);
+  t.settle();
+  EXPECT_EQ(t.on_device(0), 2u);
+  EXPECT_EQ(t.stats().swap_out_bytes, 2 * t.chunk);
+  EXPECT_EQ(t.stats().write_back_bytes, 2 * t.chunk);
+  t.use(2);
+  t.settle();
+  EXPECT_EQ(t.on_device(0), 2u);
+  t.use(3);
+  t.settle();
+  EXPECT_EQ(t.on_device(0), 0u);
+  EXPECT_EQ(t.stats().clean_drop_bytes, 2 * t.chunk);
+  EXPECT_EQ(t.stats().swap_out_bytes, 2 * t.chunk);
+  t.boundary();
+  t.use(0);  // the bytes are right
+}
+
+TEST(outs_go_before_write_backs_and_ins_do_not_wait_for_these) {
+  Loop t(16);
+  t.last = t.steady();
+  ASSERT_TRUE(t.install(t.last, {{1, 0, 2, 1}}, {{1, 0, 2, 2, 1, 4}}, {{0, 0, 2, 0}, {2, 0, 2, 2}}));
+  t.use(0);
+  t.use(1);
+  t.use(2);  // the out of 1 and the write-back of 0 may start
+  EXPECT_TRUE(t.tick_out());
+  EXPECT_EQ(t.stats().write_back_bytes + t.stats().swap_out_bytes, uint64_t{0});
+  while (t.on_device(1) == 2u) ASSERT_TRUE(t.tick_out());
+  EXPECT_EQ(t.stats().write_back_bytes, uint64_t{0});
+  EXPECT_TRUE(t.tick_out());
+  t.settle();
+  EXPECT_EQ(t.stats().write_back_bytes, 2 * t.chunk);
+  t.use(3);
+  t.settle();
+  EXPECT_EQ(t.stats().write_back_bytes, 4 * t.chunk);
+  EXPECT_EQ(t.on_device(1), 2u);
+  t.boundary();
+}
+
+TEST(a_write_back_of_what_was_used_since_is_left_out) {
+  Loop t(16);
+  t.last = t.steady();
+  ASSERT_TRUE(t.install(t.last, {}, {}, {{0, 0, 2, 0}, {1, 0, 2, 1}}));
+  for (size_t i = 0; i < 4; ++i) t.use(i);  // the daemon has no time
+  t.boundary();
+  t.use(0);
+  t.settle();
+  EXPECT_EQ(t.stats().write_back_bytes, 2 * t.chunk);  // of variable 1
+  EXPECT_EQ(t.on_device(0) + t.on_device(1), 4u);
+}
+
+TEST(what_is_written_during_its_write_back_is_not_clean) {
+  Loop t(16, 4, 2);
+  t.last = t.steady();
+  ASSERT_TRUE(t.install(t.last, {{0, 0, 2, 2}}, {}, {{0, 0, 2, 0}}));
+  t.use(0);
+  t.use(1);
+  EXPECT_TRUE(t.tick_out());  // the copy is under way
+  EXPECT_EQ(t.update(t.v[0], 77, "writes 0"), OOC_OK);
+  while (t.tick_out()) {}
+  EXPECT_EQ(t.stats().write_back_bytes, uint64_t{0});
+  EXPECT_EQ(t.stats().cancelled_swap_out_count, uint64_t{1});
+  t.boundary();
+  t.use(0);
+}
+
+// The out of a variable may start while its write-back is under way: then the copy that is being made is the out's.
+TEST(a_swap_out_takes_over_the_write_back_that_is_under_way) {
+  Loop t(16, 4, 2);
+  t.last = t.steady();
+  ASSERT_TRUE(t.install(t.last, {{0, 0, 2, 1}}, {{0, 0, 2, 2, 1, 4}}, {{0, 0, 2, 0}}));
+  t.use(0);
+  t.use(1);
+  EXPECT_TRUE(t.tick_out());
+  t.use(2);
+  EXPECT_TRUE(t.tick_out());
+  EXPECT_EQ(t.on_device(0), 2u);
+  while (t.tick_out()) {}
+  EXPECT_EQ(t.on_device(0), 0u);
+  EXPECT_EQ(t.stats().swap_out_bytes, 2 * t.chunk);
+  EXPECT_EQ(t.stats().write_back_bytes, uint64_t{0});
+  t.use(3);
+  t.settle();
+  EXPECT_EQ(t.on_device(0), 2u);
+  t.boundary();
+  t.use(0);
+}
+
 TEST(a_part_of_a_variable_moves_in_pieces) {
   Loop t(16, 2, 1);
   t.last = t.steady();

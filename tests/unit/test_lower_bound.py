@@ -81,8 +81,8 @@ def in_turn(capacity: int, machine: Machine) -> Problem:
     [
         (6, Machine(1.0, 1.0), 3.0),  # all fits
         (4, Machine(100.0, 100.0), 3.0),
-        # From the end of a function to the start of the next but one: 2 chunks in use, 4 others used by then, room for 2
-        # of them: 1 s and 4 s for two functions, and at least 1 s, the computation, for the third.
+        # From the end of one to the start of the next but one: 2 chunks in use, 4 others used by then, room for 2 of
+        # them: 1 s and 4 s for two functions, and at least 1 s, the computation, for the third.
         (4, Machine(100.0, 0.5), 6.0),
         # With room for one variable each function has to wait for its own 2 chunks, or for those before it to leave.
         (2, Machine(100.0, 0.5), 15.0),

@@ -8,6 +8,7 @@ from swapd.plan import In, Out, Plan, PlanError
 PLAN = Plan(
     outs=(Out(3, 0, 5, -1), Out(4, 2, 1, 7)),
     ins=(In(3, 0, 5, 8, 2, 9),),
+    write_backs=(Out(5, 1, 2, 3),),
     policy="idle",
     window_bytes=123,
     fingerprint=0xFEDCBA9876543210,
@@ -31,6 +32,10 @@ def test_arrays_are_contiguous_columns():
         "in_after_function": [8],
         "in_after_outs": [2],
         "in_before_function": [9],
+        "back_variable": [5],
+        "back_first_chunk": [1],
+        "back_chunk_count": [2],
+        "back_after_function": [3],
     }
     assert all(array.dtype == np.int32 and array.flags.c_contiguous for array in arrays.values())
 
@@ -38,7 +43,7 @@ def test_arrays_are_contiguous_columns():
 def test_an_empty_plan_has_empty_arrays():
     assert not Plan()
     assert all(array.shape == (0,) and array.dtype == np.int32 for array in Plan().to_arrays().values())
-    assert len(Plan().to_arrays()) == 10
+    assert len(Plan().to_arrays()) == 14
 
 
 @pytest.mark.parametrize("plan", [PLAN, Plan()])
@@ -67,7 +72,7 @@ def test_truncated_files_are_errors(tmp_path):
     ("values", "message"),
     [
         ({"format": "other"}, "not a swapd-plan"),
-        ({"version": 2}, "version 2"),
+        ({"version": 3}, "version 3"),
         ({"outs": [[1, 2, 3]]}, "damaged"),
         ({"ins": [[1, 2, 3, 4, 5, "6"]]}, "damaged"),
         ({"outs": [[1, 2, 3, 4.5]]}, "damaged"),

@@ -85,6 +85,28 @@ PLANTED = {
 }
 
 
+PLANTED_WRITE_BACKS = {
+    "no such variable": (Out(4, 0, 1, 0), Fault.UNKNOWN_VARIABLE),
+    "too many chunks": (Out(A, 1, 4, 0), Fault.BAD_CHUNK_RANGE),
+    "no such function": (Out(A, 0, 4, 5), Fault.BAD_FUNCTION),
+    "dead already": (Out(C, 0, 4, 1), Fault.NOT_LIVE),
+    "used next": (Out(X, 0, 1, 2), Fault.OUT_WHILE_PINNED),
+    "has left": (Out(A, 0, 4, 1), Fault.OUT_OF_ABSENT),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED_WRITE_BACKS)
+def test_each_planted_bug_of_a_write_back_is_found(name):
+    move, fault = PLANTED_WRITE_BACKS[name]
+    assert fault in {v.fault for v in validate(problem(), replace(SOUND, write_backs=(move,)))}
+
+
+def test_a_write_back_changes_nothing_else():
+    assert validate(problem(), replace(SOUND, write_backs=(Out(X, 0, 1, 0),))) == []
+    found = validate(problem(), Plan((), (), (Out(A, 0, 4, 0),)))  # it makes no room
+    assert {violation.fault for violation in found} == {Fault.OVER_CAPACITY}
+
+
 @pytest.mark.parametrize("name", PLANTED)
 def test_each_planted_bug_is_found(name):
     outs, ins, fault = PLANTED[name]

@@ -54,6 +54,62 @@ def test_a_timeline_by_hand():
     assert timeline.average_chunks == pytest.approx(4.0)
 
 
+BACK = (Out(A, 0, 4, 0),)
+
+
+def idle_a(*, writes: bool = False, reads: bool = False) -> Problem:
+    """Like `five`, but f1 uses no memory: there is time to copy A until f2 needs its room. f1 may use A."""
+    b = Builder()
+    b.call("f0", [], [4], seconds=1.0)
+    b.call("f1", [A] if writes or reads else [], writes=[A] if writes else [], seconds=3.0)
+    b.call("f2", [], [4], seconds=1.0)
+    b.free(1)
+    b.call("f3", [A], seconds=1.0)
+    b.free(A)
+    return Problem.from_trace(b.trace(chunk_bytes=1, machine=Machine(2.0, 1.0)), 6)
+
+
+def test_what_was_written_back_leaves_at_once():
+    plan = Plan((Out(A, 0, 4, 1),), (In(A, 0, 4, 2, 1, 3),))
+    # f0 0-1, f1 1-4, out 4-6, f2 6-7, in 7-11, f3 11-12; with the copy made 1-3, f2 4-5, in 5-9, f3 9-10.
+    assert simulate(idle_a(), plan, 1).seconds == 12.0
+    timeline = simulate(idle_a(), replace(plan, write_backs=BACK), 1)
+    assert (timeline.seconds, timeline.starts) == (10.0, [0, 1, 4, 9])
+    assert (timeline.out_bytes, timeline.write_back_bytes, timeline.dropped_bytes, timeline.in_bytes) == (4, 4, 4, 4)
+    assert timeline.average_chunks == pytest.approx((4 * 4 + 1 * 4 + 4 * 4 + 1 * 4) / 10)
+
+
+def test_a_write_back_is_of_no_use_once_the_variable_was_used():
+    plan = Plan((Out(A, 0, 4, 1),), (In(A, 0, 4, 2, 1, 3),))
+    for problem in (idle_a(writes=True), idle_a(reads=True)):
+        timeline = simulate(problem, replace(plan, write_backs=BACK), 1)
+        assert (timeline.seconds, timeline.write_back_bytes) == (12.0, 0)
+
+
+def test_a_copy_under_way_does_not_hold_up_who_reads_and_is_void_when_it_was_written():
+    for writes, seconds, copied in ((False, 11.0, 4), (True, 15.0, 8)):
+        b = Builder()
+        b.call("f0", [], [4], seconds=1.0)
+        b.call("f1", [], seconds=1.0)
+        b.call("f2", [A], writes=[A] if writes else [], seconds=3.0)
+        b.call("f3", [], [4], seconds=1.0)
+        b.free(1)
+        b.call("f4", [A], seconds=1.0)
+        b.free(A)
+        problem = Problem.from_trace(b.trace(chunk_bytes=1, machine=Machine(1.0, 1.0)), 6)
+        plan = Plan((Out(A, 0, 4, 2),), (In(A, 0, 4, 3, 1, 4),), BACK)
+        # f0 0-1, copy 1-5, f1 1-2, f2 2-5, f3 5-6, in 6-10, f4 10-11; if f2 writes, out 5-9, f3 9-10, in 10-14, f4 -15.
+        timeline = simulate(problem, plan, 1)
+        assert timeline.starts[:3] == [0, 1, 2]
+        assert (timeline.seconds, timeline.out_bytes) == (seconds, copied)
+
+
+def test_outs_go_first_and_nothing_waits_for_a_write_back():
+    timeline = simulate(five(), replace(PLAN, write_backs=(Out(A, 0, 4, -1), Out(A, 0, 4, 3))), 1)
+    assert timeline.seconds == 10.0
+    assert timeline.write_back_bytes == 0  # when its turn comes, A has left, or is clean
+
+
 def test_latency_is_paid_per_copy():
     assert simulate(five(latency=0.5), PLAN).seconds == 11.0
     halves = Plan((Out(A, 0, 2, 0), Out(A, 2, 2, 0)), (In(A, 0, 4, 2, 2, 4),))
@@ -208,7 +264,8 @@ def test_bytes_are_the_plans_when_transfers_keep_up(policy):
         # With an instant link every move of the plan happens, so the counts must be the plan's own.
         timeline = simulate(replace(problem, machine=Machine(1e15, 1e15)), plan, 3)
         assert timeline.in_bytes == plan.in_chunks * problem.chunk_bytes
-        assert timeline.out_bytes + timeline.dropped_bytes == plan.out_chunks * problem.chunk_bytes
+        left_bytes = timeline.out_bytes - timeline.write_back_bytes + timeline.dropped_bytes
+        assert left_bytes == plan.out_chunks * problem.chunk_bytes
         assert timeline.stall_seconds < 1e-6
         compared += bool(plan)
     assert compared > 40

@@ -1,0 +1,33 @@
+"""Pieces: the chunks of one interval are moved in several copies, so that a function need not wait for all of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from swapd.policies.intervals import Intervals
+from swapd.problem import Problem
+
+PIECES = 8  # at most, of one interval's chunks
+_LATENCIES = 32  # a piece takes at least so many times the latency of a copy,
+_CAPACITY_SHARE = 256  # and is at least one part in so many of the capacity
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some chunks of the variable of an interval."""
+
+    interval: int
+    first: int
+    count: int
+    at: int  # the function before which it may start, in the coordinates of `intervals`
+
+
+def piece_chunks(problem: Problem, count: int, bytes_per_second: float) -> int:
+    """How many chunks a piece of `count` has, at that speed of the link."""
+    least = _LATENCIES * problem.machine.latency_seconds * bytes_per_second / problem.chunk_bytes
+    return max(1, -(-count // PIECES), int(least), problem.capacity_chunks // _CAPACITY_SHARE)
+
+
+def after(problem: Problem, intervals: Intervals, interval: int) -> int:
+    """The function that ends as the interval begins, numbered as in the iteration in which it ends."""
+    return int(intervals.start[interval]) - 1 + (problem.functions if intervals.wraps[interval] else 0)
