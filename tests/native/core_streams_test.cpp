@@ -79,6 +79,19 @@ struct StreamsTest : CoreTest {
     std::copy(contents.begin(), contents.end(), buffers.back()->data);
     ASSERT_OK(driver().cuMemcpyHtoDAsync(variable.pointer(), buffers.back()->data, variable.bytes, stream.handle));
   }
+  void write_back(const Variable& variable) {
+    ooc_iteration ended{};
+    ASSERT_EQ(core.boundary(&ended), OOC_OK);
+    Lock lock(core.mutex());
+    const auto first = static_cast<uint64_t>(static_cast<char*>(variable.address) - core.device().base()) / chunk;
+    Region* region = nullptr;
+    for (const auto& seen : core.trace(ended.fingerprint)->variables)
+      if (Region* found = seen.handle.get(); found != nullptr && found->first == first) region = found;
+    ASSERT_TRUE(region != nullptr);
+    std::vector<Transfer> transfers;
+    ASSERT_TRUE(core.start_out(lock, {region, 0, region->count}, transfers, true));
+    for (const Transfer& transfer : transfers) EXPECT_TRUE(core.settle(lock, transfer));
+  }
   void let_go_on(const Stream& stream) { ASSERT_EQ(call_on(stream, "nothing", {}), OOC_OK); }
 
   void expect(const Variable& variable) {
@@ -120,6 +133,23 @@ TEST(edge_2_a_chunk_is_not_overwritten_before_it_was_copied_out) {
   Gate gate;
   gate.close_on(t.out());
   const Variable second = t.make_on(t.main, 2 * t.chunk, 2);
+  open_later(gate);
+  t.expect(first);
+  t.expect(second);
+}
+
+// A write-back that is enqueued counts as made: its variable may leave at once.
+TEST(edge_2_what_is_written_back_is_not_overwritten_before_it_was_copied) {
+  StreamsTest t({2});
+  const Variable first = t.make_on(t.main, 2 * t.chunk, 1);
+  t.let_go_on(t.main);
+  t.synchronize();
+  Gate gate;
+  gate.close_on(t.out());
+  t.write_back(first);
+  EXPECT_EQ(t.stats().write_back_bytes, 2 * t.chunk);
+  const Variable second = t.make_on(t.main, 2 * t.chunk, 2);
+  EXPECT_EQ(t.stats().clean_drop_bytes, 2 * t.chunk);
   open_later(gate);
   t.expect(first);
   t.expect(second);
