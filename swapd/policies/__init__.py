@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from swapd.lower_bound import lower_bound
+from swapd.lower_bound import quick_lower_bound
 from swapd.plan import Plan
 from swapd.policies.auto import auto
 from swapd.policies.idle import idle
@@ -15,7 +15,7 @@ from swapd.policies.vdnn import vdnn_all, vdnn_conv, vdnn_dyn
 from swapd.policies.window import window
 from swapd.policies.window_best_fit import window_best_fit
 from swapd.problem import Problem
-from swapd.simulator import simulate
+from swapd.simulator import simulate_once
 
 Policy = Callable[[Problem, "int | None"], Plan]
 
@@ -78,6 +78,6 @@ def make_plan(problem: Problem, policy: str = "auto", window_bytes: int | None =
         fingerprint=problem.fingerprint,
         chunk_bytes=problem.chunk_bytes,
         capacity_chunks=problem.capacity_chunks,
-        predicted_seconds=simulate(problem, plan).seconds,
-        bound_seconds=lower_bound(problem).seconds,
+        predicted_seconds=simulate_once(problem, plan).seconds,
+        bound_seconds=quick_lower_bound(problem),
     )

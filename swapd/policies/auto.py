@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from swapd.lower_bound import PLANNING_CUTS, lower_bound
+from swapd.lower_bound import quick_lower_bound
 from swapd.plan import Plan
 from swapd.policies.idle import idle
 from swapd.policies.nnabla import nnabla_within
 from swapd.policies.window import window, windows
 from swapd.problem import Problem
-from swapd.simulator import simulate
+from swapd.simulator import simulate_once
 
 _TOLERANCE = 1.005
 MOST_FUNCTIONS = 4000  # of problems for which more is tried: it takes about 0.1 ms a function and window
@@ -33,8 +33,8 @@ def auto(problem: Problem, window_bytes: int | None = None) -> Plan:
         return Plan(policy="auto")
     results = []
     for plan in _candidates(problem, window_bytes):
-        results.append((plan, simulate(problem, plan)))
-        if results[-1][1].seconds <= _TOLERANCE * lower_bound(problem, PLANNING_CUTS).seconds:
+        results.append((plan, simulate_once(problem, plan)))
+        if results[-1][1].seconds <= _TOLERANCE * quick_lower_bound(problem):
             break
     limit = _TOLERANCE * min(timeline.seconds for _, timeline in results)
     return min(

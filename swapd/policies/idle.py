@@ -9,19 +9,32 @@ problem, so that planning ends within about a second.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
-from swapd.lower_bound import PLANNING_CUTS, lower_bound
+from swapd.lower_bound import quick_lower_bound
 from swapd.plan import Plan
 from swapd.policies.choice import choose
 from swapd.policies.intervals import Intervals, find_intervals
+from swapd.policies.pieces import LATENCIES
 from swapd.policies.placement import place
 from swapd.problem import Problem
-from swapd.simulator import Timeline, simulate
+from swapd.simulator import Timeline, simulate_once
 
-# Whether what may leave without a copy comes first, and the margin: times an interval's own transfer time.
-CHOICES = ((True, 2.0), (True, 0.0), (True, 4.0), (False, 2.0), (False, 0.0), (False, 4.0))
+
+class Way(NamedTuple):
+    """How to choose and to place."""
+
+    clean_first: bool  # what may leave without a copy, before the longest idle
+    margin: float  # times an interval's own transfer time
+    latencies: int = LATENCIES  # of a copy: what a piece takes at least
+
+
+WAYS = (
+    *(Way(clean_first, margin) for clean_first in (True, False) for margin in (2.0, 0.0, 4.0)),
+    *(Way(True, margin, LATENCIES // 4) for margin in (2.0, 0.0, 4.0)),
+)
 ROUNDS = 3  # with stretched times
 WORK = 40_000  # functions and intervals gone through in all, about: what a second is enough for
 CLOSE = 1.01  # times the bound: near enough not to look further
@@ -36,33 +49,30 @@ def idle(problem: Problem) -> Plan:
     problem.require_feasible()
     if problem.fits:
         return Plan(policy="idle")
-    goal = CLOSE * lower_bound(problem, PLANNING_CUTS).seconds
+    goal = CLOSE * quick_lower_bound(problem)
     intervals = find_intervals(problem)
     attempts = max(1, WORK // (problem.functions + len(intervals)))
     tried = []
-    for choice in CHOICES[: max(attempts - ROUNDS, (attempts + 1) // 2)]:
-        tried.append((*_attempt(problem, problem, intervals, choice), choice))
+    for way in WAYS[: max(attempts - ROUNDS, (attempts + 1) // 2)]:
+        tried.append((*_attempt(problem, problem, intervals, way), way))
         if tried[-1][1].seconds <= goal:
             break
-    plan, timeline, (clean_first, margin) = min(tried, key=lambda attempt: attempt[1].seconds)
+    plan, timeline, way = min(tried, key=lambda attempt: attempt[1].seconds)
     paced, best = problem, timeline.seconds
     for _ in range(min(ROUNDS, attempts - len(tried))):
         if best <= goal:
             break
         paced = _stretched(problem, paced, timeline)
-        candidate, timeline = _attempt(problem, paced, find_intervals(paced), (clean_first, margin or 2.0))
+        candidate, timeline = _attempt(problem, paced, find_intervals(paced), way._replace(margin=way.margin or 2.0))
         if timeline.seconds < best:
             plan, best = candidate, timeline.seconds
     return plan
 
 
-def _attempt(
-    problem: Problem, paced: Problem, intervals: Intervals, choice: tuple[bool, float]
-) -> tuple[Plan, Timeline]:
+def _attempt(problem: Problem, paced: Problem, intervals: Intervals, way: Way) -> tuple[Plan, Timeline]:
     """A plan made with the times of `paced`, whose intervals are given, and what it does at those of `problem`."""
-    clean_first, margin = choice
-    plan = place(paced, intervals, choose(paced, intervals, margin, clean_first), "idle")
-    return plan, simulate(problem, plan)
+    plan = place(paced, intervals, choose(paced, intervals, way.margin, way.clean_first), "idle", way.latencies)
+    return plan, simulate_once(problem, plan)
 
 
 def _stretched(problem: Problem, paced: Problem, timeline: Timeline) -> Problem:

@@ -8,7 +8,7 @@ from swapd.policies.intervals import Intervals
 from swapd.problem import Problem
 
 PIECES = 8  # at most, of one interval's chunks
-_LATENCIES = 32  # a piece takes at least so many times the latency of a copy,
+LATENCIES = 32  # a piece takes at least so many times the latency of a copy,
 _CAPACITY_SHARE = 256  # and is at least one part in so many of the capacity
 
 
@@ -22,9 +22,9 @@ class Piece:
     at: int  # the function before which it may start, in the coordinates of `intervals`
 
 
-def piece_chunks(problem: Problem, count: int, bytes_per_second: float) -> int:
+def piece_chunks(problem: Problem, count: int, bytes_per_second: float, latencies: int = LATENCIES) -> int:
     """How many chunks a piece of `count` has, at that speed of the link."""
-    least = _LATENCIES * problem.machine.latency_seconds * bytes_per_second / problem.chunk_bytes
+    least = latencies * problem.machine.latency_seconds * bytes_per_second / problem.chunk_bytes
     return max(1, -(-count // PIECES), int(least), problem.capacity_chunks // _CAPACITY_SHARE)
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from swapd.plan import In, Out, Plan
 from swapd.policies.intervals import Intervals, host_valid, start_times
-from swapd.policies.pieces import Piece, after, piece_chunks
+from swapd.policies.pieces import LATENCIES, Piece, after, piece_chunks
 from swapd.policies.profile import Profile, make_profile
 from swapd.policies.write_backs import write_backs
 from swapd.problem import Problem
@@ -21,13 +21,15 @@ from swapd.problem import Problem
 _LEAD = 1 / 50  # of an iteration: how much ahead of the latest sufficient start an in may start
 
 
-def place(problem: Problem, intervals: Intervals, taken: NDArray[np.int64], policy: str) -> Plan:
+def place(
+    problem: Problem, intervals: Intervals, taken: NDArray[np.int64], policy: str, latencies: int = LATENCIES
+) -> Plan:
     """The plan in which the first ``taken[i]`` chunks leave over interval i.
 
-    `taken` must bring every function within the capacity.
+    `taken` must bring every function within the capacity. Pieces take at least `latencies` times that of a copy.
     """
-    outs = _place_outs(problem, intervals, taken)
-    ins = _place_ins(problem, intervals, taken)
+    outs = _place_outs(problem, intervals, taken, latencies)
+    ins = _place_ins(problem, intervals, taken, latencies)
     variables = intervals.out_variable.tolist()
     return Plan(
         outs=tuple(Out(variables[p.interval], p.first, p.count, after(problem, intervals, p.interval)) for p in outs),
@@ -37,7 +39,7 @@ def place(problem: Problem, intervals: Intervals, taken: NDArray[np.int64], poli
     )
 
 
-def _place_outs(problem: Problem, intervals: Intervals, taken: NDArray[np.int64]) -> list[Piece]:
+def _place_outs(problem: Problem, intervals: Intervals, taken: NDArray[np.int64], latencies: int) -> list[Piece]:
     """Outs in the order in which their intervals start; what leaves clean, and so at once, before the rest."""
     clean = np.minimum(host_valid(intervals, taken), taken)
     rate = problem.machine.out_bytes_per_second
@@ -47,14 +49,14 @@ def _place_outs(problem: Problem, intervals: Intervals, taken: NDArray[np.int64]
         start, ends = int(intervals.start[interval]), after(problem, intervals, interval)
         if dropped:
             rows.append((ends, 0, len(rows), Piece(interval, 0, dropped, start)))
-        size = piece_chunks(problem, count - dropped, rate)
+        size = piece_chunks(problem, count - dropped, rate, latencies)
         for first in range(dropped, count, size):
             rows.append((ends, 1, len(rows), Piece(interval, first, min(size, count - first), start)))
     rows.sort(key=lambda row: row[:3])
     return [row[3] for row in rows]
 
 
-def _place_ins(problem: Problem, intervals: Intervals, taken: NDArray[np.int64]) -> list[Piece]:
+def _place_ins(problem: Problem, intervals: Intervals, taken: NDArray[np.int64], latencies: int) -> list[Piece]:
     """Ins in the order of need, each at the earliest useful function from which on there is room for it."""
     n, rate = problem.functions, problem.machine.in_bytes_per_second
     held = make_profile(problem.live)
@@ -69,7 +71,7 @@ def _place_ins(problem: Problem, intervals: Intervals, taken: NDArray[np.int64])
     for interval, useful in zip(order.tolist(), _useful_starts(problem, intervals, taken, order)):
         stop, count = stops[interval], int(taken[interval])
         start = max(starts[interval], stop - n, useful)  # no more than an iteration ahead
-        size = piece_chunks(problem, count, rate)
+        size = piece_chunks(problem, count, rate, latencies)
         first = 0
         while first < count:
             part = min(size, count - first)
