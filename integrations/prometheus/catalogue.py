@@ -14,6 +14,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from swapd.step_times import BUCKETS as STEP_BUCKETS
+
+__all__ = ["CATALOGUE", "COMMON_LABELS", "DRIVER_CALLS", "STEP_BUCKETS", "Kind", "Metric"]
+
 COMMON_LABELS = ("rank",)  # RANK as torchrun sets it, "0" without it
 
 Kind = Literal["gauge", "counter", "histogram", "info"]
@@ -325,8 +329,3 @@ _GROUPS = {
 CATALOGUE: tuple[Metric, ...] = tuple(
     replace(metric, group=group) for group, metrics in _GROUPS.items() for metric in metrics
 )
-
-# Upper ends of ooc_step_seconds' buckets, in seconds; one more is infinite.
-STEP_BUCKETS = (
-    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0,
-)  # fmt: skip

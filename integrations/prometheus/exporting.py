@@ -1,0 +1,43 @@
+"""What every integration calls when its session has started. Nothing is loaded and no thread made unless asked for."""
+
+from __future__ import annotations
+
+import logging
+
+from swapd.session import Session
+
+log = logging.getLogger("ooc.prometheus")
+
+_current: Session | None = None  # turned on last
+_exported: Session | None = None
+
+
+def export(session: Session) -> None:
+    """Exports the metrics of a session that has started in the ways that its settings ask for, until it ends.
+
+    Never raises: what cannot be done is a warning, and the program goes on.
+    """
+    global _current, _exported
+    _current = session
+    config = session.config
+    if config.metrics_port is None and config.metrics_file is None and config.metrics_push is None:
+        return
+    try:
+        from integrations.prometheus.exporter import Exporter
+        from integrations.prometheus.ranks import claim
+
+        if not claim():
+            log.info("a launcher, or a child process of one whose metrics are exported: no metrics of this one")
+            return
+        if _exported is not None and not _exported.closed:
+            log.warning("metrics of another session of this process are exported already; of this one they are not")
+            return
+        _exported = session
+        session.follow(Exporter(session))
+    except Exception:
+        log.warning("no metrics: the exporter did not start", exc_info=True)
+
+
+def current_session() -> Session | None:
+    """The session that was turned on last, by any integration; it may have ended."""
+    return _current
