@@ -35,6 +35,13 @@ def labelled(name: str, pairs: Iterable[tuple[str, str]]) -> str:
     return name + "{" + ",".join(f'{label}="{escape(value)}"' for label, value in pairs) + "} "
 
 
+def heading(metric: Metric) -> str:
+    """A family's HELP and TYPE lines."""
+    kind = "gauge" if metric.type == "info" else metric.type
+    text = metric.help.replace("\\", r"\\").replace("\n", r"\n")
+    return f"# HELP {metric.name} {text}\n# TYPE {metric.name} {kind}\n"
+
+
 class Page:
     """Writes the page for one process.
 
@@ -47,15 +54,12 @@ class Page:
         # Of each metric: its HELP and TYPE lines, and of each sample what precedes the value, and its figure.
         self._families: list[tuple[Metric, str, list[tuple[str, str]]]] = []
         for metric in CATALOGUE:
-            kind = "gauge" if metric.type == "info" else metric.type
-            text = metric.help.replace("\\", r"\\").replace("\n", r"\n")
-            head = f"# HELP {metric.name} {text}\n# TYPE {metric.name} {kind}\n"
             samples = []
             if metric.type in ("gauge", "counter"):
                 for values, source in metric.sources.items():
                     pairs = (*self._common, *zip(metric.labels, values, strict=True))
                     samples.append((labelled(metric.name, pairs), source))
-            self._families.append((metric, head, samples))
+            self._families.append((metric, heading(metric), samples))
         ends = [*map(number, STEP_BUCKETS), "+Inf"]
         self._bucket_labels = ["le=" + f'"{end}"' for end in ends]
 
