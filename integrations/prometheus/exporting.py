@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING
 
 from swapd.session import Session
+
+if TYPE_CHECKING:
+    from integrations.prometheus.exporter import Exporter
 
 log = logging.getLogger("ooc.prometheus")
 
 _current: Session | None = None  # turned on last
-_exported: Session | None = None
+_exported: tuple[Session, Exporter] | None = None
 
 
 def export(session: Session) -> None:
@@ -29,11 +33,11 @@ def export(session: Session) -> None:
         if not claim():
             log.info("a launcher, or a child process of one whose metrics are exported: no metrics of this one")
             return
-        if _exported is not None and not _exported.closed:
+        if _exported is not None and not _exported[0].closed:
             log.warning("metrics of another session of this process are exported already; of this one they are not")
             return
-        _exported = session
-        session.follow(Exporter(session))
+        _exported = session, Exporter(session)
+        session.follow(_exported[1])
     except Exception:
         log.warning("no metrics: the exporter did not start", exc_info=True)
 
@@ -41,3 +45,10 @@ def export(session: Session) -> None:
 def current_session() -> Session | None:
     """The session that was turned on last, by any integration; it may have ended."""
     return _current
+
+
+def served_at() -> str | None:
+    """Where the metrics of this process are scraped; None if they are not."""
+    if _exported is None or _exported[0].closed or _exported[0].forked or _exported[1].server is None:
+        return None
+    return _exported[1].server.url

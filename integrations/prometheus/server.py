@@ -23,7 +23,7 @@ log = logging.getLogger("ooc.prometheus")
 
 MOST_CONNECTIONS = 32
 HEAD_BYTES = 8192
-SECONDS = 10.0
+SECONDS = 5.0
 _QUEUE = 4096  # connections that the system keeps waiting; it may allow fewer
 _PAUSE_SECONDS = 0.5  # after the system refused a connection (no file descriptor left)
 
