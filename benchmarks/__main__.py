@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks import allocation, fragmentation, interception, machine, results, step_time
+from benchmarks import allocation, fragmentation, interception, machine, monitoring, results, step_time
 from benchmarks.runs import ROOT, RunFailed
 
 BENCHMARKS: dict[str, tuple[Any, str]] = {
@@ -19,6 +19,7 @@ BENCHMARKS: dict[str, tuple[Any, str]] = {
     "interception": (interception, "Cost of interception"),
     "allocation": (allocation, "Cost when everything fits"),
     "fragmentation": (fragmentation, "Fragmentation by chunk size"),
+    "monitoring": (monitoring, "Cost of being watched"),
 }
 
 
@@ -51,6 +52,9 @@ def measure(options: argparse.Namespace) -> None:
         step_time.measure(target, quick=quick, rounds=rounds, steps=6 if quick else 8, say=say)
     if "fragmentation" in options.only:
         fragmentation.measure(target, quick=quick, steps=6 if quick else 7, say=say)
+    if "monitoring" in options.only:
+        rounds, steps = (1, 5) if quick else (5, 30)
+        monitoring.measure(target, quick=quick, rounds=rounds, steps=steps, scrapes=50 if quick else 1000, say=say)
 
 
 def write_tables(target: Path) -> Path:

@@ -44,7 +44,7 @@ class Running:
     def page(self) -> bytes:
         self.pages += 1
         self.threads.add(threading.get_ident())
-        self.most_connections = max(self.most_connections, len(self.server._connections))
+        self.most_connections = max(self.most_connections, len(self.server.connections))
         return PAGE
 
     def stop(self) -> None:
@@ -146,9 +146,9 @@ def test_a_client_that_never_reads_is_dropped(monkeypatch: pytest.MonkeyPatch) -
         for connection in lazy:
             connection.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
         until = time.monotonic() + HANG_SECONDS
-        while (running.pages == 0 or running.server._connections) and time.monotonic() < until:
+        while (running.pages == 0 or running.server.connections) and time.monotonic() < until:
             time.sleep(0.01)
-        assert running.pages > 0 and not running.server._connections
+        assert running.pages > 0 and not running.server.connections
         assert all(len(read_all(connection)) < 64 << 20 for connection in lazy)
     finally:
         for connection in lazy:
