@@ -92,8 +92,8 @@ def table(records: list[dict[str, Any]]) -> str:
         share = statistics.median(map(share_of_steps, bursts))
         count, size = sum(record["burst"]["scrapes"] for record in bursts), bursts[0]["burst"]["page_bytes"]
         text += (
-            f"\nOne scrape costs {cost * 1e6:.0f} us of processor time ({count} of them, {size} bytes each, HTTP included); "
-            f"once a second, that is "
-            f"{100 * share:.3f}% of the processor time of the steps (target: under {100 * TARGET:g}%).\n"
+            f"\nOne scrape costs {cost * 1e6:.0f} us of processor time ({count} of them, {size} bytes each, HTTP "
+            f"included); once a second, that is {100 * share:.3f}% of the processor time of the steps (target: under "
+            f"{100 * TARGET:g}%).\n"
         )
     return text
