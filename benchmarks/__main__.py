@@ -11,7 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks import allocation, fragmentation, interception, machine, monitoring, results, step_time
+from benchmarks import allocation, fragmentation, interception, machine, results, step_time
+from benchmarks.monitoring import scrapes
 from benchmarks.runs import ROOT, RunFailed
 
 BENCHMARKS: dict[str, tuple[Any, str]] = {
@@ -19,7 +20,7 @@ BENCHMARKS: dict[str, tuple[Any, str]] = {
     "interception": (interception, "Cost of interception"),
     "allocation": (allocation, "Cost when everything fits"),
     "fragmentation": (fragmentation, "Fragmentation by chunk size"),
-    "monitoring": (monitoring, "Cost of being watched"),
+    "monitoring": (scrapes, "Cost of being watched"),
 }
 
 
@@ -54,7 +55,7 @@ def measure(options: argparse.Namespace) -> None:
         fragmentation.measure(target, quick=quick, steps=6 if quick else 7, say=say)
     if "monitoring" in options.only:
         rounds, steps = (1, 5) if quick else (5, 30)
-        monitoring.measure(target, quick=quick, rounds=rounds, steps=steps, scrapes=50 if quick else 1000, say=say)
+        scrapes.measure(target, quick=quick, rounds=rounds, steps=steps, count=50 if quick else 1000, say=say)
 
 
 def write_tables(target: Path) -> Path:

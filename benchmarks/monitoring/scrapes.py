@@ -28,13 +28,13 @@ ARMS: dict[str, dict[str, Any]] = {
 }
 
 
-def measure(target: Path, *, quick: bool, rounds: int, steps: int, scrapes: int, say: Callable[[str], None]) -> None:
+def measure(target: Path, *, quick: bool, rounds: int, steps: int, count: int, say: Callable[[str], None]) -> None:
     """Runs it and writes the raw data. Raises RunFailed."""
     workload = next(workload for workload in WORKLOADS if workload.name == "gpt")
     arguments = workload.quick_arguments if quick else workload.arguments
 
-    def run(settings: dict[str, Any], count: int) -> dict[str, Any]:
-        return measure_in_child("monitored_steps", str(count), str(scrapes), json.dumps(settings), *arguments)
+    def run(settings: dict[str, Any], steps: int) -> dict[str, Any]:
+        return measure_in_child("monitoring.steps", str(steps), str(count), json.dumps(settings), *arguments)
 
     in_core = run({"policy": "demand"}, 1)["summary"]
     budget = int(in_core["live_peak_bytes"] / OVERSUBSCRIPTION)

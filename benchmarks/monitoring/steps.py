@@ -1,6 +1,6 @@
 """Times training steps of the GPT example in this process, with what the settings turn on.
 
-    python -m benchmarks.monitored_steps OUTPUT.json STEPS SCRAPES SETTINGS [ARGUMENT ...]
+    python -m benchmarks.monitoring.steps OUTPUT.json STEPS SCRAPES SETTINGS [ARGUMENT ...]
 
 SETTINGS is a JSON object of keywords for `enable`. Where it has `metrics_port`, another process scrapes once a second
 while the steps run, and SCRAPES times in a row afterwards, to know what one costs: the processor time of this process,
