@@ -195,6 +195,11 @@ _TRANSFERS = (
     ),
     _counter("ooc_clean_drop_bytes_total", "bytes", "Their bytes.", "clean_drop_bytes"),
     _counter(
+        "ooc_write_back_bytes_total", "bytes",
+        "Of the bytes copied out: ahead of time, while the variable stayed on the device, to leave at once later.",
+        "write_back_bytes",
+    ),
+    _counter(
         "ooc_cancelled_swap_outs_total", "", "Swap-outs that a write overtook: the copy was for nothing.",
         "cancelled_swap_out_count",
     ),

@@ -35,6 +35,7 @@ SAME: dict[str, tuple[str, dict[str, str]]] = {
     "demand_swap_out_bytes": ("demand_swap_bytes_total", {"direction": "out"}),
     "clean_drop_count": ("clean_drops_total", {}),
     "clean_drop_bytes": ("clean_drop_bytes_total", {}),
+    "write_back_bytes": ("write_back_bytes_total", {}),
     "cancelled_swap_out_count": ("cancelled_swap_outs_total", {}),
     "budget_overrun_count": ("budget_overruns_total", {}),
     "divergence_count": ("divergences_total", {}),
