@@ -14,7 +14,8 @@ from integrations.prometheus.exporter import own_file, push_url
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "LOCAL_RANK", ranks._OWNER):
-        monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv(name, "")  # so that what a test leaves there is undone
+        monkeypatch.delenv(name)
     monkeypatch.setattr("sys.orig_argv", ["python", "train.py"])
 
 
