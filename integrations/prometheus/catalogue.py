@@ -144,7 +144,7 @@ _FRAGMENTATION = (
     ),
     _gauge(
         "ooc_external_fragmentation_bytes", "bytes",
-        "Device memory held that is neither free nor in use. 0 by construction; recounted, not assumed.",
+        "Device memory held that is neither free nor in use. 0 by construction; recounted every minute.",
         "external_fragmentation_bytes",
     ),
     _gauge(

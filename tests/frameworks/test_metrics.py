@@ -222,6 +222,28 @@ def test_a_file_that_cannot_be_written_is_one_warning(tmp_path: Path) -> None:
     assert ended.errors.count("cannot write the metrics") == 1
 
 
+def test_tls_and_another_address(tmp_path: Path) -> None:
+    """From its settings to a scrape that checks the certificate."""
+    tls = Path(__file__).resolve().parents[1] / "unit" / "tls"
+    ended = run_numpy(
+        tmp_path,
+        """
+        import ssl, urllib.request
+        step()
+        trusting = ssl.create_default_context(cafile=os.environ["OOC_METRICS_CERT"])
+        address = exporting.served_at()
+        assert address.startswith("https://0.0.0.0:"), address
+        address = address.replace("0.0.0.0", "localhost")
+        print(urllib.request.urlopen(address, context=trusting).read().decode())
+        """,
+        OOC_METRICS_PORT="0",
+        OOC_METRICS_ADDRESS="0.0.0.0",
+        OOC_METRICS_CERT=str(tls / "certificate.pem"),
+        OOC_METRICS_KEY=str(tls / "key.pem"),
+    ).check()
+    assert value(samples(ended.output), "step_seconds_count") == 1
+
+
 def test_a_second_session_at_the_same_time_is_not_exported(tmp_path: Path) -> None:
     ended = run_numpy(
         tmp_path,
