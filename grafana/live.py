@@ -131,10 +131,16 @@ class Prometheus:
         result = self.get("query", query=expr, time=at)["result"]
         return [(series["metric"], [float(series["value"][1])]) for series in result]
 
+    def points(
+        self, expr: str, start: float, end: float, step: float
+    ) -> list[tuple[dict[str, str], list[tuple[float, float]]]]:
+        """(labels, [(time, value), ...]) of every series between two times."""
+        result = self.get("query_range", query=expr, start=start, end=end, step=step)["result"]
+        return [(series["metric"], [(at, float(value)) for at, value in series["values"]]) for series in result]
+
     def range(self, expr: str, start: float, end: float, step: float) -> list[tuple[dict[str, str], list[float]]]:
         """(labels, values) of every series between two times."""
-        result = self.get("query_range", query=expr, start=start, end=end, step=step)["result"]
-        return [(series["metric"], [float(value) for _, value in series["values"]]) for series in result]
+        return [(labels, [value for _, value in points]) for labels, points in self.points(expr, start, end, step)]
 
 
 def lay_out(folder: Path, port: int, targets: Mapping[str, Sequence[str]], scrape_seconds: float) -> Path:

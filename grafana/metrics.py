@@ -58,9 +58,14 @@ _UNITS = {"seconds": "s", "bytes": "bytes", "bytes_per_second": "binBps", "ratio
 _RATES = {"seconds": "percentunit", "bytes": "binBps", "": "ops"}
 
 
+def _unit(name: str) -> str:
+    """A series' own: how many steps there were is no time, although the histogram is of times."""
+    return "" if metric_of(name).type == "histogram" and not name.endswith("_sum") else metric_of(name).unit
+
+
 def unit_of(expression: str) -> str:
     """Grafana's unit for an expression whose metrics have one unit. Raises ValueError for others."""
-    units = {metric_of(name).unit for name in names_in(expression)}
+    units = {_unit(name) for name in names_in(expression)}
     if len(units) != 1:
         raise ValueError(f"no one unit in {expression}: say which")
     table = _RATES if "rate(" in expression else _UNITS

@@ -25,11 +25,13 @@ SOURCE = model.DataSourceRef(type_val="prometheus", uid="${datasource}")
 COLORS = {
     "computation": "green", "waiting for data": "orange", "waiting for room": "red",
     "resident": "green", "leaving": "orange", "arriving": "yellow", "cached": "blue", "free": "super-light-blue",
-    "slab": "purple", "slab_empty": "light-purple", "lost": "dark-red",
-    "budget": "red", "bound": "blue", "predicted": "purple", "measured": "green",
-    "out": "orange", "in": "blue",
+    "slab": "purple", "slab_empty": "light-purple", "lost": "dark-red", "used": "green",
+    "can be swapped": "green", "small, in slabs": "purple",
+    "budget": "red", "needed in-core": "semi-dark-yellow", "peak": "semi-dark-yellow",
+    "bound": "blue", "predicted": "purple", "measured": "green",
+    "out": "orange", "in": "blue", "probed out": "light-orange", "probed in": "light-blue",
 }  # fmt: skip
-DASHED = {"budget", "bound", "predicted", "needed in-core", "peak", "host budget", "probed out", "probed in"}
+DASHED = {"budget", "bound", "predicted", "needed in-core", "peak", "probed out", "probed in"}
 
 
 @dataclass(frozen=True)
@@ -87,13 +89,13 @@ def _value(id_val: str, value: Any) -> model.DynamicConfigValue:
 
 
 def _names_of(query: Query) -> list[str]:
-    """What its series can be called: the legend, with a lone label's known values in its place."""
-    label = re.fullmatch(r"\{\{(\w+)\}\}", query.legend)
+    """What its series can be called: the legend, with the known values of a label of the catalogue in its place."""
+    label = re.search(r"\{\{(\w+)\}\}", query.legend)
     if label is None:
         return [query.legend]
     metrics = [metric_of(name) for name in names_in(query.expr)]
     keys = {key for metric in metrics if label[1] in metric.labels for key in metric.sources}
-    return [value for key in keys for value in key]
+    return [query.legend.replace(label[0], value) for key in keys for value in key]
 
 
 def _color_overrides(panel: Any, queries: Sequence[Query], stacked: bool) -> None:
@@ -128,6 +130,7 @@ def time_series(
         .show_legend(True)
     )
     panel.tooltip(common.VizTooltipOptions().mode(kinds.TooltipDisplayMode.MULTI).sort(kinds.SortOrder.DESCENDING))
+    panel.color_scheme(build.FieldColor().mode(model.FieldColorModeId.PALETTE_CLASSIC))
     if most is not None:
         panel.max(most)
     if soft_most is not None:
@@ -138,9 +141,12 @@ def time_series(
 
 def figure(
     title: str, says: str, query: Query, unit: str = "", steps: Steps | None = None, decimals: int | None = None,
-    size: tuple[int, int] = (4, 4), texts: dict[str, str] | None = None, name_only: bool = False,
+    size: tuple[int, int] = (4, 5), texts: dict[str, str] | None = None, name_only: bool = False,
 ) -> stat.Panel:  # fmt: skip
-    """One number, with its course behind it; or a label's text (`name_only`). `texts` replaces values by words."""
+    """One number with its course behind it, which Grafana draws from a height of 5; or a label's text (`name_only`).
+
+    `texts` replaces values by words.
+    """
     panel: stat.Panel = _start(stat.Panel(), title, says, [query], unit, size)
     _targets(panel, [query], instant=name_only)
     panel.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]).values(False).fields(""))
@@ -190,8 +196,11 @@ def rows_by(
     queries = [Query(column.query) for column in columns]
     panel: table.Panel = _start(table.Panel(), title, says, queries, "short", size)
     _targets(panel, queries, instant=True, as_table=True)
-    panel.show_header(True)
-    hidden, names, order = {"Time": True}, {}, {name: place for place, name in enumerate(key)}
+    panel.show_header(True).min_width(60)
+    hidden, names = {"Time": True}, {name: name.capitalize() for name in key}
+    order = {name: place for place, name in enumerate(key)}
+    for name, width in (("Instance", 170), ("Rank", 60)):
+        panel.override_by_name(name, [_value("custom.width", width)])
     for place, column in enumerate(columns):
         # Of several frames that are merged, each value has its query's letter; a single one has none.
         value = f"Value #{chr(ord('A') + place)}" if len(columns) > 1 else "Value"

@@ -30,7 +30,7 @@ def _figures() -> Row:
                 1,
             ),
             figure(
-                "Room above the smallest budget",
+                "Budget / smallest",
                 "Budget over the smallest one that works, of the tightest rank.",
                 Query(f"min({series('ooc_budget_bytes')} / {series('ooc_min_budget_bytes')})"),
                 TIMES,
@@ -107,10 +107,9 @@ def _host() -> Row:
         [
             time_series(
                 "For swapped data",
-                "All ranks chosen together; free is kept for the next swap-out.",
+                "All ranks chosen together; free is kept for the next swap-out. It may grow to the host budget.",
                 Query(f"sum by (state) ({series('ooc_host_bytes')})", "{{state}}"),
                 _total("ooc_host_peak_bytes", "peak"),
-                _total("ooc_host_budget_bytes", "host budget"),
                 stacked=True,
             ),
             time_series(

@@ -19,7 +19,7 @@ DEMAND = (
 HELPS = """
 A long bar is a cause; look for the first one that is long.
 
-- **Waiting for room**: a larger budget (`OOC_BUDGET`), or a smaller batch.
+- **Waiting for room**: a larger budget (`OOC_BUDGET`), a smaller batch, or a faster link out.
 - **Waiting for data**, and a **busy link**: a faster link, or fewer bytes: a larger budget, a smaller batch.
 - **Waiting for data**, and both links idle half the time: a plan that looks further ahead
   (`OOC_WINDOW`, `OOC_POLICY=auto`).
@@ -44,7 +44,7 @@ def _health() -> Row:
                 texts={"0": "none"},
             ),
             figure(
-                "Slower than in-core",
+                "Slower than in-core (est.)",
                 "An estimate: time over the time without waiting, of the rank that waits most. "
                 "What interception costs is not in it.",
                 Query(SLOWDOWN),
@@ -54,7 +54,8 @@ def _health() -> Row:
             ),
             figure(
                 "Step over the bound",
-                "How far the slowest rank is from what no schedule beats.",
+                "How far the slowest rank is from what no schedule beats. The bound is made from the times in the step "
+                "that was planned from; below 1, operators have become faster since.",
                 Query(f"max({series('ooc_step_over_bound_ratio')})"),
                 TIMES,
                 Steps(((1.5, "yellow"), (2, "red"))),
@@ -69,7 +70,7 @@ def _health() -> Row:
                 decimals=2,
             ),
             figure(
-                "Room above the smallest budget",
+                "Budget / smallest",
                 "Budget over the smallest one that works. At 1 the next larger operator runs out of memory.",
                 Query(f"min({series('ooc_budget_bytes')} / {series('ooc_min_budget_bytes')})"),
                 TIMES,
@@ -140,7 +141,7 @@ def _what_helps() -> Row:
                 Query(DEMAND, "Brought in on demand"),
                 Query(f"max({series('ooc_internal_fragmentation_ratio', at='live_peak')})", "Lost to rounding"),
                 unit="percentunit",
-                steps=Steps(((0.1, "yellow"), (0.3, "orange"), (0.6, "red"))),
+                steps=Steps(((0.25, "yellow"), (0.5, "orange"), (0.75, "red"))),
                 size=(12, 9),
             ),
             words("How to read it", HELPS.strip(), (12, 9)),

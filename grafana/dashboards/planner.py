@@ -28,7 +28,6 @@ def _figures() -> Row:
                 "Of the last plan.",
                 Query(f"max by (policy) ({info})", "{{policy}}"),
                 "short",
-                size=(4, 4),
                 name_only=True,
             ),
             figure("Window", "The widest of the ranks chosen.", Query(f"max({series('ooc_window_bytes')})")),

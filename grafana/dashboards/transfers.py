@@ -145,22 +145,20 @@ def _driver() -> Row:
         [
             time_series(
                 "Calls for memory",
-                "A second, all ranks chosen together. In a steady state there are few.",
+                "A second, all ranks chosen together.",
                 Query(f"sum by (call) ({rate('ooc_driver_calls_total')})", "{{call}}"),
-                size=(8, 8),
-            ),
-            time_series(
-                "Failed calls",
-                "A second, all ranks chosen together. Most are retried.",
-                Query(f"sum by (call) ({rate('ooc_driver_errors_total')})", "{{call}}"),
-                size=(8, 8),
-                soft_most=1,
             ),
             time_series(
                 "Events made",
                 "A second, all ranks chosen together. They are pooled.",
                 Query(f"sum({rate('ooc_stream_events_total')})", "events"),
-                size=(8, 8),
+                soft_most=1,
+            ),
+            time_series(
+                "Failed calls",
+                "A second, all ranks chosen together. Most are retried.",
+                Query(f"sum by (call) ({rate('ooc_driver_errors_total')})", "{{call}}"),
+                size=(24, 7),
                 soft_most=1,
             ),
         ],

@@ -182,6 +182,8 @@ def test_selectors_refuse_what_the_catalogue_does_not_have() -> None:
         rate("ooc_chunks")
     assert unit_of(series("ooc_budget_bytes")) == "bytes"
     assert unit_of(rate("ooc_swap_bytes_total")) == "binBps"
+    assert unit_of(rate("ooc_step_seconds_sum")) == "percentunit"
+    assert unit_of(rate("ooc_step_seconds_count")) == "ops"
     with pytest.raises(ValueError, match="no one unit"):
         unit_of(series("ooc_budget_bytes") + series("ooc_last_step_seconds"))
 
