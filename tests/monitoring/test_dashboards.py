@@ -274,6 +274,6 @@ def test_promtool_accepts_rules_and_configuration(tmp_path: Path) -> None:
 
 def test_lock_files_name_no_registry() -> None:
     for path in (ROOT / "grafana").glob("*/package-lock.json"):
-        assert "resolved" not in path.read_text() and "://" not in re.sub(r'"url": "[^"]*"', "", path.read_text()), path
+        assert not re.search("resolved|registry", path.read_text()), path
         for name, package in json.loads(path.read_text())["packages"].items():
             assert name == "" or package.get("integrity"), f"{path}: {name} is not pinned by its content"
