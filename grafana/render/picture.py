@@ -1,4 +1,4 @@
-"""Pictures of dashboards: `python -m grafana.render.picture [--seconds 90] [--out docs/pictures] [overview ...]`
+"""Pictures of dashboards: `python -m grafana.render.picture [--seconds 60] [--out docs/pictures] [overview ...]`
 
 A training run on the emulated device, a real Prometheus that scrapes it, and Grafana's own UI components (@grafana/ui)
 in headless Chromium. This is not the Grafana server: queries, variables and layout are done here, as Grafana does them.
@@ -103,11 +103,12 @@ def draw(content: dict[str, Any], script: dict[str, bytes], out: Path) -> None:
         photograph(address, out, WIDTH, rows * 38 + 60)
     if reported.errors:
         raise DrawingFailed("\n".join(reported.errors))
-    missing = [
-        panel["title"] for panel in content["dashboard"]["panels"] if panel["title"] not in reported.drawn["text"]
-    ]
-    charts = sum(panel["type"] == "timeseries" for panel in content["dashboard"]["panels"])
-    if missing or reported.drawn["charts"] < charts or "No data" in reported.drawn["text"]:
+    if not reported.drawn:
+        raise DrawingFailed(f"{out.name}: nothing was drawn in time")
+    panels, text = content["dashboard"]["panels"], reported.drawn["text"]
+    missing = [panel["title"] for panel in panels if panel["title"] not in text]
+    charts = sum(panel["type"] == "timeseries" for panel in panels)
+    if missing or reported.drawn["charts"] < charts or "No data" in text:
         raise DrawingFailed(f"{out.name}: without {missing}, {reported.drawn['charts']} charts of {charts} or more")
 
 
@@ -137,7 +138,7 @@ def main() -> int:
         prog="python -m grafana.render.picture", description="Draw dashboards from live data."
     )
     parser.add_argument("names", nargs="*", default=["overview"], help="dashboards (default: overview)")
-    parser.add_argument("--seconds", type=float, default=90, help="how long to watch the run (default %(default)s)")
+    parser.add_argument("--seconds", type=float, default=60, help="how long to watch the run (default %(default)s)")
     parser.add_argument(
         "--ranks", type=int, default=1, help="processes to train, each for itself (default %(default)s)"
     )
