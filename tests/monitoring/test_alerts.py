@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from grafana.live import program
+from swapd.settings import SETTINGS
 
 ROOT = Path(__file__).resolve().parents[2]
 RULES = ROOT / "grafana" / "rules"
@@ -94,3 +95,9 @@ def test_the_runbook_has_no_section_of_an_alert_that_is_gone_and_no_dead_link() 
     headings = re.findall(r"^## (\w+)$", text, re.MULTILINE)
     assert headings == [heading for heading in headings if heading in ALERTS]
     assert set(re.findall(r"\]\(#(\w+)\)", text)) <= {heading.lower() for heading in headings}
+
+
+def test_settings_in_the_runbook_exist() -> None:
+    known = {setting.variable for setting in SETTINGS}
+    named = set(re.findall(r"\bOOC_[A-Z_]+", (ROOT / "docs" / "runbook.md").read_text()))
+    assert len(named) > 5 and named <= known
