@@ -197,6 +197,7 @@ def rows_by(
     panel: table.Panel = _start(table.Panel(), title, says, queries, "short", size)
     _targets(panel, queries, instant=True, as_table=True)
     panel.show_header(True).min_width(60)
+    panel.sort_by([common.TableSortByFieldState().display_name(key[-1].capitalize())])
     hidden, names = {"Time": True}, {name: name.capitalize() for name in key}
     order = {name: place for place, name in enumerate(key)}
     for name, width in (("Instance", 170), ("Rank", 60)):

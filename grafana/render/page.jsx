@@ -136,7 +136,7 @@ function Panel({ panel, frames, range }) {
   const draw = {
     bargauge: (inner) => <Bars {...{ panel, frames }} {...inner} />,
     stat: (inner) => <Stat {...{ panel, frames }} {...inner} />,
-    table: (inner) => <Table data={frames[0]} {...inner} showTypeIcons={false} />,
+    table: (inner) => <Table data={frames[0]} {...inner} initialSortBy={panel.options.sortBy} />,
     text: () => <Text panel={panel} />,
     timeseries: (inner) => (
       <TimeSeries {...{ frames, timeRange: range, timeZone: 'utc' }} {...inner} legend={panel.options.legend} />
