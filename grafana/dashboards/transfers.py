@@ -123,8 +123,9 @@ def _stalls() -> Row:
                 size=(8, 8),
             ),
             time_series(
-                "Saved: clean data dropped",
-                "Bytes a second that left without a copy, all ranks chosen together.",
+                "Copied ahead, and dropped clean",
+                "Bytes a second, all ranks together: copied out before they had to leave, and left without a copy.",
+                Query(f"sum({rate('ooc_write_back_bytes_total')})", "copied ahead"),
                 Query(f"sum({rate('ooc_clean_drop_bytes_total')})", "dropped clean"),
                 size=(8, 8),
             ),
