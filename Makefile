@@ -41,7 +41,7 @@ MAKEFLAGS += --no-print-directory
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed 's/:[^#]*## /\t/' | \
-	  while IFS="$$(printf '\t')" read -r name text; do printf '  \033[1m%-18s\033[0m %s\n' "$$name" "$$text"; done
+	  while IFS="$$(printf '\t')" read -r name text; do printf '  \033[1m%-19s\033[0m %s\n' "$$name" "$$text"; done
 	@echo; echo "  variables: PYTHON=$(PYTHON) TORCH=$(TORCH) VENV=$(VENV) JOBS=$(JOBS)"
 
 venv: $(developer) ## make the Python environment in .venv, with PyTorch and everything that development needs
