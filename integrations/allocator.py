@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from integrations.numpy_arrays import Declaration
+from integrations.prometheus.exporting import export
 from ooc_alloc import READ, WRITE, OocError, library_path
 from swapd.session import CudaDevice, Session, wanted_config
 
@@ -76,6 +77,7 @@ class Allocator:
         self._pins: dict[int, int] = {}  # token of each allocation that is pinned
         self._sizes: dict[int, int] = {}  # bytes of each allocation
         self._session.started()
+        export(self._session)
 
     @property
     def is_emulated(self) -> bool:

@@ -39,6 +39,7 @@ import numpy as np
 import numpy.typing as npt
 
 from integrations.numpy_arrays import FILL, Array, Declaration, Memory, View
+from integrations.prometheus.exporting import export
 from ooc_alloc import OocError, OutOfMemory
 from swapd.session import Session, wanted_config
 
@@ -81,6 +82,7 @@ class Device:
         self._end = weakref.finalize(self, _shut, self._session)
         self._end.atexit = False  # at the program's end the session writes its summary, and nothing is unmapped
         self._session.started()
+        export(self._session)
 
     def empty(self, shape: int | Sequence[int], dtype: npt.DTypeLike = np.float64) -> Array:
         """A new array in C order, not initialised. Raises OutOfMemory if it is larger than the budget."""

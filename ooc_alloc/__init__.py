@@ -4,6 +4,7 @@ The native core is reached through :class:`ooc_alloc.Core`.
 """
 
 from ooc_alloc._native import (
+    ABI_VERSION,
     READ,
     WRITE,
     Core,
@@ -18,6 +19,7 @@ from ooc_alloc._native import (
 )
 
 __all__ = [
+    "ABI_VERSION",
     "READ",
     "WRITE",
     "Core",

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 READ = 1
 WRITE = 2
-ABI_VERSION = 1
+ABI_VERSION = 2
 
 
 class OocError(RuntimeError):
@@ -70,7 +70,11 @@ _COUNTERS = """
     clean_drop_count clean_drop_bytes cancelled_swap_out_count write_back_bytes budget_overrun_count divergence_count
     plan_switch_count plan_count planned_iteration_count functions iterations allocations frees cache_hits
     driver_failure_count driver_calls_map driver_calls_unmap driver_calls_set_access driver_calls_create
-    external_pin_count event_create_count
+    external_pin_count event_create_count chunks_resident chunks_leaving chunks_arriving chunks_cached chunks_free
+    chunks_slab chunks_slab_empty chunks_lost waste_bytes host_unpinned_bytes driver_failures_mem_create
+    driver_failures_mem_map driver_failures_mem_set_access driver_failures_mem_unmap driver_failures_copy_out
+    driver_failures_copy_in driver_failures_host_register driver_failures_event_create driver_failures_event_record
+    driver_failures_event_synchronize driver_failures_stream_synchronize driver_failures_stream_wait_event
 """.split()
 _TIMES = "stall_seconds stall_swap_in_seconds stall_room_seconds copy_out_seconds copy_in_seconds".split()
 

@@ -17,11 +17,14 @@ import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from swapd.host_limits import available_host_bytes
 from swapd.settings import PREFIX, SETTINGS, Link, Setting
 from swapd.units import MIB, Amount, exact_bytes, format_bytes
+
+if TYPE_CHECKING:
+    import ssl
 
 DEFAULT_BUDGET_FRACTION = 0.9  # of free device memory
 DEFAULT_HOST_FRACTION = 0.8  # of what the control group allows
@@ -51,7 +54,14 @@ class Config:
     window: int | None = None  # bytes; None: chosen by the policy
     summary: Path | None = None
     trace: Path | None = None
-    metrics_port: int | None = None
+    metrics_port: int | None = None  # 0: any free one
+    metrics_address: str = "127.0.0.1"
+    metrics_cert: Path | None = None
+    metrics_key: Path | None = None
+    metrics_file: Path | None = None
+    metrics_interval: float = 15.0  # seconds
+    metrics_push: str | None = None
+    metrics_job: str = "ooc"
     strict: bool = False
     host_backed: bool = False
     emulated_memory: int | None = None
@@ -71,7 +81,7 @@ class Config:
         An override is a text as the variable would have, or the value itself; an empty variable counts as not set.
 
         Raises:
-            ConfigError: a value cannot be used.
+            ConfigError: a value cannot be used, or does nothing without another one.
             TypeError: an override is no setting.
         """
         environment = os.environ if environment is None else environment
@@ -88,7 +98,9 @@ class Config:
                 values[setting.name] = _parse(setting, override, f"{setting.name}=")
             elif text:
                 values[setting.name] = _parse(setting, text, f"{setting.variable}=")
-        return cls(**values)
+        config = cls(**values)
+        _check_metrics(config)
+        return config
 
     def to_environment(self) -> dict[str, str]:
         """The variables that give this configuration in another process; those at their default are left out."""
@@ -135,6 +147,46 @@ def unknown_variables(environment: Mapping[str, str]) -> list[str]:
         for name in sorted(environment)
         if name.startswith(PREFIX) and name not in known and not name.startswith(FOREIGN_PREFIXES)
     ]
+
+
+_USELESS_ALONE = (  # a setting, what it is for, and a value of that
+    ("metrics_address", "metrics_port", "9835"),
+    ("metrics_cert", "metrics_port", "9835"),
+    ("metrics_key", "metrics_cert", "cert.pem"),
+    ("metrics_interval", "metrics_file", "ooc.prom"),
+    ("metrics_job", "metrics_push", "http://gateway.example:9091"),
+)
+
+
+def _check_metrics(config: Config) -> None:
+    """Raises ConfigError where somebody asks for metrics that nobody would get."""
+    defaults = {field.name: field.default for field in dataclasses.fields(config)}
+    for name, needs, example in _USELESS_ALONE:
+        if getattr(config, name) != defaults[name] and getattr(config, needs) is None:
+            one, other = _BY_NAME[name], _BY_NAME[needs]
+            raise ConfigError(
+                f"{one.variable}={one.text(getattr(config, name))} does nothing without {other.variable}: set that too "
+                f"({other.variable}={example}), or leave it out"
+            )
+    if config.metrics_cert is not None:
+        server_tls(config.metrics_cert, config.metrics_key)
+
+
+def server_tls(certificate: Path, key: Path | None) -> ssl.SSLContext:
+    """For a server. Raises ConfigError: the files cannot be read, or are no certificate and its key."""
+    import ssl
+
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        # The password is never asked for: nobody sits there.
+        context.load_cert_chain(certificate, key, password=lambda: b"")
+    except (OSError, ValueError) as error:
+        also = f", OOC_METRICS_KEY={key}" if key is not None else ""
+        raise ConfigError(
+            f"OOC_METRICS_CERT={certificate}{also} cannot be used: {error}; give a certificate and its key as PEM "
+            "files, the key without a password"
+        ) from None
+    return context
 
 
 def _parse(setting: Setting, value: Any, source: str) -> Any:

@@ -15,6 +15,7 @@ from ooc_alloc import Core, Iteration
 from swapd.plan import Plan
 from swapd.policies import make_plan
 from swapd.problem import InfeasibleError, Problem
+from swapd.step_times import StepTimes
 from swapd.trace import Machine, Trace
 
 log = logging.getLogger("ooc.swapd")
@@ -22,7 +23,6 @@ log = logging.getLogger("ooc.swapd")
 _MOST_NEW_IN_A_ROW = 8  # sequences that never come back (growing shapes) are not worth planning
 _FALLBACK_BYTES_PER_SECOND = 8e9  # of a link that was never measured
 _ENOUGH_BYTES = 16 << 20  # moved one way: a speed of less is that of a few small copies
-_MOST_STEPS_KEPT = 100_000
 
 
 class Daemon:
@@ -56,10 +56,11 @@ class Daemon:
             out_bytes_per_second=_FALLBACK_BYTES_PER_SECOND, in_bytes_per_second=_FALLBACK_BYTES_PER_SECOND
         )
         self.trace_path = trace_path
-        self.step_seconds: list[float] = []
+        self.steps = StepTimes()
         self.planning_seconds = 0.0
         self.last_plan: Plan | None = None
         self.last_iteration: Iteration | None = None
+        self.planned_step_seconds: float | None = None  # of the last iteration that ran under last_plan
         self._seconds: defaultdict[int, float] = defaultdict(float)  # spent in iterations of one sequence
         self._measured: Counter[int] = Counter()
         self._new_in_a_row = 0
@@ -71,8 +72,9 @@ class Daemon:
         ended = self.core.boundary()
         if ended.functions == 0:
             return ended
-        if len(self.step_seconds) < _MOST_STEPS_KEPT:
-            self.step_seconds.append(ended.seconds)
+        self.steps.add(ended.seconds)
+        if ended.followed_plan and self.last_plan is not None and self.last_plan.fingerprint == ended.fingerprint:
+            self.planned_step_seconds = ended.seconds
         self._seconds[ended.fingerprint] += ended.seconds
         self.last_iteration = ended
         if self.trace_path is not None:
@@ -80,6 +82,16 @@ class Daemon:
         if self._worth_planning(ended):
             self._plan(ended)
         return ended
+
+    @property
+    def step_seconds(self) -> list[float]:
+        """Of each iteration, in order; of very many only the first ones."""
+        return self.steps.kept
+
+    @property
+    def unplannable_sequences(self) -> int:
+        """Sequences for which the policy found no plan."""
+        return len(self._failed)
 
     def _worth_planning(self, ended: Iteration) -> bool:
         first_time = ended.seen_count == 1
@@ -109,10 +121,10 @@ class Daemon:
         )
         self.core.install_plan(ended.fingerprint, outs, ins, write_backs)
         self._measured[ended.fingerprint] += 1
-        self.last_plan = plan
+        self.last_plan, self.planned_step_seconds = plan, None
         seconds = time.perf_counter() - began
         self.planning_seconds += seconds
-        log.info(
+        log.debug(
             "plan for %016x by %s: %d outs, %d ins, %d write-backs, predicted %.3f s, bound %.3f s, planned in %.3f s",
             ended.fingerprint,
             plan.policy,

@@ -9,19 +9,20 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ooc_alloc import Core, OocError, device_memory, library_path
 from swapd import endings
 from swapd.config import Config
 from swapd.daemon import Daemon
 from swapd.machine import known_machine
-from swapd.summary import make_summary, write_summary
+from swapd.summary import audit_agrees, make_summary, write_summary
 
 log = logging.getLogger("ooc.swapd")
 
 _MAIN_PID = "_OOC_MAIN_PID"  # set for child processes, which must not overwrite the parent's summary
 _SUMMARY_EVERY_SECONDS = 1.0
+_AUDIT_EVERY_SECONDS = 60.0  # for followers: a recount holds the program up for a millisecond or so
 
 
 def wanted_config(settings: dict[str, Any]) -> Config:
@@ -48,6 +49,27 @@ class CudaDevice:
     small_alignment: int = 512  # bytes, of small blocks: what CUDA's libraries are used to
 
 
+@dataclass(frozen=True)
+class Snapshot:
+    """Counters of one moment; a summary and metrics made from the same one agree exactly."""
+
+    stats: dict[str, int | float]  # as of `Core.stats`
+    audit_agrees: bool  # a recount of every chunk agreed with them, the last time that one was made
+
+
+class Follower(Protocol):
+    """Who shows a session to the outside, such as metrics. Must not raise."""
+
+    def finish(self, last: Snapshot) -> None:
+        """The session ends, and its core may be gone afterwards. Once."""
+
+    def program_ends(self, last: Snapshot) -> None:
+        """The process is about to be gone; called in the middle of anything, and perhaps twice."""
+
+    def in_child(self) -> None:
+        """This is a forked copy."""
+
+
 class Session:
     """A core, on a CUDA device if one is given and else on the emulated one, and its daemon.
 
@@ -57,11 +79,13 @@ class Session:
 
     def __init__(self, config: Config, cuda: CudaDevice | None = None) -> None:
         self.config = config
+        self.start_time = time.time()
         os.environ.update(  # the emulated driver reads its settings there
             {name: text for name, text in config.to_environment().items() if name.startswith("OOC_EMULATED_")}
         )
         driver = cuda.driver if cuda is not None else str(library_path("libooc_emulated_cuda.so"))
-        ordinal = cuda.ordinal if cuda is not None else 0
+        self.emulated = cuda is None or cuda.driver == str(library_path("libooc_emulated_cuda.so"))
+        ordinal = self.device_ordinal = cuda.ordinal if cuda is not None else 0
         total, free = device_memory(driver, ordinal)
         self.core = Core(
             driver,
@@ -76,17 +100,23 @@ class Session:
             host_backed=config.host_backed,
         )
         self.budget_bytes = int(self.core.stats()["budget_bytes"])
+        self.device_name = self.core.device_name
+        self.expected_link = known_machine(self.device_name, config.emulated_bandwidth if cuda is None else None)
         self.daemon = Daemon(
             self.core,
             policy="none" if config.policy == "demand" else config.policy,
             window_bytes=config.window,
-            expected=known_machine(self.core.device_name, config.emulated_bandwidth if cuda is None else None),
+            expected=self.expected_link,
             trace_path=_own_path(config.trace),
         )
         self.summary_path = _own_path(config.summary)
         self.closed = False
         self._forked = False
-        self._last_written = 0.0
+        self._followers: list[Follower] = []
+        self._audit_agrees = True
+        self._last: Snapshot | None = None
+        self._snapshot_lock = threading.RLock()  # as below; and the core may be gone once the last one is taken
+        self._last_written = self._last_audit = 0.0
         self._unwritable = False
         self._write_lock = threading.RLock()  # a signal's handler writes in the middle of a write
 
@@ -96,9 +126,21 @@ class Session:
         atexit.register(self.stop)
         endings.watch(self)
         self._write_summary(final=False)
-        if self.config.metrics_port is not None:
-            log.warning("OOC_METRICS_PORT is set, but no metrics are served yet")
-        log.info("active on %s, budget %d bytes", self.core.device_name, self.budget_bytes)
+        log.info("active on %s, budget %d bytes", self.device_name, self.budget_bytes)
+
+    def follow(self, follower: Follower) -> None:
+        """Tells `follower` how the session ends; after `started`."""
+        self._followers.append(follower)
+
+    def snapshot(self) -> Snapshot:
+        """Counters as they are now, or were when the session ended; any thread. Nothing is recounted."""
+        with self._snapshot_lock:
+            return self._last if self._last is not None else Snapshot(self.core.stats(), self._audit_agrees)
+
+    @property
+    def forked(self) -> bool:
+        """Whether this is a forked copy: the figures are the parent's."""
+        return self._forked
 
     def boundary(self) -> None:
         """Ends the iteration under way, unless the calling thread is within a function."""
@@ -113,19 +155,39 @@ class Session:
             self.daemon.policy = "none"
         if self.summary_path is not None and time.monotonic() - self._last_written > _SUMMARY_EVERY_SECONDS:
             self._write_summary(final=False)
+        elif self._followers and time.monotonic() - self._last_audit > _AUDIT_EVERY_SECONDS:
+            self._audited()  # here, where this thread holds nothing: a recount amid an allocation would not agree
+
+    def _audited(self) -> Snapshot:
+        self._audit_agrees = audit_agrees(self.core)
+        self._last_audit = time.monotonic()
+        return self.snapshot()
 
     def summary(self) -> dict[str, Any]:
         """The figures so far; keys as in the README."""
-        return make_summary(self.daemon, final=False)
+        last = self._audited()
+        return make_summary(self.daemon, False, last.stats, last.audit_agrees)
 
     def stop(self) -> bool:
         """Writes the summary and stops the threads; False if there is nothing to stop. The core stays."""
         if self.closed or self._forked:
             self.closed = True
             return False
-        self._write_summary(final=True)
+        last = self._audited()
+        with self._snapshot_lock:
+            self._last = last
+        self._write_summary(final=True, snapshot=last)
         self.closed = True
         endings.forget(self)
+        for follower in self._followers:
+            follower.finish(last)
+        log.info(
+            "ended after %d steps: %d bytes swapped out, %d in, %.3f s of stalls",
+            self.daemon.steps.count,
+            last.stats["swap_out_bytes"],
+            last.stats["swap_in_bytes"],
+            last.stats["stall_seconds"],
+        )
         try:
             self.daemon.close()
         except OSError as error:
@@ -135,18 +197,27 @@ class Session:
 
     def program_ends(self) -> None:
         """For `endings`: the process is about to be gone."""
-        self._write_summary(final=True)
+        if self.closed or self._forked:
+            return
+        last = self._audited()
+        self._write_summary(final=True, snapshot=last)
+        for follower in self._followers:
+            follower.program_ends(last)
 
     def in_child(self) -> None:
         """For `endings`: this is a forked copy. Its memory is its own; iterations and files are the parent's."""
         self._forked = True
+        self._snapshot_lock = threading.RLock()  # another thread of the parent may have held it
+        for follower in self._followers:
+            follower.in_child()
 
-    def _write_summary(self, *, final: bool) -> None:
+    def _write_summary(self, *, final: bool, snapshot: Snapshot | None = None) -> None:
         if self.summary_path is None or self.closed or self._forked:
             return
         with self._write_lock:
             try:
-                write_summary(self.summary_path, make_summary(self.daemon, final=final))
+                last = self._audited() if snapshot is None else snapshot
+                write_summary(self.summary_path, make_summary(self.daemon, final, last.stats, last.audit_agrees))
             except OSError as error:
                 if not self._unwritable:
                     log.warning("cannot write the summary %s: %s", self.summary_path, error)

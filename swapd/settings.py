@@ -7,7 +7,9 @@ flag ``--host-budget``.
 
 from __future__ import annotations
 
+import ipaddress
 import math
+import urllib.parse
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,13 +115,50 @@ def parse_policy(value: str) -> str:
 
 
 def parse_port(value: str | int) -> int | None:
-    """A TCP port; None for ``off`` or 0."""
+    """A TCP port, 0 for any free one; None for ``off``."""
     text = str(value).strip().lower()
-    if text in ("off", "0"):
+    if text == "off":
         return None
     if not (text.isascii() and text.isdecimal() and int(text) < 1 << 16):
-        raise UnitError(value, "is not a port", "9835, or off")
+        raise UnitError(value, "is not a port", "9835, 0 for any free one, or off")
     return int(text)
+
+
+def parse_address(value: str) -> str:
+    """A numeric address of this machine, IPv4 or IPv6; names are not looked up."""
+    try:
+        return str(ipaddress.ip_address(str(value).strip()))
+    except ValueError:
+        raise UnitError(value, "is no numeric address", "127.0.0.1, 0.0.0.0 for all, or ::") from None
+
+
+def parse_gateway(value: str) -> str:
+    """The address of a Prometheus pushgateway."""
+    text = str(value).strip().rstrip("/")
+    parts = urllib.parse.urlsplit(text)
+    try:
+        right = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and not parts.query
+    except ValueError:  # of the port
+        right = False
+    if not right:
+        raise UnitError(value, "is no pushgateway", "http://gateway.example:9091")
+    return text
+
+
+def parse_job(value: str) -> str:
+    """The name of a job at the pushgateway."""
+    text = str(value).strip()
+    if not text or "/" in text:
+        raise UnitError(value, "is no name of a job", "training")
+    return text
+
+
+def parse_interval(value: str | float) -> float:
+    """Seconds, at least a tenth of one."""
+    seconds = parse_duration(value)
+    if seconds < 0.1:
+        raise UnitError(value, "is less than a tenth of a second", "15s")
+    return seconds
 
 
 def parse_path(value: str | Path) -> Path:
@@ -157,6 +196,10 @@ def _switch_text(value: bool) -> str:
     return str(int(value))
 
 
+def _seconds_text(value: float) -> str:
+    return f"{value!r}s"
+
+
 SETTINGS = (
     Setting("alloc", "DEVICE", "1 or auto (a GPU if there is one, else emulated), cuda, emulated, or 0", parse_alloc),
     Setting("budget", "BYTES|%", "device bytes the program may use [90% of free device memory]", parse_amount),
@@ -167,7 +210,14 @@ SETTINGS = (
     Setting("window", "BYTES|auto", "schedule window [auto]", parse_window, exact_bytes),
     Setting("summary", "FILE", "write a JSON summary there at exit", parse_path),
     Setting("trace", "FILE", "write the trace of the longest-running iteration there at exit", parse_path),
-    Setting("metrics_port", "PORT", "serve Prometheus metrics on 127.0.0.1 [off]", parse_port),
+    Setting("metrics_port", "PORT", "serve Prometheus metrics there; 0: any free port [off]", parse_port),
+    Setting("metrics_address", "ADDRESS", "where to listen for scrapes [127.0.0.1]", parse_address),
+    Setting("metrics_cert", "FILE", "serve metrics over TLS, with this certificate [no TLS]", parse_path),
+    Setting("metrics_key", "FILE", "the certificate's key [in the certificate's file]", parse_path),
+    Setting("metrics_file", "FILE", "write metrics there, for node_exporter's textfile collector", parse_path),
+    Setting("metrics_interval", "TIME", "how often the file is written [15s]", parse_interval, _seconds_text),
+    Setting("metrics_push", "URL", "push metrics to this pushgateway at exit", parse_gateway),
+    Setting("metrics_job", "NAME", "name of the job at the pushgateway [ooc]", parse_job),
     Setting("strict", "0|1", "raise, not degrade; evict before every function [0]", parse_switch, _switch_text),
     Setting("host_backed", "0|1", "swapped data stay readable in place; slower [0]", parse_switch, _switch_text),
     Setting("emulated_memory", "BYTES", "emulated device's size [80% of free host memory]", parse_bytes, exact_bytes),

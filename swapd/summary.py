@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ooc_alloc import Core, OocError
 from swapd.daemon import Daemon
 from swapd.files import write_whole
 
@@ -22,36 +26,67 @@ _COPIED = """
 """.split()
 
 
-def make_summary(daemon: Daemon, *, final: bool) -> dict[str, Any]:
+_AUDIT_ATTEMPTS = 3
+_AUDIT_PAUSE_SECONDS = 0.002
+
+
+def audit_agrees(core: Core) -> bool:
+    """Whether a recount of every chunk agrees with the counters.
+
+    It can fail for a moment while another thread's chunk is being handed over, so it is tried again.
+    """
+    for attempt in range(_AUDIT_ATTEMPTS):
+        if attempt:
+            time.sleep(_AUDIT_PAUSE_SECONDS)
+        with contextlib.suppress(OocError):
+            core.audit()
+            return True
+    return False
+
+
+def external_fragmentation_bytes(stats: Mapping[str, int | float], agrees: bool) -> int:
+    """Device memory that is neither free nor in use, at most the budget; all of it where the audit does not agree."""
+    budget = int(stats["budget_bytes"])
+    return min(int(stats["chunks_lost"] * stats["chunk_bytes"]), budget) if agrees else budget
+
+
+def derived_figures(stats: Mapping[str, int | float], agrees: bool) -> dict[str, float]:
+    """Ratios of the counters; `agrees` is what :func:`audit_agrees` said."""
+    live_peak = stats["live_peak_bytes"]
+    return {
+        "oversubscription": live_peak / stats["budget_bytes"],
+        "internal_fragmentation_ratio": stats["waste_at_live_peak_bytes"] / live_peak if live_peak else 0.0,
+        "external_fragmentation_ratio": external_fragmentation_bytes(stats, agrees) / stats["budget_bytes"],
+    }
+
+
+def make_summary(daemon: Daemon, final: bool, stats: Mapping[str, int | float], agrees: bool) -> dict[str, Any]:
     """What DESIGN's table of summary keys promises, and some more; bytes, seconds, counts and ratios.
 
-    `external_fragmentation_ratio` is the share of the budget's chunks that are neither free nor in use by anything
-    that the audit finds: 0 by construction, and recounted here by walking every structure.
+    `external_fragmentation_ratio` is the share of the budget's chunks that are neither free nor in use by anything:
+    0 by construction, and recounted here by walking every structure.
+
+    Args:
+        daemon: whose figures.
+        final: whether the program is about to end.
+        stats: counters of one moment, as `Core.stats` gives them.
+        agrees: what :func:`audit_agrees` said.
     """
-    stats = daemon.core.stats()
-    live_peak = stats["live_peak_bytes"]
     plan = daemon.last_plan
-    external = 0.0
-    try:
-        daemon.core.audit()
-    except RuntimeError:
-        external = 1.0
     return {
         "version": VERSION,
         "final": final,
         "pid": os.getpid(),
         "device": daemon.core.device_name,
         **{name: stats[name] for name in _COPIED},
-        "steps": len(daemon.step_seconds),
+        "steps": daemon.steps.count,
         "step_seconds": [round(seconds, 6) for seconds in daemon.step_seconds],
         "policy": plan.policy if plan is not None else daemon.policy,
         "window_bytes": plan.window_bytes if plan is not None else daemon.window_bytes,
         "predicted_step_seconds": plan.predicted_seconds if plan is not None else None,
         "bound_step_seconds": plan.bound_seconds if plan is not None else None,
         "planning_seconds": daemon.planning_seconds,
-        "oversubscription": live_peak / stats["budget_bytes"],
-        "internal_fragmentation_ratio": stats["waste_at_live_peak_bytes"] / live_peak if live_peak else 0.0,
-        "external_fragmentation_ratio": external,
+        **derived_figures(stats, agrees),
     }
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import torch
 
 import swapd.session
+from integrations.prometheus.exporting import export
 from integrations.pytorch import boundaries, build, compiled, cuda, raw_access, threads
 from ooc_alloc import OocError
 from swapd.config import Config
@@ -38,6 +39,7 @@ class Session(swapd.session.Session):
         if device is not None:
             self._undo.append(cuda.install(self.core, device.ordinal))
         self.started()
+        export(self)
 
     def automatic_boundary(self) -> None:
         if not self._explicit and not (self.cuda is not None and torch.cuda.is_current_stream_capturing()):

@@ -30,6 +30,7 @@ int Core::audit() {
     ++chunks;
   };
   uint64_t cached = 0, pinned = 0, live = 0, resident = 0, moving = 0, live_bytes = 0, host = 0;
+  uint64_t all_arriving = 0, all_leaving = 0;
   for (const Region& region : regions_) {
     uint64_t with_chunk = 0, in_motion = 0, arriving = 0, valid = 0;
     for (const Slot& slot : region.slots) {
@@ -41,9 +42,11 @@ int Core::audit() {
         check.equal("slots that show a host copy and should not", 1, 0);
       in_motion += slot.leaving || slot.arriving ? 1 : 0;
       arriving += slot.arriving ? 1 : 0;
+      all_leaving += slot.leaving ? 1 : 0;
       valid += slot.host_valid ? 1 : 0;
       if (region.live && slot.chunk == kNoChunk && !slot.host_valid) check.equal("slots in neither place", 1, 0);
     }
+    all_arriving += arriving;
     check.equal("resident slots of a region", with_chunk - arriving, region.resident);
     check.equal("moving slots of a region", in_motion, region.moving);
     if (region.live) check.equal("valid host slots of a region", valid, region.host_valid);
@@ -60,7 +63,8 @@ int Core::audit() {
     pinned += region.pins > 0 ? region.count : 0;
   }
   uint64_t backed = 0, used = 0, small_bytes = 0;
-  for (const HeapChunk& entry : heap_chunks_) {
+  for (uint64_t c = 0; c < heap_top_; ++c) {
+    const HeapChunk& entry = heap_chunks_[c];
     if (entry.chunk != kNoChunk) {
       hold_chunk(entry.chunk);
       ++backed;
@@ -75,6 +79,13 @@ int Core::audit() {
   check.equal("live region chunks", live, live_region_chunks_);
   check.equal("resident chunks", resident, resident_chunks_);
   check.equal("moving slots", moving, moving_);
+  ooc_stats shown{};
+  fill_chunks(shown);
+  check.equal("chunks shown as resident", resident - all_leaving, shown.chunks_resident);
+  check.equal("chunks shown as leaving", all_leaving, shown.chunks_leaving);
+  check.equal("chunks shown as arriving", all_arriving, shown.chunks_arriving);
+  check.equal("chunks shown as cached", cached, shown.chunks_cached);
+  check.equal("slab chunks shown", backed, shown.chunks_slab + shown.chunks_slab_empty);
   check.equal("slab chunks", backed, heap_backed_);
   check.equal("slab chunks in use", used, heap_used_);
   check.equal("live bytes", live_bytes + small_bytes, stats_.live_bytes);

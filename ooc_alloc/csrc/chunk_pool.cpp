@@ -19,8 +19,7 @@ Chunk ChunkPool::create() {
   CUresult result = CUDA_ERROR_UNKNOWN;
   for (int attempt = 0; attempt < kRetries && result != CUDA_SUCCESS; ++attempt) {
     ++create_calls_;
-    result = driver_.cuMemCreate(&handle, chunk_bytes_, &properties_, 0);
-    if (result != CUDA_SUCCESS) ++create_failures_;
+    result = driver_.counted(Counted::kMemCreate, driver_.cuMemCreate(&handle, chunk_bytes_, &properties_, 0));
   }
   if (result != CUDA_SUCCESS) return kNoChunk;
   Chunk chunk;

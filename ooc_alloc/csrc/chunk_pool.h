@@ -26,7 +26,6 @@ class ChunkPool {
   bool lowered() const { return limit_ < configured_limit_; }
   uint64_t created_peak() const { return created_peak_; }
   uint64_t create_calls() const { return create_calls_; }
-  uint64_t create_failures() const { return create_failures_; }
 
   // Precondition: count <= available(). False if the driver refuses; then nothing is taken and limit() has shrunk to
   // what the device really has.
@@ -53,7 +52,7 @@ class ChunkPool {
   uint64_t limit_, configured_limit_;
   uint64_t created_ = 0;
   uint64_t created_peak_ = 0;
-  uint64_t create_calls_ = 0, create_failures_ = 0;
+  uint64_t create_calls_ = 0;
   std::vector<CUmemGenericAllocationHandle> handles_;
   std::vector<Chunk> free_;
   std::vector<Chunk> unused_indexes_;

@@ -345,30 +345,4 @@ int Core::boundary(ooc_iteration* ended) {
   return OOC_OK;
 }
 
-void Core::read_stats(ooc_stats* stats) {
-  const RelaxedCaptures relaxed(order_ ? &device_ : nullptr);
-  Lock lock(mutex_);
-  ooc_stats& s = stats_;
-  s.device_bytes = pool_->created() * chunk_bytes_;
-  s.device_peak_bytes = pool_->created_peak() * chunk_bytes_;
-  s.free_bytes = pool_->free() * chunk_bytes_;
-  s.cached_bytes = cached_chunks_ * chunk_bytes_;
-  s.slab_bytes = heap_backed_ * chunk_bytes_;
-  s.slab_used_bytes = heap_used_ * chunk_bytes_;
-  s.resident_bytes = resident_chunks_ * chunk_bytes_;
-  s.pinned_bytes = pinned_chunks_ * chunk_bytes_;
-  s.host_bytes = s.host_peak_bytes = arena_->committed();
-  s.host_used_bytes = arena_->used();
-  s.driver_calls_map = device_.calls().map;
-  s.driver_calls_unmap = device_.calls().unmap;
-  s.driver_calls_set_access = device_.calls().set_access;
-  s.event_create_count = order_ ? order_->events_created() : 0;
-  s.driver_calls_create = pool_->create_calls();
-  s.driver_failure_count = device_.calls().failures + pool_->create_failures();
-  if (timer_) timer_->collect();
-  *stats = s;
-  stats->stall_seconds += device_stall_;
-  stats->stall_swap_in_seconds += device_stall_;
-}
-
 }  // namespace ooc

@@ -121,7 +121,7 @@ class Core {
   int set_budget(uint64_t bytes);  // budget.cpp
   int synchronize();
   int boundary(ooc_iteration* ended);
-  void read_stats(ooc_stats* stats);
+  void read_stats(ooc_stats* stats);  // statistics.cpp
   int audit();
 
   Device& device() { return device_; }
@@ -218,6 +218,7 @@ class Core {
   void release_held(std::vector<RegionHandle>& held);
   void mark_written(Region* region);
   void note_need();
+  void fill_chunks(ooc_stats& stats) const;  // statistics.cpp
   void stalled(double seconds, double& kind);
   bool sequence_runs() const { return sequence_thread_ != nullptr && sequence_thread_->in_function; }
 
@@ -335,6 +336,7 @@ class Core {
   std::vector<HeapChunk> heap_chunks_;
   std::vector<uint64_t> idle_heap_chunks_;  // backed, perhaps without users by now
   uint64_t heap_backed_ = 0, heap_used_ = 0;
+  uint64_t heap_top_ = 0;  // no chunk from here on was ever used
 
   std::unordered_map<const void*, uint64_t> host_blocks_;  // served by the host: measuring, or a forked child
   std::deque<ThreadState> thread_states_;

@@ -110,7 +110,8 @@ CUresult Device::map_each(char* address, uint32_t count, uint64_t chunk_bytes, H
   for (; mapped < count; ++mapped) {
     for (int attempt = 0; attempt < kRetries; ++attempt) {
       ++calls_.map;
-      result = checked(driver_->cuMemMap(start + mapped * chunk_bytes, chunk_bytes, 0, handle_of(mapped), 0));
+      result = driver_->counted(Counted::kMemMap,
+                                driver_->cuMemMap(start + mapped * chunk_bytes, chunk_bytes, 0, handle_of(mapped), 0));
       if (result == CUDA_SUCCESS) break;
       driver_->cuMemUnmap(start + mapped * chunk_bytes, chunk_bytes);  // left by a map that could not be undone, if any
     }
@@ -118,7 +119,7 @@ CUresult Device::map_each(char* address, uint32_t count, uint64_t chunk_bytes, H
   }
   for (int attempt = 0; mapped == count && attempt < kRetries; ++attempt) {
     ++calls_.set_access;
-    result = checked(driver_->cuMemSetAccess(start, count * chunk_bytes, &access_, 1));
+    result = driver_->counted(Counted::kMemSetAccess, driver_->cuMemSetAccess(start, count * chunk_bytes, &access_, 1));
     if (result == CUDA_SUCCESS) return result;
   }
   if (mapped > 0) unmap(address, mapped * chunk_bytes);  // should this fail too, the next map of the range sees to it
@@ -130,7 +131,7 @@ CUresult Device::unmap(char* address, uint64_t bytes) {
   CUresult result = CUDA_SUCCESS;
   for (int attempt = 0; attempt < kRetries; ++attempt) {
     ++calls_.unmap;
-    result = checked(driver_->cuMemUnmap(reinterpret_cast<CUdeviceptr>(address), bytes));
+    result = driver_->counted(Counted::kMemUnmap, driver_->cuMemUnmap(reinterpret_cast<CUdeviceptr>(address), bytes));
     if (result == CUDA_SUCCESS) break;
   }
   return result;
@@ -141,8 +142,9 @@ CUresult Device::copy(Direction direction, char* device, char* host, uint64_t by
   const auto address = reinterpret_cast<CUdeviceptr>(device);
   CUresult result = CUDA_SUCCESS;
   for (int attempt = 0; attempt < kRetries; ++attempt) {
-    result = checked(direction == Direction::kOut ? driver_->cuMemcpyDtoHAsync(host, address, bytes, out_)
-                                                  : driver_->cuMemcpyHtoDAsync(address, host, bytes, in_));
+    result = direction == Direction::kOut
+                 ? driver_->counted(Counted::kCopyOut, driver_->cuMemcpyDtoHAsync(host, address, bytes, out_))
+                 : driver_->counted(Counted::kCopyIn, driver_->cuMemcpyHtoDAsync(address, host, bytes, in_));
     if (result == CUDA_SUCCESS) break;
   }
   return result;
@@ -158,9 +160,10 @@ CUevent Device::record(Direction direction) {
     }
   }
   if (event == nullptr &&
-      checked(driver_->cuEventCreate(&event, CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING)) != CUDA_SUCCESS)
+      driver_->counted(Counted::kEventCreate,
+                       driver_->cuEventCreate(&event, CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING)) != CUDA_SUCCESS)
     return nullptr;
-  if (checked(driver_->cuEventRecord(event, stream(direction))) == CUDA_SUCCESS) return event;
+  if (driver_->counted(Counted::kEventRecord, driver_->cuEventRecord(event, stream(direction))) == CUDA_SUCCESS) return event;
   driver_->cuEventDestroy(event);
   return nullptr;
 }
@@ -170,7 +173,7 @@ CUresult Device::drain(Direction direction) {
   constexpr int kPatience = 20;
   CUresult result = CUDA_ERROR_UNKNOWN;
   for (int attempt = 0; attempt < kPatience && result != CUDA_SUCCESS; ++attempt)
-    result = checked(driver_->cuStreamSynchronize(stream(direction)));
+    result = driver_->counted(Counted::kStreamSynchronize, driver_->cuStreamSynchronize(stream(direction)));
   return result;
 }
 
@@ -179,7 +182,7 @@ CUresult Device::wait(CUevent event, Direction direction) {
   if (event == nullptr) return drain(direction);
   CUresult result = CUDA_SUCCESS;
   for (int attempt = 0; attempt < kRetries; ++attempt) {
-    result = checked(driver_->cuEventSynchronize(event));
+    result = driver_->counted(Counted::kEventSynchronize, driver_->cuEventSynchronize(event));
     if (result == CUDA_SUCCESS) break;
   }
   if (result != CUDA_SUCCESS) result = drain(direction);

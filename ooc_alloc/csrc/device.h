@@ -65,7 +65,7 @@ class Device {
   CUstream stream(Direction direction) const { return direction == Direction::kOut ? out_ : in_; }
 
   struct Calls {
-    std::atomic<uint64_t> map{0}, unmap{0}, set_access{0}, failures{0};
+    std::atomic<uint64_t> map{0}, unmap{0}, set_access{0};
   };
   const Calls& calls() const { return calls_; }
 
@@ -73,10 +73,6 @@ class Device {
   template <typename HandleOf>
   CUresult map_each(char* address, uint32_t count, uint64_t chunk_bytes, HandleOf handle_of);
   CUresult drain(Direction direction);
-  CUresult checked(CUresult result) {
-    if (result != CUDA_SUCCESS) ++calls_.failures;
-    return result;
-  }
 
   std::unique_ptr<Driver> driver_;
   std::string name_;

@@ -10,6 +10,8 @@
 //   if (result != CUDA_SUCCESS) fail(describe(*driver, result));
 #pragma once
 
+#include <array>
+#include <atomic>
 #include <memory>
 #include <string>
 
@@ -83,6 +85,12 @@
 
 namespace ooc {
 
+// Calls whose failures are counted one by one.
+enum class Counted {
+  kMemCreate, kMemMap, kMemSetAccess, kMemUnmap, kCopyOut, kCopyIn, kHostRegister, kEventCreate, kEventRecord,
+  kEventSynchronize, kStreamSynchronize, kStreamWaitEvent, kCount
+};
+
 struct Driver {
 #define OOC_DRIVER_MEMBER(need, member, symbol, parameters) CUresult(*member) parameters = nullptr;
   OOC_DRIVER_CALLS(OOC_DRIVER_MEMBER)
@@ -90,6 +98,21 @@ struct Driver {
 
   std::string library;     // as it was asked for
   void* handle = nullptr;  // of dlopen; never closed, as driver threads may run until the process ends
+
+  // Passes a call's result on, and counts a failure.
+  CUresult counted(Counted call, CUresult result) const {
+    if (result != CUDA_SUCCESS) ++failures_[static_cast<size_t>(call)];
+    return result;
+  }
+  uint64_t failures(Counted call) const { return failures_[static_cast<size_t>(call)]; }
+  uint64_t failures() const {
+    uint64_t sum = 0;
+    for (const auto& count : failures_) sum += count;
+    return sum;
+  }
+
+ private:
+  mutable std::array<std::atomic<uint64_t>, static_cast<size_t>(Counted::kCount)> failures_{};
 };
 
 // Opens `library` (a path, or a name that the dynamic linker finds) and fills the table. Nothing is initialised: the

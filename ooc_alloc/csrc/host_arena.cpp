@@ -31,7 +31,7 @@ bool HostArena::take(char* start, uint64_t extent, bool& pinned) {
   pinned = false;
   if (chunks_ != nullptr) return chunks_->extend(extent);
   if (mprotect(start, extent, PROT_READ | PROT_WRITE) != 0) return false;
-  pinned = driver_.cuMemHostRegister(start, extent, 0) == CUDA_SUCCESS;
+  pinned = driver_.counted(Counted::kHostRegister, driver_.cuMemHostRegister(start, extent, 0)) == CUDA_SUCCESS;
   if (!pinned) unpinned_ += extent;
   return true;
 }

@@ -5,11 +5,11 @@
 namespace ooc {
 namespace {
 
-template <typename Call>
-bool retried(Call call) {
+template <typename Body>
+bool retried(const Driver& driver, Counted call, Body body) {
   constexpr int kRetries = 3;
   for (int attempt = 0; attempt < kRetries; ++attempt)
-    if (call() == CUDA_SUCCESS) return true;
+    if (driver.counted(call, body()) == CUDA_SUCCESS) return true;
   return false;
 }
 
@@ -48,7 +48,7 @@ HostChunks::~HostChunks() {
 
 void HostChunks::shrink(size_t chunks) {
   while (handles_.size() > chunks) {
-    retried([&] { return driver_.cuMemUnmap(at(handles_.size() - 1), chunk_bytes_); });
+    retried(driver_, Counted::kMemUnmap, [&] { return driver_.cuMemUnmap(at(handles_.size() - 1), chunk_bytes_); });
     driver_.cuMemRelease(handles_.back());
     handles_.pop_back();
   }
@@ -59,15 +59,18 @@ bool HostChunks::extend(uint64_t bytes) {
   if (bytes > bytes_ - before * chunk_bytes_) return false;
   while (handles_.size() < before + bytes / chunk_bytes_) {
     CUmemGenericAllocationHandle handle = 0;
-    if (!retried([&] { return driver_.cuMemCreate(&handle, chunk_bytes_, &properties_, 0); })) break;
-    if (!retried([&] { return driver_.cuMemMap(at(handles_.size()), chunk_bytes_, 0, handle, 0); })) {
+    const auto create = [&] { return driver_.cuMemCreate(&handle, chunk_bytes_, &properties_, 0); };
+    if (!retried(driver_, Counted::kMemCreate, create)) break;
+    const auto map = [&] { return driver_.cuMemMap(at(handles_.size()), chunk_bytes_, 0, handle, 0); };
+    if (!retried(driver_, Counted::kMemMap, map)) {
       driver_.cuMemRelease(handle);
       break;
     }
     handles_.push_back(handle);
   }
   const bool complete = handles_.size() == before + bytes / chunk_bytes_;
-  if (complete && retried([&] { return driver_.cuMemSetAccess(at(before), bytes, access_, 2); })) return true;
+  const auto set_access = [&] { return driver_.cuMemSetAccess(at(before), bytes, access_, 2); };
+  if (complete && retried(driver_, Counted::kMemSetAccess, set_access)) return true;
   shrink(before);
   return false;
 }

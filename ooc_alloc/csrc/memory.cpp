@@ -164,6 +164,7 @@ void* Core::malloc_small(Lock& lock, uint64_t bytes, uint32_t stream) {
   const uint64_t first = heap_->first_chunk(offset), last = heap_->last_chunk(offset);
   for (uint64_t c = first; c <= last; ++c)
     if (heap_chunks_[c].users++ == 0) {
+      heap_top_ = std::max(heap_top_, c + 1);
       ++heap_used_;
       if (heap_chunks_[c].chunk == kNoChunk) ++heap_backed_;  // so that it is not taken for idle before it is backed
     }

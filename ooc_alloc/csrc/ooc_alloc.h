@@ -18,7 +18,7 @@ extern "C" {
 #endif
 
 #define OOC_API __attribute__((visibility("default")))
-#define OOC_ABI_VERSION 1
+#define OOC_ABI_VERSION 2
 
 typedef struct ooc_core ooc_core;
 
@@ -79,6 +79,17 @@ typedef struct {
   uint64_t driver_failure_count, driver_calls_map, driver_calls_unmap, driver_calls_set_access, driver_calls_create;
   uint64_t external_pin_count;
   uint64_t event_create_count;  // of events that order streams
+  // Chunks by what they are for; they add up to device_bytes. leaving, arriving: a copy is under way (or the chunk is being
+  // mapped). slab_empty: of slabs, without an allocation. lost: the driver would not unmap them.
+  uint64_t chunks_resident, chunks_leaving, chunks_arriving, chunks_cached, chunks_free, chunks_slab, chunks_slab_empty;
+  uint64_t chunks_lost;
+  uint64_t waste_bytes;          // rounding to chunks plus holes in slabs, now
+  uint64_t host_unpinned_bytes;  // of host_bytes: the driver would not pin them, their copies are slower
+  // driver_failure_count by call, each attempt counted.
+  uint64_t driver_failures_mem_create, driver_failures_mem_map, driver_failures_mem_set_access, driver_failures_mem_unmap;
+  uint64_t driver_failures_copy_out, driver_failures_copy_in, driver_failures_host_register;
+  uint64_t driver_failures_event_create, driver_failures_event_record, driver_failures_event_synchronize;
+  uint64_t driver_failures_stream_synchronize, driver_failures_stream_wait_event;
   double stall_seconds, stall_swap_in_seconds, stall_room_seconds, copy_out_seconds, copy_in_seconds;
 } ooc_stats;
 

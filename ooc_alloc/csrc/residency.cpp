@@ -439,10 +439,11 @@ std::string Core::describe_need(const std::string& function, uint64_t extra_chun
   if (smallest > pool_->limit() * chunk_bytes_)
     return text + "The smallest budget that works for it is " + std::to_string(smallest) + " bytes: set OOC_BUDGET=" +
            std::to_string(smallest) + " or more, or make the function smaller (batch size).";
+  const uint64_t refused = device_.driver().failures();
   return text + "Nothing could be moved out: host memory for swapped data is limited to " +
          std::to_string(arena_->budget()) + " bytes (" + std::to_string(arena_->used()) +
          " in use); raise OOC_HOST_BUDGET." +
-         (device_.calls().failures > 0 ? " The driver refused " + std::to_string(device_.calls().failures) + " calls." : "");
+         (refused > 0 ? " The driver refused " + std::to_string(refused) + " calls." : "");
 }
 
 int Core::evict_unpinned(Lock& lock) {

@@ -26,7 +26,7 @@ StreamOrder::StreamOrder(Device& device) : device_(device), streams_(kFirstCompu
 StreamOrder::~StreamOrder() {
   for (Stream& stream : streams_)
     for (const Mark& mark : stream.marks) events_.push_back(mark.event);
-  for (CUevent event : events_) device_.driver().cuEventDestroy(event);
+  for (CUevent event : events_) driver().cuEventDestroy(event);
 }
 
 uint32_t StreamOrder::compute_stream(CUstream handle) {
@@ -48,17 +48,17 @@ CUevent StreamOrder::take_event() {
   if (!events_.empty()) {
     event = events_.back();
     events_.pop_back();
-  } else if (device_.driver().cuEventCreate(&event, CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS) {
-    ++created_;
-  } else {
-    event = nullptr;
+    return event;
   }
+  constexpr unsigned kFlags = CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING;
+  if (driver().counted(Counted::kEventCreate, driver().cuEventCreate(&event, kFlags)) != CUDA_SUCCESS) return nullptr;
+  ++created_;
   return event;
 }
 
 // Events whose work is over go back to the pool, the oldest first.
 void StreamOrder::collect(Stream& stream) {
-  while (!stream.marks.empty() && device_.driver().cuEventQuery(stream.marks.front().event) == CUDA_SUCCESS) {
+  while (!stream.marks.empty() && driver().cuEventQuery(stream.marks.front().event) == CUDA_SUCCESS) {
     stream.over = std::max(stream.over, stream.marks.front().number);
     events_.push_back(stream.marks.front().event);
     stream.marks.pop_front();
@@ -70,7 +70,7 @@ void StreamOrder::drain(Stream& stream) {
   const uint64_t issued = stream.issued;
   constexpr int kPatience = 20;  // then the device is lost, and nothing on it reads or writes any more
   for (int attempt = 0; attempt < kPatience; ++attempt)
-    if (device_.driver().cuStreamSynchronize(stream.handle) == CUDA_SUCCESS) break;
+    if (driver().counted(Counted::kStreamSynchronize, driver().cuStreamSynchronize(stream.handle)) == CUDA_SUCCESS) break;
   stream.over = std::max(stream.over, issued);
   for (const Mark& mark : stream.marks) events_.push_back(mark.event);
   stream.marks.clear();
@@ -91,7 +91,7 @@ void StreamOrder::mark(uint32_t index) {
   const CUevent event = take_event();
   if (event != nullptr) {
     for (int attempt = 0; attempt < kRetries; ++attempt)
-      if (device_.driver().cuEventRecord(event, stream.handle) == CUDA_SUCCESS) {
+      if (driver().counted(Counted::kEventRecord, driver().cuEventRecord(event, stream.handle)) == CUDA_SUCCESS) {
         stream.marks.push_back({stream.issued, event});
         return;
       }
@@ -125,7 +125,8 @@ void StreamOrder::make_wait(uint32_t waiter, const Moments& moments, Edge edge) 
     CUresult result = CUDA_ERROR_UNKNOWN;
     device_.bind_thread();
     for (int attempt = 0; attempt < kRetries && result != CUDA_SUCCESS; ++attempt)
-      result = device_.driver().cuStreamWaitEvent(streams_[waiter].handle, mark->event, 0);
+      result = driver().counted(Counted::kStreamWaitEvent,
+                                driver().cuStreamWaitEvent(streams_[waiter].handle, mark->event, 0));
     if (result != CUDA_SUCCESS) drain(streams_[source]);
     streams_[waiter].waits[source] = number;
   }
@@ -158,7 +159,8 @@ void StreamOrder::synchronize(const Moments& moments, Edge edge) {
     if (mark == nullptr) continue;
     device_.bind_thread();
     const uint64_t number = mark->number;
-    if (device_.driver().cuEventSynchronize(mark->event) == CUDA_SUCCESS) stream.over = std::max(stream.over, number);
+    if (driver().counted(Counted::kEventSynchronize, driver().cuEventSynchronize(mark->event)) == CUDA_SUCCESS)
+      stream.over = std::max(stream.over, number);
     else drain(stream);
     collect(stream);
   }

@@ -76,6 +76,7 @@ class StreamOrder {
   void collect(Stream& stream);
   void drain(Stream& stream);
   CUevent take_event();
+  const Driver& driver() const { return device_.driver(); }
 
   Device& device_;
   std::vector<Stream> streams_;

@@ -10,7 +10,7 @@ StreamTimer::~StreamTimer() {
     give_back(span.start);
     give_back(span.stop);
   }
-  for (CUevent event : events_) device_.driver().cuEventDestroy(event);
+  for (CUevent event : events_) driver().cuEventDestroy(event);
 }
 
 CUevent StreamTimer::record(CUstream stream) {
@@ -20,17 +20,17 @@ CUevent StreamTimer::record(CUstream stream) {
   if (!events_.empty()) {
     event = events_.back();
     events_.pop_back();
-  } else if (device_.driver().cuEventCreate(&event, CU_EVENT_BLOCKING_SYNC) != CUDA_SUCCESS) {
+  } else if (driver().counted(Counted::kEventCreate, driver().cuEventCreate(&event, CU_EVENT_BLOCKING_SYNC)) != CUDA_SUCCESS) {
     return nullptr;
   }
-  if (device_.driver().cuEventRecord(event, stream) == CUDA_SUCCESS) return event;
+  if (driver().counted(Counted::kEventRecord, driver().cuEventRecord(event, stream)) == CUDA_SUCCESS) return event;
   give_back(event);
   return nullptr;
 }
 
 bool StreamTimer::elapsed(CUevent start, CUevent stop, double& seconds) const {
   float milliseconds = 0;
-  if (device_.driver().cuEventElapsedTime(&milliseconds, start, stop) != CUDA_SUCCESS) return false;
+  if (driver().cuEventElapsedTime(&milliseconds, start, stop) != CUDA_SUCCESS) return false;
   seconds = std::max(0.0, static_cast<double>(milliseconds) * 1e-3);
   return true;
 }
@@ -52,7 +52,7 @@ void StreamTimer::collect() {
   for (size_t left = spans_.size(); left > 0; --left) {
     const Span span = spans_.front();
     spans_.pop_front();
-    const CUresult state = device_.driver().cuEventQuery(span.stop);
+    const CUresult state = driver().cuEventQuery(span.stop);
     double seconds = 0;
     if (state == CUDA_ERROR_NOT_READY) {
       spans_.push_back(span);
@@ -82,7 +82,7 @@ void StreamTimer::drop_iteration() {
 std::vector<double> StreamTimer::finish_iteration(CUstream stream) {
   std::vector<double> seconds;
   const CUevent end = complete_ && !functions_.empty() ? record(stream) : nullptr;
-  if (end != nullptr && device_.driver().cuEventSynchronize(end) == CUDA_SUCCESS) {
+  if (end != nullptr && driver().counted(Counted::kEventSynchronize, driver().cuEventSynchronize(end)) == CUDA_SUCCESS) {
     for (size_t i = 0; i < functions_.size(); ++i) {
       const CUevent next = i + 1 < functions_.size() ? functions_[i + 1].before : end;
       double time = 0;

@@ -50,6 +50,7 @@ class StreamTimer {
     if (event != nullptr) events_.push_back(event);
   }
   bool elapsed(CUevent start, CUevent stop, double& seconds) const;
+  const Driver& driver() const { return device_.driver(); }
 
   Device& device_;
   std::vector<CUevent> events_;

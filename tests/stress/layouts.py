@@ -308,7 +308,7 @@ def tensors_from_tensors() -> Any:
     made += [torch.full((2,), x[2].item()), x.new_tensor([x[1], 2]), torch.as_tensor([x[0], x[2]])]
     index = torch.tensor(2)
     _busy()
-    made += [x[index], x[[0, 2]], x[torch.tensor([True, False, True, False])], x[: index], x[index:], x[..., index]]
+    made += [x[index], x[[0, 2]], x[torch.tensor([True, False, True, False])], x[:index], x[index:], x[..., index]]
     x[index] = x[0]
     x[torch.tensor([0, 1])] = torch.tensor(7.0)
     x[1] = torch.tensor(5.0)

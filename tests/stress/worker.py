@@ -1,12 +1,12 @@
 """A process that runs cases and writes a line of JSON for each step; what it was doing when it died is the last line.
 
-    python -m tests.stress.worker plain|strict < cases > lines
+python -m tests.stress.worker plain|strict < cases > lines
 
-    {"begin": case}                              a case begins
-    {"sample": label}                            a sample of it begins
-    {"digest": [...]}                            what it gave
-    {"end": case, "seconds": s}                  the case has ended
-    {"stats": {...}}                             strict: the core's figures, at the end
+{"begin": case}                              a case begins
+{"sample": label}                            a sample of it begins
+{"digest": [...]}                            what it gave
+{"end": case, "seconds": s}                  the case has ended
+{"stats": {...}}                             strict: the core's figures, at the end
 """
 
 from __future__ import annotations

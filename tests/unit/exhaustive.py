@@ -92,9 +92,7 @@ def _rules(problem: Problem, unit: float) -> _Rules:
 
 def _starts(rules: _Rules, problem: Problem) -> list[State]:
     """Every way in which what survives may lie, links idle. All cycles pass through states that these lead to."""
-    options = [
-        (DEVICE, HOST) if problem.previous[v] >= 0 else (NONE,) for v in rules.chunk_of
-    ]
+    options = [(DEVICE, HOST) if problem.previous[v] >= 0 else (NONE,) for v in rules.chunk_of]
     found: list[tuple[int, ...]] = [()]
     for option in options:
         found = [(*row, where) for row in found for where in option]

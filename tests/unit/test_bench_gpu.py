@@ -154,9 +154,7 @@ PROFILE = {
             "unmap_seconds": 2e-5,
         }
     ],
-    "copies": [
-        {"bytes": GIB, "out_seconds": 0.5, "in_seconds": 0.25, "both_out_seconds": 1.0, "both_in_seconds": 0.5}
-    ],
+    "copies": [{"bytes": GIB, "out_seconds": 0.5, "in_seconds": 0.25, "both_out_seconds": 1.0, "both_in_seconds": 0.5}],
 }
 
 

@@ -11,6 +11,7 @@ pytest.importorskip("torch")
 
 from benchmarks import allocation, fragmentation, interception, results, step_time
 from benchmarks.__main__ import main, write_tables
+from benchmarks.monitoring import scrapes
 
 CHUNK = step_time.CHUNK_BYTES
 MACHINE = {
@@ -148,6 +149,22 @@ def test_chunk_sizes_that_cannot_run_have_their_waste_and_the_reason() -> None:
     text = fragmentation.table([in_core([4.0]), record | {"in_core": waste}])
     assert "- gpt 40 MiB: too large" in text
     assert "| gpt 40 MiB | 25.00% | 0% | does not fit |" in text and "| 300.0 |" in text
+
+
+def watched(arm: str, processor_seconds: float, **more: Any) -> dict[str, Any]:
+    times = {"processor_seconds": [processor_seconds] * 3, "seconds": [0.5] * 3}
+    return {"arm": arm, "round": 0, "scraped": 0, "machine": MACHINE, **times, **more}
+
+
+def test_a_scrape_is_held_against_the_processor_time_of_steps() -> None:
+    burst = {"scrapes": 100, "processor_seconds": 0.06, "idle_processor_seconds": 0.02, "page_bytes": 12000}
+    records = [watched("off", 0.4), watched("scraped once a second", 0.42, burst=burst, scraped=7)]
+    assert scrapes.scrape_seconds(records[1]) == pytest.approx(0.0004)
+    assert scrapes.share_of_steps(records[1]) == pytest.approx(0.0004 / 0.84)
+    made = scrapes.table(records)
+    assert "| scraped once a second | 7 | 500.0 | +0.00% | 500.0 to 500.0 | 420.0 | +5.00% | 420.0 to 420.0 |" in made
+    assert "One scrape costs 400 us" in made and "0.048% of the processor time" in made
+    assert scrapes.table([]) == ""
 
 
 def test_reason_is_the_last_error() -> None:

@@ -76,6 +76,7 @@ def test_the_table_names_every_policy(capsys: pytest.CaptureFixture[str], paths:
 
 def refusing(limit: int) -> Any:
     """A stand-in for a policy that needs more than the largest function does."""
+
     def plan(problem: Problem, policy: str, window_bytes: int | None = None) -> Plan:
         if policy == "idle" and problem.budget_bytes < limit:
             raise InfeasibleError(3, "backward", limit, problem.budget_bytes, limit)

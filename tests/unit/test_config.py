@@ -13,6 +13,9 @@ from swapd.policies import published
 from swapd.settings import POLICIES, SETTINGS, Link
 from swapd.units import GIB, KIB, MIB, Amount
 
+CERTIFICATE = Path(__file__).with_name("tls") / "certificate.pem"
+KEY = CERTIFICATE.with_name("key.pem")
+
 
 def test_defaults() -> None:
     config = Config.from_environment({})
@@ -48,6 +51,13 @@ def test_every_setting_is_read_and_written_back() -> None:
         "OOC_SUMMARY": "/x/s.json",
         "OOC_TRACE": "/x/t",
         "OOC_METRICS_PORT": "9835",
+        "OOC_METRICS_ADDRESS": "0.0.0.0",
+        "OOC_METRICS_CERT": str(CERTIFICATE),
+        "OOC_METRICS_KEY": str(KEY),
+        "OOC_METRICS_FILE": "/x/ooc.prom",
+        "OOC_METRICS_INTERVAL": "2.5s",
+        "OOC_METRICS_PUSH": "http://gateway.example:9091",
+        "OOC_METRICS_JOB": "night",
         "OOC_STRICT": "1",
         "OOC_HOST_BACKED": "1",
         "OOC_EMULATED_MEMORY": "16GiB",
@@ -101,6 +111,11 @@ def test_links() -> None:
         ("OOC_WINDOW", "wide", "auto"),
         ("OOC_METRICS_PORT", "65536", "9835"),
         ("OOC_METRICS_PORT", "-1", "off"),
+        ("OOC_METRICS_ADDRESS", "localhost", "127.0.0.1"),
+        ("OOC_METRICS_INTERVAL", "1ms", "15s"),
+        ("OOC_METRICS_PUSH", "gateway:9091", "http://"),
+        ("OOC_METRICS_PUSH", "http://gateway:99999", "http://"),
+        ("OOC_METRICS_JOB", "a/b", "training"),
         ("OOC_STRICT", "maybe", "1 or 0"),
         ("OOC_EMULATED_MEMORY", "lots", "8GiB"),
         ("OOC_EMULATED_BANDWIDTH", "4", "10GiB/s"),
@@ -125,6 +140,40 @@ def test_errors_of_keywords_name_the_keyword() -> None:
         Config.from_environment({"OOC_BUDGET": "1GiB"}, budget="8Gb!")
     with pytest.raises(TypeError, match=r"budgt= is no setting; did you mean budget\?"):
         Config.from_environment({}, budgt="8GiB")
+
+
+@pytest.mark.parametrize(
+    ("variables", "missing"),
+    [
+        ({"OOC_METRICS_ADDRESS": "0.0.0.0"}, "OOC_METRICS_PORT"),
+        ({"OOC_METRICS_CERT": str(CERTIFICATE)}, "OOC_METRICS_PORT"),
+        ({"OOC_METRICS_KEY": str(KEY), "OOC_METRICS_PORT": "1"}, "OOC_METRICS_CERT"),
+        ({"OOC_METRICS_INTERVAL": "1s", "OOC_METRICS_PORT": "1"}, "OOC_METRICS_FILE"),
+        ({"OOC_METRICS_JOB": "night"}, "OOC_METRICS_PUSH"),
+    ],
+)
+def test_a_setting_that_does_nothing_without_another_is_refused(variables: dict[str, str], missing: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{next(iter(variables))}=.* does nothing without {missing}: set that too"):
+        Config.from_environment(variables)
+
+
+def test_metrics_settings() -> None:
+    assert Config.from_environment({}).metrics_port is None
+    assert Config.from_environment({"OOC_METRICS_PORT": "off"}).metrics_port is None
+    assert Config.from_environment({"OOC_METRICS_PORT": "0"}).metrics_port == 0  # any free one
+    assert Config.from_environment({"OOC_METRICS_PORT": "0"}).to_environment() == {"OOC_METRICS_PORT": "0"}
+    assert Config.from_environment({}, metrics_port=80, metrics_address="::").metrics_address == "::"
+
+
+@pytest.mark.parametrize(
+    ("certificate", "key"),
+    [("absent.pem", None), ("key.pem", "key.pem"), ("README.md", None), ("certificate.pem", None)],
+)
+def test_what_is_no_certificate_and_its_key_is_refused(certificate: str, key: str | None) -> None:
+    names = {"OOC_METRICS_CERT": certificate, "OOC_METRICS_KEY": key}
+    variables = {name: str(CERTIFICATE.with_name(file)) for name, file in names.items() if file is not None}
+    with pytest.raises(ConfigError, match=rf"^OOC_METRICS_CERT=.*{certificate}.* cannot be used.*PEM"):
+        Config.from_environment({"OOC_METRICS_PORT": "1", **variables})
 
 
 def test_unknown_variables_warn_with_the_nearest_name() -> None:

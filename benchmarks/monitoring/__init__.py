@@ -1,0 +1,1 @@
+"""What looking costs: timelines, and whatever else watches a run."""

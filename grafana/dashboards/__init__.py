@@ -1,0 +1,1 @@
+"""The dashboards, one a file; each has `make`, which returns its JSON."""

@@ -1,0 +1,85 @@
+"""What all dashboards share: the variables at the top, links to each other, and how they become JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from grafana_foundation_sdk.builders import dashboard as build
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models import dashboard as model
+
+from grafana.panels import SOURCE
+
+TAG = "out-of-core"
+# Every process has this metric, whatever it does: what there is to choose from.
+PRESENT = "ooc_budget_bytes"
+_ALL = model.VariableOption(selected=True, text=["All"], value=["$__all"])
+# The SDK writes these for every variable; Grafana's schema knows them only for intervals.
+_OF_INTERVALS = ("auto", "auto_count", "auto_min")
+
+
+@dataclass(frozen=True)
+class Row:
+    """Panels under a heading. A collapsed row asks Prometheus nothing until somebody opens it."""
+
+    title: str
+    panels: Sequence[Any]
+    collapsed: bool = False
+
+
+def choice(name: str, label: str, query: str, says: str) -> build.QueryVariable:
+    """A variable with a label's values, at first all of them: `.*`, which also fits what lacks the label."""
+    variable = build.QueryVariable(name).label(label).description(says).datasource(SOURCE).query(query)
+    variable.refresh(model.VariableRefresh.ON_TIME_RANGE_CHANGED).sort(model.VariableSort.NATURAL_ASC)
+    return variable.multi(True).include_all(True).all_value(".*").current(_ALL)
+
+
+def dashboard(title: str, uid: str, says: str, rows: Sequence[Row], more: Sequence[Any] = ()) -> str:
+    """The dashboard's JSON, always the same text; `more` are variables beside those of all dashboards."""
+    job, instance = 'job=~"$job"', 'instance=~"$instance"'
+    made = (
+        build.Dashboard(title)
+        .uid(uid)
+        .description(says)
+        .tags([TAG])
+        .refresh("10s")
+        .time("now-30m", "now")
+        .timezone("browser")
+        .tooltip(model.DashboardCursorSync.CROSSHAIR)
+        .link(build.DashboardLink("Out-of-core").type(model.DashboardLinkType.DASHBOARDS).tags([TAG]).include_vars(True).keep_time(True))
+        .variables([
+            build.DatasourceVariable("datasource").label("Prometheus").type("prometheus"),
+            choice("job", "Job", f"label_values({PRESENT}, job)", "Job of Prometheus' configuration."),
+            choice("instance", "Instance", f"label_values({PRESENT}{{{job}}}, instance)", "Address of a process."),
+            choice("rank", "Rank", f"label_values({PRESENT}{{{job},{instance}}}, rank)", "0 without torchrun."),
+            *more,
+        ])
+    )  # fmt: skip
+    for row in rows:
+        heading = build.Row(row.title)
+        if row.collapsed:
+            heading.collapsed(True)
+            for panel in row.panels:
+                heading.with_panel(panel)
+        made.with_row(heading)
+        if not row.collapsed:
+            for panel in row.panels:
+                made.with_panel(panel)
+    plain: dict[str, Any] = json.loads(JSONEncoder(sort_keys=True).encode(made.build()))
+    _number(plain)
+    for variable in plain["templating"]["list"]:
+        for name in _OF_INTERVALS:
+            variable.pop(name, None)
+    return json.dumps(plain, indent=1, sort_keys=True) + "\n"
+
+
+def _number(plain: dict[str, Any]) -> None:
+    """Gives every panel an id: what a link to it, and the name of its picture, is made from."""
+    number = 0
+    for panel in plain["panels"]:
+        for one in (panel, *panel.get("panels", [])):
+            number += 1
+            one["id"] = number

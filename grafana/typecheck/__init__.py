@@ -1,0 +1,1 @@
+"""The check of the dashboards against Grafana's own types."""

@@ -1,0 +1,77 @@
+"""Figures of a session, by the names that the catalogue's sources have: numbers, texts, and one histogram."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+from typing import Union
+
+from ooc_alloc import ABI_VERSION
+from swapd.session import Session, Snapshot
+from swapd.step_times import Histogram
+from swapd.summary import derived_figures, external_fragmentation_bytes
+
+# None: not known yet. (`Union` is evaluated, and Python 3.10 is to understand it beside a class of ours.)
+Figure = Union[int, float, str, Histogram, None]  # noqa: UP007
+
+CHUNK_STATES = ("resident", "leaving", "arriving", "cached", "free", "slab", "slab_empty", "lost")
+
+
+def figures(session: Session, snapshot: Snapshot | None = None) -> dict[str, Figure]:
+    """All of them, as of `snapshot` (now, if none is given). Sizes in bytes, times in seconds.
+
+    Safe in any thread while the session's core is there. It takes the core's lock once, for a microsecond or so, and
+    walks nothing.
+    """
+    snapshot = session.snapshot() if snapshot is None else snapshot
+    stats = snapshot.stats
+    found: dict[str, Figure] = dict(stats)
+    for state in CHUNK_STATES:
+        found[f"bytes_{state}"] = stats[f"chunks_{state}"] * stats["chunk_bytes"]
+    found["host_free_bytes"] = stats["host_bytes"] - stats["host_used_bytes"]
+    live = stats["live_bytes"]
+    found["internal_fragmentation_now_ratio"] = stats["waste_bytes"] / live if live else 0.0
+    found["external_fragmentation_bytes"] = external_fragmentation_bytes(stats, snapshot.audit_agrees)
+    found.update(derived_figures(stats, snapshot.audit_agrees))
+    for way in ("out", "in"):
+        busy = stats[f"copy_{way}_seconds"]
+        found[f"link_achieved_{way}"] = stats[f"swap_{way}_bytes"] / busy if busy > 0 else None
+        link = session.expected_link
+        found[f"link_probed_{way}"] = getattr(link, f"{way}_bytes_per_second") if link is not None else None
+    found.update(_planner(session))
+    found["step_seconds"] = session.daemon.steps.histogram()
+    found["last_step_seconds"] = session.daemon.steps.last
+    found["package_version"] = package_version()
+    found["abi_version"] = str(ABI_VERSION)
+    found["device_name"] = session.device_name
+    found["device_kind"] = "emulated" if session.emulated else "cuda"
+    found["device_ordinal"] = str(session.device_ordinal)
+    found["start_time_seconds"] = session.start_time
+    return found
+
+
+def _planner(session: Session) -> dict[str, Figure]:
+    daemon = session.daemon
+    plan = daemon.last_plan
+    bound = plan.bound_seconds if plan is not None else None
+    planned = daemon.planned_step_seconds
+    window = plan.window_bytes if plan is not None else daemon.window_bytes
+    return {
+        "configured_policy": session.config.policy,
+        "policy": plan.policy if plan is not None else daemon.policy,
+        "window_bytes": window or 0,
+        "planning_seconds": daemon.planning_seconds,
+        "unplannable_sequences": daemon.unplannable_sequences,
+        "predicted_step_seconds": plan.predicted_seconds if plan is not None else None,
+        "bound_step_seconds": bound,
+        "step_over_bound": planned / bound if planned is not None and bound else None,
+    }
+
+
+@functools.cache
+def package_version() -> str:
+    """Of the installed package; "unknown" in a checkout that was not installed."""
+    try:
+        return importlib.metadata.version("ooc-alloc")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
