@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ooc_alloc.timeline import TimelineCalls
+
 READ = 1
 WRITE = 2
 ABI_VERSION = 2
@@ -233,6 +235,18 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ooc_core_forget_plans": (None, [_HANDLE]),
     "ooc_core_read_stats": (None, [_HANDLE, ctypes.POINTER(_Stats)]),
     "ooc_core_audit": (ctypes.c_int, [_HANDLE]),
+    "ooc_core_timeline_start": (ctypes.c_int, [_HANDLE, ctypes.c_uint64]),
+    "ooc_core_timeline_stop": (None, [_HANDLE]),
+    "ooc_core_timeline_read": (
+        ctypes.c_uint32,
+        [_HANDLE, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_void_p],
+    ),
+    "ooc_core_ranges_load": (ctypes.c_int, [_HANDLE, ctypes.c_char_p]),
+    "ooc_core_place_id": (ctypes.c_uint32, [_HANDLE, ctypes.c_char_p]),
+    "ooc_core_place_text": (ctypes.c_char_p, [_HANDLE, ctypes.c_uint32]),
+    "ooc_core_set_place": (None, [_HANDLE, ctypes.c_void_p, ctypes.c_uint32]),
+    "ooc_core_trace_places": (ctypes.c_int, [_HANDLE, ctypes.c_uint64, ctypes.c_void_p]),
+    "ooc_core_regions": (ctypes.c_uint32, [_HANDLE, ctypes.c_void_p, ctypes.c_uint32]),
     "ooc_set_default_core": (None, [_HANDLE]),
 }
 
@@ -263,7 +277,7 @@ def device_memory(driver_library: str, ordinal: int = 0) -> tuple[int, int]:
     return total.value, free.value
 
 
-class Core:
+class Core(TimelineCalls):
     """One device, one budget, one address range; see `ooc_alloc.h` for every call's contract.
 
     Args:

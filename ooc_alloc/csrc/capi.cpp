@@ -210,6 +210,40 @@ int ooc_core_install_plan(ooc_core* core, const ooc_plan* plan) {
 void ooc_core_forget_plans(ooc_core* core) { core->daemon.forget(); }
 void ooc_core_read_stats(ooc_core* core, ooc_stats* stats) { core->core.read_stats(stats); }
 
+int ooc_core_timeline_start(ooc_core* core, uint64_t capacity) {
+  return guarded([&] {
+    core->core.timeline_start(capacity);
+    return static_cast<int>(OOC_OK);
+  });
+}
+
+void ooc_core_timeline_stop(ooc_core* core) { core->core.timeline_stop(); }
+
+uint32_t ooc_core_timeline_read(ooc_core* core, uint64_t* from, ooc_event* events, uint32_t count, ooc_timeline* state) {
+  return core->core.timeline_read(from, events, count, state);
+}
+
+int ooc_core_ranges_load(ooc_core* core, const char* library) {
+  return guarded([&] { return core->core.ranges_load(library); });
+}
+
+uint32_t ooc_core_place_id(ooc_core* core, const char* text) { return core->core.place_id(text); }
+const char* ooc_core_place_text(ooc_core* core, uint32_t place) { return core->core.place_text(place); }
+void ooc_core_set_place(ooc_core* core, const void* address, uint32_t place) { core->core.set_place(address, place); }
+
+int ooc_core_trace_places(ooc_core* core, uint64_t fingerprint, uint32_t* place) {
+  ooc::Lock lock(core->core.mutex());
+  const std::shared_ptr<ooc::Trace> trace = core->core.trace(fingerprint);
+  if (!trace) {
+    ooc::set_last_error("no trace with this fingerprint is kept");
+    return OOC_INVALID;
+  }
+  for (size_t i = 0; i < trace->variables.size(); ++i) place[i] = trace->variables[i].place;
+  return OOC_OK;
+}
+
+uint32_t ooc_core_regions(ooc_core* core, ooc_region* regions, uint32_t count) { return core->core.regions(regions, count); }
+
 int ooc_core_audit(ooc_core* core) {
   return guarded([&] { return core->core.audit(); });
 }

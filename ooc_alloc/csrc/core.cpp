@@ -65,7 +65,7 @@ Core::Core(const ooc_config& config)
   arena_ = std::make_unique<HostArena>(device_.driver(), host_bytes, host_chunks_.get());
   if (config.asynchronous != 0) {
     order_ = std::make_unique<StreamOrder>(device_);
-    timer_ = std::make_unique<StreamTimer>(device_);
+    timer_ = std::make_unique<StreamTimer>(device_, timeline_);
   }
   stats_.version = OOC_ABI_VERSION;
   stats_.struct_bytes = sizeof stats_;
@@ -146,9 +146,11 @@ void Core::note_need() {
 }
 
 // The time counts as waiting, in one of two ways, and not as the running function's.
-void Core::stalled(double seconds, double& kind) {
+void Core::stalled(double now, double seconds, const Region* region) {
   stats_.stall_seconds += seconds;
-  kind += seconds;
+  (region != nullptr ? stats_.stall_swap_in_seconds : stats_.stall_room_seconds) += seconds;
+  if (timeline_.on())
+    watch_stall(region != nullptr ? OOC_EVENT_STALL_SWAP_IN : OOC_EVENT_STALL_ROOM, now - seconds, now, region);
   if (sequence_thread_ != nullptr && find_thread_state() == sequence_thread_) recorder_.stalled(seconds);
 }
 
@@ -214,6 +216,7 @@ int Core::function_begin(uint32_t function, const ooc_operand* operands, uint32_
   if (order_) begin_on_stream(thread, stream, recorded);
   for (const RegionHandle& handle : thread.held)
     if (handle.region->write_serial == serial) mark_written(handle.region);
+  if (watched()) watch_function(thread, recorded);
   ++stats_.functions;
   return OOC_OK;
 }
@@ -226,6 +229,7 @@ int Core::function_end(bool keep_allocations) {
   if (!simple) lock.lock();
   thread.in_function = false;
   if (detached_) return OOC_OK;
+  if (watched()) watch_end(thread);
   if (order_) end_on_stream(thread);
   progress_ += kOneEnded - kOneRuns;
   // Whoever waits said so before it looked at progress_, so one of the two sees the other.
@@ -310,6 +314,7 @@ int Core::boundary(ooc_iteration* ended) {
   const bool first = stats_.iterations++ == 0;
   std::shared_ptr<Trace> trace = recorder_.finish(now);
   if (order_) measured(*trace);
+  if (order_ && timeline_.on()) timer_->move_anchor(device_.stream(Direction::kOut));
   sequence_thread_ = &thread;
   ended->fingerprint = trace->fingerprint;
   ended->functions = trace->functions();
@@ -333,6 +338,7 @@ int Core::boundary(ooc_iteration* ended) {
     ended->followed_plan = 1;
     ++stats_.planned_iteration_count;
   }
+  if (timeline_.on()) watch_iteration(*trace, now - ended->seconds, now, ended->followed_plan != 0);
   constexpr size_t kMostTraces = 64;
   if (!trace->overflow && !traces_.count(trace->fingerprint)) {
     trace_order_.push_back(trace->fingerprint);

@@ -31,6 +31,7 @@
 #include "small_heap.h"
 #include "stream_order.h"
 #include "stream_timer.h"
+#include "timeline.h"
 
 namespace ooc {
 
@@ -46,6 +47,7 @@ struct Transfer {
   double started = 0;
   bool failed = false;
   Moment moment{};         // where functions run on streams: when the copy is done
+  uint64_t watched = Timeline::kNoEvent;
 };
 
 constexpr uint64_t kNoToken = ~uint64_t{0};  // of a pin: unpin does nothing
@@ -54,6 +56,7 @@ constexpr uint64_t kNoToken = ~uint64_t{0};  // of a pin: unpin does nothing
 struct Piece {
   Region* region;
   uint32_t first, count;
+  bool on_demand = false;  // no plan asked for it to move
 };
 
 // Read by other threads without the lock; copied only while nobody else looks.
@@ -67,6 +70,17 @@ struct SharedFlag {
   }
   operator bool() const { return value.load(std::memory_order_acquire); }
   std::atomic<bool> value{false};
+};
+struct SharedTime {
+  SharedTime() = default;
+  SharedTime(const SharedTime& other) : value(other.value.load()) {}
+  SharedTime& operator=(const SharedTime& other) { return *this = other.value.load(); }
+  SharedTime& operator=(double next) {
+    value.store(next, std::memory_order_release);
+    return *this;
+  }
+  bool operator==(double other) const { return value.load(std::memory_order_acquire) == other; }
+  std::atomic<double> value{0};
 };
 
 // What a thread holds. A function's pins outlast it until the thread's next function begins: results are touched
@@ -84,6 +98,9 @@ struct ThreadState {
   uint32_t operand_count = 0;  // first entries of held: operands; the others were allocated by the function
   uint64_t measured_bytes = 0; // allocations that did not fit and were served by the host to learn the need
   std::string failure;
+  uint32_t number = 0;         // 1, 2, ... in the timeline
+  uint64_t event = Timeline::kNoEvent;  // of the running function, or of the last one
+  SharedTime ended;            // when that ended; 0: it runs
 };
 
 // What a thread is for a core.
@@ -123,6 +140,16 @@ class Core {
   int boundary(ooc_iteration* ended);
   void read_stats(ooc_stats* stats);  // statistics.cpp
   int audit();
+
+  // timeline.cpp
+  void timeline_start(uint64_t capacity);
+  void timeline_stop();
+  uint32_t timeline_read(uint64_t* from, ooc_event* events, uint32_t count, ooc_timeline* state);
+  int ranges_load(const char* library);
+  uint32_t place_id(const char* text);
+  const char* place_text(uint32_t place);
+  void set_place(const void* address, uint32_t place);
+  uint32_t regions(ooc_region* found, uint32_t count);
 
   Device& device() { return device_; }
   Recorder& recorder() { return recorder_; }
@@ -177,13 +204,26 @@ class Core {
   void begin_on_stream(ThreadState& thread, CUstream stream, bool recorded);
   void end_on_stream(ThreadState& thread);
   void measured(Trace& trace);
-  Moment enqueued(Direction direction, StreamTimer::Start timed);
+  Moment enqueued(Direction direction, StreamTimer::Start timed, uint64_t event);
   void wait_for_host_block(const Region* region);
   void prepare_in(Lock& lock, Region* region, Piece piece, const Chunk* chunks);
   bool settle_enqueued(Lock& lock, const Transfer& transfer);
   void free_host_block(Region* region);
   void bury(Region* region);
   void bury_all();
+
+  // timeline.cpp; while somebody watches
+  ooc_event new_event(uint32_t kind, double start, double end) const;
+  static void name_variable(ooc_event& event, const Region* region);
+  void close_function(ThreadState& thread);
+  bool watched() const { return __builtin_expect(watched_.load(std::memory_order_relaxed), false); }
+  [[gnu::cold]] void watch_function(ThreadState& thread, bool recorded);
+  [[gnu::cold]] void watch_end(ThreadState& thread);
+  void watch_memory(double now);
+  uint64_t watch_copy(const Region* region, Direction direction, double start, bool on_demand);
+  void watch_variable(uint32_t kind, const Region* region, uint64_t bytes);
+  uint64_t watch_stall(uint32_t kind, double start, double end, const Region* region);
+  void watch_iteration(const Trace& ended, double start, double end, bool followed_plan);
 
   // budget.cpp
   void unmap_stale();
@@ -219,7 +259,8 @@ class Core {
   void mark_written(Region* region);
   void note_need();
   void fill_chunks(ooc_stats& stats) const;  // statistics.cpp
-  void stalled(double seconds, double& kind);
+  // `region`: what was waited for longest; null for room.
+  void stalled(double now, double seconds, const Region* region);
   bool sequence_runs() const { return sequence_thread_ != nullptr && sequence_thread_->in_function; }
 
   // memory.cpp
@@ -259,7 +300,7 @@ class Core {
   bool end_transition(const Transfer& transfer, bool copied);  // true: the bytes arrived
   void settle_out(const Transfer& transfer, bool copied);
   bool settle_in(const Transfer& transfer, bool copied);
-  bool drop_clean(Region* region, uint32_t first, uint32_t count);
+  bool drop_clean(const Piece& piece, uint32_t first, uint32_t count);
   // With host-backed memory; without it they do nothing. Slots that have no chunk lead to their host copy, or to nothing.
   void show_host_copy(Region* region, uint32_t first, uint32_t count);
   bool hide_host_copy(Region* region, uint32_t first, uint32_t count);
@@ -340,6 +381,7 @@ class Core {
 
   std::unordered_map<const void*, uint64_t> host_blocks_;  // served by the host: measuring, or a forked child
   std::deque<ThreadState> thread_states_;
+  uint32_t thread_count_ = 0;
   std::vector<RegionHandle> orphans_;  // allocated by threads that never run functions (a kernel's helpers)
   // A function ends without the lock where nobody waits for that, so what it reads and changes is atomic.
   std::atomic<uint32_t> starving_{0}, yielding_{0};
@@ -347,12 +389,23 @@ class Core {
   static constexpr uint64_t kOneRuns = 1, kOneEnded = uint64_t{1} << 32;
   uint32_t active_functions() const { return static_cast<uint32_t>(progress_.load()); }
   uint32_t functions_ended() const { return static_cast<uint32_t>(progress_.load() >> 32); }
-  std::atomic<bool> paused_{false}, detached_{false};
+  std::atomic<bool> paused_{false}, detached_{false}, watched_{false};
   uint32_t room_waiters_ = 0;
   bool forked_ = false, idle_wanted_ = false;
   std::string strict_failure_;
   uint64_t lost_chunks_ = 0;  // the driver would not unmap them
   uint64_t core_id_ = 0;
+
+  Timeline timeline_;
+  Ranges ranges_;  // watched_: by either
+  struct MemoryState {
+    uint64_t used = 0, free = 0, cached = 0;  // chunks
+    bool operator==(const MemoryState& other) const {
+      return used == other.used && free == other.free && cached == other.cached;
+    }
+  } last_memory_;
+  std::deque<std::string> places_{""};
+  std::unordered_map<std::string, uint32_t> place_ids_{{"", 0}};
   const ThreadState* sequence_thread_ = nullptr;  // whose functions are recorded
 
   double iteration_began_ = 0, out_idle_since_ = 0, in_idle_since_ = 0;

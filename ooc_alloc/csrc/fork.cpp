@@ -117,6 +117,7 @@ ThreadState& Core::new_thread_state() {
     free = std::prev(thread_states_.end());
   }
   *free = ThreadState{};
+  free->number = ++thread_count_;
   thread_entries.entries.push_back({core_id_, &*free});
   return *free;
 }
@@ -127,6 +128,7 @@ void Core::thread_exits(ThreadState* thread) {
     release_held(thread->held);
     if (thread->in_function) progress_ += kOneEnded - kOneRuns;  // others wait for it to end
   }
+  close_function(*thread);
   thread->exited = true;
   if (sequence_thread_ == thread) sequence_thread_ = nullptr;
   changed_.notify_all();
@@ -228,6 +230,7 @@ void Core::after_fork(bool in_child) {
     return;
   }
   detached_ = forked_ = true;
+  timeline_.stop();
   new (&changed_) std::condition_variable;  // not destroyed: that would wait for threads which only the parent has
   // On a GPU the driver itself refuses to work in the child. Without memory for the copies the child must not go on.
   if (device_.host_accessible() && !make_private(false)) {

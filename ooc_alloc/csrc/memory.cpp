@@ -121,6 +121,7 @@ void* Core::malloc_region(Lock& lock, uint64_t bytes, uint32_t stream) {
   if (order_) wait_for_memory(stream, region->arrival);
   region->live = true;
   region->bytes = bytes;
+  region->place = 0;
   region->iteration = 0;
   region->variable = -1;
   region->write_epoch = 0;
@@ -131,6 +132,7 @@ void* Core::malloc_region(Lock& lock, uint64_t bytes, uint32_t stream) {
   stats_.region_live_bytes += bytes;
   if (thread != nullptr && thread == sequence_thread_) recorder_.allocate(region, thread->in_function);
   count_allocation(bytes);
+  if (timeline_.on()) watch_variable(OOC_EVENT_ALLOCATED, region, bytes);
   note_need();
   return address_of(region->first);
 }
@@ -270,6 +272,7 @@ void Core::free_after(void* address, const Moments& uses) {
 }
 
 void Core::free_region(Region* region, const Moments& uses) {
+  if (timeline_.on()) watch_variable(OOC_EVENT_FREED, region, region->bytes);
   recorder_.free(region, sequence_runs());
   region->uses.add(uses);
   freed_since_mark_ = true;

@@ -130,6 +130,55 @@ typedef struct {
   const int32_t *back_variable, *back_first_chunk, *back_chunk_count, *back_after_function;
 } ooc_plan;
 
+// What the timeline holds.
+enum {
+  OOC_EVENT_FUNCTION = 1,   // from its begin, operands on the device, to its end
+  OOC_EVENT_COPY_OUT = 2,   // bytes: that arrived, as swap_out_bytes counts them; 0: it was for nothing (freed, failed)
+  OOC_EVENT_COPY_IN = 3,
+  OOC_EVENT_DROP = 4,       // a clean variable left without a copy
+  OOC_EVENT_STALL_SWAP_IN = 5,  // a thread waited for a variable: the one of its operands that took longest
+  OOC_EVENT_STALL_ROOM = 6,     // a thread waited until something had left
+  OOC_EVENT_MEMORY = 7,     // from here on: bytes in use (variables, also those arriving, and slabs), free, cached
+  OOC_EVENT_ITERATION = 8,  // bytes: its fingerprint; index: its functions
+  OOC_EVENT_ALLOCATED = 9,  // a variable of one chunk or more, at `address`
+  OOC_EVENT_FREED = 10,
+};
+enum {
+  OOC_EVENT_ON_DEMAND = 1,  // a copy or drop that no plan asked for; an iteration that no plan was followed in
+  OOC_EVENT_ENQUEUED = 2,   // the times are those of the host; the device runs it later
+  OOC_EVENT_WRITE_BACK = 4, // a copy out after which the variable, or a part of it, stayed on the device
+};
+#define OOC_NO_FUNCTION 0xffffffffu
+typedef struct {
+  double start, end;    // seconds of the monotonic clock; on a GPU, copies and waits by the device's, brought to it. < 0: not over
+  uint64_t bytes;
+  union {
+    uint64_t free_bytes, address;
+  };
+  uint64_t cached_bytes;
+  uint64_t live_bytes;  // of MEMORY, ALLOCATED and FREED: requested bytes of everything allocated, from here on
+  uint16_t kind, flags;
+  uint32_t thread;      // 1, 2, ... by first function; 0: none that runs functions
+  uint32_t function;    // id, or OOC_NO_FUNCTION: none runs in the thread, or it is not known
+  int32_t index;        // of the function of the recorded sequence that runs; -1: none, or in another thread
+  int32_t variable;     // its number in `iteration`; -1: none, or it has none
+  int32_t region;       // where the variable lives; regions are used again; -1: none
+  uint32_t iteration;   // 1, 2, ...; of a variable's event the last one that used it, 0: none did
+  uint32_t reserved;
+} ooc_event;
+typedef struct {
+  uint64_t capacity, recorded, lost;  // events kept at most; since the start; of these, overwritten
+  uint64_t next;                      // position that the next event will have
+  double now;                         // the timeline's clock
+  uint32_t on, reserved;
+} ooc_timeline;
+
+typedef struct {
+  uint64_t address, bytes;
+  uint32_t chunks, resident_chunks, clean_chunks, pins;  // clean: the host has them too
+  uint32_t place, reserved;
+} ooc_region;
+
 OOC_API const char* ooc_last_error(void);
 OOC_API uint32_t ooc_abi_version(void);
 
@@ -215,6 +264,26 @@ OOC_API int ooc_core_install_plan(ooc_core* core, const ooc_plan* plan);
 OOC_API void ooc_core_forget_plans(ooc_core* core);
 
 OOC_API void ooc_core_read_stats(ooc_core* core, ooc_stats* stats);
+
+// Keeps the last `capacity` events (a power of two, or rounded up to one; 80 bytes each) from now on.
+OOC_API int ooc_core_timeline_start(ooc_core* core, uint64_t capacity);
+// No more events; those that are there can still be read.
+OOC_API void ooc_core_timeline_stop(ooc_core* core);
+// Copies at most `count` events, by position (0, 1, ... since the core was made), from position *from on or from the oldest
+// one that is kept. *from becomes the position of the first one. Returns how many; 0: there are no more.
+OOC_API uint32_t ooc_core_timeline_read(ooc_core* core, uint64_t* from, ooc_event* events, uint32_t count, ooc_timeline* state);
+// Functions and stalls as NVTX ranges from now on, through a library with nvtxRangePushA and nvtxRangePop.
+OOC_API int ooc_core_ranges_load(ooc_core* core, const char* library);
+
+// Where in the user's program a variable was allocated: a text of the integration's. 0: not known (or too many texts).
+OOC_API uint32_t ooc_core_place_id(ooc_core* core, const char* text);
+OOC_API const char* ooc_core_place_text(ooc_core* core, uint32_t place);  // null: there is none
+OOC_API void ooc_core_set_place(ooc_core* core, const void* address, uint32_t place);
+// place[variables] of a trace that is kept; as ooc_core_trace_copy.
+OOC_API int ooc_core_trace_places(ooc_core* core, uint64_t fingerprint, uint32_t* place);
+// Live variables of one chunk or more; at most `count` are written. Returns how many there are.
+OOC_API uint32_t ooc_core_regions(ooc_core* core, ooc_region* regions, uint32_t count);
+
 // Recounts every chunk and byte by walking all structures, and compares with the counters. 0 if they agree.
 OOC_API int ooc_core_audit(ooc_core* core);
 

@@ -45,9 +45,9 @@ void Core::retire(Chunk chunk, const std::shared_ptr<const Moments>& after) {
 }
 
 // A copy, whole or in part, has been enqueued on one of the copy streams; others will wait for just this one.
-Moment Core::enqueued(Direction direction, StreamTimer::Start timed) {
+Moment Core::enqueued(Direction direction, StreamTimer::Start timed, uint64_t event) {
   const bool out = direction == Direction::kOut;
-  timer_->stop(device_.stream(direction), timed, out ? &stats_.copy_out_seconds : &stats_.copy_in_seconds);
+  timer_->stop(device_.stream(direction), timed, out ? &stats_.copy_out_seconds : &stats_.copy_in_seconds, event);
   const Moment moment = order_->now(out ? StreamOrder::kOut : StreamOrder::kIn);
   order_->mark(moment.stream);
   return moment;
@@ -56,20 +56,25 @@ Moment Core::enqueued(Direction direction, StreamTimer::Start timed) {
 // The function's stream waits for what is under way to its operands. Where it has to, the wait is timed: that is a stall.
 void Core::begin_on_stream(ThreadState& thread, CUstream stream, bool recorded) {
   thread.stream_handle = stream;
-  bool waits = false;
+  const Region* waits = nullptr;
   for (const RegionHandle& handle : thread.held) {
     Region* region = handle.get();
     if (region == nullptr || region->arrival.empty()) continue;
     if (order_->over(region->arrival)) region->arrival.clear();
-    waits |= !region->arrival.empty();
+    if (waits == nullptr && !region->arrival.empty()) waits = region;
   }
   const bool measure = recorded && iterations_to_measure_ > 0;
-  const StreamTimer::Start waiting = waits ? timer_->start(stream) : nullptr;
-  const StreamTimer::Start before = waits && measure ? timer_->start(stream) : nullptr;
+  const StreamTimer::Start waiting = waits != nullptr ? timer_->start(stream) : nullptr;
+  const StreamTimer::Start before = waits != nullptr && measure ? timer_->start(stream) : nullptr;
   for (const RegionHandle& handle : thread.held)
     if (const Region* region = handle.get()) wait_for_memory(thread.stream, region->arrival);
-  if (waits) timer_->stop(stream, waiting, &device_stall_);
-  if (measure) timer_->function_started(stream, waits, before);
+  if (waits != nullptr) {
+    const bool watch = timeline_.on() && waiting != nullptr;
+    const double now = watch ? now_seconds() : 0;
+    timer_->stop(stream, waiting, &device_stall_,
+                 watch ? watch_stall(OOC_EVENT_STALL_SWAP_IN, now, Timeline::kNotOver, waits) : Timeline::kNoEvent);
+  }
+  if (measure) timer_->function_started(stream, waits != nullptr, before);
 }
 
 // The host's times say when functions were enqueued; the device's, how long they ran.
@@ -166,7 +171,7 @@ bool Core::settle_enqueued(Lock& lock, const Transfer& transfer) {
     lock.unlock();
     copied = copy_slots(region, transfer.first, transfer.count, Direction::kIn);
     lock.lock();
-    moment = enqueued(Direction::kIn, nullptr);
+    moment = enqueued(Direction::kIn, nullptr, Timeline::kNoEvent);
   }
   if (transfer.direction == Direction::kOut) region->out = moment;
   else region->arrival.add(moment);

@@ -77,7 +77,7 @@ void Recorder::count_chunks(uint32_t chunks) {
 uint32_t Recorder::add(Region* region, int32_t born) {
   const auto id = static_cast<uint32_t>(trace_->variables.size());
   const int32_t previous = region->iteration + 1 == iteration_ && born < 0 ? region->variable : -1;
-  trace_->variables.push_back({{region, region->generation}, region->bytes, born, INT32_MAX, previous});
+  trace_->variables.push_back({{region, region->generation}, region->bytes, born, INT32_MAX, previous, region->place});
   region->iteration = iteration_;
   region->variable = static_cast<int32_t>(id);
   return id;
@@ -127,8 +127,12 @@ void Recorder::free(Region* region, bool in_function) {
       workspaces_.push_back({static_cast<uint32_t>(region->variable), region->count});
     }
   } else if (region->iteration + 1 == iteration_ && region->variable >= 0 && last >= 0) {
-    only_freed_.push_back({{}, region->bytes, -1, last, region->variable});
+    only_freed_.push_back({{}, region->bytes, -1, last, region->variable, region->place});
   }
+}
+
+void Recorder::set_place(const Region* region) {
+  if (!trace_->overflow && seen(region)) trace_->variables[static_cast<size_t>(region->variable)].place = region->place;
 }
 
 // The numbers of the iteration before mean something only if it did the same. Else what is there from the start to the

@@ -20,6 +20,7 @@ struct Trace {
     RegionHandle handle;
     uint64_t bytes = 0;
     int32_t born = -1, died = 0, previous = -1;
+    uint32_t place = 0;
   };
   struct Use {
     uint32_t function, variable, access;
@@ -49,6 +50,8 @@ class Recorder {
   uint64_t end_operands();  // the running fingerprint, all operands told
   void allocate(Region* region, bool in_function);
   void free(Region* region, bool in_function);
+  // The region's place was learnt after it was allocated.
+  void set_place(const Region* region);
   // Seconds since the function began that were spent waiting for memory.
   void stalled(double seconds) { stalled_ += seconds; }
 

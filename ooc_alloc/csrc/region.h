@@ -60,6 +60,7 @@ struct Region {
   uint64_t iteration = 0;     // last iteration that saw it
   int32_t variable = -1;      // its id there
   uint32_t last_function = 0;
+  uint32_t place = 0;         // in the user's program, where it was allocated
   Moments uses;               // functions that read or wrote it
   Moments arrival;            // its copies in, and what used its chunks before: to be waited for before every use
   Moment out;                 // its last copy out

@@ -60,11 +60,21 @@ bool Core::verify_clean(Region* region, uint32_t first, uint32_t count) {
   return std::memcmp(now.data(), region->host + first * chunk_bytes_, bytes) == 0;
 }
 
-bool Core::drop_clean(Region* region, uint32_t first, uint32_t count) {
+bool Core::drop_clean(const Piece& piece, uint32_t first, uint32_t count) {
+  Region* region = piece.region;
   if (!unmap_slots(region, first, count)) return false;
   show_host_copy(region, first, count);
   stats_.clean_drop_bytes += slot_bytes(region, first, count, chunk_bytes_);
   ++stats_.clean_drop_count;
+  if (timeline_.on()) {
+    const double now = now_seconds();
+    ooc_event event = new_event(OOC_EVENT_DROP, now, now);
+    name_variable(event, region);
+    event.bytes = slot_bytes(region, first, count, chunk_bytes_);
+    if (piece.on_demand) event.flags |= OOC_EVENT_ON_DEMAND;
+    timeline_.add(event);
+    watch_memory(now);
+  }
   changed_.notify_all();
   return true;
 }
@@ -91,7 +101,7 @@ bool Core::start_out(Lock& lock, Piece piece, std::vector<Transfer>& transfers, 
       continue;
     }
     if (slot.host_valid) {
-      if (!drop_clean(region, i, last - i)) return false;
+      if (!drop_clean(piece, i, last - i)) return false;
       i = last;
       continue;
     }
@@ -103,13 +113,14 @@ bool Core::start_out(Lock& lock, Piece piece, std::vector<Transfer>& transfers, 
     region->moving += last - i;
     moving_ += last - i;
     Transfer transfer{region, i, last - i, Direction::kOut, region->write_epoch, nullptr, now_seconds(), false, {}};
+    if (timeline_.on()) transfer.watched = watch_copy(region, Direction::kOut, transfer.started, piece.on_demand);
     if (order_) order_->make_wait(StreamOrder::kOut, all_moments(region), Edge::kUseBeforeOut);
     const auto timed = order_ ? timer_->start(device_.stream(Direction::kOut)) : nullptr;
     lock.unlock();
     transfer.failed = !copy_slots(region, i, last - i, Direction::kOut);
     if (!order_) transfer.event = device_.record(Direction::kOut);
     lock.lock();
-    if (order_) transfer.moment = enqueued(Direction::kOut, timed);
+    if (order_) transfer.moment = enqueued(Direction::kOut, timed, transfer.watched);
     transfers.push_back(transfer);
     i = last;
   }
@@ -125,6 +136,7 @@ bool Core::start_in(Lock& lock, Piece piece, const Chunk* chunks, std::vector<Tr
   region->moving += piece.count;
   moving_ += piece.count;
   Transfer transfer{region, piece.first, piece.count, Direction::kIn, region->write_epoch, nullptr, now_seconds(), false, {}};
+  if (timeline_.on()) transfer.watched = watch_copy(region, Direction::kIn, transfer.started, piece.on_demand);
   if (order_) prepare_in(lock, region, piece, chunks);
   lock.unlock();
   const CUresult mapped = device_.map(arrival_address(region, piece.first), chunks, piece.count, *pool_, chunk_bytes_);
@@ -140,10 +152,11 @@ bool Core::start_in(Lock& lock, Piece piece, const Chunk* chunks, std::vector<Tr
   }
   lock.lock();
   if (mapped == CUDA_SUCCESS) {
-    if (order_) transfer.moment = enqueued(Direction::kIn, timed);
+    if (order_) transfer.moment = enqueued(Direction::kIn, timed, transfer.watched);
     transfers.push_back(transfer);
     return true;
   }
+  if (ooc_event* event = timeline_.at(transfer.watched)) event->end = event->start;  // it never began
   for (uint32_t i = piece.first; i < piece.first + piece.count; ++i) {
     pool_->give(region->slots[i].chunk);
     region->slots[i].chunk = kNoChunk;
@@ -169,15 +182,29 @@ bool Core::settle(Lock& lock, const Transfer& transfer) {
   const bool out = transfer.direction == Direction::kOut;
   double& idle_since = out ? out_idle_since_ : in_idle_since_;  // copies of a direction do not overlap each other
   const double now = now_seconds();
-  (out ? stats_.copy_out_seconds : stats_.copy_in_seconds) += std::max(0.0, now - std::max(transfer.started, idle_since));
+  const double began = std::max(transfer.started, idle_since), seconds = std::max(0.0, now - began);
+  (out ? stats_.copy_out_seconds : stats_.copy_in_seconds) += seconds;
   idle_since = std::max(idle_since, now);
+  if (ooc_event* event = timeline_.at(transfer.watched)) {
+    event->start = now - seconds;
+    event->end = now;
+  }
   return end_transition(transfer, copied);
 }
 
 bool Core::end_transition(const Transfer& transfer, bool copied) {
   Region* region = transfer.region;
-  if (transfer.direction == Direction::kOut) settle_out(transfer, copied);
+  const bool out = transfer.direction == Direction::kOut;
+  const uint64_t moved = out ? stats_.swap_out_bytes : stats_.swap_in_bytes, written_back = stats_.write_back_bytes;
+  if (out) settle_out(transfer, copied);
   else copied = settle_in(transfer, copied);
+  if (timeline_.on()) {
+    if (ooc_event* event = timeline_.at(transfer.watched)) {
+      event->bytes = (out ? stats_.swap_out_bytes : stats_.swap_in_bytes) - moved;
+      if (stats_.write_back_bytes > written_back) event->flags |= OOC_EVENT_WRITE_BACK;
+    }
+    watch_memory(now_seconds());
+  }
   region->moving -= transfer.count;
   moving_ -= transfer.count;
   if (region->doomed && region->moving == 0) dispose(region);
@@ -265,7 +292,10 @@ bool Core::evict(Lock& lock, const std::vector<Piece>& victims) {
   const uint64_t moved = stats_.swap_out_bytes, dropped = stats_.clean_drop_bytes;
   std::vector<Transfer> transfers;
   bool started = true;
-  for (const Piece& piece : victims) started &= start_out(lock, piece, transfers);
+  for (Piece piece : victims) {
+    piece.on_demand = true;
+    started &= start_out(lock, piece, transfers);
+  }
   for (const Transfer& transfer : transfers) settle(lock, transfer);
   stats_.demand_swap_out_bytes += stats_.swap_out_bytes - moved;
   return started || stats_.swap_out_bytes > moved || stats_.clean_drop_bytes > dropped;
@@ -290,6 +320,7 @@ bool Core::make_room(Lock& lock, uint64_t chunks, uint64_t pinned_too) {
   ThreadState* thread = find_thread_state();
   const bool counted = thread != nullptr && thread->in_function;
   const double began = now_seconds();
+  if (ranges_.on()) ranges_.push("wait for room");
   ++room_waiters_;
   int fruitless = 0;
   bool clean_only = false;  // every other time after a failure: dirty variables may have nowhere to go
@@ -330,7 +361,9 @@ bool Core::make_room(Lock& lock, uint64_t chunks, uint64_t pinned_too) {
     if (!release_idle_threads()) break;
   }
   if (--room_waiters_ == 0 && idle_wanted_) changed_.notify_all();
-  stalled(now_seconds() - began, stats_.stall_room_seconds);
+  const double now = now_seconds();
+  stalled(now, now - began, nullptr);
+  if (ranges_.on()) ranges_.pop();
   return idle_chunks() >= chunks;
 }
 
@@ -355,7 +388,7 @@ int Core::bring_in(Lock& lock, Region* region, std::vector<Transfer>& transfers)
     if (first == region->count) break;
     uint32_t end = first;
     while (end < region->count && region->slots[end].chunk == kNoChunk && end - first < chunks.size() - used) ++end;
-    const bool started = start_in(lock, {region, first, end - first}, chunks.data() + used, transfers);
+    const bool started = start_in(lock, {region, first, end - first, true}, chunks.data() + used, transfers);
     used += end - first;
     if (!started) {
       for (; used < chunks.size(); ++used) pool_->give(chunks[used]);
@@ -371,24 +404,48 @@ int Core::bring_in(Lock& lock, Region* region, std::vector<Transfer>& transfers)
 int Core::make_resident(Lock& lock, const std::vector<RegionHandle>& regions) {
   const double began = now_seconds();
   const double room_before = stats_.stall_room_seconds;
+  double before = began, longest = -1;  // which of them is waited for longest is looked at where somebody asks
+  const Region* latest = nullptr;
+  const auto waited_for = [&](const Region* region) {
+    if (latest == nullptr) latest = region;
+    if (!timeline_.on()) return;
+    const double now = now_seconds();
+    if (now - before > longest) {
+      longest = now - before;
+      latest = region;
+    }
+    before = now;
+  };
+  if (ranges_.on()) ranges_.push("wait for variables");
   int status = OOC_OK, failures = 0;
   while (status == OOC_OK) {
     std::vector<Transfer> transfers;
+    const Region* first = nullptr;
     bool complete = true;
     for (const RegionHandle& handle : regions) {
       Region* region = handle.get();
       if (region == nullptr || region->fully_resident()) continue;
       complete = false;
+      if (first == nullptr) first = region;
       status = bring_in(lock, region, transfers);
       if (status != OOC_OK) break;
     }
-    for (const Transfer& transfer : transfers)
+    for (const Transfer& transfer : transfers) {
       if (!settle(lock, transfer) && ++failures > 3)
         status = fail(OOC_DRIVER_FAILURE, "copying a variable to the device failed; it is safe in host memory");
+      waited_for(transfer.region);
+    }
     if (complete) break;
-    if (transfers.empty() && status == OOC_OK) wait_a_while(lock);  // a prefetch is on its way
+    if (transfers.empty() && status == OOC_OK) {
+      wait_a_while(lock);  // a prefetch is on its way
+      waited_for(first);
+    }
   }
-  stalled(now_seconds() - began - (stats_.stall_room_seconds - room_before), stats_.stall_swap_in_seconds);
+  const double now = now_seconds(), room = stats_.stall_room_seconds - room_before;
+  if (latest == nullptr)
+    for (const RegionHandle& handle : regions) latest = handle.region;
+  stalled(now, now - began - room, latest);
+  if (ranges_.on()) ranges_.pop();
   if (status != OOC_OUT_OF_MEMORY) return status;
   ThreadState* thread = find_thread_state();
   if (thread != nullptr && thread->yielded) return status;
@@ -420,11 +477,12 @@ int Core::bring_operands(Lock& lock, ThreadState& thread) {
     ++yielding_;
     while (active_functions() > 0 && functions_ended() == ended) wait_a_while(lock);
     --yielding_;
-    stalled(now_seconds() - began, stats_.stall_room_seconds);
+    const double now = now_seconds();
     for (const RegionHandle& operand : operands)
       if (Region* region = operand.get()) hold(region, &thread);
     thread.in_function = true;
     progress_ += kOneRuns;
+    stalled(now, now - began, nullptr);
   }
 }
 

@@ -4,12 +4,16 @@
 
 namespace ooc {
 
+double now_seconds();  // core.cpp
+
 StreamTimer::~StreamTimer() {
   drop_iteration();
   for (const Span& span : spans_) {
     give_back(span.start);
     give_back(span.stop);
   }
+  give_back(anchor_.event);
+  give_back(next_anchor_);
   for (CUevent event : events_) driver().cuEventDestroy(event);
 }
 
@@ -35,13 +39,39 @@ bool StreamTimer::elapsed(CUevent start, CUevent stop, double& seconds) const {
   return true;
 }
 
-void StreamTimer::stop(CUstream stream, Start start, double* sum) {
+void StreamTimer::anchor(CUstream stream, double now) {
+  give_back(next_anchor_);
+  next_anchor_ = nullptr;
+  give_back(anchor_.event);
+  anchor_ = {record(stream), now};
+  if (anchor_.event == nullptr) return;
+  if (driver().cuEventSynchronize(anchor_.event) == CUDA_SUCCESS) anchor_.time = now_seconds();
+}
+
+void StreamTimer::move_anchor(CUstream stream) {
+  if (anchor_.event != nullptr && next_anchor_ == nullptr) next_anchor_ = record(stream);
+}
+
+void StreamTimer::tell(const Span& span, double seconds) {
+  ooc_event* event = timeline_.at(span.event);
+  if (event == nullptr) return;
+  double since = 0;
+  float milliseconds = 0;
+  if (anchor_.event != nullptr &&
+      driver().cuEventElapsedTime(&milliseconds, anchor_.event, span.start) == CUDA_SUCCESS) {
+    since = static_cast<double>(milliseconds) * 1e-3;  // negative for what began before
+    event->start = anchor_.time + since;
+  }
+  event->end = event->start + seconds;
+}
+
+void StreamTimer::stop(CUstream stream, Start start, double* sum, uint64_t event) {
   const CUevent stop = start != nullptr ? record(stream) : nullptr;
   if (stop == nullptr) {
     give_back(start);
     return;
   }
-  spans_.push_back({start, stop, sum});
+  spans_.push_back({start, stop, sum, event});
   constexpr size_t kMostSpans = 256;
   if (spans_.size() > kMostSpans) collect();
 }
@@ -58,10 +88,22 @@ void StreamTimer::collect() {
       spans_.push_back(span);
       continue;
     }
-    if (state == CUDA_SUCCESS && elapsed(span.start, span.stop, seconds)) *span.sum += seconds;
+    if (state == CUDA_SUCCESS && elapsed(span.start, span.stop, seconds)) {
+      *span.sum += seconds;
+      if (span.event != Timeline::kNoEvent) tell(span, seconds);
+    }
     give_back(span.start);
     give_back(span.stop);
   }
+  if (next_anchor_ == nullptr || driver().cuEventQuery(next_anchor_) == CUDA_ERROR_NOT_READY) return;
+  float milliseconds = 0;
+  if (driver().cuEventElapsedTime(&milliseconds, anchor_.event, next_anchor_) == CUDA_SUCCESS) {
+    give_back(anchor_.event);
+    anchor_ = {next_anchor_, anchor_.time + static_cast<double>(milliseconds) * 1e-3};
+  } else {
+    give_back(next_anchor_);
+  }
+  next_anchor_ = nullptr;
 }
 
 void StreamTimer::function_started(CUstream stream, bool waited, Start before) {
