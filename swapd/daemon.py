@@ -10,6 +10,10 @@ import logging
 import time
 from collections import Counter, defaultdict
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ooc_alloc import Core, Iteration
 from swapd.plan import Plan
@@ -20,6 +24,7 @@ from swapd.trace import Machine, Trace
 
 log = logging.getLogger("ooc.swapd")
 
+_MOST_PLACED = 64  # sequences whose plans, and whose variables' places, are kept
 _MOST_NEW_IN_A_ROW = 8  # sequences that never come back (growing shapes) are not worth planning
 _FALLBACK_BYTES_PER_SECOND = 8e9  # of a link that was never measured
 _ENOUGH_BYTES = 16 << 20  # moved one way: a speed of less is that of a few small copies
@@ -66,6 +71,8 @@ class Daemon:
         self._new_in_a_row = 0
         self._failed: set[int] = set()
         self._trace_of: tuple[int, Trace] | None = None
+        self.plans: dict[int, Plan] = {}  # by fingerprint, as many as the core keeps traces of
+        self._places: dict[int, NDArray[np.uint32]] = {}  # by fingerprint: equal sequences number variables alike
 
     def boundary(self) -> Iteration:
         """Ends the iteration under way and, where it pays, plans the ones that will look like it."""
@@ -119,6 +126,7 @@ class Daemon:
         outs, ins, write_backs = (
             [array for name, array in arrays.items() if name.startswith(kind)] for kind in ("out_", "in_", "back_")
         )
+        self._keep_plan(ended.fingerprint, plan)
         self.core.install_plan(ended.fingerprint, outs, ins, write_backs)
         self._measured[ended.fingerprint] += 1
         self.last_plan, self.planned_step_seconds = plan, None
@@ -135,6 +143,12 @@ class Daemon:
             plan.bound_seconds or 0.0,
             seconds,
         )
+
+    def _keep_plan(self, fingerprint: int, plan: Plan) -> None:
+        self.plans.pop(fingerprint, None)
+        self.plans[fingerprint] = plan
+        if len(self.plans) > _MOST_PLACED:
+            del self.plans[next(iter(self.plans))]
 
     def link(self) -> Machine:
         """Link speeds in bytes per second: given, or achieved by this process's own transfers, or expected."""
@@ -181,7 +195,22 @@ class Daemon:
             chunk_bytes=chunk,
             slab_chunks_peak=-(-ended.slab_peak_bytes // chunk),
             machine=self.link(),
+            **self._places_of(ended),
         )
+
+    def _places_of(self, ended: Iteration) -> dict[str, Any]:
+        """What the trace says of places. They are recorded in some iterations only, and kept for those like them."""
+        found = self.core.trace_places(ended.fingerprint, ended.variables)
+        known = self._places.get(ended.fingerprint)
+        if known is not None:
+            found = np.where(found == 0, known, found)
+        if not found.any():
+            return {}
+        if known is not None or len(self._places) < _MOST_PLACED:
+            self._places[ended.fingerprint] = found
+        numbers, which = np.unique(found, return_inverse=True)
+        texts = [self.core.place_text(int(number)) for number in numbers if number]
+        return {"places": tuple(texts), "variable_place": which - (len(numbers) - len(texts))}
 
     def _keep_trace(self, ended: Iteration) -> None:
         if self._trace_of is None or self._seconds[ended.fingerprint] >= self._seconds[self._trace_of[0]]:

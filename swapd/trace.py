@@ -80,9 +80,16 @@ class Trace:
     chunk_bytes: int = 0  # of the recording allocator; 0 when not known
     slab_chunks_peak: int = 0  # chunks of that size that held small allocations, which never move
     machine: Machine | None = field(default=None)
+    places: tuple[str, ...] = ()  # in the user's program, where variables were allocated
+    variable_place: NDArray[np.int32] | None = None  # int32[V]: which of them, -1: not known; None: none is known
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "function_names", tuple(self.function_names))
+        object.__setattr__(self, "places", tuple(self.places))
+        if self.variable_place is not None:
+            found: NDArray[np.int32] = np.array(self.variable_place, dtype=np.int32, order="C")
+            found.flags.writeable = False
+            object.__setattr__(self, "variable_place", found)
         for name, dtype in ARRAYS.items():
             array: NDArray[Any] = np.array(getattr(self, name), dtype=dtype, order="C")
             array.flags.writeable = False
@@ -108,7 +115,7 @@ class Trace:
         if not isinstance(other, Trace):
             return NotImplemented
         return self._scalars() == other._scalars() and all(
-            np.array_equal(getattr(self, name), getattr(other, name)) for name in ARRAYS
+            np.array_equal(getattr(self, name), getattr(other, name)) for name in (*ARRAYS, "variable_place")
         )
 
     __hash__ = None  # type: ignore[assignment]
@@ -121,7 +128,13 @@ class Trace:
             self.chunk_bytes,
             self.slab_chunks_peak,
             self.machine,
+            self.places,
         )
+
+    def place(self, variable: int) -> str:
+        """Where in the user's program a variable was allocated; empty where that was not recorded."""
+        at = -1 if self.variable_place is None else int(self.variable_place[variable])
+        return self.places[at] if at >= 0 else ""
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the trace to `path`, whole or not at all."""
@@ -166,6 +179,7 @@ class Trace:
             lines.append(f"f{i} {name} {self.function_seconds[i]:.9f}s live={live[i]} uses: {uses}")
         for v in range(self.variables):
             before = f" previous={self.previous[v]}" if self.previous[v] >= 0 else ""
+            before += f" at {self.place(v)}" if self.place(v) else ""
             lines.append(f"v{v} {self.variable_bytes[v]} bytes born={self.born[v]} died={self.died[v]}{before}")
         return "\n".join(lines) + "\n"
 
@@ -205,6 +219,19 @@ def _check(trace: Trace) -> None:
         raise TraceError("the fingerprint does not fit in 64 bits")
     _check_lives(trace)
     _check_uses(trace)
+    _check_places(trace)
+
+
+def _check_places(trace: Trace) -> None:
+    places = trace.variable_place
+    if places is None:
+        if trace.places:
+            raise TraceError("there are places, but no variable_place says whose")
+        return
+    if len(places) != trace.variables:
+        raise TraceError(f"variable_place has {len(places)} entries where {trace.variables} are needed")
+    if (places < -1).any() or (places >= len(trace.places)).any():
+        raise TraceError("a variable's place is none of the places")
 
 
 def _check_lives(trace: Trace) -> None:

@@ -12,6 +12,8 @@
     use_offsets.npy         int64[n + 1]  the uses of function i are rows use_offsets[i] to use_offsets[i + 1]
     use_variables.npy       int32[m]
     use_flags.npy           uint8[m]      1 read, 2 write, 3 both
+    places.json             [str] * p     optional, both or none: places in the user's program, and the one where each
+    variable_place.npy      int32[V]      variable was allocated; -1: not known
 
 Nothing in it is executable: arrays of Python objects are refused. The same trace gives the same bytes. A reader takes
 time and memory in proportion to the file and to limits (below), whatever a file claims: sizes are checked before
@@ -41,6 +43,7 @@ LARGEST_COUNTS = {"functions": 1 << 20, "variables": 1 << 20, "uses": 1 << 23}
 LARGEST_FILE = 1 << 28  # bytes
 LARGEST_HEADER = 1 << 26  # bytes, of header.json
 LARGEST_ARRAY_HEADER = 1 << 13  # bytes, of a .npy member before its numbers
+LARGEST_PLACES = 1 << 23  # bytes, of places.json
 MOST_MEMBERS = 64  # of the archive; those that are not ours are not looked at
 
 _HEADER_READERS = {
@@ -58,6 +61,12 @@ def write(trace: Trace) -> bytes:
             member = io.BytesIO()
             np.lib.format.write_array(member, getattr(trace, name), version=(1, 0), allow_pickle=False)
             _add(archive, f"{name}.npy", member.getvalue())
+        places = json.dumps(list(trace.places), indent=0).encode()
+        if trace.variable_place is not None and len(places) <= LARGEST_PLACES:
+            _add(archive, "places.json", places)
+            member = io.BytesIO()
+            np.lib.format.write_array(member, trace.variable_place, version=(1, 0), allow_pickle=False)
+            _add(archive, "variable_place.npy", member.getvalue())
     return buffer.getvalue()
 
 
@@ -66,7 +75,8 @@ def read(content: bytes, name: str) -> Trace:
     with _open(content, name) as archive:
         header = _read_header(archive, name)
         lengths = _lengths(header)
-        arrays = {key: _read_array(archive, key, name, lengths[key]) for key in ARRAYS}
+        arrays = {key: _read_array(archive, key, name, lengths[key], np.dtype(ARRAYS[key])) for key in ARRAYS}
+        places, variable_place = _read_places(archive, name, lengths["variable_bytes"])
     machine = header.get("machine")
     try:
         trace = Trace(
@@ -76,6 +86,8 @@ def read(content: bytes, name: str) -> Trace:
             chunk_bytes=int(header["chunk_bytes"]),
             slab_chunks_peak=int(header["slab_chunks_peak"]),
             machine=None if machine is None else Machine(**machine),
+            places=places,
+            variable_place=variable_place,
             **arrays,
         )
     except TraceError as error:
@@ -177,9 +189,26 @@ def _read_header(archive: zipfile.ZipFile, name: str) -> dict[str, Any]:
     return header
 
 
-def _read_array(archive: zipfile.ZipFile, key: str, name: str, length: int) -> NDArray[Any]:
+def _read_places(archive: zipfile.ZipFile, name: str, variables: int) -> tuple[tuple[str, ...], NDArray[Any] | None]:
+    """The optional members: places, and which of them each variable has."""
+    if "places.json" not in archive.namelist():
+        return (), None
+    content = _member(archive, "places.json", name, LARGEST_PLACES)
+    try:
+        text = content.decode("utf-8")
+        found = structure(text)
+        if found.lists != 1 or found.objects:
+            raise ValueError("it is no list of texts")
+        places = json.loads(text)
+        if not isinstance(places, list) or not all(isinstance(place, str) for place in places):
+            raise ValueError("it is no list of texts")
+    except (ValueError, RecursionError) as error:
+        raise TraceError(f"{name}: places.json is damaged ({error!s:.200})") from None
+    return tuple(places), _read_array(archive, "variable_place", name, variables, np.dtype(np.int32))
+
+
+def _read_array(archive: zipfile.ZipFile, key: str, name: str, length: int, dtype: np.dtype[Any]) -> NDArray[Any]:
     """An array, which has to have the type that the format says and the length that the header says."""
-    dtype = np.dtype(ARRAYS[key])
     content = _member(archive, f"{key}.npy", name, LARGEST_ARRAY_HEADER + length * dtype.itemsize)
     member = io.BytesIO(content)
     try:

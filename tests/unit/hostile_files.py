@@ -182,6 +182,9 @@ def hostile_traces() -> None:
     zeros = bytes(300 << 20)
     deep = b"[" * 1_000_000
     many = {f"m{i}": b"" for i in range(2000)}
+    ones = np.ones(TRACES[0].variables, np.int32)
+    placed = {**found, "places.json": b'["train.py:7"]', "variable_place.npy": npy(0 * ones)}
+    assert load(archive(placed)) is not None
     cases = {
         "a bomb for a header": ({**found, "header.json": b" " * (80 << 20)}, "larger than"),
         "a bomb for an array": ({**found, "born.npy": npy(np.zeros(75 << 20, np.int32))}, "larger than"),
@@ -205,6 +208,14 @@ def hostile_traces() -> None:
         "names of numbers": ({**found, "header.json": header(function_names=[1] * TRACES[0].functions)}, "is no text"),
         "huge sizes": ({**found, "variable_bytes.npy": npy(np.full(TRACES[0].variables, 1 << 59))}, "add up to more"),
         "long times": ({**found, "function_seconds.npy": npy(np.full(TRACES[0].functions, 1e300))}, "thirty years"),
+        "a bomb of places": ({**placed, "places.json": b" " * (9 << 20)}, "places.json is larger than"),
+        "places of places": ({**placed, "places.json": b'[["a"]]'}, "no list of texts"),
+        "many small places": ({**placed, "places.json": b"[" + b"{}," * (2 << 20) + b"{}]"}, "no list of texts"),
+        "a place of a number": ({**placed, "places.json": b"[1]"}, "no list of texts"),
+        "places and no variables": ({**found, "places.json": b"[]"}, "variable_place.npy is missing"),
+        "a place that is not there": ({**placed, "variable_place.npy": npy(ones)}, "none of the places"),
+        "places of other variables": ({**placed, "variable_place.npy": npy(ones[1:])}, "do not match the arrays"),
+        "places in 64 bits": ({**placed, "variable_place.npy": npy(ones.astype(np.int64))}, "not int32"),
         "many members": ({**many, **found}, "more than 64 members"),
     }  # fmt: skip
     for name, (content, message) in cases.items():

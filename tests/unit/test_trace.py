@@ -179,3 +179,37 @@ def test_describe_names_everything():
     assert text.startswith("trace 0000000000005eed: 3 functions, 3 variables, live peak 2200 bytes")
     assert "f2 update 0.125000000s live=1700 uses: 2r 0w" in text
     assert "v0 1000 bytes born=-1 died=3 previous=0" in text
+
+
+def test_places_are_kept_and_shown():
+    trace = changed(places=("train.py:7 in main", "<b>"), variable_place=[-1, 0, 1])
+    again = Trace.from_bytes(trace.to_bytes())
+    assert again == trace != small()
+    assert [again.place(v) for v in range(3)] == ["", "train.py:7 in main", "<b>"]
+    assert "v1 500 bytes born=0 died=1 at train.py:7 in main" in again.describe()
+    assert small().place(1) == ""
+
+
+def test_a_file_without_places_is_as_before():
+    names = zipfile.ZipFile(io.BytesIO(small().to_bytes())).namelist()
+    assert "places.json" not in names
+    assert "variable_place.npy" not in names
+
+
+def test_more_places_than_a_file_may_have_are_left_out():
+    trace = changed(places=("x" * (9 << 20),), variable_place=[0, 0, 0])
+    assert Trace.from_bytes(trace.to_bytes()) == small()
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"places": ("a",)}, "no variable_place"),
+        ({"places": ("a",), "variable_place": [0]}, "3 are needed"),
+        ({"places": ("a",), "variable_place": [0, 1, 0]}, "none of the places"),
+        ({"places": ("a",), "variable_place": [0, -2, 0]}, "none of the places"),
+    ],
+)
+def test_wrong_places_are_refused(values, message):
+    with pytest.raises(TraceError, match=message):
+        changed(**values)
