@@ -127,7 +127,8 @@ def command(target: Path) -> list[str]:
 
 
 def _sources() -> list[Path]:
-    return [SOURCES / "adapter.cpp", *(sorted(SOURCES.glob("cuda_*.cpp")) if for_cuda() else ())]
+    cuda = sorted(SOURCES.glob("cuda_*.cpp")) if for_cuda() else []
+    return [SOURCES / "adapter.cpp", SOURCES / "places.cpp", *cuda]
 
 
 def _cuda_flags() -> list[str]:

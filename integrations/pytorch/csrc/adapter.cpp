@@ -16,6 +16,7 @@
 
 #include "frequent_operators.h"
 #include "operators.h"
+#include "places.h"
 #ifdef OOC_WITH_CUDA
 #include "cuda_allocator.h"
 #endif
@@ -45,6 +46,7 @@ class DeviceBackedCpuAllocator final : public c10::Allocator {
       if (address == nullptr) raise(OOC_OUT_OF_MEMORY);
       if (bytes > small_bytes && bytes <= kStaysOutsideFunctions && !ooc_core_in_function(core))
         ooc_core_pin(core, address, OOC_READ | OOC_WRITE, nullptr);
+      if (bytes > small_bytes && places_wanted.load(std::memory_order_relaxed)) note_place(address);
     }
     return {address, address, &free_block, c10::Device(c10::DeviceType::CPU)};
   }
@@ -144,6 +146,10 @@ void scope_end(const std::vector<at::Tensor>& results) {
   if (status != OOC_OK) raise(status);
 }
 
+void record_places(bool on, const c10::List<std::string>& skipped, c10::string_view here) {
+  want_places(on, std::vector<std::string>(skipped.begin(), skipped.end()), std::string(here));
+}
+
 bool in_scope() { return core != nullptr && ooc_core_in_function(core) != 0; }
 
 }  // namespace
@@ -156,6 +162,7 @@ TORCH_LIBRARY(ooc, m) {
   m.def("scope_begin(str name, Tensor[] tensors) -> bool", scope_begin);
   m.def("scope_end(Tensor[] results) -> ()", scope_end);
   m.def("in_scope() -> bool", in_scope);
+  m.def("record_places(bool on, str[] skipped, str here) -> ()", record_places);
 }
 
 TORCH_LIBRARY_IMPL(aten, CPU, m) {

@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "cuda_functions.h"
+#include "places.h"
 
 namespace ooc_torch {
 namespace {
@@ -86,6 +87,7 @@ void* CudaAllocator::take(size_t bytes, cudaStream_t stream) {
   } else {
     block = take_from_core(bytes, stream);
     if (bytes > small_bytes) function_allocated(block);
+    if (bytes > small_bytes && places_wanted.load(std::memory_order_relaxed)) note_place(block);
   }
   record.context = ledger_.gather(native::RecordContext::STATE);
   ledger_.allocated(block, std::move(record));
