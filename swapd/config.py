@@ -64,6 +64,10 @@ class Config:
     metrics_job: str = "ooc"
     strict: bool = False
     host_backed: bool = False
+    timeline: Path | None = None
+    report: Path | None = None
+    status: bool = False
+    nvtx: str | None = None  # a library, or "1": one that is found
     emulated_memory: int | None = None
     emulated_bandwidth: Link | None = None
     emulated_granularity: int | None = None

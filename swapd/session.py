@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ooc_alloc import Core, OocError, device_memory, library_path
-from swapd import endings
+from swapd import endings, observer
 from swapd.config import Config
 from swapd.daemon import Daemon
 from swapd.machine import known_machine
@@ -110,6 +110,7 @@ class Session:
             trace_path=_own_path(config.trace),
         )
         self.summary_path = _own_path(config.summary)
+        self.observer = observer.Observer(self, timeline=_own_path(config.timeline), report=_own_path(config.report))
         self.closed = False
         self._forked = False
         self._followers: list[Follower] = []
@@ -124,6 +125,7 @@ class Session:
         """From now on a summary is written however the program ends; a kill -9 leaves the one of the last iteration."""
         os.environ.setdefault(_MAIN_PID, str(os.getpid()))
         atexit.register(self.stop)
+        self.observer.start()
         endings.watch(self)
         self._write_summary(final=False)
         log.info("active on %s, budget %d bytes", self.device_name, self.budget_bytes)
@@ -147,7 +149,7 @@ class Session:
         if self.closed or self._forked or self.core.in_function():
             return
         try:
-            self.daemon.boundary()
+            self.observer.ended(self.daemon.boundary())
         except Exception:
             if self.config.strict:
                 raise
@@ -177,6 +179,8 @@ class Session:
         with self._snapshot_lock:
             self._last = last
         self._write_summary(final=True, snapshot=last)
+        self.observer.write(in_a_hurry=False)
+        self.observer.close()
         self.closed = True
         endings.forget(self)
         for follower in self._followers:
@@ -203,13 +207,19 @@ class Session:
         self._write_summary(final=True, snapshot=last)
         for follower in self._followers:
             follower.program_ends(last)
+        self.observer.write(in_a_hurry=True)
+        self.observer.close()
 
     def in_child(self) -> None:
         """For `endings`: this is a forked copy. Its memory is its own; iterations and files are the parent's."""
         self._forked = True
+        self.observer.in_child()
         self._snapshot_lock = threading.RLock()  # another thread of the parent may have held it
         for follower in self._followers:
             follower.in_child()
+
+    def record_places(self, on: bool) -> None:
+        """For the observer: whether the integration is to tell where in the program variables are allocated."""
 
     def _write_summary(self, *, final: bool, snapshot: Snapshot | None = None) -> None:
         if self.summary_path is None or self.closed or self._forked:

@@ -94,6 +94,15 @@ def parse_switch(value: str | bool | int) -> bool:
     raise UnitError(value, "is neither yes nor no", "1 or 0")
 
 
+def parse_nvtx(value: str | bool | int) -> str | None:
+    """1: a library with NVTX's calls is looked for; or that library's name; None for no."""
+    text = str(value).strip()
+    try:
+        return "1" if parse_switch(text) else None
+    except UnitError:
+        return text
+
+
 def parse_window(value: str | int) -> int | None:
     """Bytes of the schedule window; None for ``auto``."""
     if isinstance(value, str) and value.strip().lower() == "auto":
@@ -220,6 +229,12 @@ SETTINGS = (
     Setting("metrics_job", "NAME", "name of the job at the pushgateway [ooc]", parse_job),
     Setting("strict", "0|1", "raise, not degrade; evict before every function [0]", parse_switch, _switch_text),
     Setting("host_backed", "0|1", "swapped data stay readable in place; slower [0]", parse_switch, _switch_text),
+    Setting(
+        "timeline", "FILE", "write a Perfetto trace of what happened last there at exit (.json, .json.gz)", parse_path
+    ),
+    Setting("report", "FILE", "write an HTML page about the run there at exit", parse_path),
+    Setting("status", "0|1", "let `swapd top` look into the process [0]", parse_switch, _switch_text),
+    Setting("nvtx", "0|1|LIBRARY", "functions and stalls as NVTX ranges [0]", parse_nvtx),
     Setting("emulated_memory", "BYTES", "emulated device's size [80% of free host memory]", parse_bytes, exact_bytes),
     Setting("emulated_bandwidth", "RATE", "10GiB/s, or h2d=8GiB/s,d2h=6GiB/s,latency=20us [memcpy's]", parse_link),
     Setting("emulated_granularity", "BYTES", "step of the emulated device's chunks [64KiB]", parse_bytes, exact_bytes),

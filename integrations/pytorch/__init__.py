@@ -10,13 +10,26 @@ Every setting of the table in the README is a variable and a keyword of :func:`e
 
 from __future__ import annotations
 
+import os
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from integrations.pytorch.session import Session
 
-__all__ = ["disable", "enable", "enabled", "keep_resident", "step", "summary"]
+__all__ = [
+    "disable",
+    "enable",
+    "enabled",
+    "keep_resident",
+    "memory_snapshot",
+    "report",
+    "step",
+    "summary",
+    "timeline",
+    "timeline_start",
+]
 
 _lock = threading.Lock()
 _session: Session | None = None
@@ -86,3 +99,38 @@ def summary() -> dict[str, Any]:
 def keep_resident(*tensors: Any) -> None:
     """Keeps tensors on the device until they are freed: for code that uses their memory behind PyTorch's back."""
     _active().keep_resident(tensors)
+
+
+def timeline_start(events: int = 1 << 17) -> None:
+    """Keeps a timeline from now on: the newest `events` functions, copies and waits, in 80 bytes each.
+
+    `OOC_TIMELINE=FILE` does it from the start to the end. Raises OocError if the allocator is off.
+    """
+    _active().observer.start_timeline(events)
+
+
+def timeline(path: str | os.PathLike[str]) -> None:
+    """Writes what the timeline holds now, for https://ui.perfetto.dev; compressed if the name ends in ``.gz``.
+
+    Raises:
+        OocError: the allocator is off, or no timeline was started.
+        OSError: the file cannot be written.
+    """
+    _active().observer.save_timeline(Path(path))
+
+
+def report(path: str | os.PathLike[str]) -> None:
+    """Writes the HTML page about the run so far, as `OOC_REPORT=FILE` does at its end. Raises as :func:`timeline`."""
+    _active().observer.save_report(Path(path))
+
+
+def memory_snapshot(path: str | os.PathLike[str]) -> None:
+    """Writes a memory snapshot that https://pytorch.org/memory_viz opens.
+
+    On a CUDA device it is PyTorch's own (`torch.cuda.memory._dump_snapshot`). On the emulated device it is written from
+    the core's books, in the same format; its history is what the timeline holds, and empty without one.
+    Raises as :func:`timeline`, but for the timeline that was not started.
+    """
+    from integrations.pytorch.snapshot import dump
+
+    dump(_active(), Path(path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 
 import torch
@@ -9,6 +10,7 @@ import torch
 import swapd.session
 from integrations.prometheus.exporting import export
 from integrations.pytorch import boundaries, build, compiled, cuda, raw_access, threads
+from integrations.pytorch.places import not_the_users
 from ooc_alloc import OocError
 from swapd.config import Config
 
@@ -48,6 +50,9 @@ class Session(swapd.session.Session):
     def explicit_step(self) -> None:
         self._explicit = True  # from now on the program says where iterations end
         self.boundary()
+
+    def record_places(self, on: bool) -> None:
+        torch.ops.ooc.record_places(on, not_the_users(), os.path.join(os.getcwd(), ""))
 
     def keep_resident(self, tensors: Iterable[torch.Tensor]) -> None:
         for tensor in tensors:

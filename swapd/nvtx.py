@@ -1,0 +1,20 @@
+"""NVTX: functions and stalls as ranges that NVIDIA's Nsight Systems shows. Here is found which library has the calls.
+
+NVTX's own way in is a header that looks for a tool; these two libraries export the same calls for everybody else. The
+core calls them (`ooc_core_ranges_load`). This has only been run with a library that writes down what it is called with.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+NAMES = ("libnvtx3interop.so", "libnvToolsExt.so.1")  # of CUDA 13's package, and of those before
+
+
+def candidates() -> list[str]:
+    """Libraries to try, best first: those of the installed NVIDIA packages, then what the loader finds by name."""
+    spec = importlib.util.find_spec("nvidia")
+    roots = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec is not None else []
+    found = [str(path) for name in NAMES for root in roots for path in sorted(root.glob(f"*/lib/{name}*"))]
+    return [*found, *NAMES]

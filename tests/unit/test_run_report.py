@@ -1,0 +1,223 @@
+"""The report's page: whole, alone, escaped; its sentences follow from the figures."""
+
+from __future__ import annotations
+
+import html.parser
+import re
+import xml.etree.ElementTree
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from recordings import recording, two_iterations
+from test_recording import predicted_of, trace_of
+
+from swapd.charts import scene_chart, steps_chart, ticks
+from swapd.observer import Step
+from swapd.recording import Bar, Scene
+from swapd.report_page import page
+from swapd.run_report import RunFacts, WaitRow, _comparison, _place_advice, _run_advice, _wait_rows
+
+HOSTILE = "</title></td><script>alert(1)</script><img src=x onerror=alert(1)>'\"&"
+SUMMARY: dict[str, Any] = {
+    "pid": 4711, "device": "emulated", "budget_bytes": 10_000, "live_peak_bytes": 20_000, "oversubscription": 2.0,
+    "device_peak_bytes": 10_000, "swap_out_bytes": 5000, "swap_in_bytes": 4000, "demand_swap_in_bytes": 100,
+    "clean_drop_bytes": 10, "policy": "auto", "budget_overrun_count": 0, "plan_count": 1, "divergence_count": 0,
+    "driver_failure_count": 0, "min_budget_bytes": 9000,
+}  # fmt: skip
+STEPS = [Step(2.0, 1.0, False), Step(1.0, 0.25, True)]
+
+
+def facts(**changes: Any) -> RunFacts:
+    found = recording(two_iterations())
+    trace = trace_of()
+    predicted = predicted_of(trace)
+    made = RunFacts(
+        title="train.py",
+        summary=SUMMARY,
+        happened=["It ran."],
+        steps=STEPS,
+        steady=STEPS[1:],
+        whole=found.scene(10.0, 30.0),
+        measured=found.scene(20.0, 28.0),
+        predicted=predicted.scene(),
+        waits=list(_wait_rows(found.waits(found.spans), trace, predicted, found.spans)),
+        waits_of=2,
+        comparison=_comparison(found, predicted, found.spans[1:]),
+        advice=["Change it."],
+        notes=["A note."],
+    )
+    return replace(made, **changes)
+
+
+class Balanced(html.parser.HTMLParser):
+    """Raises where tags do not match, and collects the addresses that a browser would ask for."""
+
+    void = ("meta", "br", "img", "link", "input")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.wanted: list[str] = []
+        self.tags: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.wanted += [value or "" for name, value in attrs if name in ("src", "href", "data", "action", "srcset")]
+        assert not [name for name, _ in attrs if name.startswith("on")]
+        if tag not in self.void:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in self.void:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def parsed(text: str) -> Balanced:
+    reader = Balanced()
+    reader.feed(text)
+    reader.close()
+    assert reader.open == []
+    return reader
+
+
+def test_the_page_needs_no_other_file() -> None:
+    text = page(facts())
+    found = parsed(text)
+    assert found.wanted == []
+    assert not found.tags & {"script", "img", "link", "iframe", "object", "embed"}
+    assert "url(" not in text
+    assert "@import" not in text
+    assert "default-src 'none'" in text
+    assert "prefers-color-scheme: dark" in text
+
+
+def test_the_page_has_what_a_person_looks_for() -> None:
+    text = page(facts())
+    for heading in ("What happened", "What to change", "Memory over time", "predicted", "What waited longest"):
+        assert heading in text
+    assert "train.py:7 in &lt;b&gt;" in text  # where the variable was allocated
+    assert "<code>use (function 1)</code>" in text
+    assert "room for its result" in text
+
+
+def test_nothing_of_a_program_becomes_markup() -> None:
+    wait = WaitRow(1.0, 0.5, HOSTILE, HOSTILE, HOSTILE, HOSTILE)
+    changes: dict[str, Any] = {name: [HOSTILE] for name in ("happened", "advice", "notes")}
+    text = page(
+        facts(
+            title=HOSTILE,
+            waits=[wait],
+            comparison=[(HOSTILE, HOSTILE, HOSTILE)],
+            summary={**SUMMARY, "device": HOSTILE},
+            **changes,
+        )
+    )
+    found = parsed(text)
+    assert not found.tags & {"script", "img"}
+    assert found.wanted == []
+    assert "<script" not in text
+
+
+def test_a_run_without_iterations_or_prediction_is_a_page_too() -> None:
+    empty = recording([]).scene(0.0, 0.0)
+    nothing: dict[str, Any] = {name: [] for name in ("steps", "steady", "waits", "comparison", "advice")}
+    text = page(facts(whole=empty, measured=None, predicted=None, **nothing))
+    parsed(text)
+    assert "Nothing was found that would help" in text
+    assert "No function waited" in text
+
+
+def test_predicted_stands_beside_measured() -> None:
+    rows = {name: (predicted, measured) for name, predicted, measured in facts().comparison}
+    assert rows["an iteration"] == ("4.50 s", "8.00 s")
+    assert rows["of it, functions waiting"] == ("0 ns", "1.00 s")
+    assert rows["moved in"] == ("0 B", "3.91 KiB")
+
+
+def test_a_wait_names_function_variable_and_place() -> None:
+    room, variable = facts().waits
+    assert (room.seconds, room.function, room.waited_for) == (1.0, "use (function 1)", "room for its result")
+    assert room.place == ""  # the function allocates nothing that is known
+    assert variable.seconds == 0.5  # of two iterations
+    assert variable.waited_for == "variable 0 of 3.91 KiB"
+    assert variable.place == "train.py:7 in <b>"
+    assert variable.allocated_by == "make (function 0)"
+
+
+def test_one_place_that_most_waiting_is_for_is_named() -> None:
+    found = recording(two_iterations())
+    (advice,) = _place_advice(found.waits(found.spans), trace_of(), found.spans)
+    assert "33% of the waiting" in advice
+    assert "train.py:7 in <b>" in advice
+    assert list(_place_advice([], trace_of(), found.spans)) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"budget_overrun_count": 3}, "OOC_SMALL_LIMIT"),
+        ({"plan_count": 0}, "No plan was made"),
+        ({"divergence_count": 9}, "departed from its plan 9 times"),
+        ({"driver_failure_count": 2}, "swapd doctor"),
+        ({"demand_swap_in_bytes": 4000}, "the run was short"),
+    ],
+)
+def test_advice_follows_from_the_figures(changes: dict[str, int], words: str) -> None:
+    assert list(_run_advice(SUMMARY, STEPS)) == []
+    (text,) = _run_advice({**SUMMARY, **changes}, STEPS)
+    assert words in text
+
+
+def boxes(svg: str, kind: str) -> list[tuple[float, float]]:
+    """(left, width) of the rectangles of a class."""
+    root = xml.etree.ElementTree.fromstring(svg)
+    return [(float(r.get("x", 0)), float(r.get("width", 0))) for r in root.iter("rect") if r.get("class") == kind]
+
+
+def test_bars_lie_where_their_times_are() -> None:
+    scene = Scene(
+        10.0, 1000, [(0.0, 500), (5.0, 900)], [], [Bar(2.0, 4.0)], [Bar(5.0, 6.0, False)], [], [Bar(8.0, 9.0)]
+    )
+    svg = scene_chart(scene)
+    (run,), (demand,) = boxes(svg, "run"), boxes(svg, "demand")
+    (stall,), (band,) = boxes(svg, "stall"), boxes(svg, "stall faint")
+    second = run[1] / 2
+    assert demand[0] - run[0] == pytest.approx(3 * second, abs=0.2)
+    assert stall == band
+    assert stall[0] - run[0] == pytest.approx(6 * second, abs=0.2)
+    half = scene_chart(scene, seconds=20.0)
+    assert boxes(half, "run")[0][1] == pytest.approx(run[1] / 2, abs=0.2)
+
+
+def test_memory_is_drawn_against_the_budget() -> None:
+    scene = Scene(10.0, 1000, [(0.0, 500)], [], [], [], [], [])
+    svg = scene_chart(scene, lanes=False)
+    (used,) = re.findall(r'class="used" d="M[\d.]+ ([\d.]+)', svg)
+    (budget,) = re.findall(r'class="budget" x1="[\d.]+" y1="([\d.]+)"', svg)
+    (zero,) = re.findall(r'class="used" d="[^"]*V([\d.]+) H[\d.]+ Z"', svg)
+    assert (float(zero) - float(used)) * 2 == pytest.approx(float(zero) - float(budget), abs=0.3)
+    assert "budget 1000 B" in svg
+
+
+def test_many_steps_share_bars_and_many_points_are_thinned() -> None:
+    assert len(boxes(steps_chart([Step(1.0, 0.5, True)] * 30), "run")) == 30
+    assert len(boxes(steps_chart([Step(1.0, 0.5, True)] * 5000), "run")) <= 400
+    points = [(float(n), 1000 if n == 5001 else n % 7) for n in range(10_000)]
+    svg = scene_chart(Scene(1e4, 1000, points, [], [], [], [], []), lanes=False)
+    assert len(svg) < 120_000
+    (path,) = re.findall(r'class="used" d="([^"]*) V', svg)
+    heights = [float(y) for y in re.findall(r"V([\d.]+)", path)]
+    assert sum(height < 40 for height in heights) == 1  # the one peak is still there
+
+
+@pytest.mark.parametrize(
+    ("highest", "expected"),
+    [(10, [0, 5, 10]), (1, [0, 0.5, 1]), (0.8, [0, 0.2, 0.4, 0.6, 0.8]), (0, [0]), (float("inf"), [0])],
+)
+def test_ticks_are_round(highest: float, expected: list[float]) -> None:
+    assert ticks(highest, 4) == pytest.approx(expected)
