@@ -1,4 +1,4 @@
-"""`swapd report`: pictures of a simulated iteration, alone or in a page with the tables."""
+"""`swapd report`: pictures of a simulated iteration, alone or in a page with the tables; or a page about what runs."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from swapd.cli.problems import (
     machine_of,
     make_problem,
     parsed,
-    trace_argument,
 )
 from swapd.cli.simulate import advice_for, simulate_facts, simulate_rows, simulated, stall_tables
+from swapd.cli.top import newest, write_answer
 from swapd.events import Events
 from swapd.pictures import (
     MissingLibraryError,
@@ -50,7 +50,7 @@ th { color: #456 } td.number, th.number { text-align: right }
 
 
 @click.command("report")
-@trace_argument
+@click.argument("trace_path", metavar="TRACE", required=False, type=FILE)
 @budget_unless_planned
 @click.option(
     "--output", "-o", required=True, type=click.Path(dir_okay=False, path_type=Path), help="A .png, .svg or .html file."
@@ -71,15 +71,25 @@ th { color: #456 } td.number, th.number { text-align: right }
     type=FILE,
     help="A trace of the same functions whose starts were measured: drawn against the simulated ones.",
 )
+@click.option("--pid", type=int, help="A running process instead of TRACE; 0: the one that was started last.")
+@click.option(
+    "--seconds",
+    default=10.0,
+    show_default=True,
+    type=click.FloatRange(0, 3600),
+    help="With --pid: how long to look, where the process keeps no timeline of its own.",
+)
 @link_options
 def command(
-    trace_path: Path,
+    trace_path: Path | None,
     budget: Amount | None,
     output: Path,
     policy: str,
     plan_path: Path | None,
     window: int | None,
     measured_path: Path | None,
+    pid: int | None,
+    seconds: float,
     chunk_size: int | None,
     bandwidth: Any,
     device: str | None,
@@ -92,10 +102,20 @@ def command(
     With --measured, a .png or .svg shows the measured starts against the simulated ones, a page both pictures. A trace
     of `swapd record` leaves out the time that functions waited for memory, so it lies below by the simulated stalls.
 
+    With --pid, the page is about a process that runs, as OOC_REPORT writes it when a program ends: what happened, what
+    waited for what and where that was allocated, predicted against measured. It has to be started with OOC_STATUS=1.
+
     \b
     swapd report gpt.trace --budget 8GiB -o gpt.png
     """
     kind = output.suffix.lower()
+    if pid is not None:
+        if trace_path is not None or kind != ".html":
+            raise click.UsageError("--pid makes a page (.html) about a process, and takes no TRACE")
+        write_answer(pid or newest(), "report", output, seconds)
+        return 0
+    if trace_path is None:
+        raise click.UsageError("Missing argument 'TRACE'; or give --pid")
     if kind not in KINDS:
         raise click.UsageError(f"--output: {output.name!r} does not end in {', '.join(KINDS)}")
     try:

@@ -1,0 +1,254 @@
+"""`swapd top`: look into a running process that was started with OOC_STATUS=1."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from swapd.analysis import printable
+from swapd.cli.output import Failure, console, pairs_table
+from swapd.files import write_whole
+from swapd.status import StatusError, ask, processes
+from swapd.units import format_bandwidth, format_bytes, format_duration
+
+_BLOCKS = " ▁▂▃▄▅▆▇█"
+_LONGEST_SECONDS = 3600.0
+
+
+@click.command("top")
+@click.argument("pid", required=False, type=int)
+@click.option("--once", is_flag=True, help="Print one frame and end.")
+@click.option("--json", "as_json", is_flag=True, help="Print what the process says, as JSON, and end.")
+@click.option("--list", "only_list", is_flag=True, help="Print the numbers of the processes that can be looked into.")
+@click.option("--every", default=1.0, show_default=True, type=click.FloatRange(0.1, 60), help="Seconds between frames.")
+@click.option(
+    "--record",
+    "record_path",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Keep a timeline for --seconds and write it there, for Perfetto.",
+)
+@click.option(
+    "--seconds",
+    default=10.0,
+    show_default=True,
+    type=click.FloatRange(0, _LONGEST_SECONDS),
+    help="With --record: how long to look.",
+)
+def command(
+    pid: int | None,
+    once: bool,
+    as_json: bool,
+    only_list: bool,
+    every: float,
+    record_path: Path | None,
+    seconds: float,
+) -> int:
+    """Watch a process that runs out-of-core: memory, transfers, waiting, steps.
+
+    PID may be left out: then it is the process that was started last. The process has to have been started with
+    OOC_STATUS=1 (or `swapd run --status 1`), by the same user; it is asked through a Unix socket that nobody else can
+    open. Ends when the process does.
+
+    \b
+    swapd top
+    swapd top 4711 --record now.json --seconds 5
+    """
+    if only_list:
+        for number in _processes():
+            click.echo(number)
+        return 0
+    pid = pid if pid is not None else newest()
+    if record_path is not None:
+        write_answer(pid, "timeline", record_path, seconds)
+        return 0
+    if as_json:
+        sys.stdout.write(json.dumps(status_of(pid), indent=1) + "\n")
+        return 0
+    screen = console()
+    if once or not screen.is_terminal:
+        screen.print(frame(status_of(pid), None))
+        return 0
+    return _watch(pid, every, screen)
+
+
+def _watch(pid: int, every: float, screen: Any) -> int:
+    before = status_of(pid)
+    try:
+        with Live(frame(before, None), console=screen, screen=True, auto_refresh=False) as live:
+            while True:
+                time.sleep(every)
+                now = status_of(pid)
+                live.update(frame(now, before), refresh=True)
+                before = now
+    except KeyboardInterrupt:
+        return 0
+    except Failure as error:
+        screen.print(frame(before, None))
+        click.echo(f"swapd: {error}", err=True)
+        return 0 if "has ended" in str(error) else 1
+
+
+def write_answer(pid: int, request: str, path: Path, seconds: float) -> None:
+    """Writes what a process answers to "timeline" or "report". A timeline that is off is on for so many seconds.
+
+    Raises Failure.
+    """
+    was_on = bool(status_of(pid)["timeline"]["on"])
+    if not was_on:
+        _ask(pid, "timeline start")
+    try:
+        if not was_on or request == "timeline":
+            time.sleep(seconds)
+        content = _ask(pid, request)
+        write_whole(path, content.encode("utf-8"))
+    except OSError as error:
+        raise Failure(f"cannot write {path}: {error.strerror}") from None
+    finally:
+        if not was_on:
+            with contextlib.suppress(Failure):  # it may have ended meanwhile
+                _ask(pid, "timeline stop")
+    click.echo(f"{path}: {format_bytes(len(content))}")
+
+
+def status_of(pid: int) -> dict[str, Any]:
+    """What a process says of itself. Raises Failure."""
+    try:
+        facts = json.loads(_ask(pid, "status"))
+        if not isinstance(facts, dict) or facts.get("version") != 1:
+            raise ValueError
+    except ValueError:
+        raise Failure(f"process {pid} speaks another version; use the swapd of its environment") from None
+    return facts
+
+
+def _ask(pid: int, request: str) -> str:
+    try:
+        return ask(pid, request)
+    except StatusError as error:
+        raise Failure(str(error)) from None
+
+
+def _processes() -> list[int]:
+    try:
+        return processes()
+    except StatusError as error:
+        raise Failure(str(error)) from None
+
+
+def newest() -> int:
+    """The process that was started last of those that can be asked. Raises Failure."""
+    found = _processes()
+    if not found:
+        raise Failure("there is no process to look into: start one with OOC_STATUS=1, or swapd run --status 1")
+    return found[0]
+
+
+def frame(facts: dict[str, Any], before: dict[str, Any] | None) -> Group:
+    """One picture. `before`: an earlier answer, for speeds."""
+    stats = facts["stats"]
+    title = f"{printable(' '.join(facts['arguments']), 70)}   process {facts['pid']} on {printable(facts['device'])}"
+    rows: list[tuple[str, str | Text]] = [
+        ("running for", f"{format_duration(facts['elapsed_seconds'])}, {stats['functions']} functions"),
+        ("memory", _memory(stats)),
+        ("host", f"{format_bytes(stats['host_used_bytes'])} swapped out"),
+        ("moved", _moved(stats)),
+        ("now", _speeds(facts, before)),
+        ("steps", _steps(facts)),
+        ("waiting", _waiting(facts)),
+        ("plan", _plan(facts)),
+    ]
+    parts: list[Any] = [pairs_table(title, [(name, text) for name, text in rows if str(text)])]
+    if facts["waits"]:
+        parts += [Text(""), _waits(facts["waits"])]
+    return Group(*parts)
+
+
+def _memory(stats: dict[str, Any]) -> Text:
+    budget = max(int(stats["budget_bytes"]), 1)
+    width = 40
+    used = int(stats["device_bytes"]) - int(stats["free_bytes"]) - int(stats["cached_bytes"])
+    filled = min(width, round(width * used / budget))
+    cached = min(width - filled, round(width * (int(stats["cached_bytes"]) + int(stats["free_bytes"])) / budget))
+    bar = Text("█" * filled, style="blue")
+    bar.append("░" * cached, style="dim")
+    bar.append("·" * (width - filled - cached), style="dim")
+    live = int(stats["live_bytes"])
+    bar.append(
+        f"  {format_bytes(used)} of {format_bytes(budget)}; {format_bytes(live)} live ({live / budget:.2f} times)"
+    )
+    return bar
+
+
+def _moved(stats: dict[str, Any]) -> str:
+    moved = f"out {format_bytes(stats['swap_out_bytes'])}, in {format_bytes(stats['swap_in_bytes'])}"
+    demand, dropped = format_bytes(stats["demand_swap_in_bytes"]), format_bytes(stats["clean_drop_bytes"])
+    return f"{moved} ({demand} on demand), {dropped} dropped clean"
+
+
+def _speeds(facts: dict[str, Any], before: dict[str, Any] | None) -> str:
+    if before is None:
+        return ""
+    seconds = max(float(facts["unix_seconds"]) - float(before["unix_seconds"]), 1e-3)
+
+    def change(name: str) -> float:
+        return (float(facts["stats"][name]) - float(before["stats"][name])) / seconds
+
+    out, into, waits = change("swap_out_bytes"), change("swap_in_bytes"), change("stall_seconds")
+    links = f"out {format_bandwidth(out)}, in {format_bandwidth(into)}"
+    return f"{links}, {change('functions'):.0f} functions/s, waiting {waits:.0%}"
+
+
+def _steps(facts: dict[str, Any]) -> str:
+    last = facts["last_step_seconds"]
+    if not last:
+        return "none has ended yet"
+    text = f"{facts['steps']}, the last {format_duration(last[-1])}, median {format_duration(statistics.median(last))}"
+    return f"{text}  {sparkline(last[-40:])}"
+
+
+def _waiting(facts: dict[str, Any]) -> str:
+    stats = facts["stats"]
+    share = stats["stall_seconds"] / facts["elapsed_seconds"] if facts["elapsed_seconds"] > 0 else 0.0
+    return (
+        f"{format_duration(stats['stall_seconds'])} ({share:.1%}): for variables "
+        f"{format_duration(stats['stall_swap_in_seconds'])}, for room {format_duration(stats['stall_room_seconds'])}"
+    )
+
+
+def _plan(facts: dict[str, Any]) -> str:
+    stats = facts["stats"]
+    text = f"policy {facts['policy']}, {stats['plan_count']} plans, {stats['planned_iteration_count']} steps under one"
+    if facts["predicted_step_seconds"]:
+        text += f", a step predicted {format_duration(facts['predicted_step_seconds'])}"
+    if stats["divergence_count"]:
+        text += f", left {stats['divergence_count']} times"
+    return text
+
+
+def _waits(waits: list[dict[str, Any]]) -> Table:
+    table = Table(title=Text("what waited longest, as far as the timeline goes back"), title_justify="left", box=None)
+    for name in ("seconds", "times", "function", "waited for"):
+        table.add_column(name, justify="right" if name in ("seconds", "times") else "left")
+    for row in waits:
+        what = "room" if row["variable"] < 0 else f"variable {row['variable']}"
+        cells = [f"{row['seconds']:.3f}", str(row["times"]), printable(row["function"]), what]
+        table.add_row(*(Text(cell) for cell in cells))
+    return table
+
+
+def sparkline(values: list[float]) -> str:
+    """Values as heights of one line of text, from 0."""
+    highest = max(values, default=0.0)
+    return "".join(_BLOCKS[round((len(_BLOCKS) - 1) * value / highest) if highest > 0 else 0] for value in values)
