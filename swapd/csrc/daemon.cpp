@@ -327,7 +327,7 @@ Run* Daemon::run_with_ins() {
 bool Daemon::relief_coming() const {
   if (!may_start() || !out_thread_.joinable()) return false;
   const auto frees = [](const InFlight& flying) { return !flying.stays; };
-  return std::any_of(flying_out_.begin(), flying_out_.end(), frees) || const_cast<Daemon*>(this)->run_with_outs() != nullptr;
+  return starting_out_ || std::any_of(flying_out_.begin(), flying_out_.end(), frees) || const_cast<Daemon*>(this)->run_with_outs() != nullptr;
 }
 
 void Daemon::drop_finished_runs() {
@@ -371,7 +371,9 @@ bool Daemon::start_piece_out(Lock& lock, Run& run) {
     out_offset_ = 0;
   }
   std::vector<Transfer> transfers;
+  starting_out_ = usable;
   if (usable) core_.start_out(lock, {region, first, count}, transfers);
+  starting_out_ = false;
   for (const Transfer& transfer : transfers) flying_out_.push_back({transfer, keep, false, false});
   if (last) {
     if (flying_out_.empty()) {

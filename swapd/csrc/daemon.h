@@ -119,6 +119,7 @@ class Daemon : public Scheduler {
     bool stays = false; // a write-back: no room comes of it
   };
   std::deque<InFlight> flying_out_, flying_in_;
+  bool starting_out_ = false;  // a swap-out is begun, without the lock: it is neither waiting nor in flight
   // Chunks of the next move that were already started.
   uint32_t out_offset_ = 0, in_offset_ = 0, write_back_offset_ = 0;
   bool stop_ = false;
