@@ -18,7 +18,8 @@ from swapd.problem import Problem
 from swapd.simulator import simulate_once
 
 _TOLERANCE = 1.005
-MOST_FUNCTIONS = 4000  # of problems for which more is tried: it takes about 0.1 ms a function and window
+MOST_FUNCTIONS = 1500  # of problems for which windows are tried: they take about 0.06 ms a function each
+MOST_OF_LEDGER = 4000  # and the ledger, which takes a tenth of it
 _LEDGER_PASSES = 4  # as some problems take a hundred, of about 10 us a function
 
 
@@ -45,11 +46,11 @@ def auto(problem: Problem, window_bytes: int | None = None) -> Plan:
 
 def _candidates(problem: Problem, window_bytes: int | None) -> Iterator[Plan]:
     yield idle(problem)
-    if window_bytes is None and problem.functions > MOST_FUNCTIONS:
-        return
-    if window_bytes is None:
+    if window_bytes is None and problem.functions <= MOST_OF_LEDGER:
         ledger = nnabla_within(problem, _LEDGER_PASSES)
         if ledger is not None:
             yield ledger
+    if window_bytes is None and problem.functions > MOST_FUNCTIONS:
+        return
     for size in windows(problem) if window_bytes is None else [window_bytes]:
         yield window(problem, size)

@@ -36,7 +36,7 @@ WAYS = (
     *(Way(True, margin, LATENCIES // 4) for margin in (2.0, 0.0, 4.0)),
 )
 ROUNDS = 3  # with stretched times
-WORK = 40_000  # functions and intervals gone through in all, about: what a second is enough for
+WORK = 30_000  # functions and intervals gone through in all, about: what a second is enough for
 CLOSE = 1.01  # times the bound: near enough not to look further
 
 
@@ -53,7 +53,7 @@ def idle(problem: Problem) -> Plan:
     intervals = find_intervals(problem)
     attempts = max(1, WORK // (problem.functions + len(intervals)))
     tried = []
-    for way in WAYS[: max(attempts - ROUNDS, (attempts + 1) // 2)]:
+    for way in WAYS[: max(attempts - ROUNDS, min(attempts, 3))]:
         tried.append((*_attempt(problem, problem, intervals, way), way))
         if tried[-1][1].seconds <= goal:
             break
