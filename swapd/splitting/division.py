@@ -1,0 +1,154 @@
+"""WD, workspace division: one workspace for a whole network, divided among its kernels (micro-cuDNN, section III-C).
+
+    min  sum over k, c of T_k(c) x_kc                                  (1)
+    subject to  sum over k, c of M_k(c) x_kc <= M                      (2)
+                sum over c of x_kc = 1 for every kernel k              (3)
+                x_kc in {0, 1}                                         (4)
+
+The configurations c of a kernel are its desirable ones (`pareto`). The solver is HiGHS through scipy; without scipy it
+is `multiple_choice`, which is exact too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from swapd.splitting.configurations import Configuration, KernelTable
+from swapd.splitting.limits import LimitTooSmallError, require_limit
+from swapd.splitting.multiple_choice import Option, choose
+from swapd.splitting.pareto import desirable, pareto_front
+
+SOLVERS = ("auto", "highs", "lists")
+SCALE = 1e6  # of the limit and of the largest saving: HiGHS works with absolute tolerances of 1e-6
+
+Fronts = Mapping[str, Sequence[Configuration]]
+
+
+@dataclass(frozen=True)
+class Division:
+    """A configuration for each kernel."""
+
+    configurations: dict[str, Configuration]
+    variables: int  # of the programme: desirable configurations of all kernels
+    solver: str  # the one whose answer this is
+
+    @property
+    def seconds(self) -> float:
+        """The kernels one after the other."""
+        return math.fsum(configuration.seconds for configuration in self.configurations.values())
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Of all kernels: each has a segment of its own."""
+        return sum(configuration.workspace_bytes for configuration in self.configurations.values())
+
+
+def fronts_of(
+    tables: Sequence[KernelTable], limit_bytes: int, policy: str = "all"
+) -> dict[str, tuple[Configuration, ...]]:
+    """The desirable configurations of each kernel by its name; kernels with the same measurements share the work.
+
+    A kernel that fits in the limit alone keeps what fits; whether all fit together is for `divide_workspace` to say.
+
+    Raises:
+        LimitTooSmallError: a kernel does not fit even alone.
+        UnreachableBatchError: a kernel's measured sizes do not add up to its batch.
+        ValueError: two kernels have the same name; an unknown policy; a negative limit.
+    """
+    found: dict[str, tuple[Configuration, ...]] = {}
+    known: dict[Any, tuple[Configuration, ...]] = {}
+    for table in tables:
+        if table.name in found:
+            raise ValueError(f"two kernels are called {table.name}")
+        key = (table.batch, table.rows)
+        if key not in known:
+            known[key] = pareto_front(table, limit_bytes, policy)
+        found[table.name] = known[key]
+    return found
+
+
+def divide_workspace(fronts: Fronts, limit_bytes: int, solver: str = "auto") -> Division:
+    """The configurations of least time in all whose workspaces together are at most `limit_bytes`.
+
+    Args:
+        fronts: by kernel, configurations to choose from, such as `fronts_of` makes. They need not be pruned.
+        limit_bytes: M, for all kernels together.
+        solver: `highs`, `lists` (see `multiple_choice`), or `auto`: the first if scipy is there.
+
+    Raises:
+        LimitTooSmallError: the smallest configurations do not fit together.
+        ImportError: `highs` without scipy.
+        ValueError: an unknown solver, a negative limit, a kernel without configurations.
+    """
+    require_limit(limit_bytes)
+    if solver not in SOLVERS:
+        raise ValueError(f"there is no solver {solver!r}; there are: {', '.join(SOLVERS)}")
+    pruned = {name: desirable(front) for name, front in fronts.items()}
+    for name, front in pruned.items():
+        if not front:
+            raise ValueError(f"{name} has no configurations to choose from")
+    smallest = sum(front[0].workspace_bytes for front in pruned.values())
+    if smallest > limit_bytes:
+        raise LimitTooSmallError(f"the workspace of {len(pruned)} kernels", limit_bytes, smallest)
+    options = [[Option(c.seconds, c.workspace_bytes) for c in front] for front in pruned.values()]
+    chosen, used = _solve(options, limit_bytes, solver)
+    configurations = {name: front[i] for (name, front), i in zip(pruned.items(), chosen)}
+    return Division(configurations, sum(map(len, options)), used)
+
+
+def _solve(options: list[list[Option]], limit_bytes: int, solver: str) -> tuple[list[int], str]:
+    if solver != "lists" and options:
+        milp = _milp(required=solver == "highs")
+        if milp is not None:
+            chosen = _by_highs(milp, options, limit_bytes)
+            if chosen is not None:
+                return chosen, "highs"
+    return choose(options, limit_bytes), "lists"
+
+
+def _milp(required: bool) -> Any:
+    """scipy's module of optimization, None where it is not installed and need not be."""
+    try:
+        import scipy.optimize
+        import scipy.sparse
+    except ImportError as error:
+        if required:
+            raise ImportError(
+                "the solver HiGHS comes with scipy, which is not installed: "
+                "pip install 'ooc-alloc[ilp]', or choose the solver 'lists'"
+            ) from error
+        return None
+    return scipy
+
+
+def _by_highs(scipy: Any, options: list[list[Option]], limit_bytes: int) -> list[int] | None:
+    """One option for each kernel, or None: HiGHS gave no answer, or one that its tolerances let exceed the limit.
+
+    Every kernel starts with its smallest option; what is minimised and limited is what others take more and save.
+    """
+    kernel = np.repeat(np.arange(len(options)), [len(front) for front in options])
+    more = np.array([option.workspace_bytes - front[0].workspace_bytes for front in options for option in front], float)
+    saved = np.array([front[0].seconds - option.seconds for front in options for option in front])
+    room = limit_bytes - sum(front[0].workspace_bytes for front in options)
+    scale = SCALE / max(room, 1)
+    one_each = scipy.sparse.csr_array((np.ones(len(kernel)), (kernel, np.arange(len(kernel)))))
+    result = scipy.optimize.milp(
+        -saved * (SCALE / (saved.max() or 1.0)),
+        integrality=np.ones(len(kernel)),
+        bounds=scipy.optimize.Bounds(0, (more <= room).astype(float)),
+        constraints=[
+            scipy.optimize.LinearConstraint(more[None, :] * scale, -np.inf, room * scale),
+            scipy.optimize.LinearConstraint(one_each, 1, 1),
+        ],
+        options={"mip_rel_gap": 0.0},
+    )
+    if result.x is None:
+        return None
+    chosen = [int(result.x[kernel == k].argmax()) for k in range(len(options))]
+    within = sum(front[i].workspace_bytes for front, i in zip(options, chosen)) <= limit_bytes
+    return chosen if within and result.status == 0 else None
