@@ -24,6 +24,7 @@ from swapd.splitting.multiple_choice import Option, choose
 from swapd.splitting.pareto import desirable, pareto_front
 
 SOLVERS = ("auto", "highs", "lists")
+MOST_SECONDS = 10.0  # for HiGHS, which proves some optima only after minutes
 SCALE = 1e6  # of the limit and of the largest saving: HiGHS works with absolute tolerances of 1e-6
 
 Fronts = Mapping[str, Sequence[Configuration]]
@@ -127,28 +128,38 @@ def _milp(required: bool) -> Any:
 
 
 def _by_highs(scipy: Any, options: list[list[Option]], limit_bytes: int) -> list[int] | None:
-    """One option for each kernel, or None: HiGHS gave no answer, or one that its tolerances let exceed the limit.
+    """One option for each kernel, or None: HiGHS found no proof in time, or its tolerances let it exceed the limit.
 
     Every kernel starts with its smallest option; what is minimised and limited is what others take more and save.
+    Kernels with the same options are one: x counts how many of them take an option.
     """
-    kernel = np.repeat(np.arange(len(options)), [len(front) for front in options])
-    more = np.array([option.workspace_bytes - front[0].workspace_bytes for front in options for option in front], float)
-    saved = np.array([front[0].seconds - option.seconds for front in options for option in front])
+    groups: dict[tuple[Option, ...], list[int]] = {}
+    for k, front in enumerate(options):
+        groups.setdefault(tuple(front), []).append(k)
+    members = list(groups.values())
+    group = np.repeat(np.arange(len(groups)), [len(front) for front in groups])
+    more = np.array([option.workspace_bytes - front[0].workspace_bytes for front in groups for option in front], float)
+    saved = np.array([front[0].seconds - option.seconds for front in groups for option in front])
     room = limit_bytes - sum(front[0].workspace_bytes for front in options)
     scale = SCALE / max(room, 1)
-    one_each = scipy.sparse.csr_array((np.ones(len(kernel)), (kernel, np.arange(len(kernel)))))
+    one_each = scipy.sparse.csr_array((np.ones(len(group)), (group, np.arange(len(group)))))
+    sizes = np.array([len(kernels) for kernels in members], float)
     result = scipy.optimize.milp(
         -saved * (SCALE / (saved.max() or 1.0)),
-        integrality=np.ones(len(kernel)),
-        bounds=scipy.optimize.Bounds(0, (more <= room).astype(float)),
+        integrality=np.ones(len(group)),
+        bounds=scipy.optimize.Bounds(0, sizes[group]),
         constraints=[
             scipy.optimize.LinearConstraint(more[None, :] * scale, -np.inf, room * scale),
-            scipy.optimize.LinearConstraint(one_each, 1, 1),
+            scipy.optimize.LinearConstraint(one_each, sizes, sizes),
         ],
-        options={"mip_rel_gap": 0.0},
+        options={"mip_rel_gap": 0.0, "time_limit": MOST_SECONDS},
     )
-    if result.x is None:
+    if result.x is None or result.status != 0:
         return None
-    chosen = [int(result.x[kernel == k].argmax()) for k in range(len(options))]
+    chosen = [0] * len(options)
+    for g, kernels in enumerate(members):
+        counts = np.rint(result.x[group == g]).astype(int)
+        for k, option in zip(kernels, np.repeat(np.arange(len(counts)), counts)):
+            chosen[k] = int(option)
     within = sum(front[i].workspace_bytes for front, i in zip(options, chosen)) <= limit_bytes
-    return chosen if within and result.status == 0 else None
+    return chosen if within else None

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-SLACK = 1e-9  # relative: sums in different orders differ, and no optimum may be lost to that
+SLACK = 1e-9  # of the slowest time in all: sums in different orders differ, and no optimum may be lost to that
 
 
 class Option(NamedTuple):
@@ -51,7 +51,7 @@ def choose(fronts: Sequence[Sequence[Option]], limit_bytes: int) -> list[int]:
     The fronts are desirable ones, smallest first, and their smallest fit together.
     """
     steps = [_hull(kernel, front) for kernel, front in enumerate(fronts)]
-    known = _greedy_seconds(fronts, steps, limit_bytes)
+    known = _greedy_seconds(fronts, steps, limit_bytes) + SLACK * sum(front[0].seconds for front in fronts)
     zero = np.zeros(1, dtype=np.int64)
     lists = [_List(zero, np.zeros(1), zero, zero)]
     for kernel, front in enumerate(fronts):
@@ -77,7 +77,7 @@ def _extended(before: _List, front: Sequence[Option], rest: _Fractional, limit_b
     workspace = (before.workspace_bytes[:, None] + own).ravel()
     seconds = (before.seconds[:, None] + np.array([option.seconds for option in front])).ravel()
     at_best = seconds + rest.seconds(limit_bytes - workspace)  # inf where even the smallest of the rest do not fit
-    hopeful = np.flatnonzero(at_best <= known * (1 + SLACK))
+    hopeful = np.flatnonzero(at_best <= known)
     order = hopeful[np.lexsort((seconds[hopeful], workspace[hopeful]))]
     fastest_so_far = np.minimum.accumulate(seconds[order])
     kept = order[np.concatenate(([True], seconds[order][1:] < fastest_so_far[:-1]))]

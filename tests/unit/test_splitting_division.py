@@ -100,15 +100,15 @@ def test_room_goes_to_the_kernel_that_gains():
         assert (found.seconds, found.variables) == (seconds, 7)
 
 
-def network(seed: int, kernels: int, variables: int) -> dict[str, list[Configuration]]:
-    """Made-up fronts, `variables` configurations in all, with the sizes of a layer: MiB and milliseconds."""
+def network(seed: int, kernels: int, variables: int, unit: float = 1.0) -> dict[str, list[Configuration]]:
+    """Made-up fronts, `variables` configurations in all, of a layer's sizes: MiB, and milliseconds times `unit`."""
     source = random.Random(seed)
     counts = [1] * kernels
     for _ in range(variables - kernels):
         counts[source.randrange(kernels)] += 1
     fronts = {}
     for k, count in enumerate(counts):
-        seconds, workspace = source.uniform(1e-4, 8e-3), source.randrange(5000)
+        seconds, workspace = unit * source.uniform(1e-4, 8e-3), source.randrange(5000)
         front = [single(seconds, workspace)]
         for _ in range(count - 1):
             seconds *= source.uniform(0.6, 0.99)
@@ -139,6 +139,33 @@ def test_networks_of_the_papers_sizes(kernels, variables, share):
         assert by_highs.seconds == pytest.approx(sum(front[-1].seconds for front in fronts.values()))
 
 
+def test_times_below_the_tolerances_of_the_solver():
+    """The same network a million times faster has the same optimum."""
+    slow, fast = (network(2, 60, 240, unit) for unit in (1.0, 1e-6))
+    limit = sum(front[-1].workspace_bytes for front in slow.values()) // 3
+    slowly, quickly = (divide_workspace(fronts, limit, "highs") for fronts in (slow, fast))
+    assert slowly.solver == quickly.solver == "highs"
+    assert quickly.seconds == pytest.approx(slowly.seconds * 1e-6, rel=1e-9)
+
+
+def test_kernels_that_are_the_same():
+    """ResNet-152 repeats few layers often: 465 kernels of 12 kinds, in an order that mixes them."""
+    kinds = list(network(3, 12, 90).values())
+    fronts = {f"kernel{k}": kinds[k * k % 12] for k in range(465)}
+    limit = sum(front[-1].workspace_bytes for front in fronts.values()) // 5
+    by_highs, by_lists = (divide_workspace(fronts, limit, solver) for solver in BOTH)
+    assert (by_highs.solver, by_lists.solver) == BOTH
+    assert max(by_highs.workspace_bytes, by_lists.workspace_bytes) <= limit
+    assert by_highs.seconds == pytest.approx(by_lists.seconds, rel=1e-10)
+    assert all(by_highs.configurations[name] in front for name, front in fronts.items())
+
+
+@pytest.mark.parametrize("solver", BOTH)
+def test_savings_down_to_nothing(solver):
+    """0.3 less three times 0.1 is not 0 in floating point; the solution that takes no time is found all the same."""
+    assert divide_workspace(choices([[(0.1, 0), (0.0, 1)]] * 3), 3, solver).seconds == 0.0
+
+
 @pytest.mark.parametrize("solver", BOTH)
 def test_one_byte_decides(solver):
     """Gigabytes and microseconds: no tolerance of a solver hides a byte."""
@@ -149,7 +176,7 @@ def test_one_byte_decides(solver):
     assert divide_workspace(fronts, enough - 1, solver).seconds == pytest.approx(5e-6)
 
 
-def test_an_answer_beyond_the_limit_is_not_taken(monkeypatch):
+def test_an_answer_beyond_the_limit_or_without_proof_is_not_taken(monkeypatch):
     optimize = pytest.importorskip("scipy.optimize")
     real = optimize.milp
 
@@ -158,10 +185,16 @@ def test_an_answer_beyond_the_limit_is_not_taken(monkeypatch):
         result.x[:] = [0, 1, 0, 1]  # the larger of both kernels
         return result
 
+    def slow(*args, **kwargs):
+        result = real(*args, **kwargs)
+        result.status, result.x[:] = 1, [1, 0, 1, 0]  # out of time, with some solution
+        return result
+
     fronts = choices([[(2.0, 0), (1.0, 8)], [(3.0, 0), (1.0, 8)]])
-    monkeypatch.setattr(optimize, "milp", careless)
-    found = divide_workspace(fronts, 8)
-    assert (found.solver, found.seconds, found.workspace_bytes) == ("lists", 3.0, 8)
+    for unreliable in (careless, slow):
+        monkeypatch.setattr(optimize, "milp", unreliable)
+        found = divide_workspace(fronts, 8)
+        assert (found.solver, found.seconds, found.workspace_bytes) == ("lists", 3.0, 8)
 
 
 def test_without_scipy(monkeypatch):
