@@ -20,7 +20,7 @@ import numpy as np
 
 from swapd.splitting.configurations import Configuration, KernelTable
 from swapd.splitting.limits import LimitTooSmallError, require_limit
-from swapd.splitting.multiple_choice import Option, choose
+from swapd.splitting.multiple_choice import Option, choose, fractional_bound, greedy_choice
 from swapd.splitting.pareto import desirable, pareto_front
 
 SOLVERS = ("auto", "highs", "lists")
@@ -36,7 +36,8 @@ class Division:
 
     configurations: dict[str, Configuration]
     variables: int  # of the programme: desirable configurations of all kernels
-    solver: str  # the one whose answer this is
+    proved_by: str | None  # the solver that proved that no other is faster; None if none could
+    bound_seconds: float  # what no division beats, within the same limit
 
     @property
     def seconds(self) -> float:
@@ -76,6 +77,8 @@ def fronts_of(
 def divide_workspace(fronts: Fronts, limit_bytes: int, solver: str = "auto") -> Division:
     """The configurations of least time in all whose workspaces together are at most `limit_bytes`.
 
+    Where neither solver has a proof within its means, the best that is known is returned, and `proved_by` is None.
+
     Args:
         fronts: by kernel, configurations to choose from, such as `fronts_of` makes. They need not be pruned.
         limit_bytes: M, for all kernels together.
@@ -97,22 +100,29 @@ def divide_workspace(fronts: Fronts, limit_bytes: int, solver: str = "auto") -> 
     if smallest > limit_bytes:
         raise LimitTooSmallError(f"the workspace of {len(pruned)} kernels", limit_bytes, smallest)
     options = [[Option(c.seconds, c.workspace_bytes) for c in front] for front in pruned.values()]
-    chosen, used = _solve(options, limit_bytes, solver)
+    chosen, proved_by = _solve(options, limit_bytes, solver)
     configurations = {name: front[i] for (name, front), i in zip(pruned.items(), chosen)}
-    return Division(configurations, sum(map(len, options)), used)
+    return Division(configurations, sum(map(len, options)), proved_by, fractional_bound(options, limit_bytes))
 
 
-def _solve(options: list[list[Option]], limit_bytes: int, solver: str) -> tuple[list[int], str]:
+def _solve(options: list[list[Option]], limit_bytes: int, solver: str) -> tuple[list[int], str | None]:
+    """One option for each kernel, and who proved that it is the best choice."""
+    known = [greedy_choice(options, limit_bytes)]
     if solver != "lists" and options:
-        milp = _milp(required=solver == "highs")
-        if milp is not None:
-            chosen = _by_highs(milp, options, limit_bytes)
-            if chosen is not None:
+        scipy = _scipy(required=solver == "highs")
+        if scipy is not None:
+            chosen, proved = _by_highs(scipy, options, limit_bytes)
+            if proved:
                 return chosen, "highs"
-    return choose(options, limit_bytes), "lists"
+            known.append(chosen)
+    best = choose(options, limit_bytes)
+    if best is not None:
+        return best, "lists"
+    fitting = [chosen for chosen in known if chosen]
+    return min(fitting, key=lambda chosen: sum(front[i].seconds for front, i in zip(options, chosen))), None
 
 
-def _milp(required: bool) -> Any:
+def _scipy(required: bool) -> Any:
     """scipy's module of optimization, None where it is not installed and need not be."""
     try:
         import scipy.optimize
@@ -127,8 +137,8 @@ def _milp(required: bool) -> Any:
     return scipy
 
 
-def _by_highs(scipy: Any, options: list[list[Option]], limit_bytes: int) -> list[int] | None:
-    """One option for each kernel, or None: HiGHS found no proof in time, or its tolerances let it exceed the limit.
+def _by_highs(scipy: Any, options: list[list[Option]], limit_bytes: int) -> tuple[list[int], bool]:
+    """One option for each kernel, empty if HiGHS has none or its tolerances let it exceed the limit; is it proved?
 
     Every kernel starts with its smallest option; what is minimised and limited is what others take more and save.
     Kernels with the same options are one: x counts how many of them take an option.
@@ -154,12 +164,12 @@ def _by_highs(scipy: Any, options: list[list[Option]], limit_bytes: int) -> list
         ],
         options={"mip_rel_gap": 0.0, "time_limit": MOST_SECONDS},
     )
-    if result.x is None or result.status != 0:
-        return None
+    if result.x is None:
+        return [], False
     chosen = [0] * len(options)
     for g, kernels in enumerate(members):
         counts = np.rint(result.x[group == g]).astype(int)
         for k, option in zip(kernels, np.repeat(np.arange(len(counts)), counts)):
             chosen[k] = int(option)
     within = sum(front[i].workspace_bytes for front, i in zip(options, chosen)) <= limit_bytes
-    return chosen if within else None
+    return (chosen, result.status == 0) if within else ([], False)

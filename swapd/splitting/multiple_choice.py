@@ -3,7 +3,8 @@
 The programme of WD is a multiple-choice knapsack. Partial choices for the first kernels are kept as a list in which
 none beats another (Nemhauser and Ullmann 1969, "Discrete dynamic programming and capital allocation"); one is dropped
 as soon as even the fractional optimum of the remaining kernels (Sinha and Zoltners 1979, "The multiple-choice knapsack
-problem") cannot bring it below a solution that is known. In the worst case the lists grow exponentially.
+problem") cannot bring it below a solution that is known. In the worst case the lists grow exponentially; then it gives
+up.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 SLACK = 1e-9  # of the slowest time in all: sums in different orders differ, and no optimum may be lost to that
+MOST_PARTIAL = 4_000_000  # partial choices at once: some hundred MB
 
 
 class Option(NamedTuple):
@@ -45,16 +47,19 @@ class _List:
     option: NDArray[np.int64]
 
 
-def choose(fronts: Sequence[Sequence[Option]], limit_bytes: int) -> list[int]:
-    """For each front the index of its option.
+def choose(fronts: Sequence[Sequence[Option]], limit_bytes: int) -> list[int] | None:
+    """For each front the index of its option; None if the lists become longer than `MOST_PARTIAL`.
 
     The fronts are desirable ones, smallest first, and their smallest fit together.
     """
     steps = [_hull(kernel, front) for kernel, front in enumerate(fronts)]
-    known = _greedy_seconds(fronts, steps, limit_bytes) + SLACK * sum(front[0].seconds for front in fronts)
+    known = sum(front[i].seconds for front, i in zip(fronts, greedy_choice(fronts, limit_bytes)))
+    known += SLACK * sum(front[0].seconds for front in fronts)
     zero = np.zeros(1, dtype=np.int64)
     lists = [_List(zero, np.zeros(1), zero, zero)]
     for kernel, front in enumerate(fronts):
+        if len(lists[-1].seconds) * len(front) > MOST_PARTIAL:
+            return None
         rest = _Fractional(fronts[kernel + 1 :], steps[kernel + 1 :])
         lists.append(_extended(lists[-1], front, rest, limit_bytes, known))
     at = int(lists[-1].seconds.argmin())
@@ -63,6 +68,20 @@ def choose(fronts: Sequence[Sequence[Option]], limit_bytes: int) -> list[int]:
         chosen.append(int(stage.option[at]))
         at = int(stage.parent[at])
     return chosen[::-1]
+
+
+def greedy_choice(fronts: Sequence[Sequence[Option]], limit_bytes: int) -> list[int]:
+    """A choice that fits, not the best one: the most saving steps of the hulls first, as far as they go."""
+    at = [0] * len(fronts)
+    room = limit_bytes - sum(front[0].workspace_bytes for front in fronts)
+    stopped: set[int] = set()
+    for step in _by_rate([_hull(kernel, front) for kernel, front in enumerate(fronts)]):
+        if step.kernel in stopped or step.more_bytes > room:
+            stopped.add(step.kernel)
+            continue
+        at[step.kernel] = step.option
+        room -= step.more_bytes
+    return at
 
 
 def fractional_bound(fronts: Sequence[Sequence[Option]], limit_bytes: int) -> float:
@@ -104,20 +123,6 @@ def _rate(front: Sequence[Option], a: int, b: int) -> float:
 def _by_rate(steps: Sequence[Sequence[_Step]]) -> list[_Step]:
     """All steps, the most saving one first. The sort is stable, so a kernel's own steps stay in order."""
     return sorted((step for own in steps for step in own), key=lambda step: -step.saved_seconds / step.more_bytes)
-
-
-def _greedy_seconds(fronts: Sequence[Sequence[Option]], steps: Sequence[Sequence[_Step]], limit_bytes: int) -> float:
-    """The time of one solution: the most saving steps first, as far as they fit."""
-    at = [0] * len(fronts)
-    room = limit_bytes - sum(front[0].workspace_bytes for front in fronts)
-    stopped: set[int] = set()
-    for step in _by_rate(steps):
-        if step.kernel in stopped or step.more_bytes > room:
-            stopped.add(step.kernel)
-            continue
-        at[step.kernel] = step.option
-        room -= step.more_bytes
-    return sum(front[option].seconds for front, option in zip(fronts, at))
 
 
 class _Fractional:
