@@ -4,14 +4,17 @@
     subject to  sum over b of x_gb <= 1 for every device g,   sum over g, b of b x_gb = B,   x_gb in {0, 1}
 
 A device with no x_gb = 1 does not take part. The paper gives the programme to an integer solver; the largest of two
-times is monotone in both, so a dynamic programme over the devices solves it exactly. O(G B S) for G devices, S sizes.
+times is monotone in both, so a dynamic programme over the devices solves it exactly. O(G B S) for G devices and
+S sizes, in vectors of length B.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+import numpy as np
 
 from swapd.splitting.limits import UnreachableBatchError
 
@@ -59,12 +62,12 @@ def best_batch_size(batch: int, times: Mapping[str, Mapping[int, float] | Linear
     if batch < 1 or step < 1 or not times:
         raise ValueError(f"a batch of {batch} in steps of {step} over {len(times)} devices: each is at least 1")
     tables = {name: _checked_table(name, given, batch, step) for name, given in times.items()}
-    slowest = _assign(batch, tables, max)
+    slowest = _assign(batch, tables, np.maximum)
     if slowest is None:
         raise _unreachable(batch, times, step)
     most = max((tables[name][size] for name, size in slowest.items()), default=0.0)
     allowed = {name: {b: t for b, t in table.items() if t <= most} for name, table in tables.items()}
-    batches = _assign(batch, allowed, lambda a, b: a + b)
+    batches = _assign(batch, allowed, np.add)
     assert batches is not None  # the sizes just found are allowed
     return BatchDivision(batches, {name: tables[name][size] for name, size in batches.items()})
 
@@ -78,29 +81,28 @@ def _checked_table(name: str, given: Mapping[int, float] | LinearTime, batch: in
     return {0: 0.0} | usable
 
 
-def _assign(
-    batch: int, tables: Mapping[str, Mapping[int, float]], joined: Callable[[float, float], float]
-) -> dict[str, int] | None:
+def _assign(batch: int, tables: Mapping[str, Mapping[int, float]], joined: np.ufunc) -> dict[str, int] | None:
     """Sizes of least joined time, None if none add up."""
-    best: dict[int, float] = {0: 0.0}  # joined time of the devices so far, by samples in all
-    chosen: list[dict[int, int]] = []  # for each device: its size, by samples in all
+    best = np.full(batch + 1, np.inf)  # joined time of the devices so far, by samples in all
+    best[0] = 0.0
+    chosen = []  # for each device: its size, by samples in all
     for table in tables.values():
-        now: dict[int, float] = {}
-        sizes: dict[int, int] = {}
-        for before, value in best.items():
-            for size, seconds in table.items():
-                total = before + size
-                if total <= batch and ((cost := joined(value, seconds)) < now.get(total, math.inf)):
-                    now[total], sizes[total] = cost, size
+        now = np.full(batch + 1, np.inf)
+        sizes = np.zeros(batch + 1, dtype=np.int64)
+        for size, seconds in table.items():
+            cost = joined(best[: batch + 1 - size], seconds)
+            better = cost < now[size:]
+            now[size:][better] = cost[better]
+            sizes[size:][better] = size
         best = now
         chosen.append(sizes)
-    if batch not in best:
+    if not np.isfinite(best[batch]):
         return None
     batches: dict[str, int] = {}
     left = batch
     for name, sizes in zip(reversed(list(tables)), reversed(chosen)):
-        batches[name] = sizes[left]
-        left -= sizes[left]
+        batches[name] = int(sizes[left])
+        left -= batches[name]
     return {name: batches[name] for name in tables}
 
 

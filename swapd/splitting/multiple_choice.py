@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 SLACK = 1e-9  # of the slowest time in all: sums in different orders differ, and no optimum may be lost to that
-MOST_PARTIAL = 4_000_000  # partial choices at once: some hundred MB
+MOST_PARTIAL = 200_000  # partial choices at once: those of networks stay below a tenth of it
 
 
 class Option(NamedTuple):

@@ -210,6 +210,23 @@ def test_where_nothing_is_proved_the_best_that_is_known_is_taken(monkeypatch):
     assert best.seconds <= hurried.seconds <= found.seconds
 
 
+def test_a_better_solution_without_proof_is_taken(monkeypatch):
+    optimize = pytest.importorskip("scipy.optimize")
+    real = optimize.milp
+
+    def unproved(*args, **kwargs):
+        result = real(*args, **kwargs)
+        result.status = 1
+        return result
+
+    fronts = choices([[(9.0, 0), (5.0, 3)], [(9.0, 0), (1.0, 7)], [(4.0, 0), (2.0, 2)]])
+    monkeypatch.setattr(multiple_choice, "MOST_PARTIAL", 1)
+    assert divide_workspace(fronts, 7, "lists").seconds == 16.0  # the second does not fit beside the first
+    monkeypatch.setattr(optimize, "milp", unproved)
+    found = divide_workspace(fronts, 7)
+    assert (found.proved_by, found.seconds) == (None, 14.0)
+
+
 def test_without_scipy(monkeypatch):
     monkeypatch.setitem(sys.modules, "scipy", None)
     monkeypatch.setitem(sys.modules, "scipy.optimize", None)
