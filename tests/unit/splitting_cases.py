@@ -16,7 +16,8 @@ def tables(draw: st.DrawFn, most: int = 6, seconds: st.SearchStrategy[float] = E
     """Up to `most` samples, some sizes measured, with up to three algorithms each."""
     batch = draw(st.integers(1, most))
     row = st.builds(MicroConfiguration, st.integers(1, batch), st.sampled_from("ABC"), seconds, st.integers(0, 9))
-    return KernelTable("kernel", batch, tuple(draw(st.lists(row, min_size=1, max_size=10))))
+    rows = draw(st.lists(row, min_size=1, max_size=10, unique_by=lambda row: (row.batch, row.algorithm)))
+    return KernelTable("kernel", batch, tuple(rows))  # at most 3 * 4^5 divisions of 6 samples
 
 
 def complete_table(algorithms: int, batch: int) -> KernelTable:
