@@ -5,8 +5,8 @@
                 sum over c of x_kc = 1 for every kernel k              (3)
                 x_kc in {0, 1}                                         (4)
 
-The configurations c of a kernel are its desirable ones (`pareto`). The solver is HiGHS through scipy; without scipy it
-is `multiple_choice`, which is exact too.
+The configurations c of a kernel are its desirable ones (`pareto`). It is solved by HiGHS through scipy, or by
+`multiple_choice`, which is exact too and needs no solver.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from swapd.splitting.limits import LimitTooSmallError, require_limit
 from swapd.splitting.multiple_choice import Option, choose, fractional_bound, greedy_choice
 from swapd.splitting.pareto import desirable, pareto_front
 
-SOLVERS = ("auto", "highs", "lists")
+SOLVERS = {"auto": ("lists", "highs"), "highs": ("highs", "lists"), "lists": ("lists",)}  # who is asked, in order
 MOST_SECONDS = 10.0  # for HiGHS, which proves some optima only after minutes
 SCALE = 1e6  # of the limit and of the largest saving: HiGHS works with absolute tolerances of 1e-6
 
@@ -82,7 +82,8 @@ def divide_workspace(fronts: Fronts, limit_bytes: int, solver: str = "auto") -> 
     Args:
         fronts: by kernel, configurations to choose from, such as `fronts_of` makes. They need not be pruned.
         limit_bytes: M, for all kernels together.
-        solver: `highs`, `lists` (see `multiple_choice`), or `auto`: the first if scipy is there.
+        solver: who is asked first: `highs`, `lists` (see `multiple_choice`), or `auto`: `lists`, which is faster on
+            networks, and HiGHS, if scipy is there, where the lists become too long.
 
     Raises:
         LimitTooSmallError: the smallest configurations do not fit together.
@@ -108,18 +109,17 @@ def divide_workspace(fronts: Fronts, limit_bytes: int, solver: str = "auto") -> 
 def _solve(options: list[list[Option]], limit_bytes: int, solver: str) -> tuple[list[int], str | None]:
     """One option for each kernel, and who proved that it is the best choice."""
     known = [greedy_choice(options, limit_bytes)]
-    if solver != "lists" and options:
-        scipy = _scipy(required=solver == "highs")
-        if scipy is not None:
-            chosen, proved = _by_highs(scipy, options, limit_bytes)
-            if proved:
-                return chosen, "highs"
+    for attempt in SOLVERS[solver]:
+        if attempt == "lists":
+            found = choose(options, limit_bytes)
+            chosen, proved = found or [], found is not None
+        else:
+            chosen, proved = _by_highs(options, limit_bytes, required=solver == "highs")
+        if proved:
+            return chosen, attempt
+        if chosen:
             known.append(chosen)
-    best = choose(options, limit_bytes)
-    if best is not None:
-        return best, "lists"
-    fitting = [chosen for chosen in known if chosen]
-    return min(fitting, key=lambda chosen: sum(front[i].seconds for front, i in zip(options, chosen))), None
+    return min(known, key=lambda chosen: sum(front[i].seconds for front, i in zip(options, chosen))), None
 
 
 def _scipy(required: bool) -> Any:
@@ -137,12 +137,15 @@ def _scipy(required: bool) -> Any:
     return scipy
 
 
-def _by_highs(scipy: Any, options: list[list[Option]], limit_bytes: int) -> tuple[list[int], bool]:
+def _by_highs(options: list[list[Option]], limit_bytes: int, required: bool) -> tuple[list[int], bool]:
     """One option for each kernel, empty if HiGHS has none or its tolerances let it exceed the limit; is it proved?
 
     Every kernel starts with its smallest option; what is minimised and limited is what others take more and save.
     Kernels with the same options are one: x counts how many of them take an option.
     """
+    scipy = _scipy(required)
+    if scipy is None or not options:
+        return [], False
     groups: dict[tuple[Option, ...], list[int]] = {}
     for k, front in enumerate(options):
         groups.setdefault(tuple(front), []).append(k)
