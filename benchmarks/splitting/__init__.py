@@ -1,0 +1,1 @@
+"""How long the splitting programmes take to solve. The kernels' costs are modelled: nothing here measures a kernel."""

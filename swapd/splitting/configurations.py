@@ -1,0 +1,92 @@
+"""The words of micro-cuDNN (Oyama et al. 2018, section III-A): what was measured, and what a batch is divided into.
+
+A *micro-configuration* is an algorithm with a micro-batch size; a *configuration* is a list of them whose sizes add up
+to the batch. Its parts run one after the other in one workspace: its time is their sum, its workspace their largest.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+POLICIES = ("all", "powerOfTwo", "undivided")
+
+
+@dataclass(frozen=True)
+class MicroConfiguration:
+    """One measurement: a micro-batch by one algorithm."""
+
+    batch: int  # samples
+    algorithm: str
+    seconds: float
+    workspace_bytes: int
+
+    def __post_init__(self) -> None:
+        if self.batch < 1:
+            raise ValueError(f"{self.algorithm}: a micro-batch has at least 1 sample, not {self.batch}")
+        if not (math.isfinite(self.seconds) and self.seconds >= 0):
+            raise ValueError(f"{self.algorithm}, micro-batch {self.batch}: {self.seconds} is not a time in seconds")
+        if self.workspace_bytes < 0:
+            raise ValueError(f"{self.algorithm}, micro-batch {self.batch}: a workspace of {self.workspace_bytes} bytes")
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """A division: its parts in the order in which they run."""
+
+    parts: tuple[MicroConfiguration, ...]
+
+    @cached_property
+    def seconds(self) -> float:
+        """T(c), the same for every order of the parts."""
+        return math.fsum(part.seconds for part in self.parts)
+
+    @cached_property
+    def workspace_bytes(self) -> int:
+        """M(c): the parts share one workspace."""
+        return max((part.workspace_bytes for part in self.parts), default=0)
+
+    @cached_property
+    def batch(self) -> int:
+        """Samples in all."""
+        return sum(part.batch for part in self.parts)
+
+
+@dataclass(frozen=True)
+class KernelTable:
+    """What was measured of one kernel: any sizes up to its batch, any algorithms, in any order."""
+
+    name: str
+    batch: int  # B: what is to be divided
+    rows: tuple[MicroConfiguration, ...]
+
+    def __post_init__(self) -> None:
+        if self.batch < 1:
+            raise ValueError(f"{self.name}: a batch has at least 1 sample, not {self.batch}")
+
+    def restricted(self, policy: str) -> KernelTable:
+        """The rows whose size the policy allows.
+
+        Raises:
+            ValueError: there is no such policy.
+        """
+        sizes = set(micro_batch_sizes(policy, self.batch))
+        return KernelTable(self.name, self.batch, tuple(row for row in self.rows if row.batch in sizes))
+
+
+def micro_batch_sizes(policy: str, batch: int) -> tuple[int, ...]:
+    """The sizes to measure, ascending (section III-B).
+
+    `powerOfTwo` ends with the batch itself, also where that is no power of two: a policy always allows `undivided`.
+
+    Raises:
+        ValueError: there is no such policy.
+    """
+    if policy == "all":
+        return tuple(range(1, batch + 1))
+    if policy == "powerOfTwo":
+        return (*(1 << exponent for exponent in range((batch - 1).bit_length())), batch)
+    if policy == "undivided":
+        return (batch,)
+    raise ValueError(f"there is no micro-batch policy {policy!r}; there are: {', '.join(POLICIES)}")

@@ -1,0 +1,269 @@
+"""WD: the integer programme against every choice, and at the sizes that the paper solves."""
+
+import itertools
+import random
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from program_strategies import examples
+from splitting_cases import MIB, all_divisions, tables
+
+from swapd.splitting import division as division_module
+from swapd.splitting import multiple_choice
+from swapd.splitting.configurations import Configuration, KernelTable, MicroConfiguration
+from swapd.splitting.division import divide_workspace, fronts_of
+from swapd.splitting.limits import LimitTooSmallError, UnreachableBatchError
+from swapd.splitting.reuse import fastest_division
+
+BOTH = ("highs", "lists")
+COST = st.tuples(st.integers(1, 64).map(lambda n: n / 16), st.integers(0, 12))
+
+
+def single(seconds: float, workspace_bytes: int) -> Configuration:
+    return Configuration((MicroConfiguration(1, "A", seconds, workspace_bytes),))
+
+
+def choices(options: "list[list[tuple[float, int]]]") -> dict[str, list[Configuration]]:
+    return {f"kernel{k}": [single(*cost) for cost in front] for k, front in enumerate(options)}
+
+
+def least_seconds(fronts: "dict[str, list[Configuration]]", limit: int) -> "float | None":
+    """By looking at every choice."""
+    totals = (
+        sum(c.seconds for c in chosen)
+        for chosen in itertools.product(*fronts.values())
+        if sum(c.workspace_bytes for c in chosen) <= limit
+    )
+    return min(totals, default=None)
+
+
+@pytest.mark.parametrize("solver", BOTH)
+@examples(150)
+@given(st.lists(st.lists(COST, min_size=1, max_size=5), max_size=4), st.integers(0, 40))
+def test_the_best_of_all_choices(solver, options, limit):
+    fronts = choices(options)
+    least = least_seconds(fronts, limit)
+    if least is None:
+        smallest = sum(min(c.workspace_bytes for c in front) for front in fronts.values())
+        with pytest.raises(LimitTooSmallError) as refused:
+            divide_workspace(fronts, limit, solver)
+        assert (refused.value.limit_bytes, refused.value.smallest_bytes) == (limit, smallest)
+        limit = smallest
+        least = least_seconds(fronts, limit)
+    found = divide_workspace(fronts, limit, solver)
+    assert found.proved_by == (solver if fronts else "lists")
+    assert found.workspace_bytes <= limit
+    assert found.bound_seconds <= found.seconds == least
+    assert all(found.configurations[name] in front for name, front in fronts.items())
+
+
+@examples(60)
+@given(st.lists(tables(most=4), min_size=1, max_size=3), st.integers(0, 20))
+def test_from_measurements_to_the_best_of_all_divisions(measured, limit):
+    """The pruned programme against every division of every kernel."""
+    named = [KernelTable(f"kernel{k}", table.batch, table.rows) for k, table in enumerate(measured)]
+    least = least_seconds({table.name: list(all_divisions(table)) for table in named}, limit)
+    try:
+        found = divide_workspace(fronts_of(named, limit), limit)
+    except (LimitTooSmallError, UnreachableBatchError):
+        assert least is None
+        return
+    assert found.seconds == least
+    assert found.workspace_bytes <= limit
+
+
+@examples(60)
+@given(st.lists(tables(most=4), min_size=1, max_size=3), st.integers(0, 9))
+def test_a_shared_workspace_is_never_slower_than_one_for_each(measured, limit):
+    named = [KernelTable(f"kernel{k}", table.batch, table.rows) for k, table in enumerate(measured)]
+    try:
+        apart = sum(fastest_division(table, limit).seconds for table in named)
+    except (LimitTooSmallError, UnreachableBatchError):
+        return
+    total = limit * len(named)
+    assert divide_workspace(fronts_of(named, total), total).seconds <= apart
+
+
+def test_room_goes_to_the_kernel_that_gains():
+    """As in Figure 12: 8 MiB for each of three kernels help none; 24 MiB together help the one that takes longest."""
+    fronts = {
+        "conv1": [single(1.0, 0), single(0.9, 20 * MIB)],
+        "conv2": [single(9.0, 0), single(5.0, 16 * MIB), single(4.0, 23 * MIB)],
+        "conv4": [single(1.0, 0), single(0.5, 9 * MIB)],
+    }
+    assert all(front[1].workspace_bytes > 8 * MIB for front in fronts.values())
+    for mib, expected, seconds in ((24, [0, 23, 0], 6.0), (31, [0, 23, 0], 6.0), (32, [0, 23, 9], 5.5)):
+        found = divide_workspace(fronts, mib * MIB)
+        assert [c.workspace_bytes // MIB for c in found.configurations.values()] == expected
+        assert (found.seconds, found.variables) == (seconds, 7)
+
+
+def network(seed: int, kernels: int, variables: int, unit: float = 1.0) -> dict[str, list[Configuration]]:
+    """Made-up fronts, `variables` configurations in all, of a layer's sizes: MiB, and milliseconds times `unit`."""
+    source = random.Random(seed)
+    counts = [1] * kernels
+    for _ in range(variables - kernels):
+        counts[source.randrange(kernels)] += 1
+    fronts = {}
+    for k, count in enumerate(counts):
+        seconds, workspace = unit * source.uniform(1e-4, 8e-3), source.randrange(5000)
+        front = [single(seconds, workspace)]
+        for _ in range(count - 1):
+            seconds *= source.uniform(0.6, 0.99)
+            workspace += source.randrange(1, 30 * MIB)
+            front.append(single(seconds, workspace))
+        fronts[f"kernel{k}"] = front
+    return fronts
+
+
+@pytest.mark.parametrize("share", [0.02, 0.3, 0.7, 1.0])
+@pytest.mark.parametrize(("kernels", "variables"), [(159, 562), (465, 3000)], ids=["ResNet-50", "ResNet-152"])
+def test_networks_of_the_papers_sizes(kernels, variables, share):
+    """Section IV-B2: 562 variables for ResNet-50, whose 53 convolutions have three kernels each; ResNet-152 has 155."""
+    fronts = network(1, kernels, variables)
+    limit = int(share * sum(front[-1].workspace_bytes for front in fronts.values()))
+    by_highs, by_lists = (divide_workspace(fronts, limit, solver) for solver in BOTH)
+    assert by_highs.variables == by_lists.variables == variables
+    assert (by_highs.proved_by, by_lists.proved_by) == BOTH
+    for found in (by_highs, by_lists):
+        assert found.workspace_bytes <= limit
+        assert found.bound_seconds * (1 - 1e-12) <= found.seconds <= 1.05 * found.bound_seconds
+    assert by_highs.seconds == pytest.approx(by_lists.seconds, rel=1e-10)
+    if share == 1.0:
+        assert by_highs.seconds == pytest.approx(sum(front[-1].seconds for front in fronts.values()))
+
+
+def test_times_below_the_tolerances_of_the_solver():
+    """The same network a million times faster has the same optimum."""
+    slow, fast = (network(2, 60, 240, unit) for unit in (1.0, 1e-6))
+    limit = sum(front[-1].workspace_bytes for front in slow.values()) // 3
+    slowly, quickly = (divide_workspace(fronts, limit, "highs") for fronts in (slow, fast))
+    assert slowly.proved_by == quickly.proved_by == "highs"
+    assert quickly.seconds == pytest.approx(slowly.seconds * 1e-6, rel=1e-9)
+
+
+def test_kernels_that_are_the_same():
+    """ResNet-152 repeats few layers often: 465 kernels of 12 kinds, in an order that mixes them."""
+    kinds = list(network(3, 12, 90).values())
+    fronts = {f"kernel{k}": kinds[k * k % 12] for k in range(465)}
+    limit = sum(front[-1].workspace_bytes for front in fronts.values()) // 5
+    by_highs, by_lists = (divide_workspace(fronts, limit, solver) for solver in BOTH)
+    assert (by_highs.proved_by, by_lists.proved_by) == BOTH
+    assert max(by_highs.workspace_bytes, by_lists.workspace_bytes) <= limit
+    assert by_highs.seconds == pytest.approx(by_lists.seconds, rel=1e-10)
+    assert all(by_highs.configurations[name] in front for name, front in fronts.items())
+
+
+@pytest.mark.parametrize("solver", BOTH)
+def test_savings_down_to_nothing(solver):
+    """0.3 less three times 0.1 is not 0 in floating point; the solution that takes no time is found all the same."""
+    assert divide_workspace(choices([[(0.1, 0), (0.0, 1)]] * 3), 3, solver).seconds == 0.0
+
+
+@pytest.mark.parametrize("solver", BOTH)
+def test_one_byte_decides(solver):
+    """Gigabytes and microseconds: no tolerance of a solver hides a byte."""
+    fronts = {f"kernel{k}": [single(2e-6, 0), single(1e-6, (2 << 30) + k)] for k in range(3)}
+    enough = 2 * (2 << 30) + 1
+    assert divide_workspace(fronts, enough, solver).seconds == pytest.approx(4e-6)
+    assert divide_workspace(fronts, enough, solver).workspace_bytes == enough
+    assert divide_workspace(fronts, enough - 1, solver).seconds == pytest.approx(5e-6)
+
+
+def test_an_answer_beyond_the_limit_or_without_proof_is_not_taken(monkeypatch):
+    optimize = pytest.importorskip("scipy.optimize")
+    real = optimize.milp
+
+    def careless(*args, **kwargs):
+        result = real(*args, **kwargs)
+        result.x[:] = [0, 1, 0, 1]  # the larger of both kernels
+        return result
+
+    def slow(*args, **kwargs):
+        result = real(*args, **kwargs)
+        result.status, result.x[:] = 1, [1, 0, 1, 0]  # out of time, with some solution
+        return result
+
+    fronts = choices([[(2.0, 0), (1.0, 8)], [(3.0, 0), (1.0, 8)]])
+    for unreliable in (careless, slow):
+        monkeypatch.setattr(optimize, "milp", unreliable)
+        found = divide_workspace(fronts, 8, "highs")
+        assert (found.proved_by, found.seconds, found.workspace_bytes) == ("lists", 3.0, 8)
+
+
+def test_where_nothing_is_proved_the_best_that_is_known_is_taken(monkeypatch):
+    fronts = network(4, 30, 120)
+    limit = sum(front[-1].workspace_bytes for front in fronts.values()) // 4
+    best = divide_workspace(fronts, limit)
+    assert best.proved_by == "lists"
+    monkeypatch.setattr(multiple_choice, "MOST_PARTIAL", 10)
+    assert divide_workspace(fronts, limit).proved_by == "highs"
+    found = divide_workspace(fronts, limit, "lists")
+    assert found.proved_by is None
+    assert found.workspace_bytes <= limit
+    assert found.bound_seconds == best.bound_seconds <= best.seconds <= found.seconds
+    assert found.seconds < 1.1 * found.bound_seconds
+    monkeypatch.setattr(division_module, "MOST_SECONDS", 0.0)
+    hurried = divide_workspace(fronts, limit)
+    assert hurried.proved_by is None
+    assert hurried.workspace_bytes <= limit
+    assert best.seconds <= hurried.seconds <= found.seconds
+
+
+def test_a_better_solution_without_proof_is_taken(monkeypatch):
+    optimize = pytest.importorskip("scipy.optimize")
+    real = optimize.milp
+
+    def unproved(*args, **kwargs):
+        result = real(*args, **kwargs)
+        result.status = 1
+        return result
+
+    fronts = choices([[(9.0, 0), (5.0, 3)], [(9.0, 0), (1.0, 7)], [(4.0, 0), (2.0, 2)]])
+    monkeypatch.setattr(multiple_choice, "MOST_PARTIAL", 1)
+    assert divide_workspace(fronts, 7, "lists").seconds == 16.0  # the second does not fit beside the first
+    monkeypatch.setattr(optimize, "milp", unproved)
+    found = divide_workspace(fronts, 7)
+    assert (found.proved_by, found.seconds) == (None, 14.0)
+
+
+def test_without_scipy(monkeypatch):
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+    fronts = choices([[(2.0, 0), (1.0, 8)]])
+    with pytest.raises(ImportError, match=r"ooc-alloc\[ilp\]"):
+        divide_workspace(fronts, 8, "highs")
+    found = divide_workspace(fronts, 8)
+    assert (found.proved_by, found.seconds) == ("lists", 1.0)
+
+
+def test_equal_kernels_are_solved_once(monkeypatch):
+    solved = []
+    real = division_module.pareto_front
+    monkeypatch.setattr(division_module, "pareto_front", lambda *args: solved.append(args) or real(*args))
+    rows = (MicroConfiguration(1, "A", 1.0, 4),)
+    fronts = fronts_of([KernelTable(name, 2, rows) for name in "abc"] + [KernelTable("d", 3, rows)], 9)
+    assert list(fronts) == ["a", "b", "c", "d"]
+    assert len(solved) == 2
+    assert fronts["a"] == fronts["c"] != fronts["d"]
+
+
+def test_what_is_refused():
+    table = KernelTable("a", 1, (MicroConfiguration(1, "A", 1.0, 4),))
+    with pytest.raises(ValueError, match="two kernels are called a"):
+        fronts_of([table, table], 9)
+    with pytest.raises(LimitTooSmallError, match="a does not fit in 3 bytes"):
+        fronts_of([table], 3)
+    with pytest.raises(ValueError, match="auto, highs, lists"):
+        divide_workspace({}, 9, "glpk")
+    with pytest.raises(ValueError, match="-1"):
+        divide_workspace({}, -1)
+    with pytest.raises(ValueError, match="a has no configurations"):
+        divide_workspace({"a": []}, 9)
+
+
+def test_nothing_to_divide():
+    found = divide_workspace({}, 0)
+    assert (found.seconds, found.workspace_bytes, found.variables) == (0.0, 0, 0)

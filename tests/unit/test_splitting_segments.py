@@ -1,0 +1,151 @@
+"""Algorithm 1 of mmCNN: the paper's tables once more, and that no schedule exceeds its limit."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mmcnn_tables import LIMITS_MIB, MIB, TABLE_3, TABLE_4_ALEXNET, TABLE_6_VGG_D19, alexnet, rows, vgg_d19
+from program_strategies import examples
+
+from swapd.splitting.limits import LimitTooSmallError
+from swapd.splitting.segments import Layer, LayerStep, schedule_layers, segments_of, smallest_limit_bytes
+
+ODD_LAYER = (
+    3  # VGG-D19's relu1_1: the paper adds conv1_1's weights there (0.007 MiB), though conv1_2's come next (0.14)
+)
+
+
+def papers_mib(step: LayerStep) -> float:
+    """As the tables count: a prefetch where it starts, a layer's own weights only where it brings them in itself."""
+    prefetch = step.prefetched_part_bytes if step.conv_number else 0
+    return (step.activation_part_bytes + prefetch + step.weight_part_bytes) / MIB
+
+
+@pytest.mark.parametrize("column", range(5), ids=[f"{mib}MiB" for mib in LIMITS_MIB])
+def test_table_3(column):
+    steps = schedule_layers(vgg_d19(), LIMITS_MIB[column] * MIB)
+    expected = [tuple(int(n) for n in row[2 * column : 2 * column + 2]) for row in rows(TABLE_3)]
+    found = [(step.self_number, step.conv_number) for step in steps]
+    if LIMITS_MIB[column] == 5:
+        assert (expected[ODD_LAYER - 1], found[ODD_LAYER - 1]) == ((3, 1), (3, 2))
+        found[ODD_LAYER - 1] = (3, 1)
+    assert found == expected
+
+
+@pytest.mark.parametrize("column", range(5), ids=[f"{mib}MiB" for mib in LIMITS_MIB])
+@pytest.mark.parametrize(
+    ("layers", "table", "odd"), [(alexnet(), TABLE_4_ALEXNET, 0), (vgg_d19(), TABLE_6_VGG_D19, ODD_LAYER)]
+)
+def test_tables_4_and_6(layers, table, odd, column):
+    steps = schedule_layers(layers, LIMITS_MIB[column] * MIB)
+    assert len(steps) == len(rows(table))
+    for number, (step, row) in enumerate(zip(steps, rows(table)), 1):
+        assert step.peak_bytes <= LIMITS_MIB[column] * MIB
+        if number != odd:
+            assert papers_mib(step) == pytest.approx(row[column], abs=0.018), number  # biases are not in the sizes here
+
+
+def test_self_number_of_the_first_fully_connected_layer_by_hand():
+    """VGG-D19's fc6 under 5 MiB: 392 MiB of weights beside 0.1113 MiB of input and output; 392 / 4.8887 = 80.2."""
+    fc6 = schedule_layers(vgg_d19(), 5 * MIB)[38]
+    assert (fc6.self_number, fc6.weight_parts, fc6.activation_parts) == (81, 81, 1)
+    assert fc6.weight_part_bytes == -(-392 * MIB // 81)
+
+
+def test_segments_end_with_what_is_heavy():
+    layers = vgg_d19()
+    segments = segments_of(layers)
+    assert [layer for segment in segments for layer in segment] == layers
+    assert len(segments) == 19
+    assert [len(segment) for segment in segments] == [2, 2, 3, 2, 3, 2, 2, 2, 3, 2, 2, 2, 3, 2, 2, 2, 3, 2, 2]
+    light = Layer("softmax", 8, 8)
+    assert segments_of([*layers, light])[-1] == (light,)
+    assert segments_of([]) == []
+    assert schedule_layers([], 0) == []
+
+
+UNITS = st.one_of(st.none(), st.integers(1, 6))
+LAYER = st.builds(
+    Layer,
+    st.just("layer"),
+    st.integers(0, 40),
+    st.integers(0, 40),
+    st.integers(0, 90),
+    st.booleans(),
+    UNITS,
+    UNITS,
+)
+
+
+def fewest(part_bytes, room: int) -> "int | None":
+    """By trying: the smallest number of parts that fit, None if not even many do."""
+    return next((n for n in range(1, 200) if part_bytes(n) <= room), None)
+
+
+def unit_bytes(layer: Layer) -> int:
+    return layer.weight_part_bytes(1000) if layer.heavy else 0
+
+
+@examples(400)
+@given(st.lists(LAYER, min_size=1, max_size=6), st.integers(0, 140), st.integers(0, 6))
+def test_every_number_by_trying(layers, limit, most):
+    smallest = max(layer.activation_part_bytes(1000) + unit_bytes(layer) for layer in layers)
+    assert smallest_limit_bytes(layers) == smallest
+    if limit < smallest:
+        with pytest.raises(LimitTooSmallError) as refused:
+            schedule_layers(layers, limit, most)
+        assert refused.value.smallest_bytes == smallest
+        limit = smallest
+    steps = schedule_layers(layers, limit, most)
+    assert len(steps) == len(layers)
+    assert all(step.peak_bytes <= limit for step in steps)
+    at = 0
+    for segment in segments_of(layers):
+        own, at = steps[at : at + len(segment)], at + len(segment)
+        parts = [fewest(layer.activation_part_bytes, limit - unit_bytes(layer)) for layer in segment]
+        assert [step.activation_parts for step in own] == parts
+        assert all(step.conv_number == 0 for step in own[1:])
+        end = segment[-1]
+        if not end.heavy:
+            continue
+        largest = max(layer.activation_part_bytes(n) for layer, n in zip(segment, parts))
+        ahead = fewest(end.weight_part_bytes, limit - largest)
+        prefetch = ahead if ahead is not None and ahead <= most and end.weight_bytes else 0
+        assert own[0].conv_number == prefetch
+        if prefetch:
+            assert own[0].prefetched_layer == "layer"
+            assert {step.prefetched_part_bytes for step in own} == {end.weight_part_bytes(prefetch)}
+        weights = prefetch or fewest(end.weight_part_bytes, limit - end.activation_part_bytes(parts[-1]))
+        assert own[-1].weight_parts == weights
+        assert own[-1].self_number == max(weights, parts[-1])
+
+
+@given(st.integers(0, 200), st.one_of(st.none(), st.integers(1, 9)), st.integers(1, 300))
+def test_parts_hold_everything(size, units, parts):
+    """As many parts as were asked for, or as many as there are units, hold all bytes; none is larger than the whole."""
+    layer = Layer("layer", size, 0, heavy=True, activation_units=units)
+    part = layer.activation_part_bytes(parts)
+    count = units if units is not None else max(size, 1)
+    assert part <= size
+    assert part * min(parts, count) >= size
+
+
+def test_whole_channels():
+    """10 channels of 7 bytes under 30 bytes of room: 4 a part, so 3 parts."""
+    steps = schedule_layers([Layer("fc", 5, 5, 70, heavy=True, weight_units=10)], 40, most_prefetch_parts=0)
+    assert (steps[0].self_number, steps[0].weight_part_bytes, steps[0].peak_bytes) == (3, 28, 38)
+
+
+def test_weights_of_light_layers_stay_whole():
+    steps = schedule_layers([Layer("batch_norm", 40, 40, 6)], 26)
+    assert (steps[0].self_number, steps[0].peak_bytes) == (4, 26)
+    with pytest.raises(LimitTooSmallError, match=r"batch_norm.*is 7 bytes"):
+        schedule_layers([Layer("batch_norm", 40, 40, 6)], 6)
+
+
+def test_what_is_refused():
+    with pytest.raises(ValueError, match="a: sizes"):
+        Layer("a", -1, 0)
+    with pytest.raises(ValueError, match="a: a layer has at least one unit"):
+        Layer("a", 1, 0, weight_units=0)
+    with pytest.raises(ValueError, match="-1"):
+        schedule_layers([], -1)
