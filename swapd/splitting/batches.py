@@ -46,7 +46,9 @@ class BatchDivision:
         return max(self.seconds.values(), default=0.0)
 
 
-def best_batch_size(batch: int, times: Mapping[str, Mapping[int, float] | LinearTime], step: int = 1) -> BatchDivision:
+def best_batch_size(
+    batch: int, times: Mapping[str, Mapping[int, float] | LinearTime], step: int = 1, *, everyone: bool = False
+) -> BatchDivision:
     """Sizes that add up to `batch` with the least time of the slowest device; of those, with the least time in all.
 
     Args:
@@ -54,6 +56,7 @@ def best_batch_size(batch: int, times: Mapping[str, Mapping[int, float] | Linear
         times: by device, seconds of a forward and backward pass by batch size, for the sizes that it may get (0 always
             may); or a linear model. Times need not grow with the size.
         step: only multiples of it are given out.
+        everyone: no device may stay out.
 
     Raises:
         UnreachableBatchError: no sizes of these devices add up to the batch.
@@ -61,10 +64,10 @@ def best_batch_size(batch: int, times: Mapping[str, Mapping[int, float] | Linear
     """
     if batch < 1 or step < 1 or not times:
         raise ValueError(f"a batch of {batch} in steps of {step} over {len(times)} devices: each is at least 1")
-    tables = {name: _checked_table(name, given, batch, step) for name, given in times.items()}
+    tables = {name: _checked_table(name, given, batch, step, everyone) for name, given in times.items()}
     slowest = _assign(batch, tables, np.maximum)
     if slowest is None:
-        raise _unreachable(batch, times, step)
+        raise _unreachable(batch, times, step, everyone)
     most = max((tables[name][size] for name, size in slowest.items()), default=0.0)
     allowed = {name: {b: t for b, t in table.items() if t <= most} for name, table in tables.items()}
     batches = _assign(batch, allowed, np.add)
@@ -72,13 +75,15 @@ def best_batch_size(batch: int, times: Mapping[str, Mapping[int, float] | Linear
     return BatchDivision(batches, {name: tables[name][size] for name, size in batches.items()})
 
 
-def _checked_table(name: str, given: Mapping[int, float] | LinearTime, batch: int, step: int) -> dict[int, float]:
+def _checked_table(
+    name: str, given: Mapping[int, float] | LinearTime, batch: int, step: int, everyone: bool
+) -> dict[int, float]:
     table = given.table(batch, step) if isinstance(given, LinearTime) else dict(given)
     for size, seconds in table.items():
         if size < 1 or not (math.isfinite(seconds) and seconds >= 0):
             raise ValueError(f"{name}: {seconds} seconds for a batch of {size}")
     usable = {size: seconds for size, seconds in table.items() if size <= batch and size % step == 0}
-    return {0: 0.0} | usable
+    return usable if everyone else {0: 0.0} | usable
 
 
 def _assign(batch: int, tables: Mapping[str, Mapping[int, float]], joined: np.ufunc) -> dict[str, int] | None:
@@ -106,12 +111,14 @@ def _assign(batch: int, tables: Mapping[str, Mapping[int, float]], joined: np.uf
     return {name: batches[name] for name in tables}
 
 
-def _unreachable(batch: int, times: Mapping[str, Mapping[int, float] | LinearTime], step: int) -> UnreachableBatchError:
+def _unreachable(
+    batch: int, times: Mapping[str, Mapping[int, float] | LinearTime], step: int, everyone: bool
+) -> UnreachableBatchError:
     """Says which batches near this one the devices do reach."""
     reached = {0}
     for name, given in times.items():
         most = 2 * batch if isinstance(given, LinearTime) else max(given, default=0)
-        table = _checked_table(name, given, most, step)
+        table = _checked_table(name, given, most, step, everyone)
         reached = {total + size for total in reached for size in table}
     below = max((total for total in reached if 0 < total < batch), default=None)
     above = min((total for total in reached if total > batch), default=None)

@@ -1,0 +1,209 @@
+"""Uneven batches over ranks of unlike speed (micro-cuDNN, Oyama et al. 2018, section III-E).
+
+In data parallel training every rank gets the same number of samples, and all wait for the slowest. Here each rank gets
+what lets the slowest be done soonest, and the gradients are those of the whole batch in one process::
+
+    division = uneven.measure(256, run)  # run(size): one forward and backward pass of this rank
+    model = DistributedDataParallel(model)
+    uneven.weigh_gradients(model, division)
+    loader = DataLoader(dataset, batch_sampler=uneven.BatchSampler(len(dataset), division))
+
+Each rank computes the mean loss of its own samples, as always. The sums of gradients are made in another order than in
+one process, so they agree up to rounding. What mixes samples (batch-norm) sees a rank's samples only, as with equal
+batches.
+"""
+
+# Annotations stay objects here: DistributedDataParallel looks at those of its communication hook.
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from swapd.splitting.batches import best_batch_size
+from swapd.splitting.configurations import micro_batch_sizes
+
+_REPETITIONS = 3
+
+
+@dataclass(frozen=True)
+class Division:
+    """Who gets how much of a batch; the same on every rank."""
+
+    rank: int
+    sizes: tuple[int, ...]  # samples, by rank
+    predicted_seconds: tuple[float, ...]  # of a forward and backward pass, by rank
+
+    @property
+    def batch(self) -> int:
+        """Samples in all."""
+        return sum(self.sizes)
+
+    @property
+    def size(self) -> int:
+        """Samples of this rank."""
+        return self.sizes[self.rank]
+
+    @property
+    def samples(self) -> slice:
+        """Which samples of the whole batch are this rank's."""
+        begin = sum(self.sizes[: self.rank])
+        return slice(begin, begin + self.size)
+
+    @property
+    def weight(self) -> float:
+        """The share of this rank's mean gradient in the whole batch's."""
+        return self.size / self.batch
+
+
+def measure(
+    batch: int,
+    run: Callable[[int], Any],
+    *,
+    sizes: Sequence[int] | None = None,
+    repetitions: int = _REPETITIONS,
+    step: int = 1,
+    group: dist.ProcessGroup | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Division:
+    """Times `run` on every rank and divides the batch. To be called by all ranks of the group, with equal arguments.
+
+    Args:
+        batch: samples in all, at least one a rank.
+        run: one forward and backward pass over that many samples, of this rank, without communication. It may raise
+            torch.OutOfMemoryError for a size that does not fit: larger ones are not tried then.
+        sizes: those to measure; powers of two up to the batch unless given. Times between two sizes are
+            interpolated; above the largest one that ran nothing is given out.
+        repetitions: timed passes of each size, after one that is not timed; the median counts.
+        step: only multiples of it are given out.
+
+    Raises:
+        ValueError: the arguments cannot be used.
+        UnreachableBatchError: the ranks cannot share the batch, because too little fits into their memory.
+    """
+    world = dist.get_world_size(group)
+    if batch < world * step or repetitions < 1:
+        raise ValueError(
+            f"a batch of {batch} in steps of {step} over {world} ranks, {repetitions} repetitions: every rank gets at "
+            "least one step, and is timed at least once"
+        )
+    tried = sorted(set(micro_batch_sizes("powerOfTwo", batch) if sizes is None else sizes))
+    if not tried or tried[0] < 1:
+        raise ValueError(f"sizes to measure are numbers from 1 on, not {tried}")
+    mine = _times(run, tried, repetitions, clock)
+    gathered: list[dict[int, float]] = [{} for _ in range(world)]
+    dist.all_gather_object(gathered, mine, group=group)
+    tables = {str(rank): interpolated(times, batch, step) for rank, times in enumerate(gathered)}
+    found = best_batch_size(batch, tables, step, everyone=True)
+    ranks = [str(rank) for rank in range(world)]
+    return Division(
+        dist.get_rank(group), tuple(found.batches[r] for r in ranks), tuple(found.seconds[r] for r in ranks)
+    )
+
+
+def _times(
+    run: Callable[[int], Any], sizes: Sequence[int], repetitions: int, clock: Callable[[], float]
+) -> dict[int, float]:
+    """Seconds by size, of those that fit."""
+    times: dict[int, float] = {}
+    for size in sizes:
+        try:
+            run(size)
+            times[size] = statistics.median(_timed(run, size, clock) for _ in range(repetitions))
+        except torch.OutOfMemoryError:
+            break
+    return times
+
+
+def _timed(run: Callable[[int], Any], size: int, clock: Callable[[], float]) -> float:
+    _wait_for_device()
+    began = clock()
+    run(size)
+    _wait_for_device()
+    return clock() - began
+
+
+def _wait_for_device() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def interpolated(times: dict[int, float], batch: int, step: int = 1) -> dict[int, float]:
+    """Seconds for every multiple of `step`: between two measured sizes on the line, below the smallest as that one."""
+    sizes = sorted(times)
+    table: dict[int, float] = {}
+    for size in range(step, min(batch, sizes[-1] if sizes else 0) + 1, step):
+        above = next(s for s in sizes if s >= size)
+        below = max((s for s in sizes if s <= size), default=above)
+        share = (size - below) / (above - below) if above > below else 0.0
+        table[size] = times[below] + share * (times[above] - times[below])
+    return table
+
+
+def weigh_gradients(
+    model: nn.parallel.DistributedDataParallel, division: Division, group: dist.ProcessGroup | None = None
+) -> None:
+    """Makes a DistributedDataParallel add up its ranks' mean gradients by their shares of the batch.
+
+    The model then holds the gradient of the mean loss over the whole batch. It takes the place of DDP's own average,
+    and of any other communication hook (PyTorch refuses a second one).
+
+    Raises:
+        ValueError: the division is of another group.
+    """
+    if len(division.sizes) != dist.get_world_size(group):
+        raise ValueError(
+            f"the batch is divided among {len(division.sizes)} ranks, and the group has {dist.get_world_size(group)}"
+        )
+
+    def add_up(
+        _: object,
+        bucket: dist.GradBucket,  # type: ignore[name-defined]  # made in C++
+    ) -> torch.futures.Future[torch.Tensor]:
+        gradients = bucket.buffer().mul_(division.weight)
+        work = dist.all_reduce(gradients, group=group, async_op=True)
+        future: torch.futures.Future[Any] = work.get_future()
+        return future.then(lambda done: done.value()[0])
+
+    model.register_comm_hook(None, add_up)
+
+
+class BatchSampler:
+    """This rank's indices of each batch, for a DataLoader's `batch_sampler`. Every rank must use the same seed.
+
+    All batches are whole: samples that do not fill one are left out of the epoch, others each time if shuffled.
+
+    Raises:
+        ValueError: there are fewer samples than a batch has.
+    """
+
+    def __init__(self, samples: int, division: Division, *, shuffle: bool = True, seed: int = 0) -> None:
+        if samples < division.batch:
+            raise ValueError(f"{samples} samples do not fill a batch of {division.batch}")
+        self.samples = samples
+        self.division = division
+        self.shuffle = shuffle
+        self.seed = seed
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Another order; call it on every rank before an epoch, as with DistributedSampler."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return math.floor(self.samples / self.division.batch)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = list(range(self.samples))
+        if self.shuffle:
+            generator = torch.Generator().manual_seed(self.seed + self.epoch)
+            order = torch.randperm(self.samples, generator=generator).tolist()
+        for number in range(len(self)):
+            batch = order[number * self.division.batch : (number + 1) * self.division.batch]
+            yield batch[self.division.samples]
