@@ -1,0 +1,206 @@
+"""Inference of mmCNN's networks with 200 to 5 MB of memory, beside the paper's tables and its Figure 9.
+
+    python -m benchmarks.splitting.inference [--networks NAME ...] [--limits MB ...] [--output FOLDER] [--tables]
+
+Batch 1, as in the paper (Li et al. 2019, section 4). Each run is a process of its own that makes the network under the
+limit and runs it; one run in plain PyTorch says what must come out. The device is emulated, with chunks of 16 KiB (a
+GPU's are 2 MiB); everything is counted against the limit, small allocations too. `exact` is tried first; `allow` where
+a layer can only be divided with other rounding.
+
+MB are 10^6 bytes here, so that a limit is kept however it is read; the paper's are MiB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import machine, results
+from benchmarks.models.mmcnn import NETWORKS
+from benchmarks.runs import ROOT, TIMEOUT_SECONDS, RunFailed
+from swapd.splitting.segments import schedule_layers
+from swapd.units import format_bytes
+
+LIMITS_MB = (200, 100, 50, 10, 5)
+ITERATIONS = 6
+CHUNK_BYTES = 16 << 10
+MB = 1_000_000
+TOLERANCE = 1e-4  # of the largest output, where another rounding is allowed
+
+
+def run(network: str, limit_mb: int | None, split: str, iterations: int) -> dict[str, Any]:
+    """One process; without a limit, plain PyTorch. Raises RunFailed."""
+    variables = {"OMP_NUM_THREADS": "1"}
+    if limit_mb is not None:
+        variables |= {
+            "OOC_ALLOC": "emulated",
+            "OOC_BUDGET": str(limit_mb * MB),
+            "OOC_CHUNK_SIZE": str(CHUNK_BYTES),
+            "OOC_SMALL_LIMIT": str(CHUNK_BYTES),
+            "OOC_EMULATED_GRANULARITY": str(CHUNK_BYTES),
+            "OOC_SPLIT": split,
+        }
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("OOC_")}
+    before = machine.describe()
+    with tempfile.TemporaryDirectory(prefix="ooc-bench-") as folder:
+        output = Path(folder) / "child.json"
+        command = [sys.executable, "-m", "benchmarks.splitting.inference_child", network, str(iterations), str(output)]
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=kept | variables,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_SECONDS,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise RunFailed(f"{network} under {limit_mb} MB, {split}\n{done.stdout[-1000:]}\n{done.stderr[-3000:]}")
+        found: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
+    facts = {"network": network, "limit_mb": limit_mb, "split": split if limit_mb is not None else None}
+    return {**facts, "environment": variables, "machine": before, "load_after": machine.load(), **found}
+
+
+def compared(record: dict[str, Any], plain: dict[str, Any]) -> dict[str, Any]:
+    """What must hold of a run under a limit; every entry is looked at by `wrong`."""
+    summary = record["summary"]
+    scale = max(map(abs, plain["result"]))
+    difference = max(abs(a - b) for a, b in zip(record["result"], plain["result"], strict=True))
+    return {
+        "device_peak_bytes": summary["device_peak_bytes"],
+        "budget_overrun_count": summary["budget_overrun_count"],
+        "same_parameters": record["parameters_fingerprint"] == plain["parameters_fingerprint"],
+        "identical": record["result_fingerprint"] == plain["result_fingerprint"],
+        "largest_difference": difference / scale if scale else difference,
+    }
+
+
+def wrong(record: dict[str, Any]) -> list[str]:
+    """What does not hold; nothing for a good run."""
+    seen, found = record["compared"], []
+    if seen["device_peak_bytes"] > record["limit_mb"] * MB or seen["budget_overrun_count"]:
+        found.append(f"the device held {seen['device_peak_bytes']} bytes")
+    if not seen["same_parameters"]:
+        found.append("other parameters")
+    if record["split"] == "exact" and not seen["identical"]:
+        found.append("other bits though only exact divisions are allowed")
+    if not seen["largest_difference"] <= TOLERANCE:
+        found.append(f"results differ by {seen['largest_difference']:.1e} of the largest")
+    if any(not math.isfinite(value) for value in record["result"]):
+        found.append("results that are no numbers")
+    return found
+
+
+def measure(networks: Sequence[str], limits: Sequence[int], target: Path, iterations: int) -> list[str]:
+    """Raw data of all runs; returns what was wrong."""
+    complaints = []
+    for network in networks:
+        plain = run(network, None, "off", iterations)
+        results.save(target, "inference", f"{network}-plain", plain)
+        for limit in limits:
+            try:
+                record = run(network, limit, "exact", iterations)
+            except RunFailed as error:
+                if "OOC_SPLIT=allow" not in str(error):
+                    raise
+                record = run(network, limit, "allow", iterations)
+            record["compared"] = compared(record, plain)
+            results.save(target, "inference", f"{network}-{limit:03}", record)
+            complaints += [f"{network} under {limit} MB: {text}" for text in wrong(record)]
+            print(f"{network} under {limit} MB, {record['split']}: {step_seconds(record):.2f} s", flush=True)
+    return complaints
+
+
+def step_seconds(record: dict[str, Any]) -> float:
+    """Of the fastest iteration of the later half: the first ones record and plan."""
+    steps = record["steps"]
+    return float(min(step["seconds"] for step in steps[len(steps) // 2 :]))
+
+
+def overview(records: list[dict[str, Any]]) -> str:
+    """One row a run: the shape of Figure 9."""
+    plain = {record["network"]: record for record in records if record["limit_mb"] is None}
+    rows = []
+    for record in sorted(records, key=lambda r: (r["network"], -(r["limit_mb"] or 1e9))):
+        network, limit = record["network"], record["limit_mb"]
+        seconds = step_seconds(record)
+        ratio = f"{seconds / step_seconds(plain[network]):.2f}"
+        if limit is None:
+            rows.append([f"{network}, plain PyTorch", "", "", "", "", "", f"{seconds:.2f}", ratio, ""])
+            continue
+        last, seen = record["steps"][-1], record["compared"]
+        bits = "identical" if seen["identical"] else f"{seen['largest_difference']:.0e}"
+        moved = [f"{last['swap_in_bytes'] / MB:.0f}", str(last["swap_in_count"]), f"{last['swap_out_bytes'] / MB:.0f}"]
+        held = f"{seen['device_peak_bytes'] / MB:.2f}"
+        rows.append([f"{network}, {limit} MB", record["split"], held, *moved, f"{seconds:.2f}", ratio, bits])
+    header = ["run", "division", "device peak, MB", "in, MB", "copies in", "out, MB", "s", "/ plain", "output"]
+    return results.markdown(header, rows)
+
+
+def layer_table(records: list[dict[str, Any]], network: str) -> str:
+    """Each layer's largest working set under each limit, beside the paper's schedule for the same limit."""
+    from benchmarks.splitting.layers import layers_of
+
+    runs = {r["limit_mb"]: r for r in records if r["network"] == network and r["limit_mb"] is not None}
+    limits = sorted(runs, reverse=True)
+    layers = layers_of(NETWORKS[network](), network)
+    schedules = {limit: schedule_layers(layers, limit * MB) for limit in limits}
+    rows = []
+    for index, layer in enumerate(layers[1:], start=1):
+        number = str(index + 1)
+        cells = []
+        for limit in limits:
+            step = schedules[limit][index]
+            held = runs[limit]["layer_bytes"].get(number, 0)
+            cells.append(f"{held / MB:.2f} ({step.peak_bytes / MB:.2f}; {step.self_number}, {step.conv_number})")
+        rows.append([f"{number} {layer.name}", *cells])
+    return results.markdown(["layer", *(f"{limit} MB" for limit in limits)], rows)
+
+
+def write_tables(target: Path) -> Path:
+    """`inference.md`, of all raw data that there are."""
+    records = results.load(target, "inference")
+    text = (
+        "# Inference with little memory\n\nMade from the raw data in `inference/` by "
+        "`python -m benchmarks.splitting.inference --tables`. The device is emulated.\n\n" + overview(records)
+    )
+    for network in dict.fromkeys(record["network"] for record in records):
+        text += (
+            f"\n## {network}\n\nMB of the largest working set of the layer's functions (in brackets what mmCNN's "
+            "Algorithm 1 plans for the same limit: MB with what is prefetched; self_number, conv_number).\n\n"
+        )
+        text += layer_table(records, network)
+    used = {machine.words(record["machine"]) for record in records}
+    path = target / "inference.md"
+    chunk = format_bytes(CHUNK_BYTES)
+    path.write_text(text + f"\nChunks of {chunk}. " + "; ".join(sorted(used)) + "\n", encoding="utf-8")
+    return path
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--networks", nargs="+", choices=list(NETWORKS), default=list(NETWORKS))
+    parser.add_argument("--limits", nargs="+", type=int, default=list(LIMITS_MB), metavar="MB")
+    parser.add_argument("--iterations", type=int, default=ITERATIONS)
+    parser.add_argument("--output", type=Path, default=results.folder() / "splitting")
+    parser.add_argument("--tables", action="store_true", help="run nothing: tables of the raw data")
+    options = parser.parse_args(arguments)
+    complaints = []
+    if not options.tables:
+        complaints = measure(options.networks, options.limits, options.output, options.iterations)
+    print(write_tables(options.output).read_text(encoding="utf-8"))
+    for text in complaints:
+        print(text, file=sys.stderr)
+    return 1 if complaints else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
