@@ -26,13 +26,18 @@ from typing import Any
 from benchmarks import machine, results
 from benchmarks.models.mmcnn import NETWORKS
 from benchmarks.runs import ROOT, TIMEOUT_SECONDS, RunFailed
+from benchmarks.splitting import mmcnn_tables
+from benchmarks.splitting.layers import layers_of
 from swapd.splitting.segments import schedule_layers
 from swapd.units import format_bytes
 
 LIMITS_MB = (200, 100, 50, 10, 5)
 ITERATIONS = 6
 CHUNK_BYTES = 16 << 10
-MB = 1_000_000
+MB, MIB = 1_000_000, 1 << 20
+PAPERS_MIB = {"AlexNet": mmcnn_tables.rows(mmcnn_tables.TABLE_4_ALEXNET)}
+PAPERS_MIB["VGG-D19"] = mmcnn_tables.rows(mmcnn_tables.TABLE_6_VGG_D19)
+PAPERS_NUMBERS = mmcnn_tables.rows(mmcnn_tables.TABLE_3)
 TOLERANCE = 1e-4  # of the largest output, where another rounding is allowed
 
 
@@ -145,23 +150,35 @@ def overview(records: list[dict[str, Any]]) -> str:
     return results.markdown(header, rows)
 
 
+def published(network: str, number: int, limit_mb: int) -> str:
+    """The paper's MiB of a layer under a limit, and its two numbers where it prints them; empty if it does not."""
+    column = LIMITS_MB.index(limit_mb) if limit_mb in LIMITS_MB else None
+    if network not in PAPERS_MIB or column is None:
+        return ""
+    text = f"; paper {PAPERS_MIB[network][number - 1][column]:.2f}"
+    if network != "VGG-D19":
+        return text
+    self_number, conv_number = PAPERS_NUMBERS[number - 1][2 * column : 2 * column + 2]
+    return f"{text}, {self_number:.0f}, {conv_number:.0f}"
+
+
 def layer_table(records: list[dict[str, Any]], network: str) -> str:
     """Each layer's largest working set under each limit, beside the paper's schedule for the same limit."""
-    from benchmarks.splitting.layers import layers_of
-
     runs = {r["limit_mb"]: r for r in records if r["network"] == network and r["limit_mb"] is not None}
     limits = sorted(runs, reverse=True)
     layers = layers_of(NETWORKS[network](), network)
-    schedules = {limit: schedule_layers(layers, limit * MB) for limit in limits}
+    schedules = {limit: schedule_layers(layers, limit * MIB) for limit in limits}
     rows = []
     for index, layer in enumerate(layers[1:], start=1):
-        number = str(index + 1)
         cells = []
         for limit in limits:
             step = schedules[limit][index]
-            held = runs[limit]["layer_bytes"].get(number, 0)
-            cells.append(f"{held / MB:.2f} ({step.peak_bytes / MB:.2f}; {step.self_number}, {step.conv_number})")
-        rows.append([f"{number} {layer.name}", *cells])
+            held = runs[limit]["layer_bytes"].get(str(index + 1), 0) / MIB
+            cells.append(
+                f"**{held:.2f}** ({step.peak_bytes / MIB:.2f}, {step.self_number}, {step.conv_number}"
+                f"{published(network, index + 1, limit)})"
+            )
+        rows.append([f"{index + 1} {layer.name}", *cells])
     return results.markdown(["layer", *(f"{limit} MB" for limit in limits)], rows)
 
 
@@ -174,8 +191,9 @@ def write_tables(target: Path) -> Path:
     )
     for network in dict.fromkeys(record["network"] for record in records):
         text += (
-            f"\n## {network}\n\nMB of the largest working set of the layer's functions (in brackets what mmCNN's "
-            "Algorithm 1 plans for the same limit: MB with what is prefetched; self_number, conv_number).\n\n"
+            f"\n## {network}\n\nMiB of the largest working set of the layer's functions. In brackets what mmCNN's "
+            "Algorithm 1 plans for the same limit, as computed here: MiB with what is prefetched, self_number, "
+            "conv_number; and the same as the paper prints it, where it does (a prefetch counts where it starts).\n\n"
         )
         text += layer_table(records, network)
     used = {machine.words(record["machine"]) for record in records}

@@ -3,9 +3,18 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mmcnn_tables import LIMITS_MIB, MIB, TABLE_3, TABLE_4_ALEXNET, TABLE_6_VGG_D19, alexnet, rows, vgg_d19
 from program_strategies import examples
 
+from benchmarks.splitting.mmcnn_tables import (
+    LIMITS_MIB,
+    MIB,
+    TABLE_3,
+    TABLE_4_ALEXNET,
+    TABLE_6_VGG_D19,
+    alexnet,
+    rows,
+    vgg_d19,
+)
 from swapd.splitting.limits import LimitTooSmallError
 from swapd.splitting.segments import Layer, LayerStep, schedule_layers, segments_of, smallest_limit_bytes
 

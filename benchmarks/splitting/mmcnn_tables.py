@@ -3,6 +3,8 @@
 The tables' limits are 200, 100, 50, 10 and 5 MB, which are MiB. Layer 1 is the input.
 """
 
+from __future__ import annotations
+
 from swapd.splitting.segments import Layer
 
 MIB = 1 << 20
