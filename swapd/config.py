@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 DEFAULT_BUDGET_FRACTION = 0.9  # of free device memory
 DEFAULT_HOST_FRACTION = 0.8  # of what the control group allows
+FEWEST_CHUNKS = 64  # of a budget, where the size of a chunk is not given and the device allows it
 FOREIGN_PREFIXES = ("OOC_TEST_",)  # of the project's own tests
 
 _BY_NAME = {setting.name: setting for setting in SETTINGS}
@@ -48,8 +49,8 @@ class Config:
     alloc: Literal["off", "auto", "cuda", "emulated"] = "off"
     budget: Amount | None = None
     host_budget: Amount | None = None
-    chunk_size: int = 2 * MIB
-    small_limit: int = 1 * MIB
+    chunk_size: int | None = None  # None: see `resolve_chunks`, as for the next
+    small_limit: int | None = None
     policy: str = "auto"
     window: int | None = None  # bytes; None: chosen by the policy
     summary: Path | None = None
@@ -118,7 +119,7 @@ class Config:
         """Budget in bytes on a device of `total_bytes`, of which `free_bytes` are free now.
 
         Raises:
-            ConfigError: the budget is less than a chunk, or more than the device has.
+            ConfigError: the budget is more than the device has.
         """
         if self.budget is None:
             budget = int(free_bytes * DEFAULT_BUDGET_FRACTION)
@@ -129,12 +130,28 @@ class Config:
                 f"OOC_BUDGET={self.budget} is more than the device has, {exact_bytes(total_bytes)} "
                 f"({format_bytes(total_bytes)}); give at most that, or a share such as 60%"
             )
-        if budget < self.chunk_size:
-            raise ConfigError(
-                f"OOC_BUDGET={self.budget or f'90% of {format_bytes(free_bytes)}'} is {budget} bytes, less than one "
-                f"chunk (OOC_CHUNK_SIZE={exact_bytes(self.chunk_size)}); give a larger budget or smaller chunks"
-            )
         return budget
+
+    def resolve_chunks(self, budget_bytes: int, granularity_bytes: int) -> tuple[int, int]:
+        """Bytes of a chunk, and of the largest small allocation, on a device that can do steps of `granularity_bytes`.
+
+        Unless given, a chunk is 2 MiB, or less where fewer than 64 of them are the budget and the device can do less:
+        with few chunks everything waits for everything. The largest small allocation is half of that, unless given;
+        1 MiB beside a chunk that was given.
+
+        Raises:
+            ConfigError: the budget is less than a chunk.
+        """
+        chunk = self.chunk_size or 2 * MIB
+        while self.chunk_size is None and chunk > granularity_bytes and budget_bytes < FEWEST_CHUNKS * chunk:
+            chunk //= 2
+        if budget_bytes < chunk:
+            raise ConfigError(
+                f"OOC_BUDGET={self.budget or '90% of free device memory'} is {budget_bytes} bytes, less than one chunk "
+                f"(OOC_CHUNK_SIZE={exact_bytes(chunk)}); give a larger budget or smaller chunks"
+            )
+        small = MIB if self.chunk_size is not None else chunk // 2
+        return chunk, self.small_limit if self.small_limit is not None else small
 
     def resolve_host_budget(self, available_bytes: int | None = None) -> int:
         """Host bytes for swapped data, given what this process may still take (default: as the machine says now)."""

@@ -21,6 +21,7 @@ from swapd.summary import audit_agrees, make_summary, write_summary
 log = logging.getLogger("ooc.swapd")
 
 _MAIN_PID = "_OOC_MAIN_PID"  # set for child processes, which must not overwrite the parent's summary
+_CUDA_GRANULARITY, _EMULATED_GRANULARITY = 2 << 20, 64 << 10  # bytes: what a chunk's size is a multiple of
 _SUMMARY_EVERY_SECONDS = 1.0
 _AUDIT_EVERY_SECONDS = 60.0  # for followers: a recount holds the program up for a millisecond or so
 
@@ -87,12 +88,15 @@ class Session:
         self.emulated = cuda is None or cuda.driver == str(library_path("libooc_emulated_cuda.so"))
         ordinal = self.device_ordinal = cuda.ordinal if cuda is not None else 0
         total, free = device_memory(driver, ordinal)
+        budget = config.resolve_budget(total, free)
+        granularity = _CUDA_GRANULARITY if not self.emulated else config.emulated_granularity or _EMULATED_GRANULARITY
+        chunk_bytes, small_limit_bytes = config.resolve_chunks(budget, granularity)
         self.core = Core(
             driver,
-            budget_bytes=config.resolve_budget(total, free),
+            budget_bytes=budget,
             host_budget_bytes=config.resolve_host_budget(),
-            chunk_bytes=config.chunk_size,
-            small_limit_bytes=config.small_limit,
+            chunk_bytes=chunk_bytes,
+            small_limit_bytes=small_limit_bytes,
             small_alignment=cuda.small_alignment if cuda is not None else 0,
             device_ordinal=ordinal,
             strict=config.strict,

@@ -213,8 +213,10 @@ SETTINGS = (
     Setting("alloc", "DEVICE", "1 or auto (a GPU if there is one, else emulated), cuda, emulated, or 0", parse_alloc),
     Setting("budget", "BYTES|%", "device bytes the program may use [90% of free device memory]", parse_amount),
     Setting("host_budget", "BYTES|%", "host bytes for swapped data [80% of what the cgroup allows]", parse_amount),
-    Setting("chunk_size", "BYTES", "size of a physical chunk [2MiB]", parse_bytes, exact_bytes),
-    Setting("small_limit", "BYTES", "largest allocation that is never swapped [1MiB]", parse_bytes, exact_bytes),
+    Setting("chunk_size", "BYTES", "size of a physical chunk [2MiB, or less; see README]", parse_bytes, exact_bytes),
+    Setting(
+        "small_limit", "BYTES", "largest allocation that is never swapped [1MiB, or less]", parse_bytes, exact_bytes
+    ),
     Setting("policy", "|".join(POLICIES), "scheduling policy; demand is no plan [auto]", parse_policy),
     Setting("window", "BYTES|auto", "schedule window [auto]", parse_window, exact_bytes),
     Setting("summary", "FILE", "write a JSON summary there at exit", parse_path),

@@ -15,7 +15,7 @@ from swapd.cli.options import read_config, setting_options
 from swapd.cli.output import Failure, console, json_option, pairs_table, print_json, progress_bar
 from swapd.machine import Profile, save_profile
 from swapd.probe import QUICK, Effort, measure, open_device
-from swapd.units import format_bandwidth, format_bytes, format_duration
+from swapd.units import MIB, format_bandwidth, format_bytes, format_duration
 
 
 @click.command("probe")
@@ -35,7 +35,7 @@ def command(quick: bool, no_save: bool, as_json: bool, **flags: Any) -> int:
         with progress_bar() as progress:
             profile = measure(
                 device,
-                chunk_bytes=config.chunk_size,
+                chunk_bytes=config.chunk_size or 2 * MIB,
                 link=config.emulated_bandwidth if is_emulated else None,
                 effort=QUICK if quick else Effort(),
                 progress=progress,

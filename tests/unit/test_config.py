@@ -21,7 +21,7 @@ def test_defaults() -> None:
     config = Config.from_environment({})
     assert config == Config()
     assert not config.enabled
-    assert (config.chunk_size, config.small_limit, config.policy, config.window) == (2 * MIB, MIB, "auto", None)
+    assert (config.chunk_size, config.small_limit, config.policy, config.window) == (None, None, "auto", None)
     assert config.to_environment() == {}
 
 
@@ -198,12 +198,19 @@ def test_budget() -> None:
     assert Config(budget=Amount(bytes=3 * GIB)).resolve_budget(16 * GIB, GIB) == 3 * GIB
     with pytest.raises(ConfigError, match=r"OOC_BUDGET=17GiB is more than the device has, 16GiB"):
         Config(budget=Amount(bytes=17 * GIB)).resolve_budget(16 * GIB, 16 * GIB)
-    with pytest.raises(
-        ConfigError, match=r"OOC_BUDGET=64KiB is 65536 bytes, less than one chunk \(OOC_CHUNK_SIZE=2MiB"
-    ):
-        Config(budget=Amount(bytes=64 * KIB)).resolve_budget(GIB, GIB)
-    with pytest.raises(ConfigError, match=r"90% of 1.00 MiB"):
-        Config().resolve_budget(GIB, MIB)
+
+
+@pytest.mark.parametrize(
+    ("config", "granularity", "message"),
+    [
+        (Config(budget=Amount(bytes=64 * KIB)), 2 * MIB, r"OOC_BUDGET=64KiB is 65536 bytes.* \(OOC_CHUNK_SIZE=2MiB\)"),
+        (Config(budget=Amount(bytes=64 * KIB), chunk_size=MIB), KIB, r"less than one chunk \(OOC_CHUNK_SIZE=1MiB\)"),
+        (Config(), 128 * KIB, r"OOC_BUDGET=90% of free device memory is 65536 bytes.* \(OOC_CHUNK_SIZE=128KiB\)"),
+    ],
+)
+def test_a_budget_of_less_than_a_chunk(config: Config, granularity: int, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        config.resolve_chunks(64 * KIB, granularity)
 
 
 def test_host_budget() -> None:
@@ -266,3 +273,23 @@ def test_a_container_sees_its_group_as_the_root(tmp_path: Path) -> None:
 def test_the_kernel_may_have_less_than_the_limit(tmp_path: Path) -> None:
     root = machine(tmp_path, "0::/\n", {"sys/fs/cgroup/memory.max": f"{64 * GIB}\n"}, available_kib=1 << 20)
     assert available_host_bytes(root) == GIB
+
+
+@pytest.mark.parametrize(
+    ("settings", "budget", "granularity", "chunk", "small"),
+    [
+        ({}, 128 * MIB, 64 * KIB, 2 * MIB, MIB),
+        ({}, 128 * MIB - 1, 64 * KIB, MIB, MIB // 2),
+        ({}, 5_000_000, 64 * KIB, 64 * KIB, 32 * KIB),
+        ({}, 5_000_000, 16 * KIB, 64 * KIB, 32 * KIB),  # 76 chunks
+        ({}, 1_000_000, 16 * KIB, 16 * KIB, 8 * KIB),
+        ({}, 5_000_000, 2 * MIB, 2 * MIB, MIB),  # a GPU's
+        ({"small_limit": "4KiB"}, 5_000_000, 64 * KIB, 64 * KIB, 4 * KIB),
+        ({"chunk_size": "256KiB"}, 5_000_000, 64 * KIB, 256 * KIB, MIB),
+        ({"chunk_size": "2MiB", "small_limit": "1KiB"}, 5_000_000, 64 * KIB, 2 * MIB, KIB),
+    ],
+)
+def test_chunks_are_smaller_where_the_budget_has_few(
+    settings: dict[str, str], budget: int, granularity: int, chunk: int, small: int
+) -> None:
+    assert Config.from_environment({}, **settings).resolve_chunks(budget, granularity) == (chunk, small)
