@@ -2,7 +2,7 @@
 
     python -m benchmarks.splitting.idle [--rounds N] [--quick] [--output FILE] [-- ARGUMENT OF examples/gpt.py ...]
 
-As `benchmarks.monitoring.timeline`, whose workload, clocks and figures it uses: a figure is the median over rounds of the
+As `benchmarks.monitoring.timeline`, whose workload and clocks it uses: a figure is the median over rounds of the
 ratio of a round's two steps. In the second case half of what is needed fits, and every single function does.
 """
 
