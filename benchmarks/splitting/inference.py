@@ -182,6 +182,36 @@ def layer_table(records: list[dict[str, Any]], network: str) -> str:
     return results.markdown(["layer", *(f"{limit} MB" for limit in limits)], rows)
 
 
+def draw(records: list[dict[str, Any]], target: Path) -> Path:
+    """The two axes of Figure 9 over the limit: running time, and how often something is copied to the device."""
+    import matplotlib.pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4))
+    for network in dict.fromkeys(record["network"] for record in records):
+        mine = [r for r in records if r["network"] == network]
+        plain = next(r for r in mine if r["limit_mb"] is None)
+        limited = sorted((r for r in mine if r["limit_mb"] is not None), key=lambda r: -int(r["limit_mb"]))
+        limits = [record["limit_mb"] for record in limited]
+        left.plot(limits, [step_seconds(r) / step_seconds(plain) for r in limited], "o-", label=network)
+        right.plot(limits, [r["steps"][-1]["swap_in_count"] for r in limited], "o-", label=network)
+    left.set_ylabel("inference / plain PyTorch")
+    right.set_ylabel("copies to the device in one inference")
+    right.set_yscale("log")
+    for axes in (left, right):
+        axes.set_xscale("log")
+        axes.invert_xaxis()
+        axes.set_xlabel("device memory, MB")
+        axes.set_xticks(list(LIMITS_MB), [str(limit) for limit in LIMITS_MB])
+        axes.minorticks_off()
+        axes.legend()
+    figure.suptitle("Batch 1, emulated device", fontsize=10)
+    figure.tight_layout()
+    path = target / "inference.png"
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+    return path
+
+
 def write_tables(target: Path) -> Path:
     """`inference.md`, of all raw data that there are."""
     records = results.load(target, "inference")
@@ -189,6 +219,7 @@ def write_tables(target: Path) -> Path:
         "# Inference with little memory\n\nMade from the raw data in `inference/` by "
         "`python -m benchmarks.splitting.inference --tables`. The device is emulated.\n\n" + overview(records)
     )
+    text += f"\n![Running time and copies over memory]({draw(records, target).name})\n"
     for network in dict.fromkeys(record["network"] for record in records):
         text += (
             f"\n## {network}\n\nMiB of the largest working set of the layer's functions. In brackets what mmCNN's "
