@@ -19,7 +19,7 @@ from ooc_alloc.timeline import TimelineCalls
 
 READ = 1
 WRITE = 2
-ABI_VERSION = 2
+ABI_VERSION = 3
 
 
 class OocError(RuntimeError):
@@ -61,7 +61,21 @@ class _Config(ctypes.Structure):
 
 
 class _Operand(ctypes.Structure):
-    _fields_ = [("address", ctypes.c_void_p), ("access", ctypes.c_uint32), ("reserved", ctypes.c_uint32)]
+    _fields_ = [
+        ("address", ctypes.c_void_p),
+        ("access", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+        ("bytes", ctypes.c_uint64),
+    ]
+
+
+# (address, READ | WRITE): the variable there; (address, READ | WRITE, bytes): only that range of it.
+Operand = tuple[int, int] | tuple[int, int, int]
+
+
+def _operand_array(operands: Iterable[Operand]) -> ctypes.Array[_Operand]:
+    given = list(operands)
+    return (_Operand * len(given))(*[_Operand(o[0], o[1], 0, o[2] if len(o) > 2 else 0) for o in given])
 
 
 _COUNTERS = """
@@ -77,6 +91,7 @@ _COUNTERS = """
     driver_failures_mem_map driver_failures_mem_set_access driver_failures_mem_unmap driver_failures_copy_out
     driver_failures_copy_in driver_failures_host_register driver_failures_event_create driver_failures_event_record
     driver_failures_event_synchronize driver_failures_stream_synchronize driver_failures_stream_wait_event
+    host_backed_function_count
 """.split()
 _TIMES = "stall_seconds stall_swap_in_seconds stall_room_seconds copy_out_seconds copy_in_seconds".split()
 
@@ -119,6 +134,8 @@ _TRACE_FIELDS: list[tuple[str, Any]] = [
     ("use_function", np.uint32),
     ("use_variable", np.uint32),
     ("use_access", np.uint32),
+    ("use_first_chunk", np.uint32),
+    ("use_chunk_count", np.uint32),
 ]
 
 
@@ -175,6 +192,8 @@ class TraceArrays:
     use_function: npt.NDArray[np.uint32]
     use_variable: npt.NDArray[np.uint32]
     use_access: npt.NDArray[np.uint32]
+    use_first_chunk: npt.NDArray[np.uint32]
+    use_chunk_count: npt.NDArray[np.uint32]
 
 
 def library_path(name: str = "libooc_alloc.so") -> Path:
@@ -205,6 +224,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         [_HANDLE, ctypes.POINTER(ctypes.c_size_t), ctypes.POINTER(ctypes.c_size_t)],
     ),
     "ooc_core_malloc": (ctypes.c_void_p, [_HANDLE, ctypes.c_uint64]),
+    "ooc_core_malloc_absent": (ctypes.c_void_p, [_HANDLE, ctypes.c_uint64]),
     "ooc_core_malloc_pinned": (
         ctypes.c_void_p,
         [_HANDLE, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_uint32, ctypes.POINTER(ctypes.c_uint64)],
@@ -218,6 +238,11 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         ctypes.c_int,
         [_HANDLE, ctypes.c_uint32, ctypes.POINTER(_Operand), ctypes.c_uint32, ctypes.c_void_p],
     ),
+    "ooc_core_function_begin_host": (
+        ctypes.c_int,
+        [_HANDLE, ctypes.c_uint32, ctypes.POINTER(_Operand), ctypes.c_uint32],
+    ),
+    "ooc_core_set_measuring": (None, [_HANDLE, ctypes.c_int]),
     "ooc_core_function_end": (ctypes.c_int, [_HANDLE, ctypes.c_int]),
     "ooc_core_in_function": (ctypes.c_int, [_HANDLE]),
     "ooc_core_pin": (ctypes.c_int, [_HANDLE, ctypes.c_void_p, ctypes.c_uint32, ctypes.POINTER(ctypes.c_uint64)]),
@@ -360,6 +385,16 @@ class Core(TimelineCalls):
             raise OutOfMemory(self._last_error())
         return int(address)
 
+    def malloc_absent(self, size_bytes: int) -> int:
+        """Address of a variable of which nothing is on the device, larger than the budget if need be.
+
+        For functions that use it in ranges. Contents are not specified until they are written. Raises OutOfMemory.
+        """
+        address = self._library.ooc_core_malloc_absent(self.handle, size_bytes)
+        if not address:
+            raise OutOfMemory(self._last_error())
+        return int(address)
+
     def malloc_pinned(self, size_bytes: int, stream: int = 0, access: int = READ | WRITE) -> tuple[int, int]:
         """Address of fresh device memory that stays there, for users who announce no functions, and the pin's token.
 
@@ -394,19 +429,36 @@ class Core(TimelineCalls):
         name: bytes = self._library.ooc_core_function_name(self.handle, identifier)
         return name.decode()
 
-    def function_begin(self, identifier: int, operands: Iterable[tuple[int, int]], stream: int | None = None) -> None:
-        """Brings the operands, pairs (address, READ | WRITE), onto the device and pins them until `function_end`.
+    def function_begin(self, identifier: int, operands: Iterable[Operand], stream: int | None = None) -> None:
+        """Brings the operands onto the device and pins them until `function_end`.
+
+        An operand is (address, READ | WRITE): the whole variable that the address lies in; or
+        (address, READ | WRITE, bytes): only the chunks of it that this range of addresses touches.
 
         `stream` is the CUstream that the function's work is enqueued on (0: the default one); None where it runs on the
         host. It counts where the core was made `asynchronous`.
         """
-        pairs = list(operands)
-        array = (_Operand * len(pairs))(*[_Operand(address, access, 0) for address, access in pairs])
+        array = _operand_array(operands)
         if stream is None:
-            status = self._library.ooc_core_function_begin(self.handle, identifier, array, len(pairs))
+            status = self._library.ooc_core_function_begin(self.handle, identifier, array, len(array))
         else:
-            status = self._library.ooc_core_function_begin_on(self.handle, identifier, array, len(pairs), stream)
+            status = self._library.ooc_core_function_begin_on(self.handle, identifier, array, len(array), stream)
         self._check(status)
+
+    def function_begin_host(self, identifier: int, operands: Iterable[Operand]) -> None:
+        """As `function_begin`, for a function that fits no budget: what is not on the device is used in host memory.
+
+        Raises OocError where the driver cannot map host memory in place of device memory.
+        """
+        array = _operand_array(operands)
+        self._check(self._library.ooc_core_function_begin_host(self.handle, identifier, array, len(array)))
+
+    def set_measuring(self, on: bool) -> None:
+        """Whether a function that only reads and does not fit is run to its end in host memory to learn what it needs.
+
+        At first it is, where kernels can use host memory. Without, the allocation that does not fit fails at once.
+        """
+        self._library.ooc_core_set_measuring(self.handle, int(on))
 
     def function_end(self, keep_allocations: bool = False) -> None:
         self._check(self._library.ooc_core_function_end(self.handle, int(keep_allocations)))

@@ -104,7 +104,7 @@ int main(int count, char** arguments) {
   for (int i = 0; i < 3; ++i) {
     void* address = ooc_core_malloc(core, 8 * kChunk);
     if (address == nullptr) fail("no memory");
-    operands.push_back({address, i == 0 ? uint32_t{OOC_READ | OOC_WRITE} : uint32_t{OOC_READ}, 0});
+    operands.push_back({address, i == 0 ? uint32_t{OOC_READ | OOC_WRITE} : uint32_t{OOC_READ}, 0, 0});
   }
   std::vector<Kind> kinds;
   kinds.push_back(pairs(core, "malloc and free, slab, 256 B", 256));

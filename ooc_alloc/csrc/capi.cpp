@@ -80,6 +80,15 @@ void* ooc_core_malloc(ooc_core* core, uint64_t bytes) {
   return address;
 }
 
+void* ooc_core_malloc_absent(ooc_core* core, uint64_t bytes) {
+  void* address = nullptr;
+  guarded([&] {
+    address = core->core.malloc_absent(bytes);
+    return 0;
+  });
+  return address;
+}
+
 void* ooc_core_malloc_on(ooc_core* core, uint64_t bytes, void* stream) {
   void* address = nullptr;
   guarded([&] {
@@ -126,6 +135,12 @@ int ooc_core_function_begin_on(ooc_core* core, uint32_t function_id, const ooc_o
                                void* stream) {
   return guarded([&] { return core->core.function_begin(function_id, operands, count, static_cast<ooc::CUstream>(stream)); });
 }
+
+int ooc_core_function_begin_host(ooc_core* core, uint32_t function_id, const ooc_operand* operands, uint32_t count) {
+  return guarded([&] { return core->core.function_begin_host(function_id, operands, count); });
+}
+
+void ooc_core_set_measuring(ooc_core* core, int on) { core->core.set_measuring(on != 0); }
 
 int ooc_core_function_end(ooc_core* core, int keep_allocations) {
   return guarded([&] { return core->core.function_end(keep_allocations != 0); });
@@ -195,6 +210,8 @@ int ooc_core_trace_copy(ooc_core* core, uint64_t fingerprint, ooc_trace_arrays* 
     arrays->use_function[i] = trace->uses[i].function;
     arrays->use_variable[i] = trace->uses[i].variable;
     arrays->use_access[i] = trace->uses[i].access;
+    arrays->use_first_chunk[i] = trace->uses[i].first;
+    arrays->use_chunk_count[i] = trace->uses[i].count;
   }
   return OOC_OK;
 }

@@ -221,6 +221,10 @@ int Core::function_begin(uint32_t function, const ooc_operand* operands, uint32_
   return OOC_OK;
 }
 
+int Core::function_begin_host(uint32_t, const ooc_operand*, uint32_t) {
+  return fail(OOC_INVALID, "host memory in place of device memory is not there yet");
+}
+
 int Core::function_end(bool keep_allocations) {
   ThreadState& thread = thread_state();
   if (!thread.in_function) return fail(OOC_INVALID, "a function ended that had not begun");

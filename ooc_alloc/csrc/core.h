@@ -120,13 +120,16 @@ class Core {
 
   void* malloc(uint64_t bytes);
   void* malloc(uint64_t bytes, CUstream stream);
+  void* malloc_absent(uint64_t bytes);
   void* malloc_pinned(uint64_t bytes, CUstream stream, uint32_t access, uint64_t* token);
   void free(void* address);
   void free(void* address, CUstream stream);
   void record_use(void* address, CUstream stream);
   int function_begin(uint32_t function, const ooc_operand* operands, uint32_t count, CUstream stream = nullptr);
+  int function_begin_host(uint32_t function, const ooc_operand* operands, uint32_t count);
   int function_end(bool keep_allocations);
   bool in_function();
+  void set_measuring(bool on) { measuring_ = on; }
   int pin(const void* address, uint32_t access, uint64_t* token);
   int unpin(uint64_t token, uint32_t access);
   int detach();
@@ -390,6 +393,7 @@ class Core {
   uint32_t active_functions() const { return static_cast<uint32_t>(progress_.load()); }
   uint32_t functions_ended() const { return static_cast<uint32_t>(progress_.load() >> 32); }
   std::atomic<bool> paused_{false}, detached_{false}, watched_{false};
+  std::atomic<bool> measuring_{true};
   uint32_t room_waiters_ = 0;
   bool forked_ = false, idle_wanted_ = false;
   std::string strict_failure_;

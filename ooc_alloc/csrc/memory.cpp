@@ -18,6 +18,8 @@ void* Core::malloc(uint64_t bytes, CUstream stream) {
   return malloc_on(lock, bytes, order_ ? order_->compute_stream(stream) : 0);
 }
 
+void* Core::malloc_absent(uint64_t bytes) { return malloc(bytes); }
+
 void* Core::malloc_pinned(uint64_t bytes, CUstream stream, uint32_t access, uint64_t* token) {
   Lock lock(mutex_);
   if (token != nullptr) *token = kNoToken;
@@ -141,7 +143,7 @@ void* Core::malloc_region(Lock& lock, uint64_t bytes, uint32_t stream) {
 // error can name what it needs; its results are dropped (function_end).
 void* Core::malloc_failed(Lock&, uint64_t bytes) {
   ThreadState* thread = find_thread_state();
-  const bool measuring = thread != nullptr && thread->in_function && !thread->writes && device_.host_accessible();
+  const bool measuring = measuring_ && thread != nullptr && thread->in_function && !thread->writes && device_.host_accessible();
   const uint64_t chunks = (bytes + chunk_bytes_ - 1) / chunk_bytes_;
   if (!detached_ && !measuring) {
     const std::string function = thread != nullptr && thread->in_function

@@ -18,7 +18,7 @@ extern "C" {
 #endif
 
 #define OOC_API __attribute__((visibility("default")))
-#define OOC_ABI_VERSION 2
+#define OOC_ABI_VERSION 3
 
 typedef struct ooc_core ooc_core;
 
@@ -50,11 +50,15 @@ typedef struct {
   int32_t host_backed;           // 1: the address of a swapped variable leads to its host copy; the host waits for copies
 } ooc_config;
 
-// One operand of a function. Pointers that the core does not own are ignored.
+// One operand of a function: a variable, or a range of addresses within one. Pointers that the core does not own are
+// ignored.
 typedef struct {
   const void* address;
   uint32_t access;  // OOC_READ | OOC_WRITE
   uint32_t reserved;
+  uint64_t bytes;   // 0: the whole variable that `address` lies in. Otherwise only [address, address + bytes) is used, as far
+                    // as the variable reaches: just the chunks it touches are brought in and pinned. Several operands may
+                    // be ranges of one variable.
 } ooc_operand;
 
 // A versioned plain struct; *_peak values are the largest since creation.
@@ -90,6 +94,7 @@ typedef struct {
   uint64_t driver_failures_copy_out, driver_failures_copy_in, driver_failures_host_register;
   uint64_t driver_failures_event_create, driver_failures_event_record, driver_failures_event_synchronize;
   uint64_t driver_failures_stream_synchronize, driver_failures_stream_wait_event;
+  uint64_t host_backed_function_count;  // functions for which host memory stood in (ooc_core_function_begin_host)
   double stall_seconds, stall_swap_in_seconds, stall_room_seconds, copy_out_seconds, copy_in_seconds;
 } ooc_stats;
 
@@ -119,6 +124,10 @@ typedef struct {
   uint32_t* use_function;    // [uses] ascending
   uint32_t* use_variable;    // [uses]
   uint32_t* use_access;      // [uses] OOC_READ | OOC_WRITE
+  // Which chunks of the variable: 0 and all of them, or a range. A function that uses several ranges of a variable has one
+  // entry for each maximal run of chunks, ascending; its access is what the operands of the run say together.
+  uint32_t* use_first_chunk;  // [uses]
+  uint32_t* use_chunk_count;  // [uses]
 } ooc_trace_arrays;
 
 // A plan for the iterations with one fingerprint; semantics in swapd/plan.py. Arrays are copied.
@@ -201,6 +210,10 @@ OOC_API uint64_t ooc_core_small_limit(ooc_core* core);
 
 // Null on failure (bytes > 0). The memory is pinned until the running function, or else the next one, has ended.
 OOC_API void* ooc_core_malloc(ooc_core* core, uint64_t bytes);
+// A variable of which nothing is on the device yet, larger than the budget if need be: for functions that use it in ranges.
+// A chunk that was never written has no bytes anywhere; it comes in without a copy, and what it holds then is not
+// specified. Not pinned. Up to the small limit: as ooc_core_malloc.
+OOC_API void* ooc_core_malloc_absent(ooc_core* core, uint64_t bytes);
 // Any thread. Unknown addresses are ignored.
 OOC_API void ooc_core_free(ooc_core* core, void* address);
 
@@ -219,14 +232,22 @@ OOC_API void ooc_core_record_use(ooc_core* core, void* address, void* stream);
 OOC_API uint32_t ooc_core_function_id(ooc_core* core, const char* name);
 OOC_API const char* ooc_core_function_name(ooc_core* core, uint32_t id);
 // Brings every operand onto the device and pins it. Within a function of the same thread it does nothing: OOC_NESTED.
-// After a status other than 0 nothing is pinned and function_end must not be called.
+// After a status other than 0 nothing is pinned and function_end must not be called; the recorded sequence is then as if it
+// had not begun.
 OOC_API int ooc_core_function_begin(ooc_core* core, uint32_t function_id, const ooc_operand* operands, uint32_t count);
 // A function whose work is enqueued on a stream; its operands' copies are waited for there, not on the host.
 OOC_API int ooc_core_function_begin_on(ooc_core* core, uint32_t function_id, const ooc_operand* operands, uint32_t count,
                                        void* stream);
+// For a function that fits no budget and cannot be cut: operands' chunks that are not on the device stay in host memory,
+// and their addresses lead there until the function has ended (it runs, slowly). So does what it allocates and does not fit.
+// Its host bytes count as such, never as device bytes. OOC_INVALID: the driver has no such memory.
+OOC_API int ooc_core_function_begin_host(ooc_core* core, uint32_t function_id, const ooc_operand* operands, uint32_t count);
+// 0: an allocation that does not fit fails at once. 1, as at first: where kernels use host memory, a function that only
+// reads is run to its end with such memory, so that the error can say what it needs (see ooc_core_function_end).
+OOC_API void ooc_core_set_measuring(ooc_core* core, int on);
 // The pins last until the thread's next function begins, so that its caller may still touch results without an operator.
 // keep_allocations: what the function allocated and still lives stays pinned until freed (opaque results).
-// Status OOC_OUT_OF_MEMORY: the function could only be measured (see ooc_core_malloc); its results must be dropped.
+// Status OOC_OUT_OF_MEMORY: the function could only be measured (see ooc_core_set_measuring); its results must be dropped.
 OOC_API int ooc_core_function_end(ooc_core* core, int keep_allocations);
 // 1 if the calling thread is between function_begin and function_end.
 OOC_API int ooc_core_in_function(ooc_core* core);

@@ -87,7 +87,7 @@ void Recorder::use(Region* region, uint32_t access) {
   if (trace_->overflow) return;
   const uint32_t id = seen(region) ? static_cast<uint32_t>(region->variable) : add(region, -1);
   hash_ = mix(hash_, (uint64_t{id} << 34) ^ (uint64_t{region->count} << 2) ^ access);
-  trace_->uses.push_back({trace_->functions() - 1, id, access});
+  trace_->uses.push_back({trace_->functions() - 1, id, access, 0, region->count});
   count_chunks(region->count);
 }
 
@@ -112,7 +112,7 @@ void Recorder::allocate(Region* region, bool in_function) {
   const uint32_t id = add(region, in_function ? function - 1 : function);
   hash_ = mix(hash_, (uint64_t{id} << 34) ^ (uint64_t{region->count} << 2) ^ 3);
   if (!in_function) return;
-  trace_->uses.push_back({trace_->functions() - 1, id, 2});
+  trace_->uses.push_back({trace_->functions() - 1, id, 2, 0, region->count});
   count_chunks(region->count);
 }
 

@@ -24,6 +24,7 @@ struct Trace {
   };
   struct Use {
     uint32_t function, variable, access;
+    uint32_t first = 0, count = 0;  // chunks
   };
   std::vector<uint32_t> names;      // [functions] function id
   std::vector<double> starts;       // [functions] seconds since the iteration began

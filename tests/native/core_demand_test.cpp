@@ -128,11 +128,11 @@ TEST(operands_may_repeat_and_point_anywhere_into_a_variable) {
   char* start = static_cast<char*>(v.address);
   int local = 0;
   const std::vector<ooc_operand> operands = {
-      {start + t.chunk + 8, OOC_READ, 0},  // a view into the second chunk
-      {start, OOC_READ, 0},
-      {start + 2 * t.chunk - 1, OOC_WRITE, 0},
-      {&local, OOC_READ | OOC_WRITE, 0},  // not of the core
-      {nullptr, OOC_READ, 0},
+      {start + t.chunk + 8, OOC_READ, 0, 0},  // a view into the second chunk
+      {start, OOC_READ, 0, 0},
+      {start + 2 * t.chunk - 1, OOC_WRITE, 0, 0},
+      {&local, OOC_READ | OOC_WRITE, 0, 0},  // not of the core
+      {nullptr, OOC_READ, 0, 0},
   };
   EXPECT_EQ(t.call("views", operands, [&] {
     EXPECT_TRUE(t.holds(v));

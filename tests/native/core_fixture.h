@@ -129,10 +129,10 @@ struct CoreTest {
 
   // Functions that use one variable.
   int check(const Variable& variable, const char* name = "check") {
-    return call(name, {{variable.address, OOC_READ, 0}}, [&] { EXPECT_TRUE(holds(variable)); });
+    return call(name, {{variable.address, OOC_READ, 0, 0}}, [&] { EXPECT_TRUE(holds(variable)); });
   }
   int update(Variable& variable, unsigned seed, const char* name = "update") {
-    return call(name, {{variable.address, OOC_READ | OOC_WRITE, 0}}, [&] {
+    return call(name, {{variable.address, OOC_READ | OOC_WRITE, 0, 0}}, [&] {
       variable.seed = seed;
       put(variable);
     });
@@ -162,7 +162,7 @@ struct CoreTest {
   const uint64_t chunk;
 };
 
-inline ooc_operand reads(const Variable& variable) { return {variable.address, OOC_READ, 0}; }
-inline ooc_operand writes(const Variable& variable) { return {variable.address, OOC_WRITE, 0}; }
+inline ooc_operand reads(const Variable& variable) { return {variable.address, OOC_READ, 0, 0}; }
+inline ooc_operand writes(const Variable& variable) { return {variable.address, OOC_WRITE, 0, 0}; }
 
 }  // namespace ooc::testing

@@ -32,7 +32,7 @@ struct Stress : DaemonTest {
     const bool writes = random() % 3 == 0;
     const uint32_t access = writes ? OOC_READ | OOC_WRITE : OOC_READ;
     void *fresh = nullptr, *small = nullptr;
-    const int status = call(writes ? "write" : "read", {{chosen.variable.address, access, 0}, reads(own)}, [&] {
+    const int status = call(writes ? "write" : "read", {{chosen.variable.address, access, 0, 0}, reads(own)}, [&] {
       fresh = core.malloc(own.bytes);
       small = core.malloc(1 + random() % 2000);
       EXPECT_TRUE(holds(chosen.variable) && holds(own));

@@ -194,7 +194,7 @@ TEST(a_pin_made_with_the_allocation_can_be_given_back) {
   ASSERT_EQ(ooc_core_unpin(pair.core, token, OOC_READ | OOC_WRITE), OOC_OK);
   pair.press(0);
   EXPECT_EQ(pair.stats().swap_out_bytes, chunk);
-  const ooc_operand operand{address, OOC_READ, 0};
+  const ooc_operand operand{address, OOC_READ, 0, 0};
   ASSERT_EQ(ooc_core_function_begin(pair.core, ooc_core_function_id(pair.core, "read"), &operand, 1), OOC_OK);
   EXPECT_TRUE(holds(variable));
   ASSERT_EQ(ooc_core_function_end(pair.core, 0), OOC_OK);

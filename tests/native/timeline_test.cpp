@@ -257,7 +257,7 @@ TEST(a_write_back_is_a_copy_after_which_it_stays) {
   DaemonTest t({6});
   const Variable written = t.make(2 * t.chunk, 1);
   auto iterate = [&] {
-    EXPECT_EQ(t.call("write", {{written.address, OOC_READ | OOC_WRITE, 0}}), OOC_OK);
+    EXPECT_EQ(t.call("write", {{written.address, OOC_READ | OOC_WRITE, 0, 0}}), OOC_OK);
     t.settle();
     t.let_go();
     t.settle();
@@ -327,7 +327,7 @@ TEST(copies_on_streams_have_the_devices_times) {
   const double began = now_seconds();
   const std::vector<Variable> v = t.make_many(6, 2 * t.chunk);
   for (int round = 0; round < 3; ++round)
-    for (const Variable& variable : v) EXPECT_EQ(t.call("use", {{variable.address, OOC_READ | OOC_WRITE, 0}}), OOC_OK);
+    for (const Variable& variable : v) EXPECT_EQ(t.call("use", {{variable.address, OOC_READ | OOC_WRITE, 0, 0}}), OOC_OK);
   ASSERT_EQ(t.core.synchronize(), OOC_OK);
   ooc_iteration ended;
   ASSERT_EQ(t.core.boundary(&ended), OOC_OK);

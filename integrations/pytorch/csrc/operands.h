@@ -40,7 +40,7 @@ class Operands {
 inline void add_storage(const c10::Storage& storage, uint32_t access, Operands& operands) {
   if (!storage) return;
   const void* address = storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get();
-  if (owned(address)) operands.push_back({address, access, 0});
+  if (owned(address)) operands.push_back({address, access, 0, 0});
 }
 
 inline void add_tensor(const at::Tensor& tensor, uint32_t access, Operands& operands);
