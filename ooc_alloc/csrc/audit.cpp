@@ -16,6 +16,39 @@ struct Check {
 
 }  // namespace
 
+// What threads hold and users pinned, against the pins of regions and of slots.
+std::string Core::audit_holds() const {
+  Check check;
+  struct Pins {
+    uint64_t whole = 0;
+    std::vector<uint64_t> own, kept;  // [slots] by holds of ranges
+  };
+  std::unordered_map<const Region*, Pins> held;
+  const auto count = [&held](const std::vector<Hold>& holds) {
+    for (const Hold& hold : holds) {
+      const Region* region = hold.get();
+      if (region == nullptr) continue;
+      Pins& pins = held[region];
+      pins.own.resize(region->count);
+      pins.kept.resize(region->count);
+      if (hold.whole()) ++pins.whole;
+      for (uint32_t i = hold.first; !hold.whole() && i < hold.end(region); ++i) ++(hold.kept ? pins.kept : pins.own)[i];
+    }
+  };
+  for (const ThreadState& thread : thread_states_) count(thread.held);
+  count(orphans_);
+  for (const Region& region : regions_) {
+    if (!region.live) continue;
+    const Pins pins = held[&region];
+    check.equal("pins of a region", pins.whole + region.external_pins, region.pins);
+    for (uint32_t i = 0; i < region.count; ++i) {
+      check.equal("pins of a slot", pins.own.empty() ? 0 : pins.own[i], region.slots[i].pins);
+      check.equal("keeps of a slot", pins.kept.empty() ? 0 : pins.kept[i], region.slots[i].kept);
+    }
+  }
+  return check.text;
+}
+
 int Core::audit() {
   Lock lock(mutex_);
   if (detached_) return OOC_OK;
@@ -32,7 +65,7 @@ int Core::audit() {
   uint64_t cached = 0, pinned = 0, live = 0, resident = 0, moving = 0, live_bytes = 0, host = 0;
   uint64_t all_arriving = 0, all_leaving = 0;
   for (const Region& region : regions_) {
-    uint64_t with_chunk = 0, in_motion = 0, arriving = 0, valid = 0;
+    uint64_t with_chunk = 0, in_motion = 0, arriving = 0, valid = 0, own_pins = 0;
     for (const Slot& slot : region.slots) {
       if (slot.chunk != kNoChunk) {
         hold_chunk(slot.chunk);
@@ -44,7 +77,14 @@ int Core::audit() {
       arriving += slot.arriving ? 1 : 0;
       all_leaving += slot.leaving ? 1 : 0;
       valid += slot.host_valid ? 1 : 0;
-      if (region.live && slot.chunk == kNoChunk && !slot.host_valid) check.equal("slots in neither place", 1, 0);
+      own_pins += slot.pins > 0 ? 1 : 0;
+      if (!region.live) {
+        if (slot.blank && !region.doomed) check.equal("blank slots of a freed region", 1, 0);
+        continue;
+      }
+      if (slot.chunk == kNoChunk && !slot.host_valid && !slot.blank) check.equal("slots in neither place", 1, 0);
+      if (slot.blank && (slot.host_valid || slot.resident())) check.equal("blank slots with bytes", 1, 0);
+      if (slot.kept > 0 && (slot.chunk != kNoChunk || !slot.host_mapped)) check.equal("slots kept in host memory and not there", 1, 0);
     }
     all_arriving += arriving;
     check.equal("resident slots of a region", with_chunk - arriving, region.resident);
@@ -60,7 +100,8 @@ int Core::audit() {
     if (!region.live) continue;
     live += region.count;
     live_bytes += region.bytes;
-    pinned += region.pins > 0 ? region.count : 0;
+    check.equal("slots with pins of their own", own_pins, region.pinned_slots);
+    pinned += region.pins > 0 ? region.count : own_pins;
   }
   uint64_t backed = 0, used = 0, small_bytes = 0;
   for (uint64_t c = 0; c < heap_top_; ++c) {
@@ -76,6 +117,7 @@ int Core::audit() {
   check.equal("chunks held twice", duplicates, 0);
   check.equal("cached chunks", cached, cached_chunks_);
   check.equal("pinned chunks", pinned, pinned_chunks_);
+  check.text += audit_holds();
   check.equal("live region chunks", live, live_region_chunks_);
   check.equal("resident chunks", resident, resident_chunks_);
   check.equal("moving slots", moving, moving_);

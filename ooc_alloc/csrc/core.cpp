@@ -115,11 +115,11 @@ Region* Core::find(const void* address) const {
 }
 
 void Core::add_pin(Region* region) {
-  if (region->pins++ == 0) pinned_chunks_ += region->count;
+  if (region->pins++ == 0) pinned_chunks_ += region->count - region->pinned_slots;
 }
 
 void Core::drop_pin(Region* region) {
-  if (--region->pins == 0) pinned_chunks_ -= region->count;
+  if (--region->pins == 0) pinned_chunks_ -= region->count - region->pinned_slots;
 }
 
 uint64_t Core::add_external_pin(Region* region, uint32_t access) {
@@ -130,15 +130,18 @@ uint64_t Core::add_external_pin(Region* region, uint32_t access) {
   return uint64_t{region->index} << 32 | region->generation;
 }
 
-void Core::release_held(std::vector<RegionHandle>& held) {
-  for (const RegionHandle& handle : held)
-    if (Region* region = handle.get()) drop_pin(region);
+void Core::release_held(std::vector<Hold>& held) {
+  for (const Hold& hold : held) {
+    if (hold.get() == nullptr) continue;
+    if (hold.whole()) drop_pin(hold.region);
+    else drop_hold(hold);
+  }
   held.clear();
 }
 
 void Core::hold(Region* region, ThreadState* thread) {
   add_pin(region);
-  (thread != nullptr ? thread->held : orphans_).push_back({region, region->generation});
+  (thread != nullptr ? thread->held : orphans_).push_back({{region, region->generation}});
 }
 
 void Core::note_need() {
@@ -154,11 +157,28 @@ void Core::stalled(double now, double seconds, const Region* region) {
   if (sequence_thread_ != nullptr && find_thread_state() == sequence_thread_) recorder_.stalled(seconds);
 }
 
-void Core::mark_written(Region* region) {
-  ++region->write_epoch;
-  if (region->host_valid == 0) return;
-  for (Slot& slot : region->slots) slot.host_valid = false;
-  region->host_valid = 0;
+void Core::mark_written(Region* region, uint32_t first, uint32_t count) {
+  if (region->host_valid == 0 && region->moving == 0) return;
+  for (uint32_t i = first; i < first + count; ++i) {
+    Slot& slot = region->slots[i];
+    slot.overwritten |= slot.leaving;
+    if (!slot.host_valid || slot.chunk == kNoChunk) continue;  // without a chunk the host copy is all there is
+    slot.host_valid = false;
+    --region->host_valid;
+  }
+}
+
+// It would wait for nobody: nothing else runs, and what is pinned exceeds the budget. Known before anybody is told of it.
+bool Core::cannot_begin(const ThreadState& thread) {
+  while (pinned_chunks_ + heap_used_ > pool_->limit() && active_functions() == 0 && absent_chunks(thread.held) > idle_chunks())
+    if (!release_idle_threads()) return true;
+  return false;
+}
+
+int Core::refuse_begin(ThreadState& thread, bool recorded, int status) {
+  release_held(thread.held);
+  if (recorded) recorder_.forget_function();
+  return status;
 }
 
 int Core::function_begin(uint32_t function, const ooc_operand* operands, uint32_t count, CUstream stream) {
@@ -180,9 +200,12 @@ int Core::function_begin(uint32_t function, const ooc_operand* operands, uint32_
   if (recorded) recorder_.begin_function(function, now_seconds());
 
   ++serial_;
-  bool missing = false;
+  bool missing = false, ranges = false;
   thread.writes = false;
-  for (uint32_t i = 0; i < count; ++i) {
+  thread.function = function;
+  for (uint32_t i = 0; i < count; ++i) ranges |= operands[i].bytes != 0;
+  if (ranges) missing = hold_ranges(thread, operands, count, recorded);
+  for (uint32_t i = 0; i < (ranges ? 0 : count); ++i) {
     Region* region = find(operands[i].address);
     if (region == nullptr) continue;
     if (operands[i].access & OOC_WRITE) {
@@ -200,22 +223,24 @@ int Core::function_begin(uint32_t function, const ooc_operand* operands, uint32_
     missing |= !region->fully_resident();
     if (recorded) recorder_.use(region, operands[i].access);
   }
+  if (missing && cannot_begin(thread))
+    return refuse_begin(thread, recorded, fail(OOC_OUT_OF_MEMORY, describe_need(recorder_.function_name(function), 0)));
   if (recorded) {
     const uint64_t prefix = recorder_.end_operands();
     if (scheduler_ != nullptr) scheduler_->function_started(recorder_.current().functions() - 1, prefix);
   }
   progress_ += kOneRuns;
   thread.in_function = true;
-  thread.function = function;
   thread.operand_count = static_cast<uint32_t>(thread.held.size());
   thread.measured_bytes = 0;
   const uint64_t serial = serial_;
   if (missing)
-    if (const int status = bring_operands(lock, thread)) return status;
+    if (const int status = bring_operands(lock, thread)) return refuse_begin(thread, recorded, status);
   note_need();
   if (order_) begin_on_stream(thread, stream, recorded);
-  for (const RegionHandle& handle : thread.held)
-    if (handle.region->write_serial == serial) mark_written(handle.region);
+  for (const Hold& hold : thread.held)
+    if (hold.whole() ? hold.region->write_serial == serial : hold.writes)
+      if (Region* region = hold.get()) mark_written(region, hold.first, hold.end(region) - hold.first);
   if (watched()) watch_function(thread, recorded);
   ++stats_.functions;
   return OOC_OK;
@@ -266,7 +291,7 @@ int Core::pin(const void* address, uint32_t access, uint64_t* token) {
   if (token != nullptr) *token = kNoToken;
   Region* region = detached_ ? nullptr : find(address);
   if (region == nullptr) return OOC_OK;
-  const RegionHandle handle{region, region->generation};
+  const Hold handle{{region, region->generation}};
   const uint64_t pinned = add_external_pin(region, access);
   if (token != nullptr) *token = pinned;
   if (!thread.in_function) release_held(thread.held);  // or many pins in a row, no function between, fill the budget

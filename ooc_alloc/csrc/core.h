@@ -42,7 +42,6 @@ struct Transfer {
   Region* region = nullptr;
   uint32_t first = 0, count = 0;
   Direction direction = Direction::kOut;
-  uint64_t epoch = 0;      // of the region when the copy began
   CUevent event = nullptr;
   double started = 0;
   bool failed = false;
@@ -86,7 +85,7 @@ struct SharedTime {
 // What a thread holds. A function's pins outlast it until the thread's next function begins: results are touched
 // without an operator just after they were made (torch.tensor(list), tolist, file reads).
 struct ThreadState {
-  std::vector<RegionHandle> held;
+  std::vector<Hold> held;
   SharedFlag in_function;
   bool exited = false;         // the thread is gone, the entry may be used again
   bool may_yield = false;      // beginning: nothing was computed yet, so its operands may be let go again
@@ -173,7 +172,8 @@ class Core {
   // False: no host memory, or the driver refused; then nothing was started.
   // With `stay` the slots are copied and remain resident (a write-back), except those that a swap-out comes for meanwhile.
   bool start_out(Lock& lock, Piece piece, std::vector<Transfer>& transfers, bool stay = false);
-  // Maps chunks (taken by the caller) behind absent slots and starts copying in.
+  // Maps chunks (taken by the caller) behind absent slots and starts copying in. All or none of them are blank: blank ones
+  // are there when it returns, and no transfer belongs to them.
   bool start_in(Lock& lock, Piece piece, const Chunk* chunks, std::vector<Transfer>& transfers);
   // Waits for a copy and ends its transition. False if the bytes did not arrive.
   bool settle(Lock& lock, const Transfer& transfer);
@@ -210,6 +210,7 @@ class Core {
   Moment enqueued(Direction direction, StreamTimer::Start timed, uint64_t event);
   void wait_for_host_block(const Region* region);
   void prepare_in(Lock& lock, Region* region, Piece piece, const Chunk* chunks);
+  void unmap_stale(Lock& lock, Region* region, Piece piece);
   bool settle_enqueued(Lock& lock, const Transfer& transfer);
   void free_host_block(Region* region);
   void bury(Region* region);
@@ -248,6 +249,8 @@ class Core {
   }
   ThreadState& new_thread_state();
   void hold(Region* region, ThreadState* thread);
+  bool cannot_begin(const ThreadState& thread);
+  int refuse_begin(ThreadState& thread, bool recorded, int status);
   Region* find(const void* address) const;
   bool owns(const void* address) const {
     const auto offset = static_cast<uint64_t>(static_cast<const char*>(address) - device_.base());
@@ -258,13 +261,29 @@ class Core {
   void add_pin(Region* region);
   void drop_pin(Region* region);
   uint64_t add_external_pin(Region* region, uint32_t access);  // gives its token
-  void release_held(std::vector<RegionHandle>& held);
-  void mark_written(Region* region);
+  void release_held(std::vector<Hold>& held);
+  // Host copies of resident slots are worth nothing any more, nor are those that are being made.
+  void mark_written(Region* region, uint32_t first, uint32_t count);
+  void mark_written(Region* region) { mark_written(region, 0, region->count); }
   void note_need();
+  std::string audit_holds() const;  // audit.cpp
   void fill_chunks(ooc_stats& stats) const;  // statistics.cpp
   // `region`: what was waited for longest; null for room.
   void stalled(double now, double seconds, const Region* region);
   bool sequence_runs() const { return sequence_thread_ != nullptr && sequence_thread_->in_function; }
+
+  // ranges.cpp
+  // The operands of a function, put together to runs of slots that do not overlap, each used in one way.
+  std::vector<Hold> runs_of(const ooc_operand* operands, uint32_t count);
+  // Holds them for a function. True: some are not on the device.
+  bool hold_ranges(ThreadState& thread, const ooc_operand* operands, uint32_t count, bool recorded);
+  void add_hold(const Hold& hold);
+  void drop_hold(const Hold& hold);
+  void end_pins(Region* region);  // it is freed
+  static bool all_resident(const Hold& hold, const Region* region);
+  static uint64_t absent_chunks(const std::vector<Hold>& held);
+  bool bring_blank(Lock& lock, Piece piece, const Chunk* chunks);
+  void wait_for_kept(Lock& lock, const Hold& hold);
 
   // memory.cpp
   void* malloc_on(Lock& lock, uint64_t bytes, uint32_t stream);
@@ -278,7 +297,9 @@ class Core {
   void dispose(Region* region);
   void cache(Region* region);
   void uncache(Region* region);
+  bool fits_addresses(uint64_t bytes);
   Region* new_region(uint32_t count);
+  void begin_variable(Region* region, uint64_t bytes, const ThreadState* thread);
   // False if the driver refused: then the slots, or those that are left, are as they were.
   bool destroy(Region* region);
   bool unmap_slots(Region* region, uint32_t first, uint32_t count);
@@ -293,9 +314,10 @@ class Core {
   // clean_only: only what can leave without a copy.
   std::vector<Piece> choose_victims(uint64_t chunks, bool clean_only);
   bool evict(Lock& lock, const std::vector<Piece>& victims);
-  int make_resident(Lock& lock, const std::vector<RegionHandle>& regions);
+  int make_resident(Lock& lock, const std::vector<Hold>& holds);
   int bring_operands(Lock& lock, ThreadState& thread);
-  int bring_in(Lock& lock, Region* region, std::vector<Transfer>& transfers);
+  // Starts bringing in what is absent of a run. `mapped` counts the slots that came without a copy.
+  int bring_in(Lock& lock, const Hold& hold, std::vector<Transfer>& transfers, uint32_t& mapped);
   int evict_unpinned(Lock& lock);
   bool verify_clean(Region* region, uint32_t first, uint32_t count);
   bool ensure_host_block(Region* region, bool reclaim);
@@ -385,7 +407,7 @@ class Core {
   std::unordered_map<const void*, uint64_t> host_blocks_;  // served by the host: measuring, or a forked child
   std::deque<ThreadState> thread_states_;
   uint32_t thread_count_ = 0;
-  std::vector<RegionHandle> orphans_;  // allocated by threads that never run functions (a kernel's helpers)
+  std::vector<Hold> orphans_;  // allocated by threads that never run functions (a kernel's helpers)
   // A function ends without the lock where nobody waits for that, so what it reads and changes is atomic.
   std::atomic<uint32_t> starving_{0}, yielding_{0};
   std::atomic<uint64_t> progress_{0};  // functions that have ended, and in the lower half those that run

@@ -170,6 +170,7 @@ bool Core::make_private(bool release_chunks) {
     for (uint32_t i = 0; complete && i < region.count; ++i) {
       const uint64_t offset = i * chunk_bytes_;
       const uint64_t bytes = std::min(region.bytes - std::min(region.bytes, offset), chunk_bytes_);
+      if (region.slots[i].blank) continue;
       const char* source = region.slots[i].chunk != kNoChunk ? address : region.host;
       if (source != nullptr) std::memcpy(replacements.back().fresh + offset, source + offset, bytes);
     }

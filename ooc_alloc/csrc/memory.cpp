@@ -18,8 +18,6 @@ void* Core::malloc(uint64_t bytes, CUstream stream) {
   return malloc_on(lock, bytes, order_ ? order_->compute_stream(stream) : 0);
 }
 
-void* Core::malloc_absent(uint64_t bytes) { return malloc(bytes); }
-
 void* Core::malloc_pinned(uint64_t bytes, CUstream stream, uint32_t access, uint64_t* token) {
   Lock lock(mutex_);
   if (token != nullptr) *token = kNoToken;
@@ -30,7 +28,7 @@ void* Core::malloc_pinned(uint64_t bytes, CUstream stream, uint32_t access, uint
   if (token != nullptr) *token = pinned;
   // The pin as the running function's allocation is not needed beside it. Where no function ever begins it would not end.
   ThreadState* thread = find_thread_state();
-  std::vector<RegionHandle>& held = thread != nullptr ? thread->held : orphans_;
+  std::vector<Hold>& held = thread != nullptr ? thread->held : orphans_;
   if (!held.empty() && held.back().get() == region) {
     held.pop_back();
     drop_pin(region);
@@ -57,7 +55,10 @@ void Core::count_allocation(uint64_t bytes) {
 
 Region* Core::new_region(uint32_t count) {
   const uint64_t first = space_->take(count);
-  if (first == AddressSpace::kNone) return nullptr;
+  if (first == AddressSpace::kNone) {
+    set_last_error("the address range for regions is used up");
+    return nullptr;
+  }
   Region* region;
   if (unused_regions_.empty()) {
     regions_.emplace_back();
@@ -70,7 +71,7 @@ Region* Core::new_region(uint32_t count) {
   region->first = first;
   region->count = count;
   region->slots.assign(count, Slot{});
-  region->resident = region->moving = region->host_valid = 0;
+  region->resident = region->moving = region->host_valid = region->pinned_slots = 0;
   region->leaky = false;
   region->uses.clear();
   region->arrival.clear();
@@ -79,12 +80,15 @@ Region* Core::new_region(uint32_t count) {
   return region;
 }
 
+bool Core::fits_addresses(uint64_t bytes) {
+  if (bytes <= region_chunks_ * chunk_bytes_) return true;
+  set_last_error("a variable of " + std::to_string(bytes) + " bytes is larger than the address range for variables (" +
+                 std::to_string(region_chunks_ * chunk_bytes_) + " bytes)");
+  return false;
+}
+
 void* Core::malloc_region(Lock& lock, uint64_t bytes, uint32_t stream) {
-  if (bytes > region_chunks_ * chunk_bytes_) {
-    set_last_error("a variable of " + std::to_string(bytes) + " bytes is larger than the address range for variables (" +
-                   std::to_string(region_chunks_ * chunk_bytes_) + " bytes)");
-    return nullptr;
-  }
+  if (!fits_addresses(bytes)) return nullptr;
   const auto count = static_cast<uint32_t>(chunk_of_(bytes + chunk_bytes_ - 1));
   Region* region = nullptr;
   auto same_size = cached_by_count_.find(count);
@@ -103,7 +107,6 @@ void* Core::malloc_region(Lock& lock, uint64_t bytes, uint32_t stream) {
     region = new_region(count);
     if (region == nullptr) {
       for (Chunk chunk : chunks) pool_->give(chunk);
-      set_last_error("the address range for regions is used up");
       return nullptr;
     }
     lock.unlock();
@@ -121,22 +124,26 @@ void* Core::malloc_region(Lock& lock, uint64_t bytes, uint32_t stream) {
     resident_chunks_ += count;
   }
   if (order_) wait_for_memory(stream, region->arrival);
+  ThreadState* thread = find_thread_state();
+  region->in_ranges = false;
+  begin_variable(region, bytes, thread);
+  hold(region, thread);
+  note_need();
+  return address_of(region->first);
+}
+
+void Core::begin_variable(Region* region, uint64_t bytes, const ThreadState* thread) {
   region->live = true;
   region->bytes = bytes;
   region->place = 0;
   region->iteration = 0;
   region->variable = -1;
-  region->write_epoch = 0;
-  ThreadState* thread = find_thread_state();
-  hold(region, thread);
   used_.append(region);
-  live_region_chunks_ += count;
+  live_region_chunks_ += region->count;
   stats_.region_live_bytes += bytes;
   if (thread != nullptr && thread == sequence_thread_) recorder_.allocate(region, thread->in_function);
   count_allocation(bytes);
   if (timeline_.on()) watch_variable(OOC_EVENT_ALLOCATED, region, bytes);
-  note_need();
-  return address_of(region->first);
 }
 
 // A function that only reads and does not fit is run to its end on host memory where kernels can use that, so that the
@@ -281,8 +288,7 @@ void Core::free_region(Region* region, const Moments& uses) {
   stats_.live_bytes -= region->bytes;
   stats_.region_live_bytes -= region->bytes;
   live_region_chunks_ -= region->count;
-  if (region->pins > 0) pinned_chunks_ -= region->count;
-  region->pins = region->external_pins = region->writable_pins = 0;
+  end_pins(region);
   region->live = false;
   ++region->generation;
   used_.remove(region);
@@ -295,7 +301,7 @@ void Core::free_region(Region* region, const Moments& uses) {
 void Core::dispose(Region* region) {
   region->doomed = false;
   free_host_block(region);
-  for (Slot& slot : region->slots) slot.host_valid = false;
+  for (Slot& slot : region->slots) slot.host_valid = slot.blank = false;
   region->host_valid = 0;
   if (region->fully_resident() || !destroy(region)) cache(region);
 }

@@ -57,7 +57,7 @@ Moment Core::enqueued(Direction direction, StreamTimer::Start timed, uint64_t ev
 void Core::begin_on_stream(ThreadState& thread, CUstream stream, bool recorded) {
   thread.stream_handle = stream;
   const Region* waits = nullptr;
-  for (const RegionHandle& handle : thread.held) {
+  for (const Hold& handle : thread.held) {
     Region* region = handle.get();
     if (region == nullptr || region->arrival.empty()) continue;
     if (order_->over(region->arrival)) region->arrival.clear();
@@ -66,7 +66,7 @@ void Core::begin_on_stream(ThreadState& thread, CUstream stream, bool recorded) 
   const bool measure = recorded && iterations_to_measure_ > 0;
   const StreamTimer::Start waiting = waits != nullptr ? timer_->start(stream) : nullptr;
   const StreamTimer::Start before = waits != nullptr && measure ? timer_->start(stream) : nullptr;
-  for (const RegionHandle& handle : thread.held)
+  for (const Hold& handle : thread.held)
     if (const Region* region = handle.get()) wait_for_memory(thread.stream, region->arrival);
   if (waits != nullptr) {
     const bool watch = timeline_.on() && waiting != nullptr;
@@ -94,7 +94,7 @@ void Core::measured(Trace& trace) {
 
 void Core::end_on_stream(ThreadState& thread) {
   const Moment moment = order_->now(thread.stream);
-  for (const RegionHandle& handle : thread.held)
+  for (const Hold& handle : thread.held)
     if (Region* region = handle.get()) region->uses.add(moment);
   const bool moves = stats_.swap_out_count + stats_.clean_drop_count > 0;
   if (!(freed_since_mark_ && moves) && !(scheduler_ != nullptr && scheduler_->waits_for_last_function())) return;
@@ -145,10 +145,16 @@ void Core::wait_for_host_block(const Region* region) {
   }
 }
 
-// Before chunks are mapped behind slots and filled: the copy stream waits for who used the chunks, and what the slots'
-// addresses are still mapped to is unmapped, once the host copy is complete. The slots are marked; the lock may be given up.
+// Before chunks are mapped behind slots and filled: the copy stream waits for who used the chunks, and the addresses are
+// made free.
 void Core::prepare_in(Lock& lock, Region* region, Piece piece, const Chunk* chunks) {
   wait_for_memory(StreamOrder::kIn, take_moments(chunks, piece.count));
+  unmap_stale(lock, region, piece);
+}
+
+// What the slots' addresses are still mapped to is unmapped, once the host copy is complete. The slots are marked; the lock
+// may be given up.
+void Core::unmap_stale(Lock& lock, Region* region, Piece piece) {
   for (size_t i = 0; i < region->stale.size();) {
     if (region->stale[i].first >= piece.first + piece.count || piece.first >= region->stale[i].first + region->stale[i].count) {
       ++i;

@@ -12,6 +12,9 @@ uint64_t mix(uint64_t hash, uint64_t value) {  // the finaliser of SplitMix64, c
   return hash ^ (hash >> 31);
 }
 
+// Mixed into the fingerprint beside what a variable's number, size and access say.
+constexpr uint64_t kMentioned = 0x686f7374, kAbsent = 0x61627374;  // "host", "abst"
+
 uint64_t hash_name(const std::string& name) {  // FNV-1a: the same in every process
   uint64_t hash = 0xcbf29ce484222325ULL;
   for (unsigned char c : name) hash = (hash ^ c) * 0x100000001b3ULL;
@@ -39,9 +42,11 @@ void Recorder::begin_iteration(double now) {
 }
 
 void Recorder::begin_function(uint32_t id, double now) {
+  before_ = {hash_, stalled_, trace_->names.size(), trace_->uses.size(), trace_->variables.size()};
   end_function(now);
   chunks_now_ = chunks_peak_ = chunks_sum_ = 0;
   workspaces_.clear();
+  known_before_.clear();
   hash_ = mix(hash_, name_hashes_[id]);
   if (trace_->names.size() >= kMostFunctions) {
     trace_->overflow = true;
@@ -78,6 +83,7 @@ uint32_t Recorder::add(Region* region, int32_t born) {
   const auto id = static_cast<uint32_t>(trace_->variables.size());
   const int32_t previous = region->iteration + 1 == iteration_ && born < 0 ? region->variable : -1;
   trace_->variables.push_back({{region, region->generation}, region->bytes, born, INT32_MAX, previous, region->place});
+  known_before_.push_back({region->iteration, region->variable});
   region->iteration = iteration_;
   region->variable = static_cast<int32_t>(id);
   return id;
@@ -85,10 +91,63 @@ uint32_t Recorder::add(Region* region, int32_t born) {
 
 void Recorder::use(Region* region, uint32_t access) {
   if (trace_->overflow) return;
-  const uint32_t id = seen(region) ? static_cast<uint32_t>(region->variable) : add(region, -1);
+  const uint32_t id = number(region);
   hash_ = mix(hash_, (uint64_t{id} << 34) ^ (uint64_t{region->count} << 2) ^ access);
   trace_->uses.push_back({trace_->functions() - 1, id, access, 0, region->count});
+  region->whole_iteration = iteration_;
   count_chunks(region->count);
+}
+
+void Recorder::use(Region* region, uint32_t access, uint32_t first, uint32_t count) {
+  if (trace_->overflow) return;
+  const uint32_t id = number(region);
+  hash_ = mix(hash_, (uint64_t{id} << 34) ^ (uint64_t{region->count} << 2) ^ access);
+  hash_ = mix(hash_, uint64_t{first} << 32 ^ count);
+  trace_->uses.push_back({trace_->functions() - 1, id, access, first, count});
+  for (uint32_t i = first; i < first + count; ++i) region->slots[i].iteration = static_cast<uint32_t>(iteration_);
+  count_chunks(count);
+}
+
+void Recorder::mention(Region* region, uint32_t access) {
+  if (trace_->overflow) return;
+  hash_ = mix(hash_, (uint64_t{number(region)} << 34) ^ (uint64_t{region->count} << 2) ^ access);
+  hash_ = mix(hash_, kMentioned);
+}
+
+bool Recorder::seen(const Region* region, uint32_t first, uint32_t count) const {
+  if (!seen(region)) return false;
+  if (!region->in_ranges || region->whole_iteration == iteration_) return true;
+  const uint32_t end = std::min(first + count, region->count);
+  for (uint32_t i = first; i < end; ++i)
+    if (region->slots[i].iteration == static_cast<uint32_t>(iteration_)) return true;
+  return false;
+}
+
+// The time until the next one begins counts for the function before, as it does when nothing was tried in between.
+void Recorder::forget_function() {
+  if (trace_->overflow || trace_->functions() == before_.functions) return;
+  for (size_t v = before_.variables; v < trace_->variables.size(); ++v) {
+    const Trace::Variable& variable = trace_->variables[v];
+    const Known& known = known_before_[v - before_.variables];
+    if (Region* region = variable.handle.get()) {
+      region->iteration = known.iteration;
+      region->variable = known.variable;
+    } else if (known.iteration + 1 == iteration_ && known.variable >= 0 && before_.functions > 0) {  // freed meanwhile
+      only_freed_.push_back({{}, variable.bytes, -1, static_cast<int32_t>(before_.functions) - 1, known.variable, variable.place});
+    }
+  }
+  trace_->variables.resize(before_.variables);
+  trace_->uses.resize(before_.uses);
+  trace_->names.resize(before_.functions);
+  trace_->starts.resize(before_.functions);
+  trace_->seconds.resize(before_.functions);
+  if (trace_->prefixes.size() > before_.functions) trace_->prefixes.resize(before_.functions);
+  hash_ = before_.hash;
+  stalled_ += before_.stalled;
+  for (Trace::Variable& variable : trace_->variables)  // freed meanwhile, by another thread
+    if (variable.died == static_cast<int32_t>(before_.functions)) variable.died = std::max(variable.died - 1, variable.born);
+  chunks_now_ = chunks_peak_ = chunks_sum_ = 0;
+  workspaces_.clear();
 }
 
 void Recorder::widen_last_use(const Region* region, uint32_t access) {
@@ -111,7 +170,9 @@ void Recorder::allocate(Region* region, bool in_function) {
   const auto function = static_cast<int32_t>(trace_->functions());
   const uint32_t id = add(region, in_function ? function - 1 : function);
   hash_ = mix(hash_, (uint64_t{id} << 34) ^ (uint64_t{region->count} << 2) ^ 3);
-  if (!in_function) return;
+  if (region->in_ranges) hash_ = mix(hash_, kAbsent);  // its first use comes later
+  if (!in_function || region->in_ranges) return;
+  region->whole_iteration = iteration_;
   trace_->uses.push_back({trace_->functions() - 1, id, 2, 0, region->count});
   count_chunks(region->count);
 }

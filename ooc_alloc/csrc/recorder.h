@@ -47,8 +47,14 @@ class Recorder {
 
   void begin_function(uint32_t id, double now);
   void use(Region* region, uint32_t access);
+  // Some chunks of it. Of the runs of one region the function uses each once, ascending.
+  void use(Region* region, uint32_t access, uint32_t first, uint32_t count);
+  // A function knows the region, and needs nothing of it on the device.
+  void mention(Region* region, uint32_t access);
   void widen_last_use(const Region* region, uint32_t access);  // a second operand of the same region
   uint64_t end_operands();  // the running fingerprint, all operands told
+  // The function that began last did not begin after all.
+  void forget_function();
   void allocate(Region* region, bool in_function);
   void free(Region* region, bool in_function);
   // The region's place was learnt after it was allocated.
@@ -62,6 +68,8 @@ class Recorder {
   const Trace& current() const { return *trace_; }
   uint64_t iteration() const { return iteration_; }
   bool seen(const Region* region) const { return region->iteration == iteration_ && region->variable >= 0; }
+  // Some of these chunks were used in this iteration.
+  bool seen(const Region* region, uint32_t first, uint32_t count) const;
 
  private:
   static constexpr size_t kMostFunctions = size_t{1} << 20;
@@ -70,6 +78,7 @@ class Recorder {
   void end_function(double now);
   void count_chunks(uint32_t chunks);
   uint32_t add(Region* region, int32_t born);
+  uint32_t number(Region* region) { return seen(region) ? static_cast<uint32_t>(region->variable) : add(region, -1); }
   void link_to_previous(Trace& ended) const;
 
   std::shared_ptr<Trace> trace_;
@@ -80,6 +89,18 @@ class Recorder {
   double stalled_ = 0;
   uint64_t chunks_now_ = 0, chunks_peak_ = 0, chunks_sum_ = 0;
   std::vector<Freed> workspaces_;
+
+  // As it was before the function that began last, to go back there.
+  struct {
+    uint64_t hash = 0;
+    double stalled = 0;
+    size_t functions = 0, uses = 0, variables = 0;
+  } before_;
+  struct Known {
+    uint64_t iteration;
+    int32_t variable;
+  };
+  std::vector<Known> known_before_;  // what the variables that appeared with it were known as
 
   std::vector<Trace::Variable> only_freed_;  // freed without a use: known only at the end, so numbered last
   uint64_t hash_ = 0, last_fingerprint_ = 0;

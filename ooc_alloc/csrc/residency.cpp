@@ -84,20 +84,20 @@ bool Core::start_out(Lock& lock, Piece piece, std::vector<Transfer>& transfers, 
   const uint32_t end = piece.first + piece.count;
   for (uint32_t i = piece.first; i < end && i < region->count && region->live && region->pins == 0;) {
     Slot& slot = region->slots[i];
-    if (slot.chunk == kNoChunk || slot.arriving || slot.leaving || (stay && slot.host_valid)) {
-      slot.staying &= stay;  // its copy is under way already; when it is made, the slot leaves after all
+    if (!slot.at_rest() || slot.pins > 0 || (stay && slot.host_valid)) {
+      if (slot.pins == 0) slot.staying &= stay;  // its copy is under way already; when it is made, the slot leaves after all
       ++i;
       continue;
     }
     uint32_t last = i;
-    while (last < end && last < region->count && region->slots[last].chunk != kNoChunk && !region->slots[last].arriving &&
-           !region->slots[last].leaving && region->slots[last].host_valid == slot.host_valid)
+    while (last < end && last < region->count && region->slots[last].at_rest() && region->slots[last].pins == 0 &&
+           region->slots[last].host_valid == slot.host_valid)
       ++last;
     if (slot.host_valid && strict_ && !verify_clean(region, i, last - i)) {
       strict_failure_ = std::string("function ") + recorder_.function_name(region->last_function) +
                         " wrote a variable of " + std::to_string(region->bytes) +
                         " bytes that its schema declares as read only";
-      mark_written(region);
+      mark_written(region, i, last - i);
       continue;
     }
     if (slot.host_valid) {
@@ -109,10 +109,11 @@ bool Core::start_out(Lock& lock, Piece piece, std::vector<Transfer>& transfers, 
     for (uint32_t s = i; s < last; ++s) {
       region->slots[s].leaving = true;
       region->slots[s].staying = stay;
+      region->slots[s].overwritten = false;
     }
     region->moving += last - i;
     moving_ += last - i;
-    Transfer transfer{region, i, last - i, Direction::kOut, region->write_epoch, nullptr, now_seconds(), false, {}};
+    Transfer transfer{region, i, last - i, Direction::kOut, nullptr, now_seconds(), false, {}};
     if (timeline_.on()) transfer.watched = watch_copy(region, Direction::kOut, transfer.started, piece.on_demand);
     if (order_) order_->make_wait(StreamOrder::kOut, all_moments(region), Edge::kUseBeforeOut);
     const auto timed = order_ ? timer_->start(device_.stream(Direction::kOut)) : nullptr;
@@ -129,13 +130,14 @@ bool Core::start_out(Lock& lock, Piece piece, std::vector<Transfer>& transfers, 
 
 bool Core::start_in(Lock& lock, Piece piece, const Chunk* chunks, std::vector<Transfer>& transfers) {
   Region* region = piece.region;
+  if (region->slots[piece.first].blank) return bring_blank(lock, piece, chunks);
   for (uint32_t i = 0; i < piece.count; ++i) {
     region->slots[piece.first + i].chunk = chunks[i];
     region->slots[piece.first + i].arriving = true;
   }
   region->moving += piece.count;
   moving_ += piece.count;
-  Transfer transfer{region, piece.first, piece.count, Direction::kIn, region->write_epoch, nullptr, now_seconds(), false, {}};
+  Transfer transfer{region, piece.first, piece.count, Direction::kIn, nullptr, now_seconds(), false, {}};
   if (timeline_.on()) transfer.watched = watch_copy(region, Direction::kIn, transfer.started, piece.on_demand);
   if (order_) prepare_in(lock, region, piece, chunks);
   lock.unlock();
@@ -157,8 +159,11 @@ bool Core::start_in(Lock& lock, Piece piece, const Chunk* chunks, std::vector<Tr
     return true;
   }
   if (ooc_event* event = timeline_.at(transfer.watched)) event->end = event->start;  // it never began
+  // The copy stream waits for who used the chunks before.
+  const auto used_before = order_ ? std::make_shared<const Moments>(Moments{order_->now(StreamOrder::kIn)}) : nullptr;
   for (uint32_t i = piece.first; i < piece.first + piece.count; ++i) {
-    pool_->give(region->slots[i].chunk);
+    if (used_before) retire(region->slots[i].chunk, used_before);
+    else pool_->give(region->slots[i].chunk);
     region->slots[i].chunk = kNoChunk;
     region->slots[i].arriving = false;
   }
@@ -214,23 +219,29 @@ bool Core::end_transition(const Transfer& transfer, bool copied) {
 
 void Core::settle_out(const Transfer& transfer, bool copied) {
   Region* region = transfer.region;
-  const bool unwritten = region->write_epoch == transfer.epoch && region->writable_pins == 0;
   const uint32_t end = transfer.first + transfer.count;
   for (uint32_t i = transfer.first; i < end; ++i) region->slots[i].leaving = false;
   if (!copied || region->doomed) return;
   stats_.swap_out_bytes += slot_bytes(region, transfer.first, transfer.count, chunk_bytes_);
   ++stats_.swap_out_count;
-  if (!unwritten) {
-    ++stats_.cancelled_swap_out_count;
-    return;
-  }
-  for (uint32_t i = transfer.first; i < end; ++i) region->slots[i].host_valid = true;
-  region->host_valid += transfer.count;
+  enum Outcome { kOverwritten, kStays, kPinned, kLeaves };
+  const auto outcome = [region](uint32_t i) {
+    const Slot& slot = region->slots[i];
+    if (slot.overwritten || region->writable_pins > 0) return kOverwritten;
+    return slot.staying ? kStays : region->pinned(i) ? kPinned : kLeaves;
+  };
   for (uint32_t i = transfer.first, last = i; i < end; i = last) {
-    const bool staying = region->slots[i].staying;
-    while (last < end && region->slots[last].staying == staying) region->slots[last++].staying = false;
-    if (staying) stats_.write_back_bytes += slot_bytes(region, i, last - i, chunk_bytes_);
-    else if (region->pins > 0) ++stats_.cancelled_swap_out_count;  // somebody reads it: it stays, and is clean
+    const Outcome all = outcome(i);
+    while (last < end && outcome(last) == all) ++last;
+    for (uint32_t slot = i; slot < last; ++slot) region->slots[slot].staying = false;
+    if (all == kOverwritten) {
+      ++stats_.cancelled_swap_out_count;
+      continue;
+    }
+    for (uint32_t slot = i; slot < last; ++slot) region->slots[slot].host_valid = true;
+    region->host_valid += last - i;
+    if (all == kStays) stats_.write_back_bytes += slot_bytes(region, i, last - i, chunk_bytes_);
+    else if (all == kPinned) ++stats_.cancelled_swap_out_count;  // somebody reads it: it stays, and is clean
     else if (unmap_slots(region, i, last - i))  // if the driver refuses, it stays, and is clean
       show_host_copy(region, i, last - i);
   }
@@ -261,7 +272,7 @@ std::vector<Piece> Core::choose_victims(uint64_t chunks, bool clean_only) {
   std::vector<std::pair<uint64_t, Region*>> candidates;
   bool known = false;
   for (Region* region = used_.oldest(); region != nullptr; region = region->newer) {
-    if (region->pins > 0 || region->resident == 0 || region->moving > 0) continue;
+    if (region->pins > 0 || region->resident == 0 || (region->moving > 0 && !region->in_ranges)) continue;
     const uint64_t next = scheduler_ != nullptr ? scheduler_->next_use(region) : Scheduler::kUnknown;
     known |= next < Scheduler::kUnknown;
     candidates.emplace_back(next, region);
@@ -269,7 +280,9 @@ std::vector<Piece> Core::choose_victims(uint64_t chunks, bool clean_only) {
   if (known)
     std::stable_sort(candidates.begin(), candidates.end(),
                      [](const auto& a, const auto& b) { return a.first > b.first; });
-  auto can_leave = [clean_only](const Slot& slot) { return slot.chunk != kNoChunk && (slot.host_valid || !clean_only); };
+  auto can_leave = [clean_only](const Slot& slot) {
+    return slot.at_rest() && slot.pins == 0 && (slot.host_valid || !clean_only);
+  };
   std::vector<Piece> victims;
   for (const auto& [next, region] : candidates) {
     for (uint32_t end = region->count; end > 0 && chunks > 0;) {
@@ -367,41 +380,52 @@ bool Core::make_room(Lock& lock, uint64_t chunks, uint64_t pinned_too) {
   return idle_chunks() >= chunks;
 }
 
-int Core::bring_in(Lock& lock, Region* region, std::vector<Transfer>& transfers) {
-  auto absent = [region] {
-    uint32_t count = 0;
-    for (const Slot& slot : region->slots) count += slot.chunk == kNoChunk ? 1 : 0;
-    return count;
+int Core::bring_in(Lock& lock, const Hold& hold, std::vector<Transfer>& transfers, uint32_t& mapped) {
+  Region* region = hold.region;
+  const auto absent = [](const Slot& slot) { return slot.chunk == kNoChunk && slot.kept == 0; };
+  const auto wanted = [&] {
+    const auto begin = region->slots.begin();
+    return static_cast<uint32_t>(std::count_if(begin + hold.first, begin + hold.end(region), absent));
   };
   std::vector<Chunk> chunks;
   int attempts = 0;
   do {
-    const uint32_t wanted = absent();
-    if (wanted == 0) return OOC_OK;
-    if (++attempts > kPatience || !make_room(lock, wanted, 0)) return OOC_OUT_OF_MEMORY;
-    chunks.resize(absent());
+    wait_for_kept(lock, hold);
+    if (hold.get() == nullptr || wanted() == 0) return OOC_OK;
+    if (++attempts > kPatience || !make_room(lock, wanted(), 0)) return OOC_OUT_OF_MEMORY;
+    if (hold.get() == nullptr) return OOC_OK;
+    chunks.resize(wanted());
   } while (!take_idle(static_cast<uint32_t>(chunks.size()), chunks.data()));
   size_t used = 0;
-  while (used < chunks.size()) {
-    uint32_t first = 0;
-    while (first < region->count && region->slots[first].chunk != kNoChunk) ++first;
-    if (first == region->count) break;
+  while (used < chunks.size() && hold.get() != nullptr) {
+    const uint32_t last = hold.end(region);
+    uint32_t first = hold.first;
+    while (first < last && !absent(region->slots[first])) ++first;
+    if (first == last) break;
+    const bool blank = region->slots[first].blank;
     uint32_t end = first;
-    while (end < region->count && region->slots[end].chunk == kNoChunk && end - first < chunks.size() - used) ++end;
+    while (end < last && absent(region->slots[end]) && region->slots[end].blank == blank && end - first < chunks.size() - used)
+      ++end;
+    const uint64_t bytes = slot_bytes(region, first, end - first, chunk_bytes_);
     const bool started = start_in(lock, {region, first, end - first, true}, chunks.data() + used, transfers);
     used += end - first;
     if (!started) {
       for (; used < chunks.size(); ++used) pool_->give(chunks[used]);
-      return fail(OOC_DRIVER_FAILURE, "mapping memory for a swap-in failed; the variable is safe in host memory");
+      return fail(OOC_DRIVER_FAILURE, blank ? "mapping memory for a variable failed"
+                                            : "mapping memory for a swap-in failed; the variable is safe in host memory");
+    }
+    if (blank) {
+      mapped += end - first;
+      continue;
     }
     ++stats_.demand_swap_in_count;
-    stats_.demand_swap_in_bytes += slot_bytes(region, first, end - first, chunk_bytes_);
+    stats_.demand_swap_in_bytes += bytes;
   }
   for (; used < chunks.size(); ++used) pool_->give(chunks[used]);
   return OOC_OK;
 }
 
-int Core::make_resident(Lock& lock, const std::vector<RegionHandle>& regions) {
+int Core::make_resident(Lock& lock, const std::vector<Hold>& holds) {
   const double began = now_seconds();
   const double room_before = stats_.stall_room_seconds;
   double before = began, longest = -1;  // which of them is waited for longest is looked at where somebody asks
@@ -422,12 +446,13 @@ int Core::make_resident(Lock& lock, const std::vector<RegionHandle>& regions) {
     std::vector<Transfer> transfers;
     const Region* first = nullptr;
     bool complete = true;
-    for (const RegionHandle& handle : regions) {
-      Region* region = handle.get();
-      if (region == nullptr || region->fully_resident()) continue;
+    uint32_t mapped = 0;
+    for (const Hold& hold : holds) {
+      const Region* region = hold.get();
+      if (region == nullptr || hold.kept || all_resident(hold, region)) continue;
       complete = false;
       if (first == nullptr) first = region;
-      status = bring_in(lock, region, transfers);
+      status = bring_in(lock, hold, transfers, mapped);
       if (status != OOC_OK) break;
     }
     for (const Transfer& transfer : transfers) {
@@ -436,14 +461,14 @@ int Core::make_resident(Lock& lock, const std::vector<RegionHandle>& regions) {
       waited_for(transfer.region);
     }
     if (complete) break;
-    if (transfers.empty() && status == OOC_OK) {
+    if (transfers.empty() && mapped == 0 && status == OOC_OK) {
       wait_a_while(lock);  // a prefetch is on its way
       waited_for(first);
     }
   }
   const double now = now_seconds(), room = stats_.stall_room_seconds - room_before;
   if (latest == nullptr)
-    for (const RegionHandle& handle : regions) latest = handle.region;
+    for (const Hold& hold : holds) latest = hold.region;
   stalled(now, now - began - room, latest);
   if (ranges_.on()) ranges_.pop();
   if (status != OOC_OUT_OF_MEMORY) return status;
@@ -458,14 +483,14 @@ int Core::make_resident(Lock& lock, const std::vector<RegionHandle>& regions) {
 int Core::bring_operands(Lock& lock, ThreadState& thread) {
   while (true) {
     uint64_t need = heap_used_;
-    for (const RegionHandle& handle : thread.held)
-      if (const Region* region = handle.get()) need += region->count;
+    for (const Hold& hold : thread.held)
+      if (const Region* region = hold.get()) need += hold.end(region) - hold.first;
     thread.may_yield = need <= pool_->limit();
     thread.yielded = false;
     const int status = make_resident(lock, thread.held);
     thread.may_yield = false;
     if (status == OOC_OK) return status;
-    const std::vector<RegionHandle> operands = thread.held;
+    const std::vector<Hold> operands = thread.held;
     thread.in_function = false;
     progress_ -= kOneRuns;
     release_held(thread.held);
@@ -478,8 +503,11 @@ int Core::bring_operands(Lock& lock, ThreadState& thread) {
     while (active_functions() > 0 && functions_ended() == ended) wait_a_while(lock);
     --yielding_;
     const double now = now_seconds();
-    for (const RegionHandle& operand : operands)
-      if (Region* region = operand.get()) hold(region, &thread);
+    for (const Hold& operand : operands) {
+      if (operand.get() == nullptr) continue;
+      add_hold(operand);
+      thread.held.push_back(operand);
+    }
     thread.in_function = true;
     progress_ += kOneRuns;
     stalled(now, now - began, nullptr);
@@ -489,7 +517,7 @@ int Core::bring_operands(Lock& lock, ThreadState& thread) {
 std::string Core::describe_need(const std::string& function, uint64_t extra_chunks) {
   const uint64_t need = pinned_chunks_ + extra_chunks;
   const uint64_t smallest = std::max(stats_.min_budget_bytes, (need + heap_used_) * chunk_bytes_);
-  stats_.min_budget_bytes = smallest;
+  if (measuring_) stats_.min_budget_bytes = smallest;  // else the function may yet run in another way
   std::string text = "function " + function + " needs " + std::to_string(need * chunk_bytes_) +
                      " bytes on the device at once, beside " + std::to_string(heap_used_ * chunk_bytes_) +
                      " bytes of small variables; the budget is " + std::to_string(pool_->limit() * chunk_bytes_) +

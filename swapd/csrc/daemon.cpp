@@ -8,6 +8,20 @@
 namespace ooc {
 namespace {
 
+// A function, and perhaps a part of a variable; the first use that is not before a function.
+using Uses = std::vector<Plan::Use>;
+Uses::const_iterator first_use(const Uses& uses, uint32_t function) {
+  return std::lower_bound(uses.begin(), uses.end(), function,
+                          [](const Plan::Use& use, uint32_t value) { return use.function < value; });
+}
+
+bool overlap(uint32_t first, uint32_t count, uint32_t other_first, uint32_t other_count) {
+  return first < other_first + other_count && other_first < first + count;
+}
+
+// Its bytes are not on the device, and may be brought there.
+bool may_come(const Slot& slot) { return slot.chunk == kNoChunk && slot.kept == 0; }
+
 // The program's signals are for its own threads.
 template <class Body>
 std::thread thread_without_signals(const char* name, Body body) {
@@ -108,7 +122,7 @@ bool Daemon::install(const ooc_plan& source) {
     for (const Move& move : *moves)
       if (move.variable >= variables || move.after_function >= static_cast<int32_t>(trace.functions())) return false;
   plan->uses.resize(variables);
-  for (const Trace::Use& use : trace.uses) plan->uses[use.variable].push_back(use.function);
+  for (const Trace::Use& use : trace.uses) plan->uses[use.variable].push_back({use.function, use.first, use.count});
   plan->next_id.assign(variables, -1);
   for (size_t v = 0; v < variables; ++v) {
     const int32_t previous = trace.variables[v].previous;
@@ -284,16 +298,16 @@ uint64_t Daemon::next_use(const Region* region) const {
   if (recorder.seen(region)) {
     if (variable >= plan.uses.size()) return kUnknown;
     const auto& uses = plan.uses[variable];
-    const auto next = std::lower_bound(uses.begin(), uses.end(), current_->begun);
-    if (next != uses.end()) return *next;
+    const auto next = first_use(uses, current_->begun);
+    if (next != uses.end()) return next->function;
     const int32_t id = plan.next_id[variable];
     if (id < 0 || plan.uses[static_cast<size_t>(id)].empty()) return kNever;
-    return functions + plan.uses[static_cast<size_t>(id)].front();
+    return functions + plan.uses[static_cast<size_t>(id)].front().function;
   }
   if (region->iteration + 1 != recorder.iteration() || variable >= plan.next_id.size()) return kNever;  // dormant
   const int32_t id = plan.next_id[variable];  // not used yet in this iteration
   if (id < 0 || plan.uses[static_cast<size_t>(id)].empty()) return kNever;
-  return plan.uses[static_cast<size_t>(id)].front();
+  return plan.uses[static_cast<size_t>(id)].front().function;
 }
 
 // ---- moving ---------------------------------------------------------------------------------------------------------
@@ -334,13 +348,15 @@ void Daemon::drop_finished_runs() {
   while (!runs_.empty() && runs_.front()->ended && runs_.front()->finished()) runs_.pop_front();
 }
 
-// Too late to be worth it: the variable was used again after the function that the move waits for, or is about to be.
+// Too late to be worth it: what the move takes was used again after the function that it waits for, or is about to be.
 bool Daemon::used_since(const Run& run, const Move& move, const Region* region) const {
-  if (&run != current_.get()) return core_.recorder().seen(region);
+  if (&run != current_.get()) return core_.recorder().seen(region, move.first, move.count);
   const auto& uses = run.plan->uses[move.variable];
-  const auto after = static_cast<uint32_t>(move.after_function + 1);
-  const auto next = std::lower_bound(uses.begin(), uses.end(), after);
-  return next != uses.end() && *next < run.begun;
+  for (auto use = first_use(uses, static_cast<uint32_t>(move.after_function + 1)); use != uses.end(); ++use) {
+    if (use->function >= run.begun) return false;
+    if (overlap(use->first, use->count, move.first, move.count)) return true;
+  }
+  return false;
 }
 
 // A run before this one is still to move some of these chunks out.
@@ -349,8 +365,10 @@ bool Daemon::leaves_before(const Run& run, const Move& move, const Region* regio
     if (region->slots[i].leaving && !region->slots[i].staying) return true;
   for (const auto& earlier : runs_) {
     if (earlier.get() == &run) return false;
-    for (size_t i = earlier->next_out; i < earlier->plan->outs.size(); ++i)
-      if (bound(*earlier, earlier->plan->outs[i].variable) == region) return true;
+    for (size_t i = earlier->next_out; i < earlier->plan->outs.size(); ++i) {
+      const Move& out = earlier->plan->outs[i];
+      if (bound(*earlier, out.variable) == region && overlap(out.first, out.count, move.first, move.count)) return true;
+    }
   }
   return false;
 }
@@ -427,11 +445,11 @@ bool Daemon::tick_out(Lock& lock) {
 bool Daemon::start_piece_in(Lock& lock, Run& run) {
   const Move& move = run.plan->ins[run.next_in];
   Region* region = bound(run, move.variable);
-  const bool late = run.ended ? region != nullptr && core_.recorder().seen(region)  // used in the next iteration already
-                              : move.before_function < run.begun;                   // demand has seen to it
+  const bool late = run.ended ? region != nullptr && core_.recorder().seen(region, move.first, move.count)  // used in the
+                              : move.before_function < run.begun;  // next iteration already; or demand has seen to it
   const uint32_t end = region == nullptr ? 0 : std::min(move.first + move.count, region->count);
   uint32_t first = move.first + in_offset_;
-  while (region != nullptr && first < end && region->slots[first].chunk != kNoChunk) ++first;
+  while (region != nullptr && first < end && !may_come(region->slots[first])) ++first;
   if (region != nullptr && !late && first >= end && leaves_before(run, move, region)) return false;
   if (region == nullptr || late || first >= end) {
     ++run.next_in;
@@ -440,7 +458,9 @@ bool Daemon::start_piece_in(Lock& lock, Run& run) {
     return true;
   }
   uint32_t last = first;
-  while (last < end && last - first < core_.piece_chunks() && region->slots[last].chunk == kNoChunk) ++last;
+  while (last < end && last - first < core_.piece_chunks() && may_come(region->slots[last]) &&
+         region->slots[last].blank == region->slots[first].blank)
+    ++last;
   std::vector<Chunk> chunks(last - first);
   const bool taken = !core_.threads_want_room() && core_.take_idle(last - first, chunks.data());
   core_.want_idle(!taken);

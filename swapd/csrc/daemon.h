@@ -31,7 +31,10 @@ struct Plan {
   uint64_t fingerprint = 0;
   std::vector<Move> outs, ins, write_backs;
   std::shared_ptr<const Trace> trace;           // the recorded iteration it was made for
-  std::vector<std::vector<uint32_t>> uses;      // [variables] functions, ascending
+  struct Use {
+    uint32_t function, first, count;            // chunks
+  };
+  std::vector<std::vector<Use>> uses;           // [variables] by function, ascending
   std::vector<int32_t> next_id;                 // [variables] its id in the next iteration if that is the same; -1
   std::vector<bool> wakes;                      // [functions] its start lets a move begin
 };
