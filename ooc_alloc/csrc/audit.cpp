@@ -96,7 +96,7 @@ int Core::audit() {
     } else {
       cached += with_chunk;
     }
-    host += region.host != nullptr ? arena_->rounded(region.bytes) : 0;
+    host += region.host != nullptr ? region.arena->rounded(region.bytes) : 0;
     if (!region.live) continue;
     live += region.count;
     live_bytes += region.bytes;
@@ -132,7 +132,7 @@ int Core::audit() {
   check.equal("slab chunks in use", used, heap_used_);
   check.equal("live bytes", live_bytes + small_bytes, stats_.live_bytes);
   check.equal("live bytes of regions", live_bytes, stats_.region_live_bytes);
-  check.equal("host bytes", host, arena_->used());
+  check.equal("host bytes", host, host_used());
   return check.text.empty() ? OOC_OK : fail(OOC_INVALID, "audit: " + check.text);
 }
 

@@ -201,7 +201,7 @@ int Core::function_begin(uint32_t function, const ooc_operand* operands, uint32_
 
   ++serial_;
   bool missing = false, ranges = false;
-  thread.writes = false;
+  thread.writes = thread.on_host = false;
   thread.function = function;
   for (uint32_t i = 0; i < count; ++i) ranges |= operands[i].bytes != 0;
   if (ranges) missing = hold_ranges(thread, operands, count, recorded);
@@ -246,10 +246,6 @@ int Core::function_begin(uint32_t function, const ooc_operand* operands, uint32_
   return OOC_OK;
 }
 
-int Core::function_begin_host(uint32_t, const ooc_operand*, uint32_t) {
-  return fail(OOC_INVALID, "host memory in place of device memory is not there yet");
-}
-
 int Core::function_end(bool keep_allocations) {
   ThreadState& thread = thread_state();
   if (!thread.in_function) return fail(OOC_INVALID, "a function ended that had not begun");
@@ -260,6 +256,7 @@ int Core::function_end(bool keep_allocations) {
   if (detached_) return OOC_OK;
   if (watched()) watch_end(thread);
   if (order_) end_on_stream(thread);
+  if (order_ && thread.on_host) order_->synchronize_all();  // what it enqueued uses addresses that change their memory
   progress_ += kOneEnded - kOneRuns;
   // Whoever waits said so before it looked at progress_, so one of the two sees the other.
   const bool awaited = starving_ > 0 || yielding_ > 0 || paused_;
@@ -267,7 +264,7 @@ int Core::function_end(bool keep_allocations) {
   if (!lock.owns_lock()) lock.lock();
   if (keep_allocations)
     for (size_t i = thread.operand_count; i < thread.held.size(); ++i)
-      if (Region* region = thread.held[i].get()) {
+      if (Region* region = thread.held[i].get(); region != nullptr && !thread.held[i].kept) {
         add_pin(region);
         ++region->external_pins;
         ++stats_.external_pin_count;
@@ -292,6 +289,9 @@ int Core::pin(const void* address, uint32_t access, uint64_t* token) {
   Region* region = detached_ ? nullptr : find(address);
   if (region == nullptr) return OOC_OK;
   const Hold handle{{region, region->generation}};
+  const auto kept_here = [&](const Hold& hold) { return hold.kept && hold.get() == region; };
+  if (thread.in_function && thread.on_host && std::any_of(thread.held.begin(), thread.held.end(), kept_here))
+    return OOC_OK;  // this very function keeps it off the device, and its address leads to its bytes
   const uint64_t pinned = add_external_pin(region, access);
   if (token != nullptr) *token = pinned;
   if (!thread.in_function) release_held(thread.held);  // or many pins in a row, no function between, fill the budget

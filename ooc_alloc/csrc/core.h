@@ -91,6 +91,7 @@ struct ThreadState {
   bool may_yield = false;      // beginning: nothing was computed yet, so its operands may be let go again
   bool yielded = false;        // they must be, as the functions of other threads need the room
   bool writes = false;         // the running function declared a write
+  bool on_host = false;        // it may use host memory in place of device memory
   uint32_t function = 0;
   uint32_t stream = 0;         // of the running function, or of the last one
   CUstream stream_handle = nullptr;
@@ -285,6 +286,16 @@ class Core {
   bool bring_blank(Lock& lock, Piece piece, const Chunk* chunks);
   void wait_for_kept(Lock& lock, const Hold& hold);
 
+  // host_functions.cpp
+  HostArena* mappable_arena() { return host_chunks_ ? arena_.get() : function_arena_.get(); }
+  void prepare_host_functions();
+  int map_in_place(const std::vector<Hold>& runs);
+  bool move_host_block(Region* region);
+  bool map_run_in_place(Region* region, uint32_t first, uint32_t count);
+  void hold_in_place(ThreadState& thread, const std::vector<Hold>& runs, bool recorded);
+  void settle_regions(Lock& lock, const std::vector<Hold>& runs);
+  void* malloc_in_place(uint64_t bytes);
+
   // memory.cpp
   void* malloc_on(Lock& lock, uint64_t bytes, uint32_t stream);
   void* malloc_region(Lock& lock, uint64_t bytes, uint32_t stream);
@@ -353,6 +364,10 @@ class Core {
   std::unique_ptr<SmallHeap> heap_;
   std::unique_ptr<HostChunks> host_chunks_;  // of host-backed memory, or null
   std::unique_ptr<HostArena> arena_;
+  // For functions on host memory, made when the first one begins; with host-backed memory arena_ serves them.
+  std::unique_ptr<HostChunks> function_chunks_;
+  std::unique_ptr<HostArena> function_arena_;
+  uint64_t host_used() const { return arena_->used() + (function_arena_ ? function_arena_->used() : 0); }
   Recorder recorder_;
   Scheduler* scheduler_ = nullptr;
 

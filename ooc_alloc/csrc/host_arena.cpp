@@ -40,9 +40,10 @@ bool HostArena::grow(uint64_t bytes) {
   const uint64_t tail = !holes_.empty() && holes_.rbegin()->first + holes_.rbegin()->second == committed_
                             ? holes_.rbegin()->second
                             : 0;  // free bytes at the end of what is committed: the new extent continues them
-  const uint64_t left = budget_ - committed_;
+  const uint64_t taken = committed_ + (other_ != nullptr ? other_->committed_ : 0);
+  const uint64_t left = (budget_ - std::min(budget_, taken)) / unit_ * unit_;
   if (base_ == nullptr || bytes > left + tail) return false;
-  const uint64_t extent = std::min(left, rounded(std::max(kExtent, bytes - tail)));
+  const uint64_t extent = std::min(left, rounded(std::max(std::min(kExtent, budget_ / kExtents), bytes - tail)));
   bool pinned = false;
   if (!take(base_ + committed_, extent, pinned)) return false;
   {

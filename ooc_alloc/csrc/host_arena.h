@@ -25,6 +25,9 @@ class HostArena {
   char* allocate(uint64_t bytes);
   void free(char* block, uint64_t bytes);
 
+  // The two of them take no more from the system than the budget of this one.
+  void share_budget(const HostArena* other) { other_ = other; }
+
   uint64_t budget() const { return budget_; }
   uint64_t committed() const { return committed_; }   // taken from the system
   uint64_t used() const { return used_; }
@@ -42,7 +45,8 @@ class HostArena {
   void add_hole(uint64_t offset, uint64_t bytes);
   void remove_hole(std::map<uint64_t, uint64_t>::iterator hole);
 
-  static constexpr uint64_t kExtent = uint64_t{64} << 20;
+  // What is taken at a time: so much, and of a small budget a part, as another arena may share it.
+  static constexpr uint64_t kExtent = uint64_t{64} << 20, kExtents = 16;
 
   bool take(char* start, uint64_t extent, bool& pinned);
 
@@ -50,6 +54,7 @@ class HostArena {
   HostChunks* chunks_;
   uint64_t unit_;
   uint64_t budget_;
+  const HostArena* other_ = nullptr;
   char* base_ = nullptr;
   uint64_t committed_ = 0, used_ = 0, unpinned_ = 0;
   std::map<uint64_t, uint64_t> holes_;                    // offset -> bytes

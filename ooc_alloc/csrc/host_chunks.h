@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "driver.h"
@@ -11,8 +12,9 @@ namespace ooc {
 
 class HostChunks {
  public:
-  // Throws std::runtime_error if the driver cannot do that, or has no addresses.
-  HostChunks(const Driver& driver, CUdevice device, uint64_t bytes, uint64_t chunk_bytes);
+  // Throws std::runtime_error if the driver cannot do that, or has no addresses. `needed_by` begins its text.
+  HostChunks(const Driver& driver, CUdevice device, uint64_t bytes, uint64_t chunk_bytes,
+             const std::string& needed_by = "OOC_HOST_BACKED=1");
   ~HostChunks();
   HostChunks(const HostChunks&) = delete;
   HostChunks& operator=(const HostChunks&) = delete;

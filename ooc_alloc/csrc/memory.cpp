@@ -102,7 +102,9 @@ void* Core::malloc_region(Lock& lock, uint64_t bytes, uint32_t stream) {
     std::vector<Chunk> chunks(count);
     int attempts = 0;
     do {
-      if (++attempts > kPatience || !make_room(lock, count, count)) return malloc_failed(lock, bytes);
+      if (++attempts <= kPatience && make_room(lock, count, count)) continue;
+      const ThreadState* thread = find_thread_state();
+      return thread != nullptr && thread->in_function && thread->on_host ? malloc_in_place(bytes) : malloc_failed(lock, bytes);
     } while (!take_idle(count, chunks.data()));
     region = new_region(count);
     if (region == nullptr) {

@@ -119,19 +119,22 @@ void Core::record_use(void* address, CUstream stream) {
 
 void Core::free_host_block(Region* region) {
   if (region->host == nullptr) return;
+  const auto shown = [](const Slot& slot) { return slot.host_mapped; };
+  if (order_ && std::any_of(region->slots.begin(), region->slots.end(), shown))
+    order_->synchronize(all_moments(region), Edge::kUseBeforeUnmap);
   if (!hide_host_copy(region, 0, region->count)) region->leaky = true;
   if (order_) {
     Moments reads;
     for (const Moment& moment : region->arrival)
       if (moment.stream == StreamOrder::kIn) reads.add(moment);
-    if (!order_->over(reads)) host_pending_.push_back({region->host, arena_->rounded(region->bytes), reads});
+    if (!order_->over(reads)) host_pending_.push_back({region->host, region->arena->rounded(region->bytes), reads});
   }
-  arena_->free(region->host, region->bytes);
+  region->arena->free(region->host, region->bytes);
   region->host = nullptr;
 }
 
 void Core::wait_for_host_block(const Region* region) {
-  const char* end = region->host + arena_->rounded(region->bytes);
+  const char* end = region->host + region->arena->rounded(region->bytes);
   for (size_t i = 0; i < host_pending_.size();) {
     HostBlock& block = host_pending_[i];
     if (order_->over(block.after)) {

@@ -108,10 +108,11 @@ void Recorder::use(Region* region, uint32_t access, uint32_t first, uint32_t cou
   count_chunks(count);
 }
 
-void Recorder::mention(Region* region, uint32_t access) {
+void Recorder::mention(Region* region, const Hold& run) {
   if (trace_->overflow) return;
+  const uint64_t access = (run.reads ? 1u : 0u) | (run.writes ? 2u : 0u);
   hash_ = mix(hash_, (uint64_t{number(region)} << 34) ^ (uint64_t{region->count} << 2) ^ access);
-  hash_ = mix(hash_, kMentioned);
+  hash_ = mix(mix(hash_, kMentioned), uint64_t{run.first} << 32 ^ run.count);
 }
 
 bool Recorder::seen(const Region* region, uint32_t first, uint32_t count) const {

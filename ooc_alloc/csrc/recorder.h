@@ -49,8 +49,8 @@ class Recorder {
   void use(Region* region, uint32_t access);
   // Some chunks of it. Of the runs of one region the function uses each once, ascending.
   void use(Region* region, uint32_t access, uint32_t first, uint32_t count);
-  // A function knows the region, and needs nothing of it on the device.
-  void mention(Region* region, uint32_t access);
+  // The function uses these chunks wherever they are, and needs none of them on the device.
+  void mention(Region* region, const Hold& run);
   void widen_last_use(const Region* region, uint32_t access);  // a second operand of the same region
   uint64_t end_operands();  // the running fingerprint, all operands told
   // The function that began last did not begin after all.

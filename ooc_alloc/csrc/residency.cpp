@@ -30,6 +30,7 @@ bool Core::reclaim_host(uint64_t bytes) {
 
 bool Core::ensure_host_block(Region* region, bool reclaim) {
   if (region->host != nullptr) return true;
+  region->arena = arena_.get();
   region->host = arena_->allocate(region->bytes);
   if (region->host == nullptr && reclaim && reclaim_host(region->bytes)) region->host = arena_->allocate(region->bytes);
   if (region->host != nullptr && order_) wait_for_host_block(region);
@@ -42,7 +43,7 @@ bool Core::copy_slots(Region* region, uint32_t first, uint32_t count, Direction 
   char* host = region->host + first * chunk_bytes_;
   uint64_t left = slot_bytes(region, first, count, chunk_bytes_);
   while (left > 0) {
-    const uint64_t bytes = std::min({left, piece_chunks_ * chunk_bytes_, arena_->extent_left(host)});
+    const uint64_t bytes = std::min({left, piece_chunks_ * chunk_bytes_, region->arena->extent_left(host)});
     if (device_.copy(direction, device, host, bytes) != CUDA_SUCCESS) return false;
     device += bytes;
     host += bytes;
@@ -140,8 +141,11 @@ bool Core::start_in(Lock& lock, Piece piece, const Chunk* chunks, std::vector<Tr
   Transfer transfer{region, piece.first, piece.count, Direction::kIn, nullptr, now_seconds(), false, {}};
   if (timeline_.on()) transfer.watched = watch_copy(region, Direction::kIn, transfer.started, piece.on_demand);
   if (order_) prepare_in(lock, region, piece, chunks);
+  // A function used them in host memory (host_functions.cpp): the address is still taken.
+  const bool vacant = !function_arena_ || region->arena != function_arena_.get() || hide_host_copy(region, piece.first, piece.count);
   lock.unlock();
-  const CUresult mapped = device_.map(arrival_address(region, piece.first), chunks, piece.count, *pool_, chunk_bytes_);
+  const CUresult mapped = !vacant ? CUDA_ERROR_UNKNOWN
+                                  : device_.map(arrival_address(region, piece.first), chunks, piece.count, *pool_, chunk_bytes_);
   StreamTimer::Start timed = nullptr;
   if (mapped == CUDA_SUCCESS && order_) {
     lock.lock();
@@ -527,7 +531,7 @@ std::string Core::describe_need(const std::string& function, uint64_t extra_chun
            std::to_string(smallest) + " or more, or make the function smaller (batch size).";
   const uint64_t refused = device_.driver().failures();
   return text + "Nothing could be moved out: host memory for swapped data is limited to " +
-         std::to_string(arena_->budget()) + " bytes (" + std::to_string(arena_->used()) +
+         std::to_string(arena_->budget()) + " bytes (" + std::to_string(host_used()) +
          " in use); raise OOC_HOST_BUDGET." +
          (refused > 0 ? " The driver refused " + std::to_string(refused) + " calls." : "");
 }

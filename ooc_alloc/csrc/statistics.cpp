@@ -51,8 +51,8 @@ void Core::read_stats(ooc_stats* stats) {
   s.slab_used_bytes = heap_used_ * chunk_bytes_;
   s.resident_bytes = resident_chunks_ * chunk_bytes_;
   s.pinned_bytes = pinned_chunks_ * chunk_bytes_;
-  s.host_bytes = s.host_peak_bytes = arena_->committed();
-  s.host_used_bytes = arena_->used();
+  s.host_bytes = s.host_peak_bytes = arena_->committed() + (function_arena_ ? function_arena_->committed() : 0);
+  s.host_used_bytes = host_used();
   s.driver_calls_map = device_.calls().map;
   s.driver_calls_unmap = device_.calls().unmap;
   s.driver_calls_set_access = device_.calls().set_access;

@@ -88,14 +88,14 @@ struct RandomProgram {
     return live;
   }
 
-  // Of up to three chunks or so, anywhere; small ones and ones of exactly some chunks are among them.
+  // In three chunks or less, anywhere; small ones and ones of exactly some chunks are among them.
   std::pair<uint64_t, uint64_t> some_range(const Array& array) {
     const uint64_t size = array.bytes.size();
     if (below(4) == 0) {
       const uint64_t first = below(size) / t.chunk * t.chunk;
       return {first, std::min(size - first, (1 + below(2)) * t.chunk)};
     }
-    const uint64_t first = below(size), most_bytes = below(3) == 0 ? 100 : 2 * t.chunk + t.chunk / 2;
+    const uint64_t first = below(size), most_bytes = below(3) == 0 ? 100 : t.chunk + t.chunk / 2;
     return {first, 1 + below(std::min(size - first, most_bytes))};
   }
 
@@ -108,7 +108,7 @@ struct RandomProgram {
     };
     std::vector<Part> parts;
     std::vector<ooc_operand> operands;
-    for (uint64_t i = 0, count = 1 + below(3); i < count; ++i) {
+    for (uint64_t i = 0, count = 1 + below(most_parts); i < count; ++i) {
       Array& array = arrays[below(arrays.size())];
       const auto [offset, bytes] = some_range(array);
       const bool writes = below(3) == 0;
@@ -143,6 +143,7 @@ struct RandomProgram {
         arrays.push_back(t.make_absent(bytes));
         return OOC_OK;
       }
+      t.let_go();
       void* address = t.core.malloc(bytes);
       if (address == nullptr) return OOC_OUT_OF_MEMORY;
       arrays.push_back({address, Bytes(bytes), std::vector<bool>(bytes)});
@@ -164,7 +165,8 @@ struct RandomProgram {
 
   RangesTest& t;
   std::mt19937_64 random;
-  uint64_t most;
+  uint64_t most;            // chunks that live at once
+  uint64_t most_parts = 3;  // of one function: together at most three times as many chunks
   std::vector<Array> arrays;
 };
 
