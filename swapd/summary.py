@@ -23,6 +23,7 @@ _COPIED = """
     stall_seconds min_budget_bytes chunk_bytes clean_drop_bytes demand_swap_in_bytes demand_swap_out_bytes
     planned_iteration_count plan_switch_count driver_failure_count stall_swap_in_seconds stall_room_seconds
     cancelled_swap_out_count write_back_bytes external_pin_count allocations copy_out_seconds copy_in_seconds
+    host_backed_function_count
 """.split()
 
 

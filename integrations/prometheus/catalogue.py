@@ -271,6 +271,10 @@ _STEPS = (
         "ooc_planned_steps_total", "", "Iterations that ran under a plan until their end.", "planned_iteration_count"
     ),
     _counter("ooc_functions_total", "", "Functions (operators) that began.", "functions"),
+    _counter(
+        "ooc_host_backed_functions_total", "", "Of these, those that fit no budget, and used host memory in its place.",
+        "host_backed_function_count",
+    ),
     _counter("ooc_allocations_total", "", "Allocations.", "allocations"),
     _counter("ooc_frees_total", "", "Frees.", "frees"),
     _counter(

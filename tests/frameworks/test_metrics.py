@@ -45,6 +45,7 @@ SAME: dict[str, tuple[str, dict[str, str]]] = {
     "functions": ("functions_total", {}),
     "allocations": ("allocations_total", {}),
     "external_pin_count": ("pins_total", {}),
+    "host_backed_function_count": ("host_backed_functions_total", {}),
     "stall_swap_in_seconds": ("stall_seconds_total", {"cause": "swap_in"}),
     "stall_room_seconds": ("stall_seconds_total", {"cause": "room"}),
     "copy_out_seconds": ("swap_seconds_total", {"direction": "out"}),
