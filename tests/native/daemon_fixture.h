@@ -12,9 +12,11 @@ struct InMove {
   int32_t variable, first, count, after_function, after_outs, before_function;
 };
 
-struct DaemonTest : CoreTest {
-  explicit DaemonTest(const Limits& limits, bool threads = false) : CoreTest(limits), daemon(core, threads) {}
-  ~DaemonTest() {
+template <class Base>
+struct WithDaemon : Base {
+  using Base::core;
+  explicit WithDaemon(const Limits& limits, bool threads = false) : Base(limits), daemon(core, threads) {}
+  ~WithDaemon() {
     settle();
     daemon.stop();
   }
@@ -69,5 +71,6 @@ struct DaemonTest : CoreTest {
 
   Daemon daemon;
 };
+using DaemonTest = WithDaemon<CoreTest>;
 
 }  // namespace ooc::testing
