@@ -306,7 +306,7 @@ int Core::pin(const void* address, uint32_t access, uint64_t* token) {
       return status;
     }
   if (handle.get() == nullptr) return OOC_OK;  // freed while it came in
-  if (order_) order_->synchronize(region->arrival, Edge::kInBeforeUse);  // for users on no stream that we know
+  if (order_) order_->synchronize(arrival_of(region, 0, region->count), Edge::kInBeforeUse);  // for users on no stream that we know
   if (access & OOC_WRITE) mark_written(region);
   if (!thread.in_function) hold(region, &thread);  // within one, what is held beside the operands are its allocations
   note_need();

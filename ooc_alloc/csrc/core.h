@@ -204,7 +204,13 @@ class Core {
   void wait_for_memory(uint32_t stream, const Moments& moments);
   Moments take_moments(const Chunk* chunks, uint32_t count);
   void retire(Chunk chunk, const std::shared_ptr<const Moments>& after);
-  static Moments all_moments(const Region* region);
+  // Of slots: uses, copies in, and copies out of the region.
+  static Moments moments_of(const Region* region, uint32_t first, uint32_t count);
+  static Moments all_moments(const Region* region) { return moments_of(region, 0, region->count); }
+  static Moments arrival_of(const Region* region, uint32_t first, uint32_t count);
+  Region::Part& part_of(Region* region, uint32_t first, uint32_t count);
+  void add_arrival(Region* region, uint32_t first, uint32_t count, const Moments& moments);
+  bool still_arrives(Region* region, const Hold& hold);
   void begin_on_stream(ThreadState& thread, CUstream stream, bool recorded);
   void end_on_stream(ThreadState& thread);
   void measured(Trace& trace);

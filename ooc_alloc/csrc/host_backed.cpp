@@ -32,7 +32,7 @@ bool Core::hide_host_copy(Region* region, uint32_t first, uint32_t count) {
 
 // False: the chunks are free again, and the bytes are in the host copy as before.
 bool Core::take_place(Region* region, uint32_t first, uint32_t count, bool copied) {
-  if (order_) order_->synchronize(region->arrival, Edge::kUseBeforeUnmap);
+  if (order_) order_->synchronize(arrival_of(region, first, count), Edge::kUseBeforeUnmap);
   std::vector<Chunk> chunks;
   for (uint32_t i = first; i < first + count; ++i) chunks.push_back(region->slots[i].chunk);
   char* address = address_of(region->first + first);

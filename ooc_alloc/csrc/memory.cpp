@@ -75,6 +75,7 @@ Region* Core::new_region(uint32_t count) {
   region->leaky = false;
   region->uses.clear();
   region->arrival.clear();
+  region->parts.clear();
   region->out = {};
   std::fill_n(region_at_ + first, count, region->index + 1);
   return region;
@@ -98,6 +99,7 @@ void* Core::malloc_region(Lock& lock, uint64_t bytes, uint32_t stream) {
     ++stats_.cache_hits;
     if (order_) region->arrival = all_moments(region);
     region->uses.clear();
+    region->parts.clear();
   } else {
     std::vector<Chunk> chunks(count);
     int attempts = 0;
@@ -328,9 +330,9 @@ void Core::uncache(Region* region) {
 
 bool Core::unmap_slots(Region* region, uint32_t first, uint32_t count) {
   if (order_ && host_chunks_) {
-    order_->synchronize(all_moments(region), Edge::kUseBeforeUnmap);  // the address gets another memory at once
+    order_->synchronize(moments_of(region, first, count), Edge::kUseBeforeUnmap);  // the address gets another memory at once
   } else if (order_) {
-    const auto after = std::make_shared<const Moments>(all_moments(region));
+    const auto after = std::make_shared<const Moments>(moments_of(region, first, count));
     for (uint32_t i = first; i < first + count; ++i) {
       retire(region->slots[i].chunk, after);
       region->slots[i].chunk = kNoChunk;

@@ -18,11 +18,75 @@ void Core::wait_for_memory(uint32_t stream, const Moments& moments) {
   }
 }
 
-Moments Core::all_moments(const Region* region) {
+// ---- parts ----------------------------------------------------------------------------------------------------------
+
+// A function that uses one range must not wait for the copy of another, nor a copy for the use of another.
+namespace {
+
+bool overlap(const Region::Part& part, uint32_t first, uint32_t count) {
+  return part.first < first + count && first < part.first + part.count;
+}
+
+}  // namespace
+
+Moments Core::moments_of(const Region* region, uint32_t first, uint32_t count) {
   Moments all = region->uses;
   all.add(region->arrival);
   all.add(region->out);
+  for (const Region::Part& part : region->parts) {
+    if (!overlap(part, first, count)) continue;
+    all.add(part.uses);
+    all.add(part.arrival);
+  }
   return all;
+}
+
+Moments Core::arrival_of(const Region* region, uint32_t first, uint32_t count) {
+  Moments all = region->arrival;
+  for (const Region::Part& part : region->parts)
+    if (overlap(part, first, count)) all.add(part.arrival);
+  return all;
+}
+
+// What is over is forgotten when there are many; if they are still too many, they are not told apart any more.
+Region::Part& Core::part_of(Region* region, uint32_t first, uint32_t count) {
+  constexpr size_t kMostParts = 64;
+  std::vector<Region::Part>& parts = region->parts;
+  for (Region::Part& part : parts)
+    if (part.first == first && part.count == count) return part;
+  if (parts.size() >= kMostParts) {
+    for (Region::Part& part : parts) {
+      order_->prune(part.uses);
+      order_->prune(part.arrival);
+    }
+    const auto over = [](const Region::Part& part) { return part.uses.empty() && part.arrival.empty(); };
+    parts.erase(std::remove_if(parts.begin(), parts.end(), over), parts.end());
+  }
+  if (parts.size() >= kMostParts) {
+    for (const Region::Part& part : parts) {
+      region->uses.add(part.uses);
+      region->arrival.add(part.arrival);
+    }
+    parts.clear();
+  }
+  parts.push_back({first, count, {}, {}});
+  return parts.back();
+}
+
+void Core::add_arrival(Region* region, uint32_t first, uint32_t count, const Moments& moments) {
+  (region->in_ranges ? part_of(region, first, count).arrival : region->arrival).add(moments);
+}
+
+bool Core::still_arrives(Region* region, const Hold& hold) {
+  if (!region->arrival.empty() && order_->over(region->arrival)) region->arrival.clear();
+  bool any = !region->arrival.empty();
+  const uint32_t count = hold.end(region) - hold.first;
+  for (Region::Part& part : region->parts) {
+    if (part.arrival.empty() || !overlap(part, hold.first, count)) continue;
+    if (order_->over(part.arrival)) part.arrival.clear();
+    any |= !part.arrival.empty();
+  }
+  return any;
 }
 
 Moments Core::take_moments(const Chunk* chunks, uint32_t count) {
@@ -57,17 +121,19 @@ Moment Core::enqueued(Direction direction, StreamTimer::Start timed, uint64_t ev
 void Core::begin_on_stream(ThreadState& thread, CUstream stream, bool recorded) {
   thread.stream_handle = stream;
   const Region* waits = nullptr;
-  for (const Hold& handle : thread.held) {
-    Region* region = handle.get();
-    if (region == nullptr || region->arrival.empty()) continue;
-    if (order_->over(region->arrival)) region->arrival.clear();
-    if (waits == nullptr && !region->arrival.empty()) waits = region;
+  for (const Hold& hold : thread.held) {
+    Region* region = hold.get();
+    if (region != nullptr && still_arrives(region, hold) && waits == nullptr) waits = region;
   }
   const bool measure = recorded && iterations_to_measure_ > 0;
   const StreamTimer::Start waiting = waits != nullptr ? timer_->start(stream) : nullptr;
   const StreamTimer::Start before = waits != nullptr && measure ? timer_->start(stream) : nullptr;
-  for (const Hold& handle : thread.held)
-    if (const Region* region = handle.get()) wait_for_memory(thread.stream, region->arrival);
+  for (const Hold& hold : thread.held) {
+    const Region* region = hold.get();
+    if (region == nullptr) continue;
+    if (region->parts.empty()) wait_for_memory(thread.stream, region->arrival);
+    else wait_for_memory(thread.stream, arrival_of(region, hold.first, hold.end(region) - hold.first));
+  }
   if (waits != nullptr) {
     const bool watch = timeline_.on() && waiting != nullptr;
     const double now = watch ? now_seconds() : 0;
@@ -94,8 +160,9 @@ void Core::measured(Trace& trace) {
 
 void Core::end_on_stream(ThreadState& thread) {
   const Moment moment = order_->now(thread.stream);
-  for (const Hold& handle : thread.held)
-    if (Region* region = handle.get()) region->uses.add(moment);
+  for (const Hold& hold : thread.held)
+    if (Region* region = hold.get())
+      (hold.whole() ? region->uses : part_of(region, hold.first, hold.count).uses).add(moment);
   const bool moves = stats_.swap_out_count + stats_.clean_drop_count > 0;
   if (!(freed_since_mark_ && moves) && !(scheduler_ != nullptr && scheduler_->waits_for_last_function())) return;
   order_->mark(thread.stream);
@@ -125,7 +192,7 @@ void Core::free_host_block(Region* region) {
   if (!hide_host_copy(region, 0, region->count)) region->leaky = true;
   if (order_) {
     Moments reads;
-    for (const Moment& moment : region->arrival)
+    for (const Moment& moment : arrival_of(region, 0, region->count))
       if (moment.stream == StreamOrder::kIn) reads.add(moment);
     if (!order_->over(reads)) host_pending_.push_back({region->host, region->arena->rounded(region->bytes), reads});
   }
@@ -183,7 +250,7 @@ bool Core::settle_enqueued(Lock& lock, const Transfer& transfer) {
     moment = enqueued(Direction::kIn, nullptr, Timeline::kNoEvent);
   }
   if (transfer.direction == Direction::kOut) region->out = moment;
-  else region->arrival.add(moment);
+  else add_arrival(region, transfer.first, transfer.count, moment);
   return end_transition(transfer, copied);
 }
 

@@ -175,7 +175,7 @@ bool Core::bring_blank(Lock& lock, Piece piece, const Chunk* chunks) {
   if (mapped == CUDA_SUCCESS) {
     region->resident += piece.count;
     resident_chunks_ += piece.count;
-    region->arrival.add(*before);
+    if (order_) add_arrival(region, piece.first, piece.count, *before);
   }
   region->moving -= piece.count;
   moving_ -= piece.count;

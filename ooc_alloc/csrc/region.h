@@ -82,6 +82,11 @@ struct Region {
   uint32_t place = 0;         // in the user's program, where it was allocated
   Moments uses;               // functions that read or wrote it
   Moments arrival;            // its copies in, and what used its chunks before: to be waited for before every use
+  struct Part {               // the same of some slots, beside what is of the whole
+    uint32_t first, count;
+    Moments uses, arrival;
+  };
+  std::vector<Part> parts;    // where functions use ranges
   Moment out;                 // its last copy out
   struct Stale {              // slots that lost their chunk and are still mapped to it
     uint32_t first, count;

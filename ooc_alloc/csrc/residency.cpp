@@ -53,7 +53,7 @@ bool Core::copy_slots(Region* region, uint32_t first, uint32_t count, Direction 
 }
 
 bool Core::verify_clean(Region* region, uint32_t first, uint32_t count) {
-  if (order_) order_->synchronize(all_moments(region), Edge::kUseBeforeOut);
+  if (order_) order_->synchronize(moments_of(region, first, count), Edge::kUseBeforeOut);
   const uint64_t bytes = slot_bytes(region, first, count, chunk_bytes_);
   std::vector<char> now(bytes);
   const auto address = reinterpret_cast<CUdeviceptr>(address_of(region->first + first));
@@ -116,7 +116,7 @@ bool Core::start_out(Lock& lock, Piece piece, std::vector<Transfer>& transfers, 
     moving_ += last - i;
     Transfer transfer{region, i, last - i, Direction::kOut, nullptr, now_seconds(), false, {}};
     if (timeline_.on()) transfer.watched = watch_copy(region, Direction::kOut, transfer.started, piece.on_demand);
-    if (order_) order_->make_wait(StreamOrder::kOut, all_moments(region), Edge::kUseBeforeOut);
+    if (order_) order_->make_wait(StreamOrder::kOut, moments_of(region, i, last - i), Edge::kUseBeforeOut);
     const auto timed = order_ ? timer_->start(device_.stream(Direction::kOut)) : nullptr;
     lock.unlock();
     transfer.failed = !copy_slots(region, i, last - i, Direction::kOut);
