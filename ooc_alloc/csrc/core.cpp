@@ -157,8 +157,7 @@ void Core::stalled(double now, double seconds, const Region* region) {
   if (sequence_thread_ != nullptr && find_thread_state() == sequence_thread_) recorder_.stalled(seconds);
 }
 
-void Core::mark_written(Region* region, uint32_t first, uint32_t count) {
-  if (region->host_valid == 0 && region->moving == 0) return;
+void Core::forget_host_copies(Region* region, uint32_t first, uint32_t count) {
   for (uint32_t i = first; i < first + count; ++i) {
     Slot& slot = region->slots[i];
     slot.overwritten |= slot.leaving;
@@ -238,9 +237,11 @@ int Core::function_begin(uint32_t function, const ooc_operand* operands, uint32_
     if (const int status = bring_operands(lock, thread)) return refuse_begin(thread, recorded, status);
   note_need();
   if (order_) begin_on_stream(thread, stream, recorded);
-  for (const Hold& hold : thread.held)
-    if (hold.whole() ? hold.region->write_serial == serial : hold.writes)
-      if (Region* region = hold.get()) mark_written(region, hold.first, hold.end(region) - hold.first);
+  if (thread.writes)
+    for (const Hold& hold : thread.held) {
+      if (hold.whole() && hold.region->write_serial == serial) mark_written(hold.region);
+      else if (hold.writes && hold.get() != nullptr) mark_written(hold.region, hold.first, hold.count);
+    }
   if (watched()) watch_function(thread, recorded);
   ++stats_.functions;
   return OOC_OK;

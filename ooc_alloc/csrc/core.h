@@ -270,7 +270,10 @@ class Core {
   uint64_t add_external_pin(Region* region, uint32_t access);  // gives its token
   void release_held(std::vector<Hold>& held);
   // Host copies of resident slots are worth nothing any more, nor are those that are being made.
-  void mark_written(Region* region, uint32_t first, uint32_t count);
+  void mark_written(Region* region, uint32_t first, uint32_t count) {
+    if (region->host_valid > 0 || region->moving > 0) forget_host_copies(region, first, count);
+  }
+  void forget_host_copies(Region* region, uint32_t first, uint32_t count);
   void mark_written(Region* region) { mark_written(region, 0, region->count); }
   void note_need();
   std::string audit_holds() const;  // audit.cpp
@@ -286,7 +289,6 @@ class Core {
   bool hold_ranges(ThreadState& thread, const ooc_operand* operands, uint32_t count, bool recorded);
   void add_hold(const Hold& hold);
   void drop_hold(const Hold& hold);
-  void end_pins(Region* region);  // it is freed
   static bool all_resident(const Hold& hold, const Region* region);
   static uint64_t absent_chunks(const std::vector<Hold>& held);
   bool bring_blank(Lock& lock, Piece piece, const Chunk* chunks);

@@ -97,9 +97,11 @@ void* Core::malloc_region(Lock& lock, uint64_t bytes, uint32_t stream) {
     region = same_size->second.back();
     uncache(region);
     ++stats_.cache_hits;
-    if (order_) region->arrival = all_moments(region);
-    region->uses.clear();
-    region->parts.clear();
+    if (order_) {
+      region->arrival = all_moments(region);
+      region->uses.clear();
+      region->parts.clear();
+    }
   } else {
     std::vector<Chunk> chunks(count);
     int attempts = 0;
@@ -292,7 +294,8 @@ void Core::free_region(Region* region, const Moments& uses) {
   stats_.live_bytes -= region->bytes;
   stats_.region_live_bytes -= region->bytes;
   live_region_chunks_ -= region->count;
-  end_pins(region);
+  pinned_chunks_ -= region->pins > 0 ? region->count : region->pinned_slots;
+  region->pins = region->external_pins = region->writable_pins = region->pinned_slots = 0;
   region->live = false;
   ++region->generation;
   used_.remove(region);
@@ -305,7 +308,11 @@ void Core::free_region(Region* region, const Moments& uses) {
 void Core::dispose(Region* region) {
   region->doomed = false;
   free_host_block(region);
-  for (Slot& slot : region->slots) slot.host_valid = slot.blank = false;
+  if (region->host_valid > 0 || region->in_ranges)
+    for (Slot& slot : region->slots) {
+      slot.host_valid = slot.blank = false;
+      slot.pins = slot.kept = 0;
+    }
   region->host_valid = 0;
   if (region->fully_resident() || !destroy(region)) cache(region);
 }

@@ -121,13 +121,6 @@ void Core::drop_hold(const Hold& hold) {
   }
 }
 
-void Core::end_pins(Region* region) {
-  pinned_chunks_ -= region->pins > 0 ? region->count : region->pinned_slots;
-  region->pins = region->external_pins = region->writable_pins = region->pinned_slots = 0;
-  if (!region->in_ranges) return;
-  for (Slot& slot : region->slots) slot.pins = slot.kept = 0;
-}
-
 bool Core::all_resident(const Hold& hold, const Region* region) {
   if (region->fully_resident()) return true;
   if (hold.whole()) return false;

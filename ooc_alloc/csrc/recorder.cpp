@@ -42,11 +42,11 @@ void Recorder::begin_iteration(double now) {
 }
 
 void Recorder::begin_function(uint32_t id, double now) {
-  before_ = {hash_, stalled_, trace_->names.size(), trace_->uses.size(), trace_->variables.size()};
+  before_ = {hash_, stalled_};
   end_function(now);
   chunks_now_ = chunks_peak_ = chunks_sum_ = 0;
   workspaces_.clear();
-  known_before_.clear();
+  if (!known_before_.empty()) known_before_.clear();
   hash_ = mix(hash_, name_hashes_[id]);
   if (trace_->names.size() >= kMostFunctions) {
     trace_->overflow = true;
@@ -83,7 +83,6 @@ uint32_t Recorder::add(Region* region, int32_t born) {
   const auto id = static_cast<uint32_t>(trace_->variables.size());
   const int32_t previous = region->iteration + 1 == iteration_ && born < 0 ? region->variable : -1;
   trace_->variables.push_back({{region, region->generation}, region->bytes, born, INT32_MAX, previous, region->place});
-  known_before_.push_back({region->iteration, region->variable});
   region->iteration = iteration_;
   region->variable = static_cast<int32_t>(id);
   return id;
@@ -126,27 +125,30 @@ bool Recorder::seen(const Region* region, uint32_t first, uint32_t count) const 
 
 // The time until the next one begins counts for the function before, as it does when nothing was tried in between.
 void Recorder::forget_function() {
-  if (trace_->overflow || trace_->functions() == before_.functions) return;
-  for (size_t v = before_.variables; v < trace_->variables.size(); ++v) {
+  if (trace_->overflow || trace_->names.empty()) return;
+  const uint32_t function = trace_->functions() - 1;
+  const size_t variables = trace_->variables.size() - known_before_.size();
+  for (size_t v = variables; v < trace_->variables.size(); ++v) {
     const Trace::Variable& variable = trace_->variables[v];
-    const Known& known = known_before_[v - before_.variables];
+    const Known& known = known_before_[v - variables];
     if (Region* region = variable.handle.get()) {
       region->iteration = known.iteration;
       region->variable = known.variable;
-    } else if (known.iteration + 1 == iteration_ && known.variable >= 0 && before_.functions > 0) {  // freed meanwhile
-      only_freed_.push_back({{}, variable.bytes, -1, static_cast<int32_t>(before_.functions) - 1, known.variable, variable.place});
+    } else if (known.iteration + 1 == iteration_ && known.variable >= 0 && function > 0) {  // freed meanwhile
+      only_freed_.push_back({{}, variable.bytes, -1, static_cast<int32_t>(function) - 1, known.variable, variable.place});
     }
   }
-  trace_->variables.resize(before_.variables);
-  trace_->uses.resize(before_.uses);
-  trace_->names.resize(before_.functions);
-  trace_->starts.resize(before_.functions);
-  trace_->seconds.resize(before_.functions);
-  if (trace_->prefixes.size() > before_.functions) trace_->prefixes.resize(before_.functions);
+  trace_->variables.resize(variables);
+  known_before_.clear();
+  while (!trace_->uses.empty() && trace_->uses.back().function == function) trace_->uses.pop_back();
+  trace_->names.pop_back();
+  trace_->starts.pop_back();
+  trace_->seconds.pop_back();
+  if (trace_->prefixes.size() > function) trace_->prefixes.pop_back();
   hash_ = before_.hash;
   stalled_ += before_.stalled;
   for (Trace::Variable& variable : trace_->variables)  // freed meanwhile, by another thread
-    if (variable.died == static_cast<int32_t>(before_.functions)) variable.died = std::max(variable.died - 1, variable.born);
+    if (variable.died == static_cast<int32_t>(function)) variable.died = std::max(variable.died - 1, variable.born);
   chunks_now_ = chunks_peak_ = chunks_sum_ = 0;
   workspaces_.clear();
 }

@@ -78,7 +78,11 @@ class Recorder {
   void end_function(double now);
   void count_chunks(uint32_t chunks);
   uint32_t add(Region* region, int32_t born);
-  uint32_t number(Region* region) { return seen(region) ? static_cast<uint32_t>(region->variable) : add(region, -1); }
+  uint32_t number(Region* region) {
+    if (__builtin_expect(seen(region), true)) return static_cast<uint32_t>(region->variable);
+    known_before_.push_back({region->iteration, region->variable});
+    return add(region, -1);
+  }
   void link_to_previous(Trace& ended) const;
 
   std::shared_ptr<Trace> trace_;
@@ -94,13 +98,12 @@ class Recorder {
   struct {
     uint64_t hash = 0;
     double stalled = 0;
-    size_t functions = 0, uses = 0, variables = 0;
   } before_;
   struct Known {
     uint64_t iteration;
     int32_t variable;
   };
-  std::vector<Known> known_before_;  // what the variables that appeared with it were known as
+  std::vector<Known> known_before_;  // what the variables that appeared as its operands were known as
 
   std::vector<Trace::Variable> only_freed_;  // freed without a use: known only at the end, so numbered last
   uint64_t hash_ = 0, last_fingerprint_ = 0;
