@@ -1,4 +1,5 @@
 // The C interface over Core and Daemon. Exceptions end here.
+#include <algorithm>
 #include <exception>
 
 #include "core.h"
@@ -210,8 +211,11 @@ int ooc_core_trace_copy(ooc_core* core, uint64_t fingerprint, ooc_trace_arrays* 
     arrays->use_function[i] = trace->uses[i].function;
     arrays->use_variable[i] = trace->uses[i].variable;
     arrays->use_access[i] = trace->uses[i].access;
-    arrays->use_first_chunk[i] = trace->uses[i].first;
-    arrays->use_chunk_count[i] = trace->uses[i].count;
+    const ooc::Trace::Range range = trace->range(trace->uses[i]);
+    const uint64_t chunk = core->core.chunk_bytes();
+    const uint64_t all = (trace->variables[trace->uses[i].variable].bytes + chunk - 1) / chunk;
+    arrays->use_first_chunk[i] = range.first;
+    arrays->use_chunk_count[i] = static_cast<uint32_t>(std::min<uint64_t>(range.count, all));
   }
   return OOC_OK;
 }

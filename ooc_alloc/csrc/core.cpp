@@ -170,7 +170,10 @@ void Core::forget_host_copies(Region* region, uint32_t first, uint32_t count) {
 // It would wait for nobody: nothing else runs, and what is pinned exceeds the budget. Known before anybody is told of it.
 bool Core::cannot_begin(const ThreadState& thread) {
   while (pinned_chunks_ + heap_used_ > pool_->limit() && active_functions() == 0 && absent_chunks(thread.held) > idle_chunks())
-    if (!release_idle_threads()) return true;
+    if (!release_idle_threads()) {
+      set_last_error(describe_need(recorder_.function_name(thread.function), 0));
+      return true;
+    }
   return false;
 }
 
@@ -191,7 +194,7 @@ int Core::function_begin(uint32_t function, const ooc_operand* operands, uint32_
     return OOC_OK;
   }
   release_held(thread.held);
-  if (active_functions() == 0 && !orphans_.empty()) release_held(orphans_);
+  if (!orphans_.empty() && active_functions() == 0) release_held(orphans_);
   if (strict_)
     if (const int status = evict_unpinned(lock)) return status;
   if (sequence_thread_ == nullptr) sequence_thread_ = &thread;
@@ -203,7 +206,7 @@ int Core::function_begin(uint32_t function, const ooc_operand* operands, uint32_
   thread.writes = thread.on_host = false;
   thread.function = function;
   for (uint32_t i = 0; i < count; ++i) ranges |= operands[i].bytes != 0;
-  if (ranges) missing = hold_ranges(thread, operands, count, recorded);
+  if (__builtin_expect(ranges, false)) missing = hold_ranges(thread, operands, count, recorded);
   for (uint32_t i = 0; i < (ranges ? 0 : count); ++i) {
     Region* region = find(operands[i].address);
     if (region == nullptr) continue;
@@ -222,8 +225,7 @@ int Core::function_begin(uint32_t function, const ooc_operand* operands, uint32_
     missing |= !region->fully_resident();
     if (recorded) recorder_.use(region, operands[i].access);
   }
-  if (missing && cannot_begin(thread))
-    return refuse_begin(thread, recorded, fail(OOC_OUT_OF_MEMORY, describe_need(recorder_.function_name(function), 0)));
+  if (missing && cannot_begin(thread)) return refuse_begin(thread, recorded, OOC_OUT_OF_MEMORY);
   if (recorded) {
     const uint64_t prefix = recorder_.end_operands();
     if (scheduler_ != nullptr) scheduler_->function_started(recorder_.current().functions() - 1, prefix);

@@ -256,8 +256,8 @@ class Core {
   }
   ThreadState& new_thread_state();
   void hold(Region* region, ThreadState* thread);
-  bool cannot_begin(const ThreadState& thread);
-  int refuse_begin(ThreadState& thread, bool recorded, int status);
+  [[gnu::cold]] bool cannot_begin(const ThreadState& thread);
+  [[gnu::cold]] int refuse_begin(ThreadState& thread, bool recorded, int status);
   Region* find(const void* address) const;
   bool owns(const void* address) const {
     const auto offset = static_cast<uint64_t>(static_cast<const char*>(address) - device_.base());
@@ -273,7 +273,7 @@ class Core {
   void mark_written(Region* region, uint32_t first, uint32_t count) {
     if (region->host_valid > 0 || region->moving > 0) forget_host_copies(region, first, count);
   }
-  void forget_host_copies(Region* region, uint32_t first, uint32_t count);
+  [[gnu::noinline]] void forget_host_copies(Region* region, uint32_t first, uint32_t count);
   void mark_written(Region* region) { mark_written(region, 0, region->count); }
   void note_need();
   std::string audit_holds() const;  // audit.cpp

@@ -92,7 +92,7 @@ void Recorder::use(Region* region, uint32_t access) {
   if (trace_->overflow) return;
   const uint32_t id = number(region);
   hash_ = mix(hash_, (uint64_t{id} << 34) ^ (uint64_t{region->count} << 2) ^ access);
-  trace_->uses.push_back({trace_->functions() - 1, id, access, 0, region->count});
+  trace_->uses.push_back({trace_->functions() - 1, id, access & 3, 0});
   region->whole_iteration = iteration_;
   count_chunks(region->count);
 }
@@ -102,7 +102,14 @@ void Recorder::use(Region* region, uint32_t access, uint32_t first, uint32_t cou
   const uint32_t id = number(region);
   hash_ = mix(hash_, (uint64_t{id} << 34) ^ (uint64_t{region->count} << 2) ^ access);
   hash_ = mix(hash_, uint64_t{first} << 32 ^ count);
-  trace_->uses.push_back({trace_->functions() - 1, id, access, first, count});
+  constexpr uint32_t kMostRanges = uint32_t{1} << 30;
+  const auto range = static_cast<uint32_t>(trace_->ranges.size());
+  if (range >= kMostRanges) {
+    trace_->overflow = true;
+    return;
+  }
+  trace_->uses.push_back({trace_->functions() - 1, id, access & 3, range & (kMostRanges - 1)});
+  trace_->ranges.push_back({first, count});
   for (uint32_t i = first; i < first + count; ++i) region->slots[i].iteration = static_cast<uint32_t>(iteration_);
   count_chunks(count);
 }
@@ -140,7 +147,10 @@ void Recorder::forget_function() {
   }
   trace_->variables.resize(variables);
   known_before_.clear();
-  while (!trace_->uses.empty() && trace_->uses.back().function == function) trace_->uses.pop_back();
+  while (!trace_->uses.empty() && trace_->uses.back().function == function) {
+    if (trace_->uses.back().range > 0) trace_->ranges.pop_back();
+    trace_->uses.pop_back();
+  }
   trace_->names.pop_back();
   trace_->starts.pop_back();
   trace_->seconds.pop_back();
@@ -157,7 +167,7 @@ void Recorder::widen_last_use(const Region* region, uint32_t access) {
   if (trace_->overflow) return;
   for (auto use = trace_->uses.rbegin(); use != trace_->uses.rend(); ++use) {
     if (use->variable != static_cast<uint32_t>(region->variable)) continue;
-    use->access |= access;
+    use->access |= access & 3;
     hash_ = mix(hash_, access);
     return;
   }
@@ -176,7 +186,7 @@ void Recorder::allocate(Region* region, bool in_function) {
   if (region->in_ranges) hash_ = mix(hash_, kAbsent);  // its first use comes later
   if (!in_function || region->in_ranges) return;
   region->whole_iteration = iteration_;
-  trace_->uses.push_back({trace_->functions() - 1, id, 2, 0, region->count});
+  trace_->uses.push_back({trace_->functions() - 1, id, 2, 0});
   count_chunks(region->count);
 }
 

@@ -23,8 +23,11 @@ struct Trace {
     uint32_t place = 0;
   };
   struct Use {
-    uint32_t function, variable, access;
-    uint32_t first = 0, count = 0;  // chunks
+    uint32_t function, variable;
+    uint32_t access : 2, range : 30;  // 0: the whole variable; else the number of its range
+  };
+  struct Range {
+    uint32_t first, count;  // chunks
   };
   std::vector<uint32_t> names;      // [functions] function id
   std::vector<double> starts;       // [functions] seconds since the iteration began
@@ -32,10 +35,12 @@ struct Trace {
   std::vector<uint64_t> prefixes;   // [functions] fingerprint of the sequence up to and with the function
   std::vector<Variable> variables;
   std::vector<Use> uses;            // by function, ascending
+  std::vector<Range> ranges{{0, UINT32_MAX}};  // the first one stands for any whole variable
   uint64_t fingerprint = 0;
   bool overflow = false;            // too long: not recorded to the end
 
   uint32_t functions() const { return static_cast<uint32_t>(names.size()); }
+  Range range(const Use& use) const { return ranges[use.range]; }
 };
 
 class Recorder {

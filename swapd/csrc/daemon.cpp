@@ -15,8 +15,8 @@ Uses::const_iterator first_use(const Uses& uses, uint32_t function) {
                           [](const Plan::Use& use, uint32_t value) { return use.function < value; });
 }
 
-bool overlap(uint32_t first, uint32_t count, uint32_t other_first, uint32_t other_count) {
-  return first < other_first + other_count && other_first < first + count;
+bool overlap(Trace::Range one, const Move& move) {
+  return one.first < move.first + move.count && (move.first < one.first || move.first - one.first < one.count);
 }
 
 // Its bytes are not on the device, and may be brought there.
@@ -122,7 +122,7 @@ bool Daemon::install(const ooc_plan& source) {
     for (const Move& move : *moves)
       if (move.variable >= variables || move.after_function >= static_cast<int32_t>(trace.functions())) return false;
   plan->uses.resize(variables);
-  for (const Trace::Use& use : trace.uses) plan->uses[use.variable].push_back({use.function, use.first, use.count});
+  for (const Trace::Use& use : trace.uses) plan->uses[use.variable].push_back({use.function, trace.range(use)});
   plan->next_id.assign(variables, -1);
   for (size_t v = 0; v < variables; ++v) {
     const int32_t previous = trace.variables[v].previous;
@@ -354,7 +354,7 @@ bool Daemon::used_since(const Run& run, const Move& move, const Region* region) 
   const auto& uses = run.plan->uses[move.variable];
   for (auto use = first_use(uses, static_cast<uint32_t>(move.after_function + 1)); use != uses.end(); ++use) {
     if (use->function >= run.begun) return false;
-    if (overlap(use->first, use->count, move.first, move.count)) return true;
+    if (overlap(use->range, move)) return true;
   }
   return false;
 }
@@ -367,7 +367,7 @@ bool Daemon::leaves_before(const Run& run, const Move& move, const Region* regio
     if (earlier.get() == &run) return false;
     for (size_t i = earlier->next_out; i < earlier->plan->outs.size(); ++i) {
       const Move& out = earlier->plan->outs[i];
-      if (bound(*earlier, out.variable) == region && overlap(out.first, out.count, move.first, move.count)) return true;
+      if (bound(*earlier, out.variable) == region && overlap({out.first, out.count}, move)) return true;
     }
   }
   return false;

@@ -32,7 +32,8 @@ struct Plan {
   std::vector<Move> outs, ins, write_backs;
   std::shared_ptr<const Trace> trace;           // the recorded iteration it was made for
   struct Use {
-    uint32_t function, first, count;            // chunks
+    uint32_t function;
+    Trace::Range range;
   };
   std::vector<std::vector<Use>> uses;           // [variables] by function, ascending
   std::vector<int32_t> next_id;                 // [variables] its id in the next iteration if that is the same; -1

@@ -16,13 +16,14 @@ struct PlanTest : WithDaemon<RangesTest> {
   }
 };
 
-std::string text(const Trace::Use& use) {
-  return std::to_string(use.function) + ":" + std::to_string(use.variable) + "[" + std::to_string(use.first) + "+" +
-         std::to_string(use.count) + "]" + (use.access & OOC_READ ? "r" : "") + (use.access & OOC_WRITE ? "w" : "");
+std::string text(const Trace& trace, const Trace::Use& use) {
+  const Trace::Range range = trace.range(use);
+  const std::string part = use.range == 0 ? "" : "[" + std::to_string(range.first) + "+" + std::to_string(range.count) + "]";
+  return std::to_string(use.function) + ":" + std::to_string(use.variable) + part + (use.access & OOC_READ ? "r" : "") + (use.access & OOC_WRITE ? "w" : "");
 }
 std::string text(const Trace& trace) {
   std::string all;
-  for (const Trace::Use& use : trace.uses) all += (all.empty() ? "" : " ") + text(use);
+  for (const Trace::Use& use : trace.uses) all += (all.empty() ? "" : " ") + text(trace, use);
   return all;
 }
 
@@ -59,11 +60,12 @@ TEST(uses_are_recorded_run_by_run) {
   t.boundary();
   const uint64_t c = t.chunk;
   ASSERT_EQ(t.call("f", {b.whole(OOC_READ), a.range(5 * c, 1, OOC_WRITE), a.range(0, c, OOC_READ), a.range(c, c, OOC_READ),
+                         a.range(6 * c, c, OOC_READ), a.range(7 * c, c, OOC_READ),
                          a.range(2 * c - 1, 2 * c, OOC_WRITE), b.range(0, 2 * c, OOC_WRITE)}), OOC_OK);
   ASSERT_EQ(t.call("g", {a.whole(OOC_READ)}), OOC_OK);
   ASSERT_EQ(t.call("h", {a.range(0, 8 * c, OOC_READ)}), OOC_OK);  // all of it
   const ooc_iteration ended = t.boundary();
-  EXPECT_EQ(text(*t.trace(ended.fingerprint)), std::string("0:0[0+2]rw 0:1[0+1]r 0:1[1+1]rw 0:1[2+2]w 0:1[5+1]w 1:1[0+8]r 2:1[0+8]r"));
+  EXPECT_EQ(text(*t.trace(ended.fingerprint)), std::string("0:0rw 0:1[0+1]r 0:1[1+1]rw 0:1[2+2]w 0:1[5+1]w 0:1[6+2]r 1:1r 2:1r"));
 }
 
 TEST(a_range_makes_another_fingerprint_and_all_of_it_the_same) {
@@ -142,6 +144,19 @@ TEST(the_tail_of_an_iteration_goes_on_beside_uses_of_other_parts) {
   t.use(2);  // already there
   t.use(3);
   EXPECT_EQ(t.core.audit(), OOC_OK);
+}
+
+TEST(the_tail_of_an_iteration_leaves_a_part_that_the_next_one_has_used) {
+  Quarters t(16);
+  t.iterate();
+  ASSERT_TRUE(t.install(t.iterate(), {{0, 0, 2, 3}, {0, 6, 2, 3}}, {}));
+  t.iterate();
+  for (uint64_t quarter = 0; quarter < 4; ++quarter) t.use(quarter);
+  t.boundary();
+  t.use(0);
+  t.use(1);
+  while (t.tick_out()) {}
+  EXPECT_EQ(t.there(t.a), std::string("11111100"));
 }
 
 TEST(a_part_that_is_used_again_does_not_leave) {

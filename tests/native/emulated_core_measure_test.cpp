@@ -67,3 +67,18 @@ TEST(the_device_holds_no_more_than_the_budget_whatever_is_asked) {
   t.expect_intact(all);
   EXPECT_EQ(get_stats().physical_peak_bytes - before, 6 * t.chunk);
 }
+
+TEST(without_measuring_what_does_not_fit_fails_at_once_and_counts_for_nothing) {
+  CoreTest t({6});
+  const Variable operand = t.make(2 * t.chunk, 1);
+  const uint64_t before = t.stats().min_budget_bytes;
+  t.core.set_measuring(false);
+  ASSERT_EQ(t.begin("convolution", {reads(operand)}), OOC_OK);
+  EXPECT_TRUE(t.core.malloc(7 * t.chunk) == nullptr);
+  EXPECT_TRUE(contains(last_error(), "function convolution needs " + std::to_string(9 * t.chunk) + " bytes"));
+  EXPECT_EQ(t.core.function_end(false), OOC_OK);  // whoever called it knows
+  EXPECT_EQ(t.stats().min_budget_bytes, before);  // it may run in parts yet
+  t.core.set_measuring(true);
+  EXPECT_EQ(run(t, operand, {7}), OOC_OUT_OF_MEMORY);
+  EXPECT_EQ(t.stats().min_budget_bytes, 9 * t.chunk);
+}

@@ -229,7 +229,9 @@ TEST(strict_mode_finds_a_write_of_a_range_that_was_declared_as_read) {
   Array a = t.make_absent(6 * t.chunk);
   t.write_all(a, t.chunk, 1);
   ASSERT_EQ(t.check_range(a, 0, 3 * t.chunk), OOC_OK);
-  ASSERT_EQ(t.call("liar", {a.range(0, 3 * t.chunk, OOC_READ)}, [&] { t.put_range(a, t.chunk + 1, 3, 4); }), OOC_OK);
+  const std::vector<ooc_operand> parts = {a.range(0, t.chunk, OOC_READ), a.range(t.chunk, t.chunk, OOC_WRITE),
+                                          a.range(2 * t.chunk, t.chunk, OOC_READ)};
+  ASSERT_EQ(t.call("liar", parts, [&] { t.put_range(a, t.chunk, t.chunk + 3, 4); }), OOC_OK);
   EXPECT_EQ(t.begin("next", {}), OOC_STRICT_VIOLATION);
   EXPECT_TRUE(contains(last_error(), "liar"));
   t.check_all(a, 2 * t.chunk);  // what it wrote is kept, and so is what had left before it was found

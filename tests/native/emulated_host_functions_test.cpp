@@ -109,6 +109,7 @@ TEST(what_it_allocates_is_on_the_device_where_it_fits_and_else_beside_it) {
     EXPECT_TRUE(t.owns(large.address) && t.owns(workspace));
     EXPECT_EQ(t.there(large), std::string(11, '0'));
     EXPECT_EQ(t.there(fits), std::string(6, '1'));
+    EXPECT_EQ(t.stats().pinned_bytes, 6 * t.chunk);
     std::memset(workspace, 1, 9 * t.chunk);
     t.core.free(workspace);
     t.put_plain(fits, 0, fits.bytes.size(), 2);
