@@ -75,6 +75,30 @@ TEST(a_function_larger_than_the_budget_reads_and_writes_in_place) {
   }
 }
 
+// What it enqueues uses addresses that lead elsewhere later, so its end waits for that.
+TEST(where_functions_run_on_streams_its_end_is_the_end_of_its_work) {
+  HostFunctionsTest t(true);
+  const Stream main;
+  Array a = t.make_absent(12 * t.chunk);
+  t.write_all(a, 3 * t.chunk, 1);
+  ASSERT_EQ(t.core.function_begin(t.id("nothing"), nullptr, 0, main.handle), OOC_OK);
+  ASSERT_EQ(t.core.function_end(false), OOC_OK);
+  Bytes copied(a.bytes.size());
+  ASSERT_EQ(t.begin_host({a.whole(OOC_READ)}), OOC_OK);
+  Gate gate;
+  gate.close_on(main);
+  EXPECT_OK(driver().cuMemcpyDtoHAsync(copied.data(), a.pointer(0), copied.size(), main.handle));
+  std::thread opener([&] {
+    t.core.device().bind_thread();
+    std::this_thread::sleep_for(std::chrono::milliseconds(60));
+    gate.open();
+  });
+  ASSERT_EQ(t.core.function_end(false), OOC_OK);
+  EXPECT_TRUE(copied == a.bytes);
+  opener.join();
+  EXPECT_OK(driver().cuStreamSynchronize(main.handle));
+}
+
 TEST(chunks_on_the_device_are_used_there_and_stay) {
   HostFunctionsTest t;
   Array a = t.make_absent(12 * t.chunk);
