@@ -84,7 +84,8 @@ int Core::audit() {
       }
       if (slot.chunk == kNoChunk && !slot.host_valid && !slot.blank) check.equal("slots in neither place", 1, 0);
       if (slot.blank && (slot.host_valid || slot.resident())) check.equal("blank slots with bytes", 1, 0);
-      if (slot.kept > 0 && (slot.chunk != kNoChunk || !slot.host_mapped)) check.equal("slots kept in host memory and not there", 1, 0);
+      if (slot.kept > 0 && (slot.chunk != kNoChunk || !slot.host_mapped))
+        check.equal("slots kept in host memory and not there", 1, 0);
     }
     all_arriving += arriving;
     check.equal("resident slots of a region", with_chunk - arriving, region.resident);

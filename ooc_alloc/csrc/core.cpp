@@ -167,9 +167,11 @@ void Core::forget_host_copies(Region* region, uint32_t first, uint32_t count) {
   }
 }
 
-// It would wait for nobody: nothing else runs, and what is pinned exceeds the budget. Known before anybody is told of it.
+// It would wait for nobody: nothing else runs, and what is pinned exceeds the budget. Known before anybody is told of
+// it.
 bool Core::cannot_begin(const ThreadState& thread) {
-  while (pinned_chunks_ + heap_used_ > pool_->limit() && active_functions() == 0 && absent_chunks(thread.held) > idle_chunks())
+  while (pinned_chunks_ + heap_used_ > pool_->limit() && active_functions() == 0 &&
+         absent_chunks(thread.held) > idle_chunks())
     if (!release_idle_threads()) {
       set_last_error(describe_need(recorder_.function_name(thread.function), 0));
       return true;
@@ -309,7 +311,8 @@ int Core::pin(const void* address, uint32_t access, uint64_t* token) {
       return status;
     }
   if (handle.get() == nullptr) return OOC_OK;  // freed while it came in
-  if (order_) order_->synchronize(arrival_of(region, 0, region->count), Edge::kInBeforeUse);  // for users on no stream that we know
+  // For users on no stream that we know.
+  if (order_) order_->synchronize(arrival_of(region, 0, region->count), Edge::kInBeforeUse);
   if (access & OOC_WRITE) mark_written(region);
   if (!thread.in_function) hold(region, &thread);  // within one, what is held beside the operands are its allocations
   note_need();

@@ -7,6 +7,7 @@
 //   device bytes <= budget, but for counted overruns by slabs, which cannot be refused
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -169,12 +170,12 @@ class Core {
 
   // --- Transitions, for the scheduler's threads too. The lock is held on entry and on return. ---
 
-  // Starts copying resident slots out. Clean ones are dropped at once. Appends to `transfers` what was enqueued.
-  // False: no host memory, or the driver refused; then nothing was started.
-  // With `stay` the slots are copied and remain resident (a write-back), except those that a swap-out comes for meanwhile.
+  // Starts copying resident slots out. Clean ones are dropped at once. Appends to `transfers` what was enqueued. False:
+  // no host memory, or the driver refused; then nothing was started. With `stay` the slots are copied and remain
+  // resident (a write-back), except those that a swap-out comes for meanwhile.
   bool start_out(Lock& lock, Piece piece, std::vector<Transfer>& transfers, bool stay = false);
-  // Maps chunks (taken by the caller) behind absent slots and starts copying in. All or none of them are blank: blank ones
-  // are there when it returns, and no transfer belongs to them.
+  // Maps chunks (taken by the caller) behind absent slots and starts copying in. All or none of them are blank: blank
+  // ones are there when it returns, and no transfer belongs to them.
   bool start_in(Lock& lock, Piece piece, const Chunk* chunks, std::vector<Transfer>& transfers);
   // Waits for a copy and ends its transition. False if the bytes did not arrive.
   bool settle(Lock& lock, const Transfer& transfer);
@@ -326,6 +327,18 @@ class Core {
   bool reclaim_cached(uint64_t wanted);
   void count_allocation(uint64_t bytes);
 
+  uint64_t slot_bytes(const Region* region, uint32_t first, uint32_t count) const {
+    return std::min(region->bytes, (first + count) * chunk_bytes_) - first * chunk_bytes_;
+  }
+
+  // arrivals.cpp
+  int make_resident(Lock& lock, const std::vector<Hold>& holds);
+  int bring_operands(Lock& lock, ThreadState& thread);
+  // Starts bringing in what is absent of a run. `mapped` counts the slots that came without a copy.
+  int bring_in(Lock& lock, const Hold& hold, std::vector<Transfer>& transfers, uint32_t& mapped);
+  // The text of an out-of-memory error; the need counts for min_budget_bytes, unless measuring is off.
+  std::string describe_need(const std::string& function, uint64_t need_chunks);
+
   // residency.cpp
   // Makes `chunks` idle (free, cached or under empty slabs). `pinned_too`: chunks that will be pinned beyond
   // pinned_chunks_; more than the budget can hold is refused at once unless another function may end.
@@ -333,10 +346,6 @@ class Core {
   // clean_only: only what can leave without a copy.
   std::vector<Piece> choose_victims(uint64_t chunks, bool clean_only);
   bool evict(Lock& lock, const std::vector<Piece>& victims);
-  int make_resident(Lock& lock, const std::vector<Hold>& holds);
-  int bring_operands(Lock& lock, ThreadState& thread);
-  // Starts bringing in what is absent of a run. `mapped` counts the slots that came without a copy.
-  int bring_in(Lock& lock, const Hold& hold, std::vector<Transfer>& transfers, uint32_t& mapped);
   int evict_unpinned(Lock& lock);
   bool verify_clean(Region* region, uint32_t first, uint32_t count);
   bool ensure_host_block(Region* region, bool reclaim);
@@ -345,7 +354,8 @@ class Core {
   void settle_out(const Transfer& transfer, bool copied);
   bool settle_in(const Transfer& transfer, bool copied);
   bool drop_clean(const Piece& piece, uint32_t first, uint32_t count);
-  // With host-backed memory; without it they do nothing. Slots that have no chunk lead to their host copy, or to nothing.
+  // With host-backed memory; without it they do nothing. Slots that have no chunk lead to their host copy, or to
+  // nothing.
   void show_host_copy(Region* region, uint32_t first, uint32_t count);
   bool hide_host_copy(Region* region, uint32_t first, uint32_t count);
   // Where a copy in goes to; and what is there takes its place at the variable's own address.
@@ -355,8 +365,6 @@ class Core {
   }
   bool take_place(Region* region, uint32_t first, uint32_t count, bool copied);
   bool release_idle_threads();
-  // The text of an out-of-memory error; the need counts for min_budget_bytes.
-  std::string describe_need(const std::string& function, uint64_t need_chunks);
   bool copy_slots(Region* region, uint32_t first, uint32_t count, Direction direction);
   uint64_t idle_chunks() const { return pool_->available() + cached_chunks_ + (heap_backed_ - heap_used_); }
   static constexpr int kPatience = 100;  // attempts without any progress before giving up

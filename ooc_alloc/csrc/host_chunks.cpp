@@ -29,8 +29,9 @@ HostChunks::HostChunks(const Driver& driver, CUdevice device, uint64_t bytes, ui
   size_t granularity = 0;
   if (driver.cuMemGetAllocationGranularity(&granularity, &properties_, CU_MEM_ALLOC_GRANULARITY_MINIMUM) != CUDA_SUCCESS ||
       granularity == 0 || chunk_bytes % granularity != 0)
-    throw std::runtime_error(needed_by + ": chunks of " + std::to_string(chunk_bytes) + " bytes are no multiple of the " +
-                             std::to_string(granularity) + " bytes of physical host memory: set OOC_CHUNK_SIZE");
+    throw std::runtime_error(needed_by + ": chunks of " + std::to_string(chunk_bytes) +
+                             " bytes are no multiple of the " + std::to_string(granularity) +
+                             " bytes of physical host memory: set OOC_CHUNK_SIZE");
   access_[0] = {{CU_MEM_LOCATION_TYPE_DEVICE, device}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
   access_[1] = {properties_.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
   CUdeviceptr address = 0;

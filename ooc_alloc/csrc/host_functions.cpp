@@ -1,13 +1,13 @@
-// Functions on host memory (ooc_core_function_begin_host): what fits no budget, and cannot be cut, runs all the same. Chunks
-// of its operands that are not on the device stay where they are, and their addresses lead there: a driver can map physical
-// host memory like device memory (host_chunks.h, docs/decisions/0004-host-backed-memory.md).
+// Functions on host memory (ooc_core_function_begin_host): what fits no budget, and cannot be cut, runs all the same.
+// Chunks of its operands that are not on the device stay where they are, and their addresses lead there: a driver can
+// map physical host memory like device memory (host_chunks.h, docs/decisions/0004-host-backed-memory.md).
 //
-// Such memory is not what host copies are made of otherwise, so a variable's host copy moves there when such a function first
-// uses it. The slots are `kept` while the function holds them: nobody brings them in. Their host copy is what the function
-// reads and writes, so it stays valid. Afterwards the addresses go on leading there, until a chunk comes in.
+// Such memory is not what host copies are made of otherwise, so a variable's host copy moves there when such a function
+// first uses it. The slots are `kept` while the function holds them: nobody brings them in. Their host copy is what the
+// function reads and writes, so it stays valid. Afterwards the addresses go on leading there, until a chunk comes in.
 //
-// All of it is done with the lock held, and where functions run on streams the host waits for all that is enqueued, before
-// and after. It is the last resort, and slow.
+// All of it is done with the lock held, and where functions run on streams the host waits for all that is enqueued,
+// before and after. It is the last resort, and slow.
 #include <algorithm>
 #include <cstring>
 
@@ -35,7 +35,8 @@ void Core::settle_regions(Lock& lock, const std::vector<Hold>& runs) {
   while (std::any_of(runs.begin(), runs.end(), moves)) wait_a_while(lock);
 }
 
-// The host copy of a variable of which nothing moves, to memory that can be mapped. False: there is no such memory left.
+// The host copy of a variable of which nothing moves, to memory that can be mapped. False: there is no such memory
+// left.
 bool Core::move_host_block(Region* region) {
   HostArena* arena = mappable_arena();
   if (region->host != nullptr && region->arena == arena) return true;
@@ -89,7 +90,8 @@ int Core::map_in_place(const std::vector<Hold>& runs) {
       const bool absent = region->slots[i].chunk == kNoChunk;
       while (last < end && (region->slots[last].chunk == kNoChunk) == absent) ++last;
       if (absent && !map_run_in_place(region, i, last - i))
-        return fail(OOC_DRIVER_FAILURE, "the driver did not map host memory in place of a variable; its bytes are safe");
+        return fail(OOC_DRIVER_FAILURE,
+                    "the driver did not map host memory in place of a variable; its bytes are safe");
     }
   }
   return OOC_OK;
@@ -174,8 +176,8 @@ void* Core::malloc_in_place(uint64_t bytes) {
   const bool placed = move_host_block(region) && map_run_in_place(region, 0, region->count);
   if (!placed) {
     set_last_error("no host memory for a variable of " + std::to_string(bytes) +
-                   " bytes in place of device memory: it is limited to " + std::to_string(arena_->budget()) + " bytes (" +
-                   std::to_string(host_used()) + " in use); raise OOC_HOST_BUDGET");
+                   " bytes in place of device memory: it is limited to " + std::to_string(arena_->budget()) +
+                   " bytes (" + std::to_string(host_used()) + " in use); raise OOC_HOST_BUDGET");
     free_host_block(region);
     destroy(region);
     return nullptr;

@@ -108,7 +108,8 @@ void* Core::malloc_region(Lock& lock, uint64_t bytes, uint32_t stream) {
     do {
       if (++attempts <= kPatience && make_room(lock, count, count)) continue;
       const ThreadState* thread = find_thread_state();
-      return thread != nullptr && thread->in_function && thread->on_host ? malloc_in_place(bytes) : malloc_failed(lock, bytes);
+      const bool on_host = thread != nullptr && thread->in_function && thread->on_host;
+      return on_host ? malloc_in_place(bytes) : malloc_failed(lock, bytes);
     } while (!take_idle(count, chunks.data()));
     region = new_region(count);
     if (region == nullptr) {
@@ -156,7 +157,8 @@ void Core::begin_variable(Region* region, uint64_t bytes, const ThreadState* thr
 // error can name what it needs; its results are dropped (function_end).
 void* Core::malloc_failed(Lock&, uint64_t bytes) {
   ThreadState* thread = find_thread_state();
-  const bool measuring = measuring_ && thread != nullptr && thread->in_function && !thread->writes && device_.host_accessible();
+  const bool measuring =
+      measuring_ && thread != nullptr && thread->in_function && !thread->writes && device_.host_accessible();
   const uint64_t chunks = (bytes + chunk_bytes_ - 1) / chunk_bytes_;
   if (!detached_ && !measuring) {
     const std::string function = thread != nullptr && thread->in_function
@@ -337,7 +339,8 @@ void Core::uncache(Region* region) {
 
 bool Core::unmap_slots(Region* region, uint32_t first, uint32_t count) {
   if (order_ && host_chunks_) {
-    order_->synchronize(moments_of(region, first, count), Edge::kUseBeforeUnmap);  // the address gets another memory at once
+    // The address gets another memory at once.
+    order_->synchronize(moments_of(region, first, count), Edge::kUseBeforeUnmap);
   } else if (order_) {
     const auto after = std::make_shared<const Moments>(moments_of(region, first, count));
     for (uint32_t i = first; i < first + count; ++i) {

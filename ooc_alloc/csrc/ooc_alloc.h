@@ -56,9 +56,9 @@ typedef struct {
   const void* address;
   uint32_t access;  // OOC_READ | OOC_WRITE
   uint32_t reserved;
-  uint64_t bytes;   // 0: the whole variable that `address` lies in. Otherwise only [address, address + bytes) is used, as far
-                    // as the variable reaches: just the chunks it touches are brought in and pinned. Several operands may
-                    // be ranges of one variable.
+  uint64_t bytes;   // 0: the whole variable that `address` lies in. Otherwise only [address, address + bytes) is used, as
+                    // far as the variable reaches: just the chunks it touches are brought in and pinned. Several operands
+                    // may be ranges of one variable.
 } ooc_operand;
 
 // A versioned plain struct; *_peak values are the largest since creation.
@@ -83,8 +83,8 @@ typedef struct {
   uint64_t driver_failure_count, driver_calls_map, driver_calls_unmap, driver_calls_set_access, driver_calls_create;
   uint64_t external_pin_count;
   uint64_t event_create_count;  // of events that order streams
-  // Chunks by what they are for; they add up to device_bytes. leaving, arriving: a copy is under way (or the chunk is being
-  // mapped). slab_empty: of slabs, without an allocation. lost: the driver would not unmap them.
+  // Chunks by what they are for; they add up to device_bytes. leaving, arriving: a copy is under way (or the chunk is
+  // being mapped). slab_empty: of slabs, without an allocation. lost: the driver would not unmap them.
   uint64_t chunks_resident, chunks_leaving, chunks_arriving, chunks_cached, chunks_free, chunks_slab, chunks_slab_empty;
   uint64_t chunks_lost;
   uint64_t waste_bytes;          // rounding to chunks plus holes in slabs, now
@@ -124,8 +124,8 @@ typedef struct {
   uint32_t* use_function;    // [uses] ascending
   uint32_t* use_variable;    // [uses]
   uint32_t* use_access;      // [uses] OOC_READ | OOC_WRITE
-  // Which chunks of the variable: 0 and all of them, or a range. A function that uses several ranges of a variable has one
-  // entry for each maximal run of chunks, ascending; its access is what the operands of the run say together.
+  // Which chunks of the variable: 0 and all of them, or a range. A function that uses several ranges of a variable has
+  // one entry for each maximal run of chunks with the same access, ascending; of a chunk, what all operands say of it.
   uint32_t* use_first_chunk;  // [uses]
   uint32_t* use_chunk_count;  // [uses]
 } ooc_trace_arrays;
@@ -210,20 +210,22 @@ OOC_API uint64_t ooc_core_small_limit(ooc_core* core);
 
 // Null on failure (bytes > 0). The memory is pinned until the running function, or else the next one, has ended.
 OOC_API void* ooc_core_malloc(ooc_core* core, uint64_t bytes);
-// A variable of which nothing is on the device yet, larger than the budget if need be: for functions that use it in ranges.
-// A chunk that was never written has no bytes anywhere; it comes in without a copy, and what it holds then is not
-// specified. Not pinned. Up to the small limit: as ooc_core_malloc.
+// A variable of which nothing is on the device yet, larger than the budget if need be: for functions that use it in
+// ranges. A chunk that was never written has no bytes anywhere; it comes in without a copy, and what it holds then is
+// not specified. Not pinned. Up to the small limit: as ooc_core_malloc.
 OOC_API void* ooc_core_malloc_absent(ooc_core* core, uint64_t bytes);
 // Any thread. Unknown addresses are ignored.
 OOC_API void ooc_core_free(ooc_core* core, void* address);
 
-// The same where functions run on streams (config.asynchronous); `stream` is a CUstream. Memory may be used on the stream
-// it was allocated for at once, and is freed when what is enqueued on the given stream, and on those of functions that
-// had it as an operand, is done. Without a stream: the thread's last one for malloc, all of them for free.
+// The same where functions run on streams (config.asynchronous); `stream` is a CUstream. Memory may be used on the
+// stream it was allocated for at once, and is freed when what is enqueued on the given stream, and on those of
+// functions that had it as an operand, is done. Without a stream: the thread's last one for malloc, all of them for
+// free.
 OOC_API void* ooc_core_malloc_on(ooc_core* core, uint64_t bytes, void* stream);
 OOC_API void ooc_core_free_on(ooc_core* core, void* address, void* stream);
-// Memory that somebody uses who announces no functions: pinned from the start until unpinned (*token, as of ooc_core_pin)
-// or freed. Unlike ooc_core_malloc_on and ooc_core_pin in a row, it never waits on the host for who used the memory before.
+// Memory that somebody uses who announces no functions: pinned from the start until unpinned (*token, as of
+// ooc_core_pin) or freed. Unlike ooc_core_malloc_on and ooc_core_pin in a row, it never waits on the host for who used
+// the memory before.
 OOC_API void* ooc_core_malloc_pinned(ooc_core* core, uint64_t bytes, void* stream, uint32_t access, uint64_t* token);
 // Work enqueued so far on a stream uses the memory, though no function with it as an operand said so.
 OOC_API void ooc_core_record_use(ooc_core* core, void* address, void* stream);
@@ -232,22 +234,24 @@ OOC_API void ooc_core_record_use(ooc_core* core, void* address, void* stream);
 OOC_API uint32_t ooc_core_function_id(ooc_core* core, const char* name);
 OOC_API const char* ooc_core_function_name(ooc_core* core, uint32_t id);
 // Brings every operand onto the device and pins it. Within a function of the same thread it does nothing: OOC_NESTED.
-// After a status other than 0 nothing is pinned and function_end must not be called; the recorded sequence is then as if it
-// had not begun.
+// After a status other than 0 nothing is pinned and function_end must not be called; the recorded sequence is then as
+// if it had not begun.
 OOC_API int ooc_core_function_begin(ooc_core* core, uint32_t function_id, const ooc_operand* operands, uint32_t count);
 // A function whose work is enqueued on a stream; its operands' copies are waited for there, not on the host.
 OOC_API int ooc_core_function_begin_on(ooc_core* core, uint32_t function_id, const ooc_operand* operands, uint32_t count,
                                        void* stream);
-// For a function that fits no budget and cannot be cut: operands' chunks that are not on the device stay in host memory,
-// and their addresses lead there until the function has ended (it runs, slowly). So does what it allocates and does not fit.
-// Its host bytes count as such, never as device bytes. OOC_INVALID: the driver has no such memory.
-OOC_API int ooc_core_function_begin_host(ooc_core* core, uint32_t function_id, const ooc_operand* operands, uint32_t count);
+// For a function that fits no budget and cannot be cut: operands' chunks that are not on the device stay in host
+// memory, and their addresses lead there until the function has ended (it runs, slowly). So does what it allocates and
+// does not fit. Its host bytes count as such, never as device bytes. OOC_INVALID: the driver has no such memory.
+OOC_API int ooc_core_function_begin_host(ooc_core* core, uint32_t function_id, const ooc_operand* operands,
+                                         uint32_t count);
 // 0: an allocation that does not fit fails at once. 1, as at first: where kernels use host memory, a function that only
 // reads is run to its end with such memory, so that the error can say what it needs (see ooc_core_function_end).
 OOC_API void ooc_core_set_measuring(ooc_core* core, int on);
-// The pins last until the thread's next function begins, so that its caller may still touch results without an operator.
-// keep_allocations: what the function allocated and still lives stays pinned until freed (opaque results).
-// Status OOC_OUT_OF_MEMORY: the function could only be measured (see ooc_core_set_measuring); its results must be dropped.
+// The pins last until the thread's next function begins, so that its caller may still touch results without an
+// operator. keep_allocations: what the function allocated and still lives stays pinned until freed (opaque results).
+// Status OOC_OUT_OF_MEMORY: the function could only be measured (see ooc_core_set_measuring); its results must be
+// dropped.
 OOC_API int ooc_core_function_end(ooc_core* core, int keep_allocations);
 // 1 if the calling thread is between function_begin and function_end.
 OOC_API int ooc_core_in_function(ooc_core* core);
@@ -269,13 +273,13 @@ OOC_API void ooc_core_settle(ooc_core* core);
 OOC_API uint32_t ooc_core_residency(ooc_core* core, const void* address, uint8_t* chunks, uint32_t count);
 // Gives cached and free chunks back to the driver.
 OOC_API void ooc_core_release_cached(ooc_core* core);
-// Another budget, at most the first one. What is beyond it leaves the device before the call returns. OOC_OUT_OF_MEMORY:
-// what is in use, or the host memory, does not let it; then the budget is as it was. Plans go by the budget they were
-// made for: forget them. Not within a function.
+// Another budget, at most the first one. What is beyond it leaves the device before the call returns.
+// OOC_OUT_OF_MEMORY: what is in use, or the host memory, does not let it; then the budget is as it was. Plans go by the
+// budget they were made for: forget them. Not within a function.
 OOC_API int ooc_core_set_budget(ooc_core* core, uint64_t bytes);
-// Waits for everything that is enqueued on the device: copies, and functions on streams that the core knows. Has to come
-// before such a stream is captured into a graph, as what is enqueued on it cannot be waited for meanwhile; what the graph
-// uses has to be pinned.
+// Waits for everything that is enqueued on the device: copies, and functions on streams that the core knows. Has to
+// come before such a stream is captured into a graph, as what is enqueued on it cannot be waited for meanwhile; what
+// the graph uses has to be pinned.
 OOC_API int ooc_core_synchronize(ooc_core* core);
 
 // Ends the iteration. The calling thread is the one whose functions are recorded from now on.
@@ -290,8 +294,8 @@ OOC_API void ooc_core_read_stats(ooc_core* core, ooc_stats* stats);
 OOC_API int ooc_core_timeline_start(ooc_core* core, uint64_t capacity);
 // No more events; those that are there can still be read.
 OOC_API void ooc_core_timeline_stop(ooc_core* core);
-// Copies at most `count` events, by position (0, 1, ... since the core was made), from position *from on or from the oldest
-// one that is kept. *from becomes the position of the first one. Returns how many; 0: there are no more.
+// Copies at most `count` events, by position (0, 1, ... since the core was made), from position *from on or from the
+// oldest one that is kept. *from becomes the position of the first one. Returns how many; 0: there are no more.
 OOC_API uint32_t ooc_core_timeline_read(ooc_core* core, uint64_t* from, ooc_event* events, uint32_t count, ooc_timeline* state);
 // Functions and stalls as NVTX ranges from now on, through a library with nvtxRangePushA and nvtxRangePop.
 OOC_API int ooc_core_ranges_load(ooc_core* core, const char* library);
@@ -310,9 +314,9 @@ OOC_API int ooc_core_audit(ooc_core* core);
 
 // --- The plain pair: two functions for programs that know nothing of functions and variables ---
 //
-// They have the signatures that torch.cuda.memory.CUDAPluggableAllocator takes by name; any other program may call them.
-// All memory of the pair is pinned while it is allocated, as nobody announces its uses: the pair keeps to the budget and
-// recycles chunks, it never swaps. Large allocations are aligned to the chunk, small ones to 512 bytes.
+// They have the signatures that torch.cuda.memory.CUDAPluggableAllocator takes by name; any other program may call
+// them. All memory of the pair is pinned while it is allocated, as nobody announces its uses: the pair keeps to the
+// budget and recycles chunks, it never swaps. Large allocations are aligned to the chunk, small ones to 512 bytes.
 //
 // They use the core that was set, and without one they make one at the first allocation, from OOC_ALLOC (`emulated`, or
 // else libcuda.so.1), OOC_BUDGET, OOC_CHUNK_SIZE and OOC_SMALL_LIMIT, for the device of that allocation. It stays until

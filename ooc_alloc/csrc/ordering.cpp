@@ -117,7 +117,8 @@ Moment Core::enqueued(Direction direction, StreamTimer::Start timed, uint64_t ev
   return moment;
 }
 
-// The function's stream waits for what is under way to its operands. Where it has to, the wait is timed: that is a stall.
+// The function's stream waits for what is under way to its operands. Where it has to, the wait is timed: that is a
+// stall.
 void Core::begin_on_stream(ThreadState& thread, CUstream stream, bool recorded) {
   thread.stream_handle = stream;
   const Region* waits = nullptr;
@@ -215,15 +216,15 @@ void Core::wait_for_host_block(const Region* region) {
   }
 }
 
-// Before chunks are mapped behind slots and filled: the copy stream waits for who used the chunks, and the addresses are
-// made free.
+// Before chunks are mapped behind slots and filled: the copy stream waits for who used the chunks, and the addresses
+// are made free.
 void Core::prepare_in(Lock& lock, Region* region, Piece piece, const Chunk* chunks) {
   wait_for_memory(StreamOrder::kIn, take_moments(chunks, piece.count));
   unmap_stale(lock, region, piece);
 }
 
-// What the slots' addresses are still mapped to is unmapped, once the host copy is complete. The slots are marked; the lock
-// may be given up.
+// What the slots' addresses are still mapped to is unmapped, once the host copy is complete. The slots are marked; the
+// lock may be given up.
 void Core::unmap_stale(Lock& lock, Region* region, Piece piece) {
   for (size_t i = 0; i < region->stale.size();) {
     if (region->stale[i].first >= piece.first + piece.count || piece.first >= region->stale[i].first + region->stale[i].count) {

@@ -1,5 +1,5 @@
-// Functions that use parts of variables: operands that are ranges of addresses, pins of single slots, and variables that
-// begin without a byte (blank slots).
+// Functions that use parts of variables: operands that are ranges of addresses, pins of single slots, and variables
+// that begin without a byte (blank slots).
 #include <algorithm>
 
 #include "core.h"
@@ -15,8 +15,8 @@ struct Limit {
 
 }  // namespace
 
-// A sweep along each variable. Two ranges of it may overlap, touch or be the same: what one of them writes is written, and
-// where the access changes, a new run begins.
+// A sweep along each variable. Two ranges of it may overlap, touch or be the same: what one of them writes is written,
+// and where the access changes, a new run begins.
 std::vector<Hold> Core::runs_of(const ooc_operand* operands, uint32_t count) {
   std::vector<Region*> regions;  // by first operand
   std::vector<Limit> limits;
@@ -28,7 +28,8 @@ std::vector<Hold> Core::runs_of(const ooc_operand* operands, uint32_t count) {
       region->group = static_cast<uint32_t>(regions.size());
       regions.push_back(region);
     }
-    const auto offset = static_cast<uint64_t>(static_cast<const char*>(operands[i].address) - address_of(region->first));
+    const auto* address = static_cast<const char*>(operands[i].address);
+    const auto offset = static_cast<uint64_t>(address - address_of(region->first));
     const uint64_t bytes = std::min(operands[i].bytes, region->count * chunk_bytes_ - offset);
     const bool whole = operands[i].bytes == 0;
     const auto first = whole ? 0 : static_cast<uint32_t>(chunk_of_(offset));
@@ -43,19 +44,18 @@ std::vector<Hold> Core::runs_of(const ooc_operand* operands, uint32_t count) {
   std::vector<Hold> runs;
   int ranges = 0, reads = 0, writes = 0;
   for (size_t i = 0; i < limits.size(); ++i) {
-    if (ranges > 0 && limits[i].slot > limits[i - 1].slot) {  // each variable's ranges have all ended before the next one's
+    if (ranges > 0 && limits[i].slot > limits[i - 1].slot) {  // at the next variable none is open
       Region* region = regions[limits[i].group];
       Hold run{{region, region->generation}};
       run.first = limits[i - 1].slot;
       run.count = limits[i].slot - run.first;
       run.reads = reads > 0;
       run.writes = writes > 0;
-      Hold* last = runs.empty() ? nullptr : &runs.back();
-      if (last != nullptr && last->region == region && last->first + last->count == run.first && last->reads == run.reads &&
-          last->writes == run.writes)
-        last->count += run.count;
-      else
-        runs.push_back(run);
+      Hold* last = runs.empty() || runs.back().region != region ? nullptr : &runs.back();
+      const bool continues = last != nullptr && last->first + last->count == run.first && last->reads == run.reads &&
+                             last->writes == run.writes;
+      if (continues) last->count += run.count;
+      else runs.push_back(run);
     }
     ranges += limits[i].ranges;
     reads += limits[i].reads;
@@ -138,8 +138,8 @@ uint64_t Core::absent_chunks(const std::vector<Hold>& held) {
   return absent;
 }
 
-// There is nothing to copy, and nobody can have used the address before. With host-backed memory, too, the chunk is mapped
-// there at once: no host copy is shown.
+// There is nothing to copy, and nobody can have used the address before. With host-backed memory, too, the chunk is
+// mapped there at once: no host copy is shown.
 bool Core::bring_blank(Lock& lock, Piece piece, const Chunk* chunks) {
   Region* region = piece.region;
   const uint32_t end = piece.first + piece.count;
@@ -152,7 +152,8 @@ bool Core::bring_blank(Lock& lock, Piece piece, const Chunk* chunks) {
   const auto before = std::make_shared<const Moments>(order_ ? take_moments(chunks, piece.count) : Moments{});
   if (order_) unmap_stale(lock, region, piece);
   lock.unlock();
-  const CUresult mapped = device_.map(address_of(region->first + piece.first), chunks, piece.count, *pool_, chunk_bytes_);
+  char* address = address_of(region->first + piece.first);
+  const CUresult mapped = device_.map(address, chunks, piece.count, *pool_, chunk_bytes_);
   lock.lock();
   for (uint32_t i = piece.first; i < end; ++i) {
     Slot& slot = region->slots[i];

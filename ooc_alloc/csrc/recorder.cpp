@@ -142,7 +142,8 @@ void Recorder::forget_function() {
       region->iteration = known.iteration;
       region->variable = known.variable;
     } else if (known.iteration + 1 == iteration_ && known.variable >= 0 && function > 0) {  // freed meanwhile
-      only_freed_.push_back({{}, variable.bytes, -1, static_cast<int32_t>(function) - 1, known.variable, variable.place});
+      const int32_t last = static_cast<int32_t>(function) - 1;
+      only_freed_.push_back({{}, variable.bytes, -1, last, known.variable, variable.place});
     }
   }
   trace_->variables.resize(variables);

@@ -6,20 +6,20 @@
 //                                             swapped, or, if it is `staying`, resident with a valid host copy
 //   swapped      none     no        no        in the host copy (host_valid)
 //   arriving     yes      yes       no        in the host copy; a copy to the device is under way
-//   blank        none     no        no        nowhere: never written (ooc_core_malloc_absent). It comes in as a chunk with
-//                                             whatever is there, without a copy, and is an ordinary slot from then on
+//   blank        none     no        no        nowhere: never written (ooc_core_malloc_absent). It comes in as a chunk
+//                                             with whatever is there, without a copy, and is ordinary from then on
 //
-// With host-backed memory (docs/decisions/0004) the address of a swapped slot leads to its host copy, until its chunk has
-// arrived: the copy is made through the mirror, a second range of addresses, and then the chunk takes the place.
+// With host-backed memory (docs/decisions/0004) the address of a swapped slot leads to its host copy, until its chunk
+// has arrived: the copy is made through the mirror, a second range of addresses, and then the chunk takes the place.
 //
-// A slot is pinned by the pins of its region, which are on every slot (a function that uses the whole variable), and by its
-// own (a function that uses a range of it). A slot may also be kept in host memory, where a function uses it in place
-// (host_functions.cpp): nobody brings it in meanwhile.
+// A slot is pinned by the pins of its region, which are on every slot (a function that uses the whole variable), and by
+// its own (a function that uses a range of it). A slot may also be kept in host memory, where a function uses it in
+// place (host_functions.cpp): nobody brings it in meanwhile.
 //
-// Invariants: a slot of a live region has a chunk, or is host_valid, or is blank, and if it is blank it is neither; resident +
-// arriving slots hold distinct chunks; a pinned slot does not become swapped, and one that is kept gets no chunk. So only a
-// slot with a chunk is ever marked as written. Who sets leaving or arriving owns that transition and ends it; everybody else
-// waits or goes on (reading or writing a leaving slot is allowed: it cancels).
+// Invariants: a slot of a live region has a chunk, or is host_valid, or is blank, and if it is blank it is neither;
+// resident + arriving slots hold distinct chunks; a pinned slot does not become swapped, and one that is kept gets no
+// chunk. So only a slot with a chunk is ever marked as written. Who sets leaving or arriving owns that transition and
+// ends it; everybody else waits or goes on (reading or writing a leaving slot is allowed: it cancels).
 //
 // Where functions run on streams, "is" and "under way" mean the state once all that was enqueued is done: a transition
 // ends when its copy has been enqueued, and the moments below order whoever comes next after it (stream_order.h).

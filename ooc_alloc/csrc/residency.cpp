@@ -1,17 +1,11 @@
-// Moving regions between the device and the host: transitions, demand mode, the choice of victims.
+// Moving regions between the device and the host: transitions, room on demand, the choice of victims. What a function
+// needs is brought in by arrivals.cpp.
 #include <algorithm>
 #include <cstring>
 
 #include "core.h"
 
 namespace ooc {
-namespace {
-
-uint64_t slot_bytes(const Region* region, uint32_t first, uint32_t count, uint64_t chunk_bytes) {
-  return std::min(region->bytes, (first + count) * chunk_bytes) - first * chunk_bytes;
-}
-
-}  // namespace
 
 // ---- transitions ----------------------------------------------------------------------------------------------------
 
@@ -41,7 +35,7 @@ bool Core::ensure_host_block(Region* region, bool reclaim) {
 bool Core::copy_slots(Region* region, uint32_t first, uint32_t count, Direction direction) {
   char* device = direction == Direction::kIn ? arrival_address(region, first) : address_of(region->first + first);
   char* host = region->host + first * chunk_bytes_;
-  uint64_t left = slot_bytes(region, first, count, chunk_bytes_);
+  uint64_t left = slot_bytes(region, first, count);
   while (left > 0) {
     const uint64_t bytes = std::min({left, piece_chunks_ * chunk_bytes_, region->arena->extent_left(host)});
     if (device_.copy(direction, device, host, bytes) != CUDA_SUCCESS) return false;
@@ -54,7 +48,7 @@ bool Core::copy_slots(Region* region, uint32_t first, uint32_t count, Direction 
 
 bool Core::verify_clean(Region* region, uint32_t first, uint32_t count) {
   if (order_) order_->synchronize(moments_of(region, first, count), Edge::kUseBeforeOut);
-  const uint64_t bytes = slot_bytes(region, first, count, chunk_bytes_);
+  const uint64_t bytes = slot_bytes(region, first, count);
   std::vector<char> now(bytes);
   const auto address = reinterpret_cast<CUdeviceptr>(address_of(region->first + first));
   if (device_.driver().cuMemcpyDtoH(now.data(), address, bytes) != CUDA_SUCCESS) return true;  // says nothing
@@ -65,13 +59,13 @@ bool Core::drop_clean(const Piece& piece, uint32_t first, uint32_t count) {
   Region* region = piece.region;
   if (!unmap_slots(region, first, count)) return false;
   show_host_copy(region, first, count);
-  stats_.clean_drop_bytes += slot_bytes(region, first, count, chunk_bytes_);
+  stats_.clean_drop_bytes += slot_bytes(region, first, count);
   ++stats_.clean_drop_count;
   if (timeline_.on()) {
     const double now = now_seconds();
     ooc_event event = new_event(OOC_EVENT_DROP, now, now);
     name_variable(event, region);
-    event.bytes = slot_bytes(region, first, count, chunk_bytes_);
+    event.bytes = slot_bytes(region, first, count);
     if (piece.on_demand) event.flags |= OOC_EVENT_ON_DEMAND;
     timeline_.add(event);
     watch_memory(now);
@@ -86,7 +80,8 @@ bool Core::start_out(Lock& lock, Piece piece, std::vector<Transfer>& transfers, 
   for (uint32_t i = piece.first; i < end && i < region->count && region->live && region->pins == 0;) {
     Slot& slot = region->slots[i];
     if (!slot.at_rest() || slot.pins > 0 || (stay && slot.host_valid)) {
-      if (slot.pins == 0) slot.staying &= stay;  // its copy is under way already; when it is made, the slot leaves after all
+      // Its copy is under way already; when it is made, the slot leaves after all.
+      if (slot.pins == 0) slot.staying &= stay;
       ++i;
       continue;
     }
@@ -142,10 +137,12 @@ bool Core::start_in(Lock& lock, Piece piece, const Chunk* chunks, std::vector<Tr
   if (timeline_.on()) transfer.watched = watch_copy(region, Direction::kIn, transfer.started, piece.on_demand);
   if (order_) prepare_in(lock, region, piece, chunks);
   // A function used them in host memory (host_functions.cpp): the address is still taken.
-  const bool vacant = !function_arena_ || region->arena != function_arena_.get() || hide_host_copy(region, piece.first, piece.count);
+  const bool shown = function_arena_ && region->arena == function_arena_.get();
+  const bool vacant = !shown || hide_host_copy(region, piece.first, piece.count);
   lock.unlock();
-  const CUresult mapped = !vacant ? CUDA_ERROR_UNKNOWN
-                                  : device_.map(arrival_address(region, piece.first), chunks, piece.count, *pool_, chunk_bytes_);
+  char* address = arrival_address(region, piece.first);
+  const CUresult mapped =
+      vacant ? device_.map(address, chunks, piece.count, *pool_, chunk_bytes_) : CUDA_ERROR_UNKNOWN;
   StreamTimer::Start timed = nullptr;
   if (mapped == CUDA_SUCCESS && order_) {
     lock.lock();
@@ -226,7 +223,7 @@ void Core::settle_out(const Transfer& transfer, bool copied) {
   const uint32_t end = transfer.first + transfer.count;
   for (uint32_t i = transfer.first; i < end; ++i) region->slots[i].leaving = false;
   if (!copied || region->doomed) return;
-  stats_.swap_out_bytes += slot_bytes(region, transfer.first, transfer.count, chunk_bytes_);
+  stats_.swap_out_bytes += slot_bytes(region, transfer.first, transfer.count);
   ++stats_.swap_out_count;
   enum Outcome { kOverwritten, kStays, kPinned, kLeaves };
   const auto outcome = [region](uint32_t i) {
@@ -244,7 +241,7 @@ void Core::settle_out(const Transfer& transfer, bool copied) {
     }
     for (uint32_t slot = i; slot < last; ++slot) region->slots[slot].host_valid = true;
     region->host_valid += last - i;
-    if (all == kStays) stats_.write_back_bytes += slot_bytes(region, i, last - i, chunk_bytes_);
+    if (all == kStays) stats_.write_back_bytes += slot_bytes(region, i, last - i);
     else if (all == kPinned) ++stats_.cancelled_swap_out_count;  // somebody reads it: it stays, and is clean
     else if (unmap_slots(region, i, last - i))  // if the driver refuses, it stays, and is clean
       show_host_copy(region, i, last - i);
@@ -263,7 +260,7 @@ bool Core::settle_in(const Transfer& transfer, bool copied) {
     return false;
   }
   if (region->doomed) return true;
-  stats_.swap_in_bytes += slot_bytes(region, transfer.first, transfer.count, chunk_bytes_);
+  stats_.swap_in_bytes += slot_bytes(region, transfer.first, transfer.count);
   ++stats_.swap_in_count;
   return true;
 }
@@ -382,158 +379,6 @@ bool Core::make_room(Lock& lock, uint64_t chunks, uint64_t pinned_too) {
   stalled(now, now - began, nullptr);
   if (ranges_.on()) ranges_.pop();
   return idle_chunks() >= chunks;
-}
-
-int Core::bring_in(Lock& lock, const Hold& hold, std::vector<Transfer>& transfers, uint32_t& mapped) {
-  Region* region = hold.region;
-  const auto absent = [](const Slot& slot) { return slot.chunk == kNoChunk && slot.kept == 0; };
-  const auto wanted = [&] {
-    const auto begin = region->slots.begin();
-    return static_cast<uint32_t>(std::count_if(begin + hold.first, begin + hold.end(region), absent));
-  };
-  std::vector<Chunk> chunks;
-  int attempts = 0;
-  do {
-    wait_for_kept(lock, hold);
-    if (hold.get() == nullptr || wanted() == 0) return OOC_OK;
-    if (++attempts > kPatience || !make_room(lock, wanted(), 0)) return OOC_OUT_OF_MEMORY;
-    if (hold.get() == nullptr) return OOC_OK;
-    chunks.resize(wanted());
-  } while (!take_idle(static_cast<uint32_t>(chunks.size()), chunks.data()));
-  size_t used = 0;
-  while (used < chunks.size() && hold.get() != nullptr) {
-    const uint32_t last = hold.end(region);
-    uint32_t first = hold.first;
-    while (first < last && !absent(region->slots[first])) ++first;
-    if (first == last) break;
-    const bool blank = region->slots[first].blank;
-    uint32_t end = first;
-    while (end < last && absent(region->slots[end]) && region->slots[end].blank == blank && end - first < chunks.size() - used)
-      ++end;
-    const uint64_t bytes = slot_bytes(region, first, end - first, chunk_bytes_);
-    const bool started = start_in(lock, {region, first, end - first, true}, chunks.data() + used, transfers);
-    used += end - first;
-    if (!started) {
-      for (; used < chunks.size(); ++used) pool_->give(chunks[used]);
-      return fail(OOC_DRIVER_FAILURE, blank ? "mapping memory for a variable failed"
-                                            : "mapping memory for a swap-in failed; the variable is safe in host memory");
-    }
-    if (blank) {
-      mapped += end - first;
-      continue;
-    }
-    ++stats_.demand_swap_in_count;
-    stats_.demand_swap_in_bytes += bytes;
-  }
-  for (; used < chunks.size(); ++used) pool_->give(chunks[used]);
-  return OOC_OK;
-}
-
-int Core::make_resident(Lock& lock, const std::vector<Hold>& holds) {
-  const double began = now_seconds();
-  const double room_before = stats_.stall_room_seconds;
-  double before = began, longest = -1;  // which of them is waited for longest is looked at where somebody asks
-  const Region* latest = nullptr;
-  const auto waited_for = [&](const Region* region) {
-    if (latest == nullptr) latest = region;
-    if (!timeline_.on()) return;
-    const double now = now_seconds();
-    if (now - before > longest) {
-      longest = now - before;
-      latest = region;
-    }
-    before = now;
-  };
-  if (ranges_.on()) ranges_.push("wait for variables");
-  int status = OOC_OK, failures = 0;
-  while (status == OOC_OK) {
-    std::vector<Transfer> transfers;
-    const Region* first = nullptr;
-    bool complete = true;
-    uint32_t mapped = 0;
-    for (const Hold& hold : holds) {
-      const Region* region = hold.get();
-      if (region == nullptr || hold.kept || all_resident(hold, region)) continue;
-      complete = false;
-      if (first == nullptr) first = region;
-      status = bring_in(lock, hold, transfers, mapped);
-      if (status != OOC_OK) break;
-    }
-    for (const Transfer& transfer : transfers) {
-      if (!settle(lock, transfer) && ++failures > 3)
-        status = fail(OOC_DRIVER_FAILURE, "copying a variable to the device failed; it is safe in host memory");
-      waited_for(transfer.region);
-    }
-    if (complete) break;
-    if (transfers.empty() && mapped == 0 && status == OOC_OK) {
-      wait_a_while(lock);  // a prefetch is on its way
-      waited_for(first);
-    }
-  }
-  const double now = now_seconds(), room = stats_.stall_room_seconds - room_before;
-  if (latest == nullptr)
-    for (const Hold& hold : holds) latest = hold.region;
-  stalled(now, now - began - room, latest);
-  if (ranges_.on()) ranges_.pop();
-  if (status != OOC_OUT_OF_MEMORY) return status;
-  ThreadState* thread = find_thread_state();
-  if (thread != nullptr && thread->yielded) return status;
-  const bool inside = thread != nullptr && thread->in_function;
-  return fail(status, describe_need(inside ? recorder_.function_name(thread->function) : "(a pinned variable)", 0));
-}
-
-// The functions of several threads may not fit together. Then one that only begins lets go of its operands, waits until
-// another has ended, and starts again; waiting with them could keep the other from ending.
-int Core::bring_operands(Lock& lock, ThreadState& thread) {
-  while (true) {
-    uint64_t need = heap_used_;
-    for (const Hold& hold : thread.held)
-      if (const Region* region = hold.get()) need += hold.end(region) - hold.first;
-    thread.may_yield = need <= pool_->limit();
-    thread.yielded = false;
-    const int status = make_resident(lock, thread.held);
-    thread.may_yield = false;
-    if (status == OOC_OK) return status;
-    const std::vector<Hold> operands = thread.held;
-    thread.in_function = false;
-    progress_ -= kOneRuns;
-    release_held(thread.held);
-    changed_.notify_all();
-    if (!thread.yielded) return status;
-    thread.yielded = false;
-    const double began = now_seconds();
-    const uint32_t ended = functions_ended();
-    ++yielding_;
-    while (active_functions() > 0 && functions_ended() == ended) wait_a_while(lock);
-    --yielding_;
-    const double now = now_seconds();
-    for (const Hold& operand : operands) {
-      if (operand.get() == nullptr) continue;
-      add_hold(operand);
-      thread.held.push_back(operand);
-    }
-    thread.in_function = true;
-    progress_ += kOneRuns;
-    stalled(now, now - began, nullptr);
-  }
-}
-
-std::string Core::describe_need(const std::string& function, uint64_t extra_chunks) {
-  const uint64_t need = pinned_chunks_ + extra_chunks;
-  const uint64_t smallest = std::max(stats_.min_budget_bytes, (need + heap_used_) * chunk_bytes_);
-  if (measuring_) stats_.min_budget_bytes = smallest;  // else the function may yet run in another way
-  std::string text = "function " + function + " needs " + std::to_string(need * chunk_bytes_) +
-                     " bytes on the device at once, beside " + std::to_string(heap_used_ * chunk_bytes_) +
-                     " bytes of small variables; the budget is " + std::to_string(pool_->limit() * chunk_bytes_) +
-                     " bytes" + (pool_->lowered() ? ", which is all that the device gave. " : ". ");
-  if (smallest > pool_->limit() * chunk_bytes_)
-    return text + "The smallest budget that works for it is " + std::to_string(smallest) + " bytes: set OOC_BUDGET=" +
-           std::to_string(smallest) + " or more, or make the function smaller (batch size).";
-  const uint64_t refused = device_.driver().failures();
-  return text + "Nothing could be moved out: host memory for swapped data is limited to " +
-         std::to_string(arena_->budget()) + " bytes (" + std::to_string(host_used()) +
-         " in use); raise OOC_HOST_BUDGET." +
-         (refused > 0 ? " The driver refused " + std::to_string(refused) + " calls." : "");
 }
 
 int Core::evict_unpinned(Lock& lock) {

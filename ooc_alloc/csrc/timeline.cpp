@@ -210,8 +210,8 @@ uint32_t Core::regions(ooc_region* found, uint32_t count) {
     if (!region.live) continue;
     if (live < count) {
       const auto address = reinterpret_cast<uintptr_t>(device_.base()) + region.first * chunk_bytes_;
-      found[live] = {address, region.bytes, region.count, region.resident, region.host_valid, region.pins + region.pinned_slots,
-                     region.place, 0};
+      const uint32_t pins = region.pins + region.pinned_slots;
+      found[live] = {address, region.bytes, region.count, region.resident, region.host_valid, pins, region.place, 0};
     }
     ++live;
   }

@@ -445,8 +445,9 @@ bool Daemon::tick_out(Lock& lock) {
 bool Daemon::start_piece_in(Lock& lock, Run& run) {
   const Move& move = run.plan->ins[run.next_in];
   Region* region = bound(run, move.variable);
-  const bool late = run.ended ? region != nullptr && core_.recorder().seen(region, move.first, move.count)  // used in the
-                              : move.before_function < run.begun;  // next iteration already; or demand has seen to it
+  // Used in the next iteration already; or demand has seen to it.
+  const bool late = run.ended ? region != nullptr && core_.recorder().seen(region, move.first, move.count)
+                              : move.before_function < run.begun;
   const uint32_t end = region == nullptr ? 0 : std::min(move.first + move.count, region->count);
   uint32_t first = move.first + in_offset_;
   while (region != nullptr && first < end && !may_come(region->slots[first])) ++first;

@@ -32,7 +32,9 @@ struct TwoParts : RangesTest {
     std::copy(contents.begin(), contents.end(), buffer);
     a.bytes = contents;
     for (uint64_t part : {0, 1})
-      use(part, OOC_WRITE, [&](uint64_t at) { EXPECT_OK(driver().cuMemcpyHtoDAsync(a.pointer(at), buffer + at, 2 * chunk, main.handle)); });
+      use(part, OOC_WRITE, [&](uint64_t at) {
+        EXPECT_OK(driver().cuMemcpyHtoDAsync(a.pointer(at), buffer + at, 2 * chunk, main.handle));
+      });
     let_go();
     EXPECT_EQ(core.evict_all(), OOC_OK);
     EXPECT_EQ(core.synchronize(), OOC_OK);
@@ -59,7 +61,9 @@ struct TwoParts : RangesTest {
     ASSERT_EQ(core.function_end(false), OOC_OK);
   }
   void read(uint64_t part) {
-    use(part, OOC_READ, [&](uint64_t at) { EXPECT_OK(driver().cuMemcpyDtoHAsync(buffer + at, a.pointer(at), 2 * chunk, main.handle)); });
+    use(part, OOC_READ, [&](uint64_t at) {
+      EXPECT_OK(driver().cuMemcpyDtoHAsync(buffer + at, a.pointer(at), 2 * chunk, main.handle));
+    });
   }
   bool was_read(uint64_t part) {
     const auto at = static_cast<std::ptrdiff_t>(part * 2 * chunk), end = at + static_cast<std::ptrdiff_t>(2 * chunk);

@@ -1,5 +1,5 @@
-// Functions that use ranges of variables: what is pinned, moved and written is the range, and the rest of the variable is
-// left alone. Variables may be larger than the budget.
+// Functions that use ranges of variables: what is pinned, moved and written is the range, and the rest of the variable
+// is left alone. Variables may be larger than the budget.
 #include <thread>
 
 #include "ranges_fixture.h"
@@ -14,7 +14,8 @@ TEST(a_range_brings_in_and_pins_only_the_chunks_it_touches) {
   t.swap_out();
   EXPECT_EQ(t.there(a), std::string("000000"));
   const ooc_stats before = t.stats();
-  ASSERT_EQ(t.begin("part", {a.range(2 * t.chunk - 1, 2, OOC_READ)}), OOC_OK);  // the last byte of one, the first of the next
+  // The last byte of one, the first of the next.
+  ASSERT_EQ(t.begin("part", {a.range(2 * t.chunk - 1, 2, OOC_READ)}), OOC_OK);
   EXPECT_EQ(t.there(a), std::string("011000"));
   EXPECT_EQ(t.stats().pinned_bytes, 2 * t.chunk);
   EXPECT_EQ(t.stats().swap_in_bytes - before.swap_in_bytes, 2 * t.chunk);
@@ -44,7 +45,7 @@ TEST(ranges_that_overlap_repeat_or_meet_a_whole_operand_are_pinned_once) {
   EXPECT_EQ(t.core.audit(), OOC_OK);
   ASSERT_EQ(t.core.function_end(false), OOC_OK);
   uint64_t token = 0;
-  ASSERT_EQ(t.core.pin(a.at(2 * t.chunk), OOC_READ, &token), OOC_OK);  // the whole, beside what the function still holds
+  ASSERT_EQ(t.core.pin(a.at(2 * t.chunk), OOC_READ, &token), OOC_OK);  // all of it, beside what is still held
   EXPECT_EQ(t.stats().pinned_bytes, 5 * t.chunk);
   ASSERT_EQ(t.begin("both", {a.range(0, 1, OOC_READ), a.whole(OOC_READ), a.range(3 * t.chunk, 1, OOC_WRITE)}), OOC_OK);
   EXPECT_EQ(t.stats().pinned_bytes, 5 * t.chunk);

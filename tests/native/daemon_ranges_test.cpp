@@ -18,8 +18,9 @@ struct PlanTest : WithDaemon<RangesTest> {
 
 std::string text(const Trace& trace, const Trace::Use& use) {
   const Trace::Range range = trace.range(use);
-  const std::string part = use.range == 0 ? "" : "[" + std::to_string(range.first) + "+" + std::to_string(range.count) + "]";
-  return std::to_string(use.function) + ":" + std::to_string(use.variable) + part + (use.access & OOC_READ ? "r" : "") + (use.access & OOC_WRITE ? "w" : "");
+  std::string result = std::to_string(use.function) + ":" + std::to_string(use.variable);
+  if (use.range > 0) result += "[" + std::to_string(range.first) + "+" + std::to_string(range.count) + "]";
+  return result + (use.access & OOC_READ ? "r" : "") + (use.access & OOC_WRITE ? "w" : "");
 }
 std::string text(const Trace& trace) {
   std::string all;
@@ -59,13 +60,14 @@ TEST(uses_are_recorded_run_by_run) {
   Array a = t.make_absent(8 * t.chunk), b = t.make_absent(2 * t.chunk);
   t.boundary();
   const uint64_t c = t.chunk;
-  ASSERT_EQ(t.call("f", {b.whole(OOC_READ), a.range(5 * c, 1, OOC_WRITE), a.range(0, c, OOC_READ), a.range(c, c, OOC_READ),
-                         a.range(6 * c, c, OOC_READ), a.range(7 * c, c, OOC_READ),
+  ASSERT_EQ(t.call("f", {b.whole(OOC_READ), a.range(5 * c, 1, OOC_WRITE), a.range(0, c, OOC_READ),
+                         a.range(c, c, OOC_READ), a.range(6 * c, c, OOC_READ), a.range(7 * c, c, OOC_READ),
                          a.range(2 * c - 1, 2 * c, OOC_WRITE), b.range(0, 2 * c, OOC_WRITE)}), OOC_OK);
   ASSERT_EQ(t.call("g", {a.whole(OOC_READ)}), OOC_OK);
   ASSERT_EQ(t.call("h", {a.range(0, 8 * c, OOC_READ)}), OOC_OK);  // all of it
   const ooc_iteration ended = t.boundary();
-  EXPECT_EQ(text(*t.trace(ended.fingerprint)), std::string("0:0rw 0:1[0+1]r 0:1[1+1]rw 0:1[2+2]w 0:1[5+1]w 0:1[6+2]r 1:1r 2:1r"));
+  EXPECT_EQ(text(*t.trace(ended.fingerprint)),
+            std::string("0:0rw 0:1[0+1]r 0:1[1+1]rw 0:1[2+2]w 0:1[5+1]w 0:1[6+2]r 1:1r 2:1r"));
 }
 
 TEST(a_range_makes_another_fingerprint_and_all_of_it_the_same) {
@@ -123,7 +125,9 @@ TEST(parts_of_a_variable_move_while_functions_use_others) {
   EXPECT_EQ(t.there(t.a), std::string("11001111"));
   EXPECT_EQ(t.core.audit(), OOC_OK);
   EXPECT_EQ(t.boundary().followed_plan, 1u);
-  EXPECT_EQ(t.stats().swap_in_bytes - t.stats().demand_swap_in_bytes, before.swap_in_bytes - before.demand_swap_in_bytes + 2 * t.chunk);
+  const ooc_stats after = t.stats();
+  const uint64_t on_demand = after.demand_swap_in_bytes - before.demand_swap_in_bytes;
+  EXPECT_EQ(after.swap_in_bytes - before.swap_in_bytes, on_demand + 2 * t.chunk);
 }
 
 // What an ended iteration is still to move does not depend on other parts that the next one has used already.
@@ -213,7 +217,8 @@ TEST(a_function_that_does_not_begin_leaves_no_trace) {
   const auto iterate = [&](bool with_failures) {
     for (const uint64_t first : {0, 4, 8}) {
       if (with_failures) {  // one of its operands appears for the first time
-        const std::vector<ooc_operand> operands = {first == 4 ? reads(other) : a.range(0, 1, OOC_READ), a.whole(OOC_READ)};
+        const ooc_operand also = first == 4 ? reads(other) : a.range(0, 1, OOC_READ);
+        const std::vector<ooc_operand> operands = {also, a.whole(OOC_READ)};
         EXPECT_EQ(t.begin("whole", operands), OOC_OUT_OF_MEMORY);
         EXPECT_TRUE(!t.core.in_function());
       }

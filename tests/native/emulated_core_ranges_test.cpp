@@ -1,5 +1,5 @@
-// Ranges of variables where things go wrong or go on beside: driver calls that fail, forks, streams, the daemon's threads,
-// a budget that changes.
+// Ranges of variables where things go wrong or go on beside: driver calls that fail, forks, streams, the daemon's
+// threads, a budget that changes.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -60,9 +60,9 @@ struct Later {
 }  // namespace
 
 TEST(single_failures_go_unnoticed_and_lasting_ones_lose_nothing) {
-  const char* const calls[] = {"cuMemCreate",   "cuMemRelease",      "cuMemMap",      "cuMemUnmap",         "cuMemSetAccess",
-                               "cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync", "cuEventRecord", "cuEventSynchronize", "cuStreamSynchronize",
-                               "cuMemHostRegister"};
+  const char* const calls[] = {"cuMemCreate",         "cuMemRelease",      "cuMemMap",          "cuMemUnmap",
+                               "cuMemSetAccess",      "cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync", "cuEventRecord",
+                               "cuEventSynchronize",  "cuStreamSynchronize", "cuMemHostRegister"};
   for (const char* call : calls)
     for (const bool lasting : {false, true}) {
       const std::string rules = std::string(call) + (lasting ? ":after=4" : ":every=5");
@@ -147,13 +147,15 @@ TEST(ranges_on_streams_compute_on_the_right_bytes) {
           }
       later.clear();
     };
-    if (with_faults) ASSERT_EQ(control().inject_faults("cuMemMap:every=9;cuEventRecord:every=7;cuMemcpyHtoDAsync:every=11"), 0);
+    const char* const rules = "cuMemMap:every=9;cuEventRecord:every=7;cuMemcpyHtoDAsync:every=11";
+    if (with_faults) ASSERT_EQ(control().inject_faults(rules), 0);
     for (int step = 0; step < 400; ++step) {
       const size_t chosen = choose.below(arrays.size());
       Array& array = arrays[chosen];
       const CUstream stream = streams[chosen % 2].handle;  // one stream for each variable
       const auto range = choose.some_range(array);
-      const auto first = static_cast<std::ptrdiff_t>(range.first), last = first + static_cast<std::ptrdiff_t>(range.second);
+      const auto first = static_cast<std::ptrdiff_t>(range.first);
+      const auto last = first + static_cast<std::ptrdiff_t>(range.second);
       const bool writes = choose.below(2) == 0;
       const ooc_operand operand = array.range(range.first, range.second, writes ? OOC_WRITE : OOC_READ);
       later.push_back(std::make_unique<Later>(pattern(range.second, static_cast<unsigned>(step))));
@@ -184,7 +186,8 @@ TEST(ranges_on_streams_compute_on_the_right_bytes) {
   }
 }
 
-// A plan with threads that carry it out, on variables of which functions use parts; then one that does not fit what happens.
+// A plan with threads that carry it out, on variables of which functions use parts; then one that does not fit what
+// happens.
 TEST(threads_of_the_daemon_move_parts_meanwhile) {
   WithDaemon<RangesTest> t({kBudget, 128, 0, 1}, true);
   Array a = t.make_absent(16 * t.chunk);

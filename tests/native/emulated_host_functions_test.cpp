@@ -167,7 +167,8 @@ TEST(nobody_brings_in_what_a_function_uses_on_the_host) {
     EXPECT_EQ(t.check_range(a, 0, 4 * t.chunk), OOC_OK);             // waits for its end
     read = true;
   });
-  for (int i = 0; i < 20 && t.there(a) != "000000000011"; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  for (int i = 0; i < 20 && t.there(a) != "000000000011"; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
   EXPECT_TRUE(!read);
   t.put_plain(a, 0, 10 * t.chunk, 8);
   ASSERT_EQ(t.core.function_end(false), OOC_OK);  // its pins outlast it, and are let go when they are in the way
