@@ -7,7 +7,7 @@ to the batch. Its parts run one after the other in one workspace: its time is th
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 POLICIES = ("all", "powerOfTwo", "undivided")
@@ -21,6 +21,7 @@ class MicroConfiguration:
     algorithm: str
     seconds: float
     workspace_bytes: int
+    spread_seconds: float = field(default=0.0, compare=False)  # between the quartiles of its repetitions; 0: not known
 
     def __post_init__(self) -> None:
         if self.batch < 1:
