@@ -1,0 +1,324 @@
+"""What a handler may ask: how much a part may take, memory for a large result, and which division is exact.
+
+    def linear(context, input, weight, bias=None):
+        by_outputs = Split("output features", 4, lambda input, weight, bias=None: ...)
+        chosen = context.choose("", [by_outputs], torch.ops.aten.linear.default)
+        return chosen.run(input, weight, bias)
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from integrations.pytorch.splitting import copies, geometry
+from integrations.pytorch.splitting.tally import Layer, Tally
+from integrations.pytorch.splitting.verification import (
+    INCOMPARABLE,
+    Difference,
+    difference,
+    duplicate,
+    map_tensors,
+    random_like,
+)
+from swapd.splitting.store import Key, Verdict
+
+_SEED = 20181213  # of verification
+Sample = Callable[[torch.Generator], tuple[tuple[Any, ...], dict[str, Any]]]
+
+
+class CannotSplit(Exception):
+    """A handler finds no division. `inexact`: there is one, and it changes bits, so OOC_SPLIT=allow would take it."""
+
+    def __init__(self, reason: str, inexact: bool = False) -> None:
+        super().__init__(reason)
+        self.inexact = inexact
+
+
+@dataclass(frozen=True)
+class Split:
+    """One way to do it in parts. `how` names everything that the rounding depends on, but for the number of parts."""
+
+    how: str
+    parts: int
+    run: Callable[..., Any]  # called as the handler is, without the context; gives the operator's result
+
+
+class Verdicts(Protocol):
+    """What is used of `swapd.splitting.store.Store`."""
+
+    def verdict(self, key: Key, how: str | None = None, parts: int | None = None) -> Verdict | None: ...
+    def put_verdict(self, key: Key, verdict: Verdict) -> None: ...
+
+
+class KeptHere:
+    """Verdicts of this process alone."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[Key, str | None, int | None], Verdict] = {}
+
+    def verdict(self, key: Key, how: str | None = None, parts: int | None = None) -> Verdict | None:
+        """None: not known."""
+        return self._kept.get((key, how, parts))
+
+    def put_verdict(self, key: Key, verdict: Verdict) -> None:
+        """Keep it."""
+        self._kept[key, verdict.how, verdict.parts] = verdict
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of an operator that does not fit."""
+
+    operator: str  # such as aten::add.Tensor
+    arguments: tuple[Any, ...]
+    keywords: dict[str, Any]
+
+    @property
+    def shapes(self) -> str:
+        """Sizes, types, strides where they are unusual, and everything that is no tensor."""
+        named = [f"{name}={_text(value)}" for name, value in self.keywords.items()]
+        return ", ".join([*map(_text, self.arguments), *named])
+
+
+class _Thread(threading.local):
+    verifying = False
+
+
+_thread = _Thread()
+
+
+class Context:
+    """Of one call.
+
+    Args:
+        call: the operator and its arguments.
+        part_bytes: what one part may use at once: all operands and results, in whole chunks (`footprint`).
+        chunk_bytes: the unit of residency; 1 where there is no core.
+        mode: "exact" or "allow".
+        verdicts: what is known already; of this call alone by default.
+        tally: where it is counted.
+        device, library: of the verdicts' keys.
+        managed: whether a core manages CPU memory (`torch.ops.ooc`).
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        part_bytes: int,
+        *,
+        chunk_bytes: int = 1,
+        mode: str = "exact",
+        verdicts: Verdicts | None = None,
+        tally: Tally | None = None,
+        device: str = "cpu",
+        library: str = "",
+        managed: bool = False,
+    ) -> None:
+        self.call = call
+        self.part_bytes = part_bytes
+        self.chunk_bytes = chunk_bytes
+        self.exact = mode != "allow"
+        self.threads = torch.get_num_threads()
+        self._verdicts = verdicts if verdicts is not None else KeptHere()
+        self._tally = tally if tally is not None else Tally()
+        self._key = Key(device, library, call.operator, call.shapes)
+        self._managed = managed
+        self._layer: Layer | None = None
+
+    # ---- memory ----------------------------------------------------------------------------------------------------
+
+    def empty(
+        self,
+        like: Tensor | None = None,
+        *,
+        size: Sequence[int] | None = None,
+        stride: Sequence[int] | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """A large result, not initialised: of which nothing is on the device until it is written in parts.
+
+        `like` (it may be on the device "meta") gives the sizes, strides and type that are not given; contiguous where
+        neither does.
+        """
+        shape = tuple(size if size is not None else like.shape if like is not None else ())
+        kind = dtype if dtype is not None else like.dtype if like is not None else torch.get_default_dtype()
+        if stride is None:
+            stride = like.stride() if like is not None and size is None else _contiguous(shape)
+        if self._managed and not self.verifying:
+            made: Tensor = torch.ops.ooc.empty_absent(list(shape), list(stride), kind)
+            return made
+        return torch.empty_strided(shape, tuple(stride), dtype=kind)
+
+    def footprint(self, *tensors: Tensor) -> int:
+        """Bytes of the device that these views take together, in whole chunks."""
+        return sum(geometry.footprint(tensor, self.chunk_bytes) for tensor in tensors)
+
+    def move(self, target: Tensor, source: Tensor) -> int:
+        """Copies one to the other, in as many parts as needed; returns how many. `source` may be broadcast."""
+        return copies.move(target, source, self.part_bytes, self.chunk_bytes)
+
+    def gather(self, view: Tensor) -> Tensor:
+        """A contiguous copy of a view that lies scattered in its variable."""
+        made = self.empty(size=view.shape, dtype=view.dtype)
+        self.move(made, view)
+        return made
+
+    def scatter(self, source: Tensor, view: Tensor) -> None:
+        """The inverse of `gather`."""
+        self.move(view, source)
+
+    # ---- which division --------------------------------------------------------------------------------------------
+
+    @property
+    def verifying(self) -> bool:
+        """Whether this thread is verifying a division, in plain memory."""
+        return _thread.verifying
+
+    def choose(
+        self, key: str, candidates: Sequence[Split], whole: Callable[..., Any], sample: Sample | None = None
+    ) -> Split:
+        """The first division whose result is identical, every bit; with OOC_SPLIT=allow else the one that differs least.
+
+        What is not known yet is found out: both run in plain memory on random data of the same shapes, called as the
+        handler was. Arguments that they write are compared as well.
+
+        Args:
+            key: what the result depends on beside the operator, its arguments, and `how` and `parts` of a candidate.
+            candidates: in the order of preference.
+            whole: the operator in one piece.
+            sample: makes the arguments instead (positive variances, say). Without it floating point numbers come from a
+                normal distribution, and everything else is as in the call.
+
+        Raises:
+            CannotSplit: none may be taken.
+        """
+        if self.verifying:
+            return candidates[0]
+        trial = _Trial(self, whole, sample)
+        best: tuple[Verdict, Split] | None = None
+        full = Key(self._key.device, self._key.library, self._key.operator, f"{self._key.shapes} {key}".rstrip())
+        for candidate in candidates:
+            verdict = self._verdicts.verdict(full, candidate.how, candidate.parts)
+            if verdict is None:
+                found = trial.compare(candidate)
+                verdict = Verdict(candidate.how, candidate.parts, found.identical, found.largest, found.relative)
+                self._verdicts.put_verdict(full, verdict)
+            if best is None or verdict.identical or verdict.largest_difference < best[0].largest_difference:
+                best = (verdict, candidate)
+            if verdict.identical:
+                break
+        if best is None:
+            raise CannotSplit("no division makes its parts small enough")
+        verdict, chosen = best
+        if not verdict.identical and self.exact:
+            raise CannotSplit(
+                f"in parts ({chosen.how}) the result differs from the one in one piece by up to "
+                f"{verdict.largest_difference:.3g}",
+                inexact=True,
+            )
+        self.used(chosen.how, chosen.parts, Difference(verdict.identical, verdict.largest_difference, verdict.largest_relative))
+        return chosen
+
+    def used(self, how: str, parts: int, apart: Difference | None = None) -> None:
+        """Says how it was divided, for the summary; `choose` does. Without `apart` data were only moved."""
+        if self.verifying:
+            return
+        identical = apart is None or apart.identical
+        largest, relative = (0.0, 0.0) if apart is None else (apart.largest, apart.relative)
+        self._layer = Layer(self.call.operator, self._key.shapes, how, parts, identical, largest, relative)
+
+    def count(self) -> None:
+        """The call has succeeded."""
+        self._tally.add(self._layer or Layer(self.call.operator, self._key.shapes, "parts", 1, True, 0.0, 0.0))
+
+    @contextmanager
+    def plain(self) -> Iterator[None]:
+        """This thread's memory comes from the host, and its operators are no functions."""
+        before = torch.ops.ooc.plain(True) if self._managed else False
+        verifying, _thread.verifying = _thread.verifying, True
+        try:
+            yield
+        finally:
+            _thread.verifying = verifying
+            if self._managed:
+                torch.ops.ooc.plain(before)
+
+    def copy_out(self, target: Tensor, source: Tensor) -> None:
+        """Copies a managed tensor into plain memory, in the middle of `plain`."""
+        if not self._managed:
+            target.copy_(source)
+            return
+        before = torch.ops.ooc.plain(False)
+        try:
+            self.move(target, source)
+        finally:
+            torch.ops.ooc.plain(before)
+
+
+class _Trial:
+    """One operator's arguments and its result in one piece, made when first asked for."""
+
+    def __init__(self, context: Context, whole: Callable[..., Any], sample: Sample | None) -> None:
+        self._context, self._whole, self._sample = context, whole, sample
+        self._made: tuple[tuple[Any, Any], Any] | None = None
+
+    def compare(self, candidate: Split) -> Difference:
+        with self._context.plain():
+            try:
+                if self._made is None:
+                    self._made = self._run_whole()
+                given, expected = self._made
+                arguments, keywords = duplicate(given)
+                found = candidate.run(*arguments, **keywords)
+            except CannotSplit:
+                return INCOMPARABLE
+            except (MemoryError, RuntimeError) as error:
+                if "allocate memory" not in str(error) and not isinstance(error, MemoryError):
+                    raise
+                raise CannotSplit(f"no host memory to find out whether parts give the same bits: {error}") from None
+            return difference(expected, (found, arguments, keywords))
+
+    def _run_whole(self) -> tuple[tuple[Any, Any], Any]:
+        generator = torch.Generator().manual_seed(_SEED)
+        call = self._context.call
+        if self._sample is not None:
+            given: tuple[Any, Any] = self._sample(generator)
+        else:
+            copy = self._context.copy_out
+            given = map_tensors((call.arguments, call.keywords), lambda t: random_like(t, generator, copy))
+        arguments, keywords = duplicate(given)
+        result = self._whole(*arguments, **keywords)
+        return given, (result, arguments, keywords)
+
+
+def _contiguous(size: Sequence[int]) -> tuple[int, ...]:
+    strides, step = [], 1
+    for length in reversed(size):
+        strides.append(step)
+        step *= max(length, 1)
+    return tuple(reversed(strides))
+
+
+_TYPES = {
+    torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torch.bfloat16: "bf16", torch.int64: "i64",
+    torch.int32: "i32", torch.uint8: "u8", torch.bool: "bool",
+}  # fmt: skip
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Tensor):
+        kind = _TYPES.get(value.dtype) or str(value.dtype).removeprefix("torch.")
+        size = "x".join(map(str, value.shape))
+        return f"{kind}[{size}]" + ("" if value.is_contiguous() else "/" + "x".join(map(str, value.stride())))
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_text, value)) + "]"
+    if isinstance(value, torch.Generator):
+        return "generator"
+    return str(value).removeprefix("torch.")

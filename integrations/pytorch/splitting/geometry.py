@@ -1,0 +1,129 @@
+"""Views: how much memory they touch, in what order they lie, and how they are cut so that little of it is touched.
+
+Sizes and strides are in elements unless said otherwise; a footprint is in bytes, in whole chunks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+MOST_RANGES = 256  # as in operands.h: a view with more gaps than that is one range from its first to its last byte
+
+Index = tuple[tuple[int, int, int], ...]  # dimension, start, length: narrowed in this order
+
+
+def extent(size: Sequence[int], stride: Sequence[int]) -> int:
+    """Elements from the first to the last one of a view, both included; 0 if it has none."""
+    if any(length == 0 for length in size):
+        return 0
+    return 1 + sum((length - 1) * step for length, step in zip(size, stride))
+
+
+def outer_first(size: Sequence[int], stride: Sequence[int]) -> list[int]:
+    """The dimensions of more than one element and a stride, the one with the largest stride first."""
+    moving = [d for d in range(len(size)) if size[d] > 1 and stride[d] != 0]
+    return sorted(moving, key=lambda d: (-stride[d], d))
+
+
+def footprint(tensor: Tensor, chunk_bytes: int) -> int:
+    """Bytes of the chunks that a view may touch, wherever its storage begins in a chunk; as operands.h counts them."""
+    return footprint_of(tensor.shape, tensor.stride(), tensor.element_size(), chunk_bytes)
+
+
+def footprint_of(size: Sequence[int], stride: Sequence[int], item: int, chunk_bytes: int) -> int:
+    """The same of a view of elements of `item` bytes, given by its sizes and strides."""
+    whole = extent(size, stride) * item
+    if whole == 0:
+        return 0
+    runs = 1
+    inner_size, inner_stride = list(size), list(stride)
+    for dimension in outer_first(size, stride):
+        inner_size[dimension] = 1
+        inner = extent(inner_size, inner_stride) * item
+        if stride[dimension] * item - inner < chunk_bytes or runs * size[dimension] > MOST_RANGES:
+            break
+        runs *= size[dimension]
+        whole = inner
+    return runs * rounded(whole, chunk_bytes)
+
+
+def rounded(size_bytes: int, chunk_bytes: int) -> int:
+    """Bytes of the chunks that a range of so many bytes touches at most."""
+    return (-(-size_bytes // chunk_bytes) + (1 if chunk_bytes > 1 else 0)) * chunk_bytes
+
+
+def narrowed(tensor: Tensor, index: Index) -> Tensor:
+    """The part of a tensor at an index. Dimensions count from the right (-1 is the last), so that it may be broadcast."""
+    for dimension, start, length in index:
+        if tensor.dim() >= -dimension and tensor.shape[dimension] != 1:
+            tensor = tensor.narrow(dimension, start, length)
+    return tensor
+
+
+def blocks(tensors: Sequence[Tensor], part_bytes: int, chunk_bytes: int, extra_bytes: int = 0) -> Iterator[Index]:
+    """Cuts tensors that broadcast to the shape of the first one into blocks of which all together touch little.
+
+    Blocks come in the order of the first one's memory, and each touches at most `part_bytes` in all tensors together; one
+    element is never cut. `extra_bytes` are those that a part takes beside, for each element of the first.
+    Method: halve the dimension whose halves touch least; of equally good ones, that with the first's largest stride.
+    """
+    views = [_Shape(t) for t in tensors]
+    yield from _halved(views, [(-d, 0, n) for d, n in zip(range(tensors[0].dim(), 0, -1), tensors[0].shape)],
+                       part_bytes, chunk_bytes, extra_bytes)  # fmt: skip
+
+
+class _Shape:
+    """What cutting needs of a tensor; dimensions from the right."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.size, self.stride, self.item = tuple(tensor.shape), tensor.stride(), tensor.element_size()
+
+    def lengths(self, box: list[tuple[int, int, int]]) -> list[int]:
+        whole = {dimension: length for dimension, _, length in box}
+        rank = len(self.size)
+        return [1 if n == 1 else whole[d - rank] for d, n in enumerate(self.size)]
+
+
+def _touched(views: list[_Shape], box: list[tuple[int, int, int]], chunk_bytes: int, extra_bytes: int) -> int:
+    total = extra_bytes * math.prod(length for _, _, length in box)
+    return total + sum(footprint_of(v.lengths(box), v.stride, v.item, chunk_bytes) for v in views)
+
+
+def _halved(
+    views: list[_Shape], box: list[tuple[int, int, int]], part_bytes: int, chunk_bytes: int, extra_bytes: int
+) -> Iterator[Index]:
+    if _touched(views, box, chunk_bytes, extra_bytes) <= part_bytes or all(length <= 1 for _, _, length in box):
+        yield tuple(box)
+        return
+    order = {dimension: stride for dimension, stride in zip([d for d, _, _ in box], views[0].stride)}
+    best: tuple[tuple[int, int], int] | None = None
+    for place, (dimension, start, length) in enumerate(box):
+        if length <= 1:
+            continue
+        half = [*box[:place], (dimension, start, length - length // 2), *box[place + 1 :]]
+        value = (_touched(views, half, chunk_bytes, extra_bytes), -order[dimension])
+        if best is None or value < best[0]:
+            best = (value, place)
+    assert best is not None
+    place = best[1]
+    dimension, start, length = box[place]
+    first = length - length // 2
+    for begin, size in ((start, first), (start + first, length - first)):
+        yield from _halved(views, [*box[:place], (dimension, begin, size), *box[place + 1 :]],
+                           part_bytes, chunk_bytes, extra_bytes)  # fmt: skip
+
+
+def flat(tensor: Tensor) -> Tensor | None:
+    """A dense tensor's memory as one dimension, in the order of its memory; None if it has gaps or overlaps."""
+    if not torch._prims_common.is_non_overlapping_and_dense(tensor):
+        return None
+    return tensor.as_strided((tensor.numel(),), (1,))
+
+
+def same_layout(tensors: Sequence[Tensor]) -> bool:
+    """Whether elements at the same place in memory belong together."""
+    return all(t.shape == tensors[0].shape and t.stride() == tensors[0].stride() for t in tensors)

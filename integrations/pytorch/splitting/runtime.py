@@ -1,0 +1,148 @@
+"""One session's splitting: what a part may take, the verdicts, the counts, and how a handler is run."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from integrations.pytorch.splitting.context import Call, CannotSplit, Context
+from integrations.pytorch.splitting.registry import Definitions, Handler
+from integrations.pytorch.splitting.tally import HOST_BACKED, Layer, Tally
+from ooc_alloc import Core
+from swapd.splitting.store import Store, default_path
+
+log = logging.getLogger("ooc.pytorch")
+
+_STEPS = 16  # of the budget; the free part is rounded down to one, so that small variables do not change divisions
+_MOST_HALVINGS = 6
+
+
+class Runtime:
+    """What is split in a session, and how.
+
+    Args:
+        core: the session's.
+        mode: "exact" or "allow".
+        store: the file of verdicts; None: the default one.
+    """
+
+    def __init__(self, core: Core, mode: str, store: Path | None) -> None:
+        self.mode = mode
+        self.tally = Tally()
+        self._core = core
+        self._chunk_bytes = int(core.stats()["chunk_bytes"])
+        self._store = Store(store if store is not None else default_path())
+        self._device, self._library = processor(), library()
+        self._known: dict[tuple[str, str], int] = {}  # what one part may take, by operator and shapes
+
+    def run(self, operator: str, found: Handler, writes: bool, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """Runs a handler, with smaller parts if the first do not fit. Raises CannotSplit."""
+        call = Call(operator, arguments, keywords)
+        key = (operator, call.shapes)
+        part_bytes = self._known.get(key) or self._part_bytes()
+        for _ in range(_MOST_HALVINGS):
+            context = Context(
+                call,
+                part_bytes,
+                chunk_bytes=self._chunk_bytes,
+                mode=self.mode,
+                verdicts=self._store,
+                tally=self.tally,
+                device=self._device,
+                library=self._library,
+                managed=True,
+            )
+            try:
+                result = found.function(context, *arguments, **keywords)
+            except torch.OutOfMemoryError as error:
+                if writes and not found.repeatable:
+                    raise
+                if part_bytes < 4 * self._chunk_bytes:
+                    raise CannotSplit(f"a part of it does not fit: {error}") from None
+                part_bytes //= 2
+                failure = error
+                continue
+            self._known[key] = part_bytes
+            context.count()
+            return result
+        raise CannotSplit(f"a part of it does not fit: {failure}")
+
+    def _part_bytes(self) -> int:
+        """Half of what is left of the budget beside small variables and what users hold on the device."""
+        stats = self._core.stats()
+        budget = int(stats["budget_bytes"])
+        step = max(budget // _STEPS, 1)
+        free = budget - int(stats["slab_bytes"])
+        return max(free // step * step // 2, 2 * self._chunk_bytes)
+
+    def host_backed(self, operator: str, shapes: str) -> None:
+        """For the summary: a function ran with host memory in place."""
+        self.tally.add(Layer(operator, shapes, HOST_BACKED, 1, True, 0.0, 0.0))
+
+    def figures(self) -> dict[str, Any]:
+        """Keys of the summary."""
+        return {
+            "split": self.mode,
+            "split_function_count": self.tally.functions,
+            "split_part_count": self.tally.parts,
+            "split_layers": self.tally.rows(),
+        }
+
+
+def processor() -> str:
+    """The processor and what of it PyTorch uses: results are the same on equal ones."""
+    name = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
+        name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), name)
+    return f"{name}, {torch.backends.cpu.get_cpu_capability()}"
+
+
+def library() -> str:
+    """PyTorch and those of its settings that choose kernels."""
+    settings = [
+        f"{torch.get_num_threads()} threads",
+        "oneDNN" if torch._C._get_mkldnn_enabled() else "no oneDNN",
+        f"matmul {torch.get_float32_matmul_precision()}",
+    ]
+    if torch.are_deterministic_algorithms_enabled():
+        settings.append("deterministic")
+    known = " ".join(f"{name}={os.environ[name]}" for name in sorted(os.environ) if name.startswith(("MKL_", "ONEDNN_")))
+    return f"torch {torch.__version__}, {', '.join(settings)}" + (f", {known}" if known else "")
+
+
+_runtime: Runtime | None = None
+_definitions: Definitions | None = None
+
+
+def _run(operator: str, found: Handler, writes: bool, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    runtime = _runtime
+    if runtime is None:
+        raise RuntimeError("splitting is off")
+    try:
+        with torch._C.DisableTorchFunction():
+            return runtime.run(operator, found, writes, arguments, keywords)
+    except CannotSplit as error:
+        torch.ops.ooc.cannot_split(str(error), error.inexact)
+        raise
+
+
+def install(runtime: Runtime) -> None:
+    """From now on operators that do not fit are split."""
+    global _runtime, _definitions
+    _runtime = runtime
+    if _definitions is None:
+        _definitions = Definitions(_run)
+    torch.ops.ooc.splitting(True)
+
+
+def uninstall() -> None:
+    """Operators that do not fit raise again."""
+    global _runtime
+    torch.ops.ooc.splitting(False)
+    _runtime = None
