@@ -128,7 +128,7 @@ def command(target: Path) -> list[str]:
 
 def _sources() -> list[Path]:
     cuda = sorted(SOURCES.glob("cuda_*.cpp")) if for_cuda() else []
-    return [SOURCES / "adapter.cpp", SOURCES / "places.cpp", *cuda]
+    return [SOURCES / name for name in ("adapter.cpp", "places.cpp", "ranges.cpp", "splitting.cpp")] + cuda
 
 
 def _cuda_flags() -> list[str]:

@@ -5,13 +5,17 @@
 // Built against the installed PyTorch at first use (integrations/pytorch/build.py); the library is reached as
 // torch.ops.ooc.*, so no Python headers are needed.
 #include <ATen/ops/_local_scalar_dense_native.h>
+#include <ATen/EmptyTensor.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/AutogradState.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/alloc_cpu.h>
 #include <torch/library.h>
 
+#include <mutex>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "frequent_operators.h"
@@ -33,15 +37,43 @@ bool allocating = false;
 // random generators (5056 bytes). With the usual limit of small allocations these never leave anyway.
 constexpr size_t kStaysOutsideFunctions = 8192;
 
+// Blocks allocated in a thread whose memory is plain. oneDNN frees by address alone, so they are known by that.
+struct PlainBlocks {
+  std::mutex mutex;
+  std::unordered_set<void*> blocks;
+
+  void* allocate(size_t bytes) {
+    void* address = c10::alloc_cpu(bytes);
+    const std::lock_guard<std::mutex> lock(mutex);
+    blocks.insert(address);
+    return address;
+  }
+  bool free(void* address) {
+    {
+      const std::lock_guard<std::mutex> lock(mutex);
+      if (blocks.erase(address) == 0) return false;
+    }
+    c10::free_cpu(address);
+    return true;
+  }
+};
+PlainBlocks& plain_blocks() {
+  static auto* blocks = new PlainBlocks;  // outlives every tensor
+  return *blocks;
+}
+
 void free_block(void* address) {
-  if (address != nullptr) ooc_core_free(core, address);
+  if (address == nullptr || (!owned(address) && plain_blocks().free(address))) return;
+  ooc_core_free(core, address);
 }
 
 class DeviceBackedCpuAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
     void* address = nullptr;
-    if (bytes > 0) {
+    if (in_mode(kPlain)) {
+      if (bytes > 0) address = plain_blocks().allocate(bytes);
+    } else if (bytes > 0) {
       address = ooc_core_malloc(core, bytes);
       if (address == nullptr) raise(OOC_OUT_OF_MEMORY);
       if (bytes > small_bytes && bytes <= kStaysOutsideFunctions && !ooc_core_in_function(core))
@@ -90,6 +122,9 @@ void use_core(int64_t handle, int64_t slice) {
   core = next;
   slice_bytes = static_cast<uint64_t>(slice);
   small_bytes = ooc_core_small_limit(core);
+  ooc_stats stats;
+  ooc_core_read_stats(core, &stats);
+  chunk_bytes = stats.chunk_bytes;
   ooc_core_address_range(core, &range_base, &range_bytes);
 }
 
@@ -150,6 +185,38 @@ void record_places(bool on, const c10::List<std::string>& skipped, c10::string_v
   want_places(on, std::vector<std::string>(skipped.begin(), skipped.end()), std::string(here));
 }
 
+// ---- splitting ------------------------------------------------------------------------------------------------------
+
+// Without measuring, a function that does not fit fails before it has run to its end in host memory.
+void use_splitting(bool on) {
+  splitting = on;
+  if (core != nullptr) ooc_core_set_measuring(core, on ? 0 : 1);
+}
+
+bool ranges(bool on) { return set_mode(kRanges, on); }
+bool plain(bool on) { return set_mode(kPlain, on); }
+
+at::Tensor empty_absent(at::IntArrayRef size, at::IntArrayRef stride, at::ScalarType type) {
+  const caffe2::TypeMeta meta = c10::scalarTypeToTypeMeta(type);
+  const size_t bytes = at::detail::computeStorageNbytes(size, stride, meta.itemsize());
+  c10::DataPtr memory;
+  if (in_mode(kPlain) || bytes <= small_bytes) {
+    memory = cpu_allocator.allocate(bytes);
+  } else {
+    void* address = ooc_core_malloc_absent(core, bytes);
+    if (address == nullptr) raise(OOC_OUT_OF_MEMORY);
+    if (places_wanted.load(std::memory_order_relaxed)) note_place(address);
+    memory = {address, address, &free_block, c10::Device(c10::DeviceType::CPU)};
+  }
+  auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes, std::move(memory),
+                                                       &cpu_allocator, /*resizable=*/true);
+  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU), meta);
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(size, stride);
+  return tensor;
+}
+
+void refuse(c10::string_view reason, bool inexact) { cannot_split(std::string(reason), inexact); }
+
 bool in_scope() { return core != nullptr && ooc_core_in_function(core) != 0; }
 
 }  // namespace
@@ -162,6 +229,11 @@ TORCH_LIBRARY(ooc, m) {
   m.def("scope_begin(str name, Tensor[] tensors) -> bool", scope_begin);
   m.def("scope_end(Tensor[] results) -> ()", scope_end);
   m.def("in_scope() -> bool", in_scope);
+  m.def("splitting(bool on) -> ()", use_splitting);
+  m.def("ranges(bool on) -> bool", ranges);
+  m.def("plain(bool on) -> bool", plain);
+  m.def("empty_absent(int[] size, int[] stride, ScalarType dtype) -> Tensor", empty_absent);
+  m.def("cannot_split(str reason, bool inexact) -> ()", refuse);
   m.def("record_places(bool on, str[] skipped, str here) -> ()", record_places);
 }
 

@@ -111,17 +111,41 @@ struct Direct<Op, Result(Arguments...)> {
       return Op::redispatch(below, std::forward<Arguments>(arguments)...);
     static const OperatorInfo& info = info_of(op);
     if (passes_on(op, info, keys)) return Op::redispatch(below, std::forward<Arguments>(arguments)...);
-    Operands operands;
-    size_t index = 0;
-    (add_argument(arguments, info.access[index++], operands), ...);
-    FunctionScope scope(info.id, operands);
-    c10::impl::ExcludeDispatchKeyGuard guard(kKey);
-    Result result = Op::redispatch(below, std::forward<Arguments>(arguments)...);
-    bool keep = info.keep_allocations;
-    if (info.makes_unusual || any_unusual(keys)) keep |= pin_hidden_parts(c10::IValue(at::Tensor(result)));
-    const int status = scope.end(keep, [&](Operands& results) { add_tensor(result, OOC_READ, results); });
-    if (status != OOC_OK) raise(status);
-    return result;
+    if (any_remembered.load(std::memory_order_relaxed) && info.split->any.load(std::memory_order_relaxed)) {
+      torch::jit::Stack stack = c10::impl::boxArgs<Arguments...>(arguments...);
+      const Way way = remembered_way(info, stack);
+      if (way != Way::kWhole) {
+        run_in_way(way, op, info, keys, &stack);
+        return result_of(stack, arguments...);
+      }
+    }
+    bool began = false;
+    try {
+      Operands operands;
+      size_t index = 0;
+      (add_argument(arguments, info.access[index++], operands), ...);
+      FunctionScope scope(info.id, operands);
+      began = true;
+      c10::impl::ExcludeDispatchKeyGuard guard(kKey);
+      Result result = Op::redispatch(below, arguments...);  // not forwarded: they may be needed again
+      bool keep = info.keep_allocations;
+      if (info.makes_unusual || any_unusual(keys)) keep |= pin_hidden_parts(c10::IValue(at::Tensor(result)));
+      const int status = scope.end(keep, [&](Operands& results) { add_tensor(result, OOC_READ, results); });
+      if (status != OOC_OK) raise(status);
+      return result;
+    } catch (const c10::OutOfMemoryError& error) {
+      if (!splitting.load(std::memory_order_relaxed)) throw;
+      torch::jit::Stack stack = c10::impl::boxArgs<Arguments...>(arguments...);
+      recover(op, info, keys, &stack, began, error);
+      return result_of(stack, arguments...);
+    }
+  }
+
+  // A tensor that is new, or the argument that was written.
+  template <class First, class... Rest>
+  static Result result_of(torch::jit::Stack& stack, First& first, Rest&...) {
+    if constexpr (std::is_lvalue_reference_v<Result>) return first;
+    else return std::move(stack.back()).toTensor();
   }
 };
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "adapter.h"
+#include "thread_modes.h"
 
 namespace ooc_torch __attribute__((visibility("hidden"))) {
 
@@ -43,6 +44,10 @@ inline void add_storage(const c10::Storage& storage, uint32_t access, Operands& 
   if (owned(address)) operands.push_back({address, access, 0, 0});
 }
 
+// In a thread that uses ranges: the part of its storage that a view reaches. Where the view leaves gaps of at least a chunk
+// between the elements of its outer dimensions, one range for each of them.
+[[gnu::cold]] void add_ranges(const c10::TensorImpl& impl, uint32_t access, Operands& operands);
+
 inline void add_tensor(const at::Tensor& tensor, uint32_t access, Operands& operands);
 
 inline bool is_nested(c10::DispatchKeySet keys) {
@@ -71,7 +76,8 @@ inline void add_tensor(const at::Tensor& tensor, uint32_t access, Operands& oper
     add_tensor(sparse->plain_indices(), access, operands);
     add_tensor(sparse->values(), access, operands);
   } else {
-    add_storage(impl->unsafe_storage(), access, operands);
+    if (in_mode(kRanges)) add_ranges(*impl, access, operands);
+    else add_storage(impl->unsafe_storage(), access, operands);
     if (keys.has(c10::DispatchKey::QuantizedCPU) || keys.has(c10::DispatchKey::QuantizedCUDA))
       add_quantizer(*static_cast<at::QTensorImpl*>(impl)->quantizer(), operands);
     if (is_nested(keys)) {

@@ -17,6 +17,7 @@
 
 #include "function_scope.h"
 #include "operands.h"
+#include "splitting.h"
 
 namespace ooc_torch __attribute__((visibility("hidden"))) {
 
@@ -38,6 +39,7 @@ struct OperatorInfo {
   bool keep_allocations = false; // the result hides memory from us (custom classes)
   bool hold_operands = false;    // the work goes on after the operator has returned, or the result refers to them
   std::vector<uint32_t> access;  // by argument
+  SplitState* split = nullptr;   // what to do if it does not fit; lives as long as the process
 };
 
 inline bool starts_with(std::string_view text, std::string_view start) { return text.substr(0, start.size()) == start; }
@@ -74,7 +76,8 @@ inline OperatorInfo inspect(const c10::OperatorHandle& op) {
                              kind == c10::TypeKind::CapsuleType;
   }
   info.view = aliases && !writes && tensors && space == "aten";
-  info.pass_on = space == "ooc";
+  info.pass_on = space == "ooc" || space == "ooc_split";
+  info.split = new_split_state(schema);
   info.makes_unusual = name.find("mkldnn") != std::string::npos || name.find("nested") != std::string::npos;
   info.makes_lengths = name == "aten::_pack_padded_sequence";
   info.hold_operands = info.keep_allocations || space == "c10d" || space == "_c10d_functional";
@@ -131,12 +134,15 @@ inline bool pin_hidden_parts(const c10::IValue& result) {
 
 inline bool any_unusual(c10::DispatchKeySet keys) { return (keys.raw_repr() & kUnusual.raw_repr()) != 0; }
 
-inline void run(const c10::OperatorHandle& op, const OperatorInfo& info, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+// One attempt; `began` says after an exception whether the kernel was called.
+inline void run_once(const c10::OperatorHandle& op, const OperatorInfo& info, c10::DispatchKeySet keys,
+                     torch::jit::Stack* stack, bool on_host, bool& began) {
   Operands operands;
   const size_t count = info.access.size();
   const size_t first = stack->size() - count;
   for (size_t i = 0; i < count; ++i) add_value((*stack)[first + i], info.access[i], operands);
-  FunctionScope scope(info.id, operands);
+  FunctionScope scope(info.id, operands, on_host);
+  began = true;
   const Operands held = info.hold_operands ? operands : Operands{};
   {
     c10::impl::ExcludeDispatchKeyGuard guard(kKey);
@@ -155,6 +161,22 @@ inline void run(const c10::OperatorHandle& op, const OperatorInfo& info, c10::Di
     raise(status);
   }
   for (const ooc_operand& operand : held) ooc_core_pin(core, operand.address, operand.access, nullptr);
+}
+
+inline void run(const c10::OperatorHandle& op, const OperatorInfo& info, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  bool began = false;
+  if (!splitting.load(std::memory_order_relaxed)) return run_once(op, info, keys, stack, false, began);
+  if (any_remembered.load(std::memory_order_relaxed) && info.split->any.load(std::memory_order_relaxed)) {
+    const Way way = remembered_way(info, *stack);
+    if (way != Way::kWhole) return run_in_way(way, op, info, keys, stack);
+  }
+  const KeptArguments kept(*info.split, *stack, info.access.size());
+  try {
+    run_once(op, info, keys, stack, false, began);
+  } catch (const c10::OutOfMemoryError& error) {
+    if (!kept.restore(*stack)) throw;
+    recover(op, info, keys, stack, began, error);
+  }
 }
 
 // ---- operators over whole lists -------------------------------------------------------------------------------------
@@ -224,7 +246,7 @@ inline void run_in_slices(const c10::OperatorHandle& op, const OperatorInfo& inf
 }
 
 inline bool passes_on(const c10::OperatorHandle& op, const OperatorInfo& info, c10::DispatchKeySet keys) {
-  if (info.pass_on || (info.view && !any_unusual(keys))) return true;
+  if (info.pass_on || (info.view && !any_unusual(keys)) || in_mode(kPlain)) return true;
   if (on_cuda() && keys.has_backend(c10::BackendComponent::CPUBit) && !keys.has_backend(c10::BackendComponent::CUDABit))
     return true;  // memory of CPU tensors is not ours then; what it calls is seen by itself
   return info.composite && !op.hasKernelForDispatchKey((keys & kBelow).highestPriorityTypeId());

@@ -96,15 +96,22 @@ def mangle(name: str) -> str:
 class Definitions:
     """The operators `ooc_split::...` of this process; defined once, whatever sessions come and go.
 
-    `run(operator, handler, writes, arguments, keywords)` is what each of them calls.
+    `run(operator, handler, writes, arguments, keywords)` is what each of them calls, `host_backed(operator, shapes)` what
+    the adapter calls after an operator ran on host memory.
     """
 
-    def __init__(self, run: Callable[[str, Handler, bool, tuple[Any, ...], dict[str, Any]], Any]) -> None:
+    def __init__(
+        self,
+        run: Callable[[str, Handler, bool, tuple[Any, ...], dict[str, Any]], Any],
+        host_backed: Callable[[str, str], None],
+    ) -> None:
         self._run = run
         self._library = torch.library.Library(NAMESPACE, "FRAGMENT")
         self._defined: dict[str, bool] = {}
         self._library.define("prepare(str name) -> bool")
         self._library.impl("prepare", self.prepare, "CompositeExplicitAutograd")
+        self._library.define("host_backed(str name, str shapes) -> ()")
+        self._library.impl("host_backed", host_backed, "CompositeExplicitAutograd")
 
     def prepare(self, name: str) -> bool:
         """Defines the operator that splits `name`, if it can be split."""

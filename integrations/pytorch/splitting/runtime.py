@@ -132,12 +132,17 @@ def _run(operator: str, found: Handler, writes: bool, arguments: tuple[Any, ...]
         raise
 
 
+def _host_backed(operator: str, shapes: str) -> None:
+    if _runtime is not None:
+        _runtime.host_backed(operator, shapes)
+
+
 def install(runtime: Runtime) -> None:
     """From now on operators that do not fit are split."""
     global _runtime, _definitions
     _runtime = runtime
     if _definitions is None:
-        _definitions = Definitions(_run)
+        _definitions = Definitions(_run, _host_backed)
     torch.ops.ooc.splitting(True)
 
 

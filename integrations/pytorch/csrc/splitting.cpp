@@ -1,0 +1,283 @@
+#include "splitting.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include "operators.h"
+
+namespace ooc_torch __attribute__((visibility("hidden"))) {
+
+namespace {
+
+constexpr int kDeepest = 6;  // operators in parts within parts of operators
+thread_local int depth = 0;
+
+struct Refusal {
+  bool is = false, inexact = false;
+  std::string reason;
+};
+thread_local Refusal refusal;  // of the operator that Python splits in this thread
+
+// Our key's own bit and what is below stay: a handler's operators are seen by the fallback, and by nothing above it.
+c10::DispatchKeySet above_ours() {
+  return c10::DispatchKeySet(c10::DispatchKeySet::FULL) - kBelow - c10::DispatchKeySet(kKey);
+}
+
+class Deeper {
+ public:
+  Deeper() { ++depth; }
+  ~Deeper() { --depth; }
+  Deeper(const Deeper&) = delete;
+  Deeper& operator=(const Deeper&) = delete;
+};
+
+// ---- what is remembered -----------------------------------------------------------------------------------------------
+
+uint64_t mixed(uint64_t hash, uint64_t value) {
+  hash = (hash ^ value) * 0x9e3779b97f4a7c15u;
+  return hash ^ hash >> 29;
+}
+
+uint64_t hash_of(const c10::IValue& value, uint64_t hash) {
+  if (value.isTensor()) {
+    const at::Tensor& tensor = value.toTensor();
+    if (!tensor.defined() || tensor.layout() != c10::kStrided || is_nested(tensor.key_set())) return mixed(hash, 1);
+    hash = mixed(hash, 2 + static_cast<uint64_t>(tensor.scalar_type()));
+    for (const int64_t size : tensor.sizes()) hash = mixed(hash, static_cast<uint64_t>(size));
+    for (const int64_t stride : tensor.strides()) hash = mixed(hash, ~static_cast<uint64_t>(stride));
+    return hash;
+  }
+  if (value.isTensorList()) {
+    for (const at::Tensor& tensor : value.toTensorList()) hash = hash_of(tensor, hash);
+    return mixed(hash, 3);
+  }
+  if (value.isList()) {
+    for (const c10::IValue& element : value.toListRef()) hash = hash_of(element, hash);
+    return mixed(hash, 4);
+  }
+  if (value.isInt()) return mixed(hash, static_cast<uint64_t>(value.toInt()));
+  if (value.isBool()) return mixed(hash, value.toBool() ? 5 : 6);
+  return mixed(hash, value.isNone() ? 7 : 8);  // a number, which changes nothing about sizes
+}
+
+uint64_t hash_of(const torch::jit::Stack& stack, size_t count) {
+  uint64_t hash = count;
+  for (size_t i = stack.size() - count; i < stack.size(); ++i) hash = hash_of(stack[i], hash);
+  return hash;
+}
+
+void remember(SplitState& state, uint64_t key, Way way) {
+  {
+    const std::lock_guard<std::mutex> lock(state.mutex);
+    state.ways[key] = way;
+  }
+  state.any = any_remembered = true;
+}
+
+// ---- whether and how -----------------------------------------------------------------------------------------------------
+
+bool narrower_than_storage(const at::Tensor& tensor) {
+  if (!tensor.defined() || tensor.layout() != c10::kStrided || is_nested(tensor.key_set()) || !tensor.has_storage()) return false;
+  uint64_t reach = tensor.numel() == 0 ? 0 : 1;
+  if (reach > 0)
+    for (int64_t d = 0; d < tensor.dim(); ++d)
+      reach += static_cast<uint64_t>(tensor.size(d) - 1) * static_cast<uint64_t>(tensor.stride(d));
+  return reach * tensor.itemsize() < tensor.storage().nbytes();
+}
+
+bool any_narrower(const std::vector<c10::IValue>& arguments) {
+  for (const c10::IValue& value : arguments) {
+    if (value.isTensor() && narrower_than_storage(value.toTensor())) return true;
+    if (value.isTensorList())
+      for (const at::Tensor& tensor : value.toTensorList())
+        if (narrower_than_storage(tensor)) return true;
+  }
+  return false;
+}
+
+// Products and convolutions are what splitting is for: a program that ran them from host memory would crawl.
+bool never_on_host(const std::string& name) {
+  static constexpr std::string_view kParts[] = {"conv", "linear", "::mm", "addmm", "bmm", "matmul", "addmv", "::mv", "::dot", "addr"};
+  const std::string operator_name = name.substr(0, name.find('.'));
+  return std::any_of(std::begin(kParts), std::end(kParts),
+                     [&](std::string_view part) { return operator_name.find(part) != std::string::npos; });
+}
+
+std::string shapes_of(const std::vector<c10::IValue>& arguments) {
+  std::string text;
+  const auto add = [&text](const at::Tensor& tensor) {
+    if (!tensor.defined()) return;
+    text += (text.empty() ? "" : ", ") + std::string(c10::toString(tensor.scalar_type())) + "[";
+    for (int64_t d = 0; d < tensor.dim(); ++d) text += (d > 0 ? "x" : "") + std::to_string(tensor.size(d));
+    text += "]";
+  };
+  for (const c10::IValue& value : arguments) {
+    if (value.isTensor()) add(value.toTensor());
+    if (value.isTensorList())
+      for (const at::Tensor& tensor : value.toTensorList()) add(tensor);
+  }
+  return text;
+}
+
+// ooc_split::NAME, as registry.py defines it; null where it has not.
+std::optional<c10::OperatorHandle> find_split(const std::string& name) {
+  return c10::Dispatcher::singleton().findSchema({"ooc_split::" + name, ""});
+}
+
+std::optional<c10::OperatorHandle> parts_operator(const std::string& name, SplitState& state) {
+  {
+    const std::lock_guard<std::mutex> lock(state.mutex);
+    if (state.asked) return state.parts;
+  }
+  std::optional<c10::OperatorHandle> found;
+  if (const auto prepare = find_split("prepare")) {
+    torch::jit::Stack stack{c10::IValue(name)};
+    prepare->callBoxed(&stack);  // without our lock: Python may let another thread go on
+    if (stack.back().toBool()) {
+      std::string mangled = name;
+      for (size_t at; (at = mangled.find("::")) != std::string::npos;) mangled.replace(at, 2, "__");
+      for (size_t at; (at = mangled.find('.')) != std::string::npos;) mangled.replace(at, 1, "__");
+      found = find_split(mangled);
+    }
+  }
+  const std::lock_guard<std::mutex> lock(state.mutex);
+  state.asked = true;
+  state.parts = found;
+  return found;
+}
+
+// ---- one call ------------------------------------------------------------------------------------------------------------
+
+class Attempt {
+ public:
+  Attempt(const c10::OperatorHandle& op, const OperatorInfo& info, c10::DispatchKeySet keys, torch::jit::Stack* stack)
+      : op_(op), info_(info), keys_(keys), stack_(stack), name_(c10::toString(op.operator_name())) {
+    const size_t count = info.access.size();
+    key_ = hash_of(*stack, count);
+    arguments_.assign(stack->end() - static_cast<ptrdiff_t>(count), stack->end());
+    torch::jit::drop(*stack, count);
+    below_ = stack->size();
+  }
+
+  // Tries the ways from `way` on. `first` is why it did not fit whole, if that was tried now.
+  void run(Way way, const c10::OutOfMemoryError* first) {
+    const Deeper deeper;
+    if (first != nullptr) failure_ = first->what_without_backtrace();
+    if (way == Way::kRanges && !in_mode(kRanges) && any_narrower(arguments_) && in_ranges()) return remember(*info_.split, key_, Way::kRanges);
+    if (way != Way::kHost && in_parts()) return remember(*info_.split, key_, Way::kParts);
+    if (on_host()) return remember(*info_.split, key_, Way::kHost);
+    TORCH_CHECK_WITH(OutOfMemoryError, false, failure_, reasons_);
+  }
+
+ private:
+  void give_arguments() {
+    stack_->resize(below_);
+    stack_->insert(stack_->end(), arguments_.begin(), arguments_.end());
+  }
+
+  // False: it does not fit that way either. Once a kernel has begun, an operator that writes its arguments may have written
+  // some of them, and is not run again.
+  bool once(bool host) {
+    give_arguments();
+    bool began = false;
+    try {
+      run_once(op_, info_, keys_, stack_, host, began);
+      return true;
+    } catch (const c10::OutOfMemoryError& error) {
+      if (began && info_.split->writes) throw;
+      if (host) reasons_ += std::string(" From host memory it cannot run: ") + error.what_without_backtrace();
+      else if (failure_.empty()) failure_ = error.what_without_backtrace();
+      return false;
+    }
+  }
+
+  bool in_ranges() {
+    const ModeGuard ranges(kRanges);
+    return once(false);
+  }
+
+  bool in_parts() {
+    const auto op = parts_operator(name_, *info_.split);
+    if (!op.has_value()) {
+      reasons_ += " There is no way to run it in parts.";
+      return false;
+    }
+    give_arguments();
+    const ModeGuard ranges(kRanges);
+    const c10::impl::ExcludeDispatchKeyGuard guard(above_ours());
+    refusal = {};
+    try {
+      op->callBoxed(stack_);
+      return true;
+    } catch (const std::exception&) {
+      if (!refusal.is) throw;
+    }
+    reasons_ += " It cannot run in parts: " + refusal.reason + ".";
+    if (refusal.inexact) reasons_ += " OOC_SPLIT=allow takes parts that differ in rounding.";
+    return false;
+  }
+
+  bool on_host() {
+    if (never_on_host(name_) || !once(true)) return false;
+    if (const auto note = find_split("host_backed")) {
+      torch::jit::Stack stack{c10::IValue(name_), c10::IValue(shapes_of(arguments_))};
+      note->callBoxed(&stack);
+    }
+    return true;
+  }
+
+  const c10::OperatorHandle& op_;
+  const OperatorInfo& info_;
+  c10::DispatchKeySet keys_;
+  torch::jit::Stack* stack_;
+  std::string name_, failure_, reasons_;
+  std::vector<c10::IValue> arguments_;
+  size_t below_ = 0;
+  uint64_t key_ = 0;
+};
+
+}  // namespace
+
+SplitState* new_split_state(const c10::FunctionSchema& schema) {
+  auto* state = new SplitState;
+  const auto& arguments = schema.arguments();
+  for (uint32_t i = 0; i < arguments.size(); ++i) {
+    state->writes |= arguments[i].alias_info() != nullptr && arguments[i].alias_info()->isWrite();
+    switch (arguments[i].type()->kind()) {
+      case c10::TypeKind::TensorType:
+      case c10::TypeKind::IntType:
+      case c10::TypeKind::SymIntType:
+      case c10::TypeKind::FloatType:
+      case c10::TypeKind::BoolType:
+      case c10::TypeKind::NumberType:
+        break;
+      default:
+        state->fragile.push_back(i);
+    }
+  }
+  return state;
+}
+
+Way remembered_way(const OperatorInfo& info, const torch::jit::Stack& stack) {
+  const uint64_t key = hash_of(stack, info.access.size());
+  SplitState& state = *info.split;
+  const std::lock_guard<std::mutex> lock(state.mutex);
+  const auto found = state.ways.find(key);
+  if (found == state.ways.end() || depth >= kDeepest || ooc_core_in_function(core)) return Way::kWhole;
+  return found->second;
+}
+
+void run_in_way(Way way, const c10::OperatorHandle& op, const OperatorInfo& info, c10::DispatchKeySet keys,
+                torch::jit::Stack* stack) {
+  Attempt(op, info, keys, stack).run(way, nullptr);
+}
+
+void recover(const c10::OperatorHandle& op, const OperatorInfo& info, c10::DispatchKeySet keys, torch::jit::Stack* stack,
+             bool began, const c10::OutOfMemoryError& error) {
+  if (depth >= kDeepest || ooc_core_in_function(core) || (began && info.split->writes)) throw;
+  Attempt(op, info, keys, stack).run(Way::kRanges, &error);
+}
+
+void cannot_split(std::string reason, bool inexact) { refusal = {true, inexact, std::move(reason)}; }
+
+}  // namespace ooc_torch
