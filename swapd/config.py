@@ -53,6 +53,8 @@ class Config:
     small_limit: int | None = None
     policy: str = "auto"
     window: int | None = None  # bytes; None: chosen by the policy
+    split: Literal["off", "exact", "allow"] = "exact"
+    split_store: Path | None = None
     summary: Path | None = None
     trace: Path | None = None
     metrics_port: int | None = None  # 0: any free one

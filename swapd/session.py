@@ -172,7 +172,7 @@ class Session:
     def summary(self) -> dict[str, Any]:
         """The figures so far; keys as in the README."""
         last = self._audited()
-        return make_summary(self.daemon, False, last.stats, last.audit_agrees)
+        return make_summary(self.daemon, False, last.stats, last.audit_agrees, self.split_figures())
 
     def stop(self) -> bool:
         """Writes the summary and stops the threads; False if there is nothing to stop. The core stays."""
@@ -225,13 +225,18 @@ class Session:
     def record_places(self, on: bool) -> None:
         """For the observer: whether the integration is to tell where in the program variables are allocated."""
 
+    def split_figures(self) -> dict[str, Any] | None:
+        """For the summary: what ran in parts; None where nothing does."""
+        return None
+
     def _write_summary(self, *, final: bool, snapshot: Snapshot | None = None) -> None:
         if self.summary_path is None or self.closed or self._forked:
             return
         with self._write_lock:
             try:
                 last = self._audited() if snapshot is None else snapshot
-                write_summary(self.summary_path, make_summary(self.daemon, final, last.stats, last.audit_agrees))
+                made = make_summary(self.daemon, final, last.stats, last.audit_agrees, self.split_figures())
+                write_summary(self.summary_path, made)
             except OSError as error:
                 if not self._unwritable:
                     log.warning("cannot write the summary %s: %s", self.summary_path, error)

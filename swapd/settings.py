@@ -32,6 +32,7 @@ _ALLOC = {
     "cuda": "cuda", "emulated": "emulated",
 }  # fmt: skip
 _SLOWEST_LINK = KIB  # bytes per second; the emulated driver takes less for a typing mistake
+SPLITS = ("off", "exact", "allow")
 POLICIES = ("auto", "demand", "idle", "window")  # those of swapd.policies, and demand: no plan
 
 
@@ -121,6 +122,15 @@ def parse_policy(value: str) -> str:
     if name not in POLICIES:
         raise UnitError(value, "is no policy", f"{', '.join(POLICIES[:-1])} or {POLICIES[-1]}")
     return name
+
+
+def parse_split(value: str | bool | int) -> str:
+    """off, exact or allow."""
+    text = "off" if value is False else str(value).strip().lower()
+    mode = {"0": "off", "no": "off", "false": "off", "none": "off"}.get(text, text)
+    if mode not in SPLITS:
+        raise UnitError(value, "is no way to split", "off, exact (only what changes no bit) or allow (rounding too)")
+    return mode
 
 
 def parse_port(value: str | int) -> int | None:
@@ -219,6 +229,15 @@ SETTINGS = (
     ),
     Setting("policy", "|".join(POLICIES), "scheduling policy; demand is no plan [auto]", parse_policy),
     Setting("window", "BYTES|auto", "schedule window [auto]", parse_window, exact_bytes),
+    Setting(
+        "split",
+        "|".join(SPLITS),
+        "functions larger than the budget in parts; allow: also if bits change [exact]",
+        parse_split,
+    ),
+    Setting(
+        "split_store", "FILE", "what is known of parts: exact or not, and how fast [in the cache folder]", parse_path
+    ),
     Setting("summary", "FILE", "write a JSON summary there at exit", parse_path),
     Setting("trace", "FILE", "write the trace of the longest-running iteration there at exit", parse_path),
     Setting("metrics_port", "PORT", "serve Prometheus metrics there; 0: any free port [off]", parse_port),

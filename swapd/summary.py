@@ -27,6 +27,9 @@ _COPIED = """
 """.split()
 
 
+# Keys of functions that ran in parts; `split_layers` has an object for each kind of call.
+NOTHING_SPLIT: dict[str, Any] = {"split": "off", "split_function_count": 0, "split_part_count": 0, "split_layers": []}
+
 _AUDIT_ATTEMPTS = 3
 _AUDIT_PAUSE_SECONDS = 0.002
 
@@ -61,7 +64,9 @@ def derived_figures(stats: Mapping[str, int | float], agrees: bool) -> dict[str,
     }
 
 
-def make_summary(daemon: Daemon, final: bool, stats: Mapping[str, int | float], agrees: bool) -> dict[str, Any]:
+def make_summary(
+    daemon: Daemon, final: bool, stats: Mapping[str, int | float], agrees: bool, split: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """What DESIGN's table of summary keys promises, and some more; bytes, seconds, counts and ratios.
 
     `external_fragmentation_ratio` is the share of the budget's chunks that are neither free nor in use by anything:
@@ -72,6 +77,7 @@ def make_summary(daemon: Daemon, final: bool, stats: Mapping[str, int | float], 
         final: whether the program is about to end.
         stats: counters of one moment, as `Core.stats` gives them.
         agrees: what :func:`audit_agrees` said.
+        split: the keys that start with `split`; None: nothing can be split there.
     """
     plan = daemon.last_plan
     return {
@@ -88,6 +94,7 @@ def make_summary(daemon: Daemon, final: bool, stats: Mapping[str, int | float], 
         "bound_step_seconds": plan.bound_seconds if plan is not None else None,
         "planning_seconds": daemon.planning_seconds,
         **derived_figures(stats, agrees),
+        **(NOTHING_SPLIT if split is None else split),
     }
 
 

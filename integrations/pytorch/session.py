@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 
@@ -11,6 +12,7 @@ import swapd.session
 from integrations.prometheus.exporting import export
 from integrations.pytorch import boundaries, build, compiled, cuda, raw_access, threads
 from integrations.pytorch.places import not_the_users
+from integrations.pytorch.splitting import runtime
 from ooc_alloc import OocError
 from swapd.config import Config
 
@@ -38,6 +40,11 @@ class Session(swapd.session.Session):
             compiled.install(),
             boundaries.install(self.automatic_boundary),
         ]
+        self._runtime: runtime.Runtime | None = None
+        if config.split != "off" and device is None:  # results are verified where kernels run, and that is here
+            self._runtime = runtime.Runtime(self.core, config.split, config.split_store)
+            runtime.install(self._runtime)
+            self._undo.append(runtime.uninstall)
         if device is not None:
             self._undo.append(cuda.install(self.core, device.ordinal))
         self.started()
@@ -53,6 +60,9 @@ class Session(swapd.session.Session):
 
     def record_places(self, on: bool) -> None:
         torch.ops.ooc.record_places(on, not_the_users(), os.path.join(os.getcwd(), ""))
+
+    def split_figures(self) -> dict[str, Any] | None:
+        return self._runtime.figures() if self._runtime is not None else None
 
     def keep_resident(self, tensors: Iterable[torch.Tensor]) -> None:
         for tensor in tensors:

@@ -10,5 +10,5 @@
 
 A handler is a function `f(context, *arguments, **keywords)` with the operator's own arguments, registered by
 `@registry.handler("aten::name")`. It runs below autograd, in range mode: the operators that it calls are functions of
-their own, and a view is only the part of its variable that it reaches. It works as well on plain tensors, without a core.
+their own, and a view is only the part of its variable that it reaches. It works on plain tensors too, without a core.
 """

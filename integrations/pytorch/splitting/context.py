@@ -1,9 +1,9 @@
 """What a handler may ask: how much a part may take, memory for a large result, and which division is exact.
 
-    def linear(context, input, weight, bias=None):
-        by_outputs = Split("output features", 4, lambda input, weight, bias=None: ...)
-        chosen = context.choose("", [by_outputs], torch.ops.aten.linear.default)
-        return chosen.run(input, weight, bias)
+def linear(context, input, weight, bias=None):
+    by_outputs = Split("output features", 4, lambda input, weight, bias=None: ...)
+    chosen = context.choose("", [by_outputs], torch.ops.aten.linear.default)
+    return chosen.run(input, weight, bias)
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ class Context:
     def choose(
         self, key: str, candidates: Sequence[Split], whole: Callable[..., Any], sample: Sample | None = None
     ) -> Split:
-        """The first division whose result is identical, every bit; with OOC_SPLIT=allow else the one that differs least.
+        """The first division whose result is identical, every bit; else, with OOC_SPLIT=allow, the nearest one.
 
         What is not known yet is found out: both run in plain memory on random data of the same shapes, called as the
         handler was. Arguments that they write are compared as well.
@@ -223,7 +223,11 @@ class Context:
                 f"{verdict.largest_difference:.3g}",
                 inexact=True,
             )
-        self.used(chosen.how, chosen.parts, Difference(verdict.identical, verdict.largest_difference, verdict.largest_relative))
+        self.used(
+            chosen.how,
+            chosen.parts,
+            Difference(verdict.identical, verdict.largest_difference, verdict.largest_relative),
+        )
         return chosen
 
     def used(self, how: str, parts: int, apart: Difference | None = None) -> None:

@@ -8,7 +8,7 @@ from integrations.pytorch.splitting.geometry import blocks, narrowed
 
 
 def move(target: Tensor, source: Tensor, part_bytes: int, chunk_bytes: int) -> int:
-    """`target.copy_(source)` in parts that touch at most `part_bytes` of both; returns how many. `source` broadcasts."""
+    """`target.copy_(source)` in parts that touch at most `part_bytes` of both; returns how many. It broadcasts."""
     parts = 0
     for index in blocks([target, source], part_bytes, chunk_bytes):
         narrowed(target, index).copy_(narrowed(source, index))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-import torch
 from torch import Tensor
 
 MOST_RANGES = 256  # as in operands.h: a view with more gaps than that is one range from its first to its last byte
@@ -57,7 +56,7 @@ def rounded(size_bytes: int, chunk_bytes: int) -> int:
 
 
 def narrowed(tensor: Tensor, index: Index) -> Tensor:
-    """The part of a tensor at an index. Dimensions count from the right (-1 is the last), so that it may be broadcast."""
+    """The part of a tensor at an index. Dimensions count from the right, -1 is the last: it may be broadcast."""
     for dimension, start, length in index:
         if tensor.dim() >= -dimension and tensor.shape[dimension] != 1:
             tensor = tensor.narrow(dimension, start, length)
@@ -67,8 +66,8 @@ def narrowed(tensor: Tensor, index: Index) -> Tensor:
 def blocks(tensors: Sequence[Tensor], part_bytes: int, chunk_bytes: int, extra_bytes: int = 0) -> Iterator[Index]:
     """Cuts tensors that broadcast to the shape of the first one into blocks of which all together touch little.
 
-    Blocks come in the order of the first one's memory, and each touches at most `part_bytes` in all tensors together; one
-    element is never cut. `extra_bytes` are those that a part takes beside, for each element of the first.
+    Each block touches at most `part_bytes` in all tensors together; one element is never cut. `extra_bytes` are those
+    that a part takes beside, for each element of the first.
     Method: halve the dimension whose halves touch least; of equally good ones, that with the first's largest stride.
     """
     views = [_Shape(t) for t in tensors]
@@ -99,7 +98,7 @@ def _halved(
     if _touched(views, box, chunk_bytes, extra_bytes) <= part_bytes or all(length <= 1 for _, _, length in box):
         yield tuple(box)
         return
-    order = {dimension: stride for dimension, stride in zip([d for d, _, _ in box], views[0].stride)}
+    order = dict(zip([d for d, _, _ in box], views[0].stride))
     best: tuple[tuple[int, int], int] | None = None
     for place, (dimension, start, length) in enumerate(box):
         if length <= 1:
@@ -119,8 +118,11 @@ def _halved(
 
 def flat(tensor: Tensor) -> Tensor | None:
     """A dense tensor's memory as one dimension, in the order of its memory; None if it has gaps or overlaps."""
-    if not torch._prims_common.is_non_overlapping_and_dense(tensor):
-        return None
+    step = 1
+    for length, stride in sorted(zip(tensor.shape, tensor.stride()), key=lambda pair: pair[1]):
+        if length > 1 and stride != step:
+            return None
+        step *= length if length > 1 else 1
     return tensor.as_strided((tensor.numel(),), (1,))
 
 

@@ -39,7 +39,7 @@ _loaded = False
 def handler(*names: str, repeatable: bool = False) -> Callable[[Function], Function]:
     """Registers a function for operators, such as `aten::native_batch_norm` or `aten::add.Tensor`.
 
-    An operator's arguments are passed as it was called: positional ones without a default may be missing at the end, and
+    An operator's arguments are passed as it was called: those at the end that have their default may be missing, and
     what its schema has after the `*` comes by keyword.
     """
 
@@ -96,8 +96,8 @@ def mangle(name: str) -> str:
 class Definitions:
     """The operators `ooc_split::...` of this process; defined once, whatever sessions come and go.
 
-    `run(operator, handler, writes, arguments, keywords)` is what each of them calls, `host_backed(operator, shapes)` what
-    the adapter calls after an operator ran on host memory.
+    Each calls `run(operator, handler, writes, arguments, keywords)`. The adapter calls `host_backed(operator, shapes)`
+    after an operator ran on host memory.
     """
 
     def __init__(
@@ -106,12 +106,13 @@ class Definitions:
         host_backed: Callable[[str, str], None],
     ) -> None:
         self._run = run
-        self._library = torch.library.Library(NAMESPACE, "FRAGMENT")
+        library: Any = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
+        self._library = library
         self._defined: dict[str, bool] = {}
-        self._library.define("prepare(str name) -> bool")
-        self._library.impl("prepare", self.prepare, "CompositeExplicitAutograd")
-        self._library.define("host_backed(str name, str shapes) -> ()")
-        self._library.impl("host_backed", host_backed, "CompositeExplicitAutograd")
+        library.define("prepare(str name) -> bool")
+        library.impl("prepare", self.prepare, "CompositeExplicitAutograd")
+        library.define("host_backed(str name, str shapes) -> ()")
+        library.impl("host_backed", host_backed, "CompositeExplicitAutograd")
 
     def prepare(self, name: str) -> bool:
         """Defines the operator that splits `name`, if it can be split."""

@@ -41,7 +41,9 @@ class Runtime:
         self._device, self._library = processor(), library()
         self._known: dict[tuple[str, str], int] = {}  # what one part may take, by operator and shapes
 
-    def run(self, operator: str, found: Handler, writes: bool, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    def run(
+        self, operator: str, found: Handler, writes: bool, arguments: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> Any:
         """Runs a handler, with smaller parts if the first do not fit. Raises CannotSplit."""
         call = Call(operator, arguments, keywords)
         key = (operator, call.shapes)
@@ -112,7 +114,9 @@ def library() -> str:
     ]
     if torch.are_deterministic_algorithms_enabled():
         settings.append("deterministic")
-    known = " ".join(f"{name}={os.environ[name]}" for name in sorted(os.environ) if name.startswith(("MKL_", "ONEDNN_")))
+    known = " ".join(
+        f"{name}={os.environ[name]}" for name in sorted(os.environ) if name.startswith(("MKL_", "ONEDNN_"))
+    )
     return f"torch {torch.__version__}, {', '.join(settings)}" + (f", {known}" if known else "")
 
 

@@ -46,15 +46,22 @@ def tensors_in(value: Any) -> list[Tensor]:
 def random_like(tensor: Tensor, generator: torch.Generator, copy: Callable[[Tensor, Tensor], None]) -> Tensor:
     """Plain memory with the same sizes, strides and offset in a line of memory.
 
-    Floating point numbers are drawn from a normal distribution; others are copied by `copy(target, source)`, as they may be
-    indexes or labels.
+    Floating point numbers are drawn from a normal distribution; others are copied by `copy(target, source)`, as they
+    may be indexes or labels.
     """
     offset = tensor.storage_offset() * tensor.element_size() % _ALIGNMENT // tensor.element_size()
     length = extent(tensor.shape, tensor.stride())
     memory = torch.empty(offset + length, dtype=tensor.dtype)
     made = memory.as_strided(tensor.shape, tensor.stride(), offset)
     if tensor.is_floating_point() or tensor.is_complex():
-        if tensor.dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128):
+        if tensor.dtype in (
+            torch.float16,
+            torch.bfloat16,
+            torch.float32,
+            torch.float64,
+            torch.complex64,
+            torch.complex128,
+        ):
             memory.normal_(generator=generator)
         else:
             memory.copy_(torch.randn(memory.shape, generator=generator))

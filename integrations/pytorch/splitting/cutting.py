@@ -1,0 +1,118 @@
+"""Where the operands of an elementwise operator are cut."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from integrations.pytorch.splitting import geometry
+from integrations.pytorch.splitting.geometry import Index
+
+_GRAIN = 32768  # elements for which PyTorch uses another thread (at::internal::GRAIN_SIZE)
+_ALIGNED = 64  # elements; a multiple of every vector register, twice
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How operands of one result are cut. `flat`: as lines of memory; else along the dimensions of the result."""
+
+    flat: bool
+    indexes: tuple[Index, ...]
+
+    @property
+    def how(self) -> str:
+        """For a verdict."""
+        return "lines of memory" if self.flat else "blocks"
+
+    def part(self, tensor: Tensor, index: Index) -> Tensor:
+        """The part of an operand that belongs to a part of the result; of a single number all of it."""
+        if not self.flat:
+            return geometry.narrowed(tensor, index)
+        if tensor.numel() == 1:
+            return tensor.as_strided((1,), (1,)) if tensor.dim() else tensor
+        line = geometry.flat(tensor)
+        assert line is not None
+        _, start, length = index[0]
+        return line.narrow(0, start, length)
+
+
+def cut_elementwise(
+    results: Sequence[Tensor],
+    operands: Sequence[Tensor],
+    part_bytes: int,
+    chunk_bytes: int,
+    threads: int,
+    unit: int = 1,
+) -> Cut:
+    """Cuts so that one part of everything together takes at most `part_bytes`.
+
+    Args:
+        results: of one shape (they may be on the device "meta").
+        operands: which broadcast to it.
+        part_bytes, chunk_bytes: as of the context.
+        threads: of PyTorch; see `aligned_lines`.
+        unit: lines are cut at multiples of it, and the last one is not shorter.
+
+    A part may need a copy of each result beside.
+    """
+    large = [t for t in operands if t.numel() > 1]
+    everything = [*results, *large]
+    temporary = sum(t.element_size() for t in results)
+    if geometry.same_layout(everything) and all(geometry.flat(t) is not None for t in everything):
+        each = temporary + sum(t.element_size() for t in everything)
+        room = part_bytes - 2 * chunk_bytes * len(everything)
+        lines = aligned_lines(results[0].numel(), max(room // each, _ALIGNED), threads, unit)
+        return Cut(True, tuple(((0, start, length),) for start, length in lines))
+    return Cut(False, tuple(geometry.blocks(everything, part_bytes, chunk_bytes, temporary)))
+
+
+def aligned_lines(length: int, most: int, threads: int, unit: int = 1) -> list[tuple[int, int]]:
+    """Cuts `length` elements into lines (start, length) of at most about `most`, each element computed as in the whole.
+
+    PyTorch gives each thread one run of elements, works through that in vector registers, and computes what is left
+    at its end one by one, which may round differently. So lines end where a thread's run of the whole ends, and within
+    one are multiples of the registers, in each thread's run of the line as well.
+    """
+    if threads <= 1 or unit > 1:
+        runs = [(0, length)]
+    else:
+        used = min(threads, -(-length // _GRAIN))
+        run = -(-length // max(used, 1))
+        runs = [(start, min(run, length - start)) for start in range(0, length, run)]
+    found: list[tuple[int, int]] = []
+    for start, size in runs:
+        step = _even(max(most, _ALIGNED, unit), threads, unit)
+        while size > 0:
+            if size > step:
+                taken = step if size - step >= unit else step - unit
+            else:
+                taken = size if unit > 1 or _threads_of(size, threads) == 1 else min(_even(size, threads, unit), size)
+            found.append((start, taken))
+            start, size = start + taken, size - taken
+    return found
+
+
+def _threads_of(length: int, threads: int) -> int:
+    return max(1, min(threads, -(-length // _GRAIN)))
+
+
+def _even(length: int, threads: int, unit: int) -> int:
+    """The largest number of elements up to `length` that every thread of those used gets an aligned, equal run of."""
+    if unit > 1:
+        return max(length // unit * unit, unit)
+    while True:
+        step = _ALIGNED * _threads_of(length, threads)
+        rounded = max(length // step * step, _ALIGNED)
+        if rounded % (_ALIGNED * _threads_of(rounded, threads)) == 0:
+            return rounded
+        length = rounded
+
+
+def meta(tensor: Tensor) -> Tensor:
+    """A tensor like it without memory. Single numbers are left as they are: they may be wrapped Python numbers."""
+    if tensor.dim() == 0:
+        return tensor
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")

@@ -1,0 +1,120 @@
+"""Operators that only move data, or convert its type: exact however they are cut."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from integrations.pytorch.splitting import registry
+from integrations.pytorch.splitting.context import CannotSplit, Context
+from integrations.pytorch.splitting.cutting import meta
+from integrations.pytorch.splitting.geometry import blocks, narrowed
+
+_aten = torch.ops.aten
+
+
+def strided(*tensors: Tensor) -> None:
+    """Raises CannotSplit for another layout, or memory that is not the CPU's."""
+    if any(t.layout != torch.strided or t.device.type != "cpu" for t in tensors):
+        raise CannotSplit("its tensors are not strided ones on the CPU")
+
+
+@registry.handler("aten::copy_", repeatable=True)
+def copy_(context: Context, target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    """Between any two layouts and types."""
+    strided(target, source)
+    context.used("blocks", context.move(target, source))
+    return target
+
+
+@registry.handler("aten::copy", repeatable=True)
+def copy(context: Context, target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    """As copy_, into a new tensor like the target."""
+    strided(target, source)
+    made = context.empty(like=target)
+    context.used("blocks", context.move(made, source))
+    return made
+
+
+@registry.handler("aten::clone", "aten::_to_copy")
+def clone(context: Context, source: Tensor, **keywords: Any) -> Tensor:
+    """In the memory format asked for, and with another type."""
+    strided(source)
+    device = keywords.pop("device", None)
+    if device is not None and torch.device(device).type != "cpu":
+        raise CannotSplit("the copy is for another device")
+    keywords.pop("pin_memory", None)
+    with context.plain():
+        made = context_like(_aten._to_copy(meta(source), **_known(keywords)))
+    result = context.empty(like=made)
+    context.used("blocks", context.move(result, source))
+    return result
+
+
+def _known(keywords: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in keywords.items() if value is not None and name in ("dtype", "memory_format")}
+
+
+def context_like(made: Tensor) -> Tensor:
+    """A result without memory, checked. Raises CannotSplit."""
+    if made.layout != torch.strided:
+        raise CannotSplit("its result is not strided")
+    return made
+
+
+@registry.handler("aten::cat")
+def cat(context: Context, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """One tensor after the other."""
+    strided(*tensors)
+    with context.plain():
+        like = context_like(_aten.cat([meta(t) for t in tensors], dim))
+    result, parts, start = context.empty(like=like), 0, 0
+    for tensor in tensors:
+        if tensor.dim() == 1 and tensor.shape[0] == 0:
+            continue  # is skipped, whatever the others' sizes are
+        length = tensor.shape[dim]
+        parts += context.move(result.narrow(dim, start, length), tensor)
+        start += length
+    context.used("blocks", parts)
+    return result
+
+
+@registry.handler("aten::stack")
+def stack(context: Context, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """Along a new dimension."""
+    strided(*tensors)
+    with context.plain():
+        like = context_like(_aten.stack([meta(t) for t in tensors], dim))
+    result, parts = context.empty(like=like), 0
+    for place, tensor in enumerate(tensors):
+        parts += context.move(result.select(dim, place), tensor)
+    context.used("blocks", parts)
+    return result
+
+
+@registry.handler("aten::fill_.Scalar", "aten::fill_.Tensor", repeatable=True)
+def fill_(context: Context, target: Tensor, value: Any) -> Tensor:
+    """The same number everywhere."""
+    strided(target)
+    context.used("blocks", fill(context, target, value))
+    return target
+
+
+@registry.handler("aten::zero_", repeatable=True)
+def zero_(context: Context, target: Tensor) -> Tensor:
+    """Zeros."""
+    strided(target)
+    context.used("blocks", fill(context, target, 0))
+    return target
+
+
+def fill(context: Context, target: Tensor, value: Any) -> int:
+    """Fills in parts; returns how many."""
+    parts = 0
+    for index in blocks([target], context.part_bytes, context.chunk_bytes):
+        narrowed(target, index).fill_(value)
+        parts += 1
+    return parts

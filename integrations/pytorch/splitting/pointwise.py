@@ -1,0 +1,117 @@
+"""Operators that compute each element by itself: cut wherever one likes, in place, into a given result, or a new one.
+
+Which operators those are PyTorch says itself (`torch.Tag.pointwise`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from integrations.pytorch.splitting import registry
+from integrations.pytorch.splitting.context import CannotSplit, Context, Split
+from integrations.pytorch.splitting.cutting import Cut, cut_elementwise, meta
+from integrations.pytorch.splitting.verification import map_tensors, tensors_in
+
+Overload = torch._ops.OpOverload
+
+
+@registry.finder
+def pointwise(overload: Overload) -> registry.Function | None:
+    """Whoever is tagged as pointwise."""
+    if torch.Tag.pointwise not in overload.tags:
+        return None
+
+    def split(context: Context, *arguments: Any, **keywords: Any) -> Any:
+        return elementwise(context, overload, arguments, keywords)
+
+    return split
+
+
+def elementwise(context: Context, overload: Overload, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """Runs an elementwise operator in parts. Raises CannotSplit."""
+    operands = tensors_in((arguments, keywords))
+    if any(t.layout != torch.strided for t in operands):
+        raise CannotSplit("its tensors are not strided")
+    written = written_arguments(overload, arguments, keywords)
+    with context.plain():
+        results = list(written) or as_list(overload(*_meta(arguments), **_meta(keywords)))
+    if not results or any(r.shape != results[0].shape for r in results):
+        raise CannotSplit("its results are of unlike sizes")
+    read = [t for t in operands if not any(t is w for w in written)]
+    if written and _expected_shape(context, overload, arguments, keywords) != results[0].shape:
+        raise CannotSplit("the result given has another size")
+    cut = cut_elementwise(results, read, context.part_bytes, context.chunk_bytes, context.threads)
+    into = None if written else out_overload(overload)
+
+    def run(*given: Any, **named: Any) -> Any:
+        targets = written_arguments(overload, given, named)
+        if targets:
+            for index in cut.indexes:
+                overload(*_part(cut, given, index), **_part(cut, named, index))
+            return targets[0] if len(targets) == 1 else tuple(targets)
+        made = [context.empty(like=r) for r in results]
+        for index in cut.indexes:
+            _compute(
+                overload, into, _part(cut, given, index), _part(cut, named, index), [cut.part(m, index) for m in made]
+            )
+        return made[0] if len(made) == 1 else tuple(made)
+
+    chosen = context.choose("", [Split(cut.how, len(cut.indexes), run)], overload)
+    return chosen.run(*arguments, **keywords)
+
+
+def _compute(
+    overload: Overload, into: tuple[Overload, list[str]] | None, arguments: Any, keywords: Any, targets: list[Tensor]
+) -> None:
+    if into is not None:
+        into[0](*arguments, **keywords, **dict(zip(into[1], targets)))
+        return
+    for target, part in zip(targets, as_list(overload(*arguments, **keywords))):
+        target.copy_(part)
+
+
+def _part(cut: Cut, value: Any, index: Any) -> Any:
+    return map_tensors(value, lambda tensor: cut.part(tensor, index))
+
+
+def _meta(value: Any) -> Any:
+    return map_tensors(value, meta)
+
+
+def as_list(result: Any) -> list[Tensor]:
+    """The tensors of an operator's result."""
+    return [result] if isinstance(result, Tensor) else list(result)
+
+
+def _expected_shape(context: Context, overload: Overload, arguments: Any, keywords: Any) -> torch.Size:
+    with context.plain():
+        return as_list(overload(*_meta(arguments), **_meta(keywords)))[0].shape
+
+
+def written_arguments(overload: Overload, arguments: Sequence[Any], keywords: dict[str, Any]) -> list[Tensor]:
+    """The arguments that the operator writes, in order."""
+    found = []
+    for place, argument in enumerate(overload._schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        value = (
+            keywords.get(argument.name) if argument.name in keywords or place >= len(arguments) else arguments[place]
+        )
+        found += tensors_in(value)
+    return found
+
+
+def out_overload(overload: Overload) -> tuple[Overload, list[str]] | None:
+    """The variant of an operator that writes into given results, with their names; None if there is none."""
+    wanted = [(a.name, str(a.type)) for a in overload._schema.arguments]
+    packet: Any = overload._overloadpacket
+    for name in packet.overloads():
+        other = getattr(packet, name)
+        outs = [a.name for a in other._schema.arguments if a.is_out]
+        if outs and [(a.name, str(a.type)) for a in other._schema.arguments if not a.is_out] == wanted:
+            return other, outs
+    return None
