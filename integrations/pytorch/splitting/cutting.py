@@ -21,11 +21,12 @@ class Cut:
 
     flat: bool
     indexes: tuple[Index, ...]
+    joined: bool = False
 
     @property
     def how(self) -> str:
         """For a verdict."""
-        return "lines of memory" if self.flat else "blocks"
+        return ("lines of memory, joined" if self.joined else "lines of memory") if self.flat else "blocks"
 
     def part(self, tensor: Tensor, index: Index) -> Tensor:
         """The part of an operand that belongs to a part of the result; of a single number all of it."""
@@ -46,7 +47,7 @@ def cut_elementwise(
     chunk_bytes: int,
     threads: int,
     unit: int = 1,
-) -> Cut:
+) -> list[Cut]:
     """Cuts so that one part of everything together takes at most `part_bytes`.
 
     Args:
@@ -56,7 +57,7 @@ def cut_elementwise(
         threads: of PyTorch; see `aligned_lines`.
         unit: lines are cut at multiples of it, and the last one is not shorter.
 
-    A part may need a copy of each result beside.
+    A part may need a copy of each result beside. Gives the cuts to be tried, the likeliest to be exact first.
     """
     large = [t for t in operands if t.numel() > 1]
     everything = [*results, *large]
@@ -64,19 +65,24 @@ def cut_elementwise(
     if geometry.same_layout(everything) and all(geometry.flat(t) is not None for t in everything):
         each = temporary + sum(t.element_size() for t in everything)
         room = part_bytes - 2 * chunk_bytes * len(everything)
-        lines = aligned_lines(results[0].numel(), max(room // each, _ALIGNED), threads, unit)
-        return Cut(True, tuple(((0, start, length),) for start, length in lines))
-    return Cut(False, tuple(geometry.blocks(everything, part_bytes, chunk_bytes, temporary)))
+        most = max(room // each, _ALIGNED)
+        cuts = []
+        for joined in (False, True):
+            lines = aligned_lines(results[0].numel(), most, threads, unit, joined)
+            cuts.append(Cut(True, tuple(((0, start, length),) for start, length in lines), joined))
+        return cuts if cuts[0].indexes != cuts[1].indexes else cuts[:1]
+    return [Cut(False, tuple(geometry.blocks(everything, part_bytes, chunk_bytes, temporary)))]
 
 
-def aligned_lines(length: int, most: int, threads: int, unit: int = 1) -> list[tuple[int, int]]:
+def aligned_lines(length: int, most: int, threads: int, unit: int = 1, joined: bool = False) -> list[tuple[int, int]]:
     """Cuts `length` elements into lines (start, length) of at most about `most`, each element computed as in the whole.
 
     PyTorch gives each thread one run of elements, works through that in vector registers, and computes what is left
     at its end one by one, which may round differently. So lines end where a thread's run of the whole ends, and within
-    one are multiples of the registers, in each thread's run of the line as well.
+    one are multiples of the registers, in each thread's run of the line as well. `joined`: for operators whose threads
+    get whole registers, so that only the last line has something left.
     """
-    if threads <= 1 or unit > 1:
+    if threads <= 1 or unit > 1 or joined:
         runs = [(0, length)]
     else:
         used = min(threads, -(-length // _GRAIN))

@@ -5,6 +5,7 @@ What is left of a list's other elements fits: the adapter has cut the lists befo
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -49,10 +50,10 @@ class _Lists:
         self.scalars_last = overload._overloadname == "Tensor" and "_foreach_addc" in overload._schema.name
 
     def run(self) -> Any:
-        cuts = [self._cut(place) for place in range(self.length)]
-        parts = sum(len(cut.indexes) for cut in cuts)
+        each = [self._cuts(place) for place in range(self.length)]
+        ways = [[cuts[min(way, len(cuts) - 1)] for cuts in each] for way in range(max(map(len, each)))]
 
-        def in_parts(*arguments: Any, **keywords: Any) -> Any:
+        def in_parts(cuts: list[Cut], *arguments: Any, **keywords: Any) -> Any:
             results = [self._element(place, cut, arguments, keywords) for place, cut in enumerate(cuts)]
             return None if self.writes else results
 
@@ -60,7 +61,8 @@ class _Lists:
             result = self.overload(*arguments, **keywords)
             return None if self.writes else result
 
-        chosen = self.context.choose("", [Split("lines of memory", parts, in_parts)], whole, self._sample)
+        splits = [Split(cuts[0].how, sum(len(cut.indexes) for cut in cuts), partial(in_parts, cuts)) for cuts in ways]
+        chosen = self.context.choose("", splits, whole, self._sample)
         return chosen.run(*self.arguments, **self.keywords)
 
     def _of(self, place: int, value: Any, last: bool = False) -> Any:
@@ -87,7 +89,7 @@ class _Lists:
         with self.context.plain():
             return list(self.overload(*map_tensors(arguments, meta), **map_tensors(keywords, meta)))
 
-    def _cut(self, place: int) -> Cut:
+    def _cuts(self, place: int) -> list[Cut]:
         arguments, keywords = self._one(place, self.arguments, self.keywords)
         operands = tensors_in([a for a in (*arguments, *keywords.values()) if _is_list(a)])
         if any(t.layout != torch.strided for t in operands):

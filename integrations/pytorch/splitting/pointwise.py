@@ -6,6 +6,7 @@ Which operators those are PyTorch says itself (`torch.Tag.pointwise`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -44,10 +45,10 @@ def elementwise(context: Context, overload: Overload, arguments: tuple[Any, ...]
     read = [t for t in operands if not any(t is w for w in written)]
     if written and _expected_shape(context, overload, arguments, keywords) != results[0].shape:
         raise CannotSplit("the result given has another size")
-    cut = cut_elementwise(results, read, context.part_bytes, context.chunk_bytes, context.threads)
+    cuts = cut_elementwise(results, read, context.part_bytes, context.chunk_bytes, context.threads)
     into = None if written else out_overload(overload)
 
-    def run(*given: Any, **named: Any) -> Any:
+    def run(cut: Cut, *given: Any, **named: Any) -> Any:
         targets = written_arguments(overload, given, named)
         if targets:
             for index in cut.indexes:
@@ -60,7 +61,7 @@ def elementwise(context: Context, overload: Overload, arguments: tuple[Any, ...]
             )
         return made[0] if len(made) == 1 else tuple(made)
 
-    chosen = context.choose("", [Split(cut.how, len(cut.indexes), run)], overload)
+    chosen = context.choose("", [Split(cut.how, len(cut.indexes), partial(run, cut)) for cut in cuts], overload)
     return chosen.run(*arguments, **keywords)
 
 

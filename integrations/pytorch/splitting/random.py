@@ -38,7 +38,7 @@ def _in_lines(name: str) -> registry.Function:
         assert overload is not None
         if geometry.flat(target) is None:
             raise CannotSplit("its memory has gaps")
-        cut = cut_elementwise([target], [], context.part_bytes, context.chunk_bytes, context.threads, _UNIT)
+        cut = cut_elementwise([target], [], context.part_bytes, context.chunk_bytes, context.threads, _UNIT)[0]
 
         def run(tensor: Tensor, *given: Any, **named: Any) -> Any:
             return drawn(tensor, [cut.part(tensor, index) for index in cut.indexes], given, named)
