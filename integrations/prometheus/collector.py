@@ -1,9 +1,9 @@
 """A collector for prometheus_client, for a program that has a registry and a way out of its own.
 
-    import prometheus_client
-    from integrations.prometheus.collector import Collector
+import prometheus_client
+from integrations.prometheus.collector import Collector
 
-    prometheus_client.REGISTRY.register(Collector())
+prometheus_client.REGISTRY.register(Collector())
 """
 
 from __future__ import annotations

@@ -263,9 +263,7 @@ _REASONS = {
 }
 
 
-def _response(
-    status: int, content: bytes, more: str = "", *, content_type: str = "text/plain; charset=utf-8"
-) -> bytes:
+def _response(status: int, content: bytes, more: str = "", *, content_type: str = "text/plain; charset=utf-8") -> bytes:
     head = (
         f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: {content_type}\r\nContent-Length: {len(content)}\r\n"
         f"{more}Connection: close\r\n\r\n"

@@ -1,10 +1,11 @@
 """Accesses that bypass the dispatcher: the variable is pinned for as long as its memory can be reached.
 
-    reaches the memory for                          pinned
-    a call (tolist, storage items, file writes)     during the call; composite operators that read their arguments too
-    an array's life (.numpy(), np.asarray)          until the array is gone
-    nobody knows how long (data_ptr, DLPack,        until the variable is freed
-    __cuda_array_interface__, which asks data_ptr)
+reaches the memory for                          pinned
+a call (tolist, storage items, file writes)     during the call; composite operators that read their arguments too
+files, copies of storages larger than there is  not at all: large_storages.py copies them in parts
+an array's life (.numpy(), np.asarray)          until the array is gone
+nobody knows how long (data_ptr, DLPack,        until the variable is freed
+__cuda_array_interface__, which asks data_ptr)
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 import torch.utils.dlpack
 
+from integrations.pytorch import large_storages
 from ooc_alloc import READ, WRITE, Core, OutOfMemory
 
 # Callers of data_ptr() that only compare addresses.
@@ -72,7 +74,10 @@ def _pin(core: Core, thing: Any) -> int:
     try:
         return core.pin(address_of(thing), READ | WRITE)
     except OutOfMemory as error:
-        raise torch.OutOfMemoryError(str(error)) from None
+        raise torch.OutOfMemoryError(
+            f"{error} What reaches a tensor's memory without PyTorch (NumPy, pickle, data_ptr and the like) needs all of "
+            "it on the device: give it copies of parts, such as x[a:b].clone()."
+        ) from None
 
 
 @contextmanager
@@ -157,7 +162,7 @@ def install(core: Core) -> Callable[[], None]:
 
         return data_ptr
 
-    patches.replace(tensor, "tolist", during_call)
+    patches.replace(tensor, "tolist", lambda original: large_storages.tolist(original, during_call(original)))
     patches.replace(tensor, "numpy", functools.partial(_numpy, core))
     patches.replace(tensor, "__dlpack__", for_life)
     patches.replace(tensor, "data_ptr", address)
@@ -174,6 +179,8 @@ def install(core: Core) -> Callable[[], None]:
     for owner, name in _TO_DLPACK:
         patches.replace(owner, name, functools.partial(_to_dlpack, core))
     patches.replace(torch._C, "PyTorchFileWriter", functools.partial(_file_writer, core))
+    patches.replace(torch._C, "PyTorchFileReader", large_storages.reader)
+    patches.replace(storage, "clone", large_storages.clone)
     return patches.undo
 
 
@@ -246,8 +253,13 @@ def _file_writer(core: Core, original: Any) -> Any:
 
         def write_record(self, name: str, data: Any, *args: Any) -> Any:
             if isinstance(data, torch.UntypedStorage | torch.TypedStorage | torch.Tensor):
-                with pinned(core, data):
-                    return super().write_record(name, data, *args)
+                try:
+                    with pinned(core, data):
+                        return super().write_record(name, data, *args)
+                except torch.OutOfMemoryError:
+                    if not isinstance(data, torch.UntypedStorage):
+                        raise
+                    return super().write_record(name, large_storages.plain_copy(data), *args)
             return super().write_record(name, data, *args)
 
     return PyTorchFileWriter

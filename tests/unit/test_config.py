@@ -48,6 +48,8 @@ def test_every_setting_is_read_and_written_back() -> None:
         "OOC_SMALL_LIMIT": "64KiB",
         "OOC_POLICY": "window",
         "OOC_WINDOW": "300MiB",
+        "OOC_SPLIT": "allow",
+        "OOC_SPLIT_STORE": "/x/store.sqlite",
         "OOC_SUMMARY": "/x/s.json",
         "OOC_TRACE": "/x/t",
         "OOC_TIMELINE": "/x/t.json.gz",
@@ -82,6 +84,17 @@ def test_every_setting_is_read_and_written_back() -> None:
 )  # fmt: skip
 def test_devices(text: str, mode: str) -> None:
     assert Config.from_environment({"OOC_ALLOC": text}).alloc == mode
+
+
+@pytest.mark.parametrize(("text", "mode"), [("off", "off"), ("0", "off"), ("EXACT", "exact"), ("allow", "allow")])
+def test_ways_to_split(text: str, mode: str) -> None:
+    assert Config.from_environment({"OOC_SPLIT": text}).split == mode
+    assert Config.from_environment({}).split == "exact" and Config.from_environment({}, split=False).split == "off"
+
+
+def test_no_way_to_split() -> None:
+    with pytest.raises(ConfigError, match=r"OOC_SPLIT=.*1.* is no way to split.*exact"):
+        Config.from_environment({"OOC_SPLIT": "1"})
 
 
 def test_values_instead_of_texts() -> None:

@@ -100,6 +100,13 @@ at::Scalar read_scalar(const at::Tensor& tensor) {
   if (core == nullptr || ooc_core_in_function(core) || !owned(tensor.const_data_ptr())) return plain(tensor);
   uint64_t token = 0;
   const int status = ooc_core_pin(core, tensor.const_data_ptr(), OOC_READ, &token);
+  if (status == OOC_OUT_OF_MEMORY && splitting) {  // the variable does not fit, but its element does
+    static const uint32_t id = ooc_core_function_id(core, "aten::_local_scalar_dense");
+    Operands element;
+    element.push_back({tensor.const_data_ptr(), OOC_READ, 0, tensor.element_size()});
+    const FunctionScope scope(id, element);
+    return plain(tensor);
+  }
   if (status != OOC_OK) raise(status);
   at::Scalar value = plain(tensor);
   ooc_core_unpin(core, token, OOC_READ);

@@ -1,0 +1,92 @@
+"""Storages larger than the budget, where PyTorch handles storages and not tensors: torch.save, torch.load, deepcopy.
+
+The copies are operators on lines of bytes, and are split as any other; so with OOC_SPLIT=off they raise.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+
+@contextmanager
+def plain_memory() -> Iterator[None]:
+    """What this thread allocates comes from the host, and its operators are no functions."""
+    before = torch.ops.ooc.plain(True)
+    try:
+        yield
+    finally:
+        torch.ops.ooc.plain(before)
+
+
+def as_bytes(storage: torch.UntypedStorage) -> torch.Tensor:
+    """A storage as one line of bytes."""
+    return torch.empty(0, dtype=torch.uint8).set_(storage)
+
+
+def plain_copy(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    """The same bytes in plain host memory."""
+    with plain_memory():
+        target = torch.empty(storage.nbytes(), dtype=torch.uint8)
+    target.copy_(as_bytes(storage))
+    return target.untyped_storage()
+
+
+def managed_copy(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    """The same bytes in a variable of their own, of which no part need be on the device."""
+    target: torch.Tensor = torch.ops.ooc.empty_absent([storage.nbytes()], [1], torch.uint8)
+    target.copy_(as_bytes(storage))
+    return target.untyped_storage()
+
+
+def tolist(original: Callable[..., Any], usual: Callable[..., Any]) -> Callable[..., Any]:
+    """For `Tensor.tolist`, whose values are copies anyway; so tensors can be printed that are parts of large ones."""
+
+    @functools.wraps(original)
+    def call(self: torch.Tensor) -> Any:
+        try:
+            return usual(self)
+        except torch.OutOfMemoryError:
+            if self.layout != torch.strided or self.device.type != "cpu":
+                raise
+            with plain_memory():
+                target = torch.empty(self.shape, dtype=self.dtype)
+            return original(target.copy_(self.detach()))
+
+    return call
+
+
+def clone(original: Callable[..., Any]) -> Callable[..., Any]:
+    """For `UntypedStorage.clone`."""
+
+    @functools.wraps(original)
+    def call(self: torch.UntypedStorage) -> Any:
+        try:
+            return original(self)
+        except torch.OutOfMemoryError:
+            if type(self) is not torch.UntypedStorage or self.device.type != "cpu":
+                raise
+            return managed_copy(self)
+
+    return call
+
+
+def reader(original: Any) -> Any:
+    """For `torch._C.PyTorchFileReader`, which torch.load reads storages with."""
+
+    class PyTorchFileReader(original):  # type: ignore[misc]
+        """Reads a storage that does not fit into plain memory first."""
+
+        def get_storage_from_record(self, *args: Any) -> Any:
+            try:
+                return super().get_storage_from_record(*args)
+            except torch.OutOfMemoryError:
+                with plain_memory():
+                    read = super().get_storage_from_record(*args)
+                return torch.empty(0, dtype=read.dtype).set_(managed_copy(read.untyped_storage()))
+
+    return PyTorchFileReader
