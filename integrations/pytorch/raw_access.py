@@ -15,6 +15,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from types import FrameType
 from typing import Any
 
 import torch
@@ -75,8 +76,8 @@ def _pin(core: Core, thing: Any) -> int:
         return core.pin(address_of(thing), READ | WRITE)
     except OutOfMemory as error:
         raise torch.OutOfMemoryError(
-            f"{error} What reaches a tensor's memory without PyTorch (NumPy, pickle, data_ptr and the like) needs all of "
-            "it on the device: give it copies of parts, such as x[a:b].clone()."
+            f"{error} What reaches a tensor's memory without PyTorch (NumPy, pickle, data_ptr and the like) needs all "
+            "of it on the device: give it copies of parts, such as x[a:b].clone()."
         ) from None
 
 
@@ -96,7 +97,11 @@ def pin_for_life(core: Core, thing: Any) -> None:
 
 
 def _only_compares() -> bool:
-    frame = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_globals.get("__name__") == "torch.storage":
+        frame = frame.f_back  # a TypedStorage asks its UntypedStorage: who asks it?
+    if frame is None:
+        return False
     module, function = frame.f_globals.get("__name__", ""), frame.f_code.co_name
     if module.startswith("triton.") and torch.ops.ooc.in_scope():
         return True  # launches a kernel of a compiled graph, whose memory is there until it ends

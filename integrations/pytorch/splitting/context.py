@@ -231,7 +231,10 @@ class Context:
         return chosen
 
     def used(self, how: str, parts: int, apart: Difference | None = None) -> None:
-        """Says how it was divided, for the summary; `choose` does. Without `apart` data were only moved."""
+        """Says how it was divided, for the summary; `choose` does. Without `apart` data were only moved.
+
+        Nothing is counted with 0 parts: it took no memory, or the operators that it called are counted.
+        """
         if self.verifying:
             return
         identical = apart is None or apart.identical
@@ -325,4 +328,6 @@ def _text(value: Any) -> str:
         return "[" + ", ".join(map(_text, value)) + "]"
     if isinstance(value, torch.Generator):
         return "generator"
+    if isinstance(value, torch.UntypedStorage):
+        return f"storage of {value.nbytes()} bytes"
     return str(value).removeprefix("torch.")

@@ -11,7 +11,7 @@ from torch import Tensor
 from integrations.pytorch.splitting import registry
 from integrations.pytorch.splitting.context import CannotSplit, Context
 from integrations.pytorch.splitting.cutting import meta
-from integrations.pytorch.splitting.geometry import blocks, narrowed
+from integrations.pytorch.splitting.geometry import blocks, extent, narrowed
 
 _aten = torch.ops.aten
 
@@ -108,6 +108,24 @@ def zero_(context: Context, target: Tensor) -> Tensor:
     """Zeros."""
     strided(target)
     context.used("blocks", fill(context, target, 0))
+    return target
+
+
+@registry.handler(
+    "aten::set_.source_Storage",
+    "aten::set_.source_Storage_storage_offset",
+    "aten::set_.source_Tensor",
+    "aten::set_.source_Tensor_storage_offset",
+    repeatable=True,
+)
+def set_(context: Context, target: Tensor, source: Any, *place: Any) -> Tensor:
+    """Another storage: no byte is touched, unless the storage has to grow."""
+    item = target.element_size()
+    if place and (place[0] + extent(*place[1:])) * item > source.nbytes():
+        raise CannotSplit("its storage would have to grow")
+    with context.plain():
+        target.set_(source, *place)
+    context.used("no data", 0)
     return target
 
 

@@ -45,6 +45,8 @@ class Tally:
 
     def add(self, layer: Layer) -> None:
         """One more call of an operator that ran in parts; of equal ones the largest difference is kept."""
+        if layer.parts == 0:
+            return
         with self._lock:
             if layer.how != HOST_BACKED:
                 self.functions += 1
