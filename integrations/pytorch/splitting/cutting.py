@@ -32,8 +32,8 @@ class Cut:
         """The part of an operand that belongs to a part of the result; of a single number all of it."""
         if not self.flat:
             return geometry.narrowed(tensor, index)
-        if tensor.numel() == 1:
-            return tensor.as_strided((1,), (1,)) if tensor.dim() else tensor
+        if tensor.numel() <= 1:
+            return tensor.as_strided((1,), (1,)) if tensor.dim() and tensor.numel() else tensor
         line = geometry.flat(tensor)
         assert line is not None
         _, start, length = index[0]

@@ -129,6 +129,25 @@ def set_(context: Context, target: Tensor, source: Any, *place: Any) -> Tensor:
     return target
 
 
+def _no_data(name: str) -> registry.Function:
+    def change(context: Context, *arguments: Any, **keywords: Any) -> Any:
+        overload = registry.overload_of(name)
+        assert overload is not None
+        with context.plain():  # where no operator is a function
+            result = overload(*arguments, **keywords)
+        context.used("no data", 0)
+        return result
+
+    return change
+
+
+# Views whose schema does not say so, and changes of sizes and strides in place.
+for _name in """
+    _unsafe_view as_strided_ detach_ squeeze_ squeeze_.dim squeeze_.dims swapaxes_ swapdims_ t_ transpose_ unsqueeze_
+""".split():
+    registry.handler(f"aten::{_name}", repeatable=True)(_no_data(f"aten::{_name}"))
+
+
 def fill(context: Context, target: Tensor, value: Any) -> int:
     """Fills in parts; returns how many."""
     parts = 0

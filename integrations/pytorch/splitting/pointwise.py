@@ -20,10 +20,18 @@ from integrations.pytorch.splitting.verification import map_tensors, tensors_in
 Overload = torch._ops.OpOverload
 
 
+# That are not tagged, of PyTorch 2.13.
+_MORE = """
+    _masked_scale _prelu_kernel _prelu_kernel_backward elu_backward hardsigmoid_backward hardswish_ hardswish_backward
+    hardtanh_backward leaky_relu_backward masked_fill masked_fill_ mish_backward softplus_backward
+""".split()
+
+
 @registry.finder
 def pointwise(overload: Overload) -> registry.Function | None:
-    """Whoever is tagged as pointwise."""
-    if torch.Tag.pointwise not in overload.tags:
+    """Whoever is tagged as pointwise, writes what one that is would return, or is known to be."""
+    name = overload._schema.name.removeprefix("aten::")
+    if not (torch.Tag.pointwise in overload.tags or name in _MORE or _writes_pointwise(overload)):
         return None
 
     def split(context: Context, *arguments: Any, **keywords: Any) -> Any:
@@ -104,6 +112,17 @@ def written_arguments(overload: Overload, arguments: Sequence[Any], keywords: di
         )
         found += tensors_in(value)
     return found
+
+
+def _writes_pointwise(overload: Overload) -> bool:
+    wanted = [(a.name, str(a.type)) for a in overload._schema.arguments if not a.is_out]
+    if len(wanted) == len(overload._schema.arguments):
+        return False
+    packet: Any = overload._overloadpacket
+    return any(
+        torch.Tag.pointwise in other.tags and [(a.name, str(a.type)) for a in other._schema.arguments] == wanted
+        for other in (getattr(packet, name) for name in packet.overloads())
+    )
 
 
 def out_overload(overload: Overload) -> tuple[Overload, list[str]] | None:

@@ -1,0 +1,226 @@
+"""Tensors ten times the budget: made, initialised, computed with, copied, saved, loaded; the bits are PyTorch's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import Ended, code, run_source
+
+BUDGET = 2 << 20
+LARGE = {"OOC_BUDGET": str(BUDGET)}
+
+# 20 MiB in float32; uneven, so that what is left at the end of threads and registers is there too.
+COMMON = """
+    import hashlib
+    import torch
+
+    torch.manual_seed(7)
+    ROWS, COLUMNS = 1009, 5197
+
+    def digest(tensor):
+        total = hashlib.sha256()
+        for part in tensor.detach().contiguous().view(-1).split(1 << 16):
+            total.update(part.clone().view(torch.uint8).numpy().tobytes())
+        return total.hexdigest()[:16]
+
+    def show(name, tensor):
+        print(name, tuple(tensor.shape), tensor.stride(), tensor.dtype, digest(tensor))
+"""
+
+
+def both(tmp_path: Path, source: str, threads: int = 1, **variables: str) -> Ended:
+    """Runs it out-of-core and in plain memory; the outputs are equal. Gives the first."""
+    text = code(COMMON, source)
+    store = {"OOC_SPLIT_STORE": str(tmp_path / "store.sqlite"), "OMP_NUM_THREADS": str(threads)}
+    plain = run_source(tmp_path, text, OOC_ALLOC="0", **store).check()
+    small = run_source(tmp_path, text, **{**LARGE, **store, **variables}).check()
+    assert small.output == plain.output != ""
+    check_limits(small.figures)
+    return small
+
+
+def check_limits(figures: dict[str, Any]) -> None:
+    assert figures["device_peak_bytes"] <= figures["budget_bytes"]
+    assert figures["budget_overrun_count"] == 0
+    assert figures["external_fragmentation_ratio"] == 0
+
+
+FACTORIES = """
+    shape = (ROWS, COLUMNS)
+    show("zeros", torch.zeros(shape))
+    show("ones", torch.ones(shape, dtype=torch.float64))
+    show("full", torch.full(shape, 3))
+    show("zeros_like", torch.zeros_like(torch.empty(COLUMNS, ROWS).t()))
+    show("new_full", torch.empty(3, dtype=torch.bfloat16).new_full(shape, 1.7))
+    filled = torch.empty(shape)
+    show("fill", filled.fill_(2.5))
+    show("zero", filled.zero_())
+    print(filled[-1, -3:].tolist(), float(filled[0, 0]), torch.tensor([filled[1, 2], filled[3, 4]]))
+    print(filled)
+"""
+
+RANDOM = """
+    shape = (ROWS, COLUMNS)
+    show("randn", torch.randn(shape))
+    show("rand", torch.rand(shape))
+    show("randn float64", torch.randn(shape, dtype=torch.float64))
+    show("randn_like", torch.randn_like(torch.empty(shape)))
+    show("randint", torch.randint(-5, 1000, shape))
+    tensor = torch.empty(shape)
+    show("normal", tensor.normal_(1.0, 0.1))
+    show("uniform", tensor.uniform_(-1, 1))
+    show("bernoulli", tensor.bernoulli_(0.3))
+    show("exponential", tensor.exponential_())
+    show("own generator", tensor.normal_(generator=torch.Generator().manual_seed(3)))
+    show("transposed", torch.empty(COLUMNS, ROWS).t().uniform_())
+    torch.nn.init.kaiming_normal_(tensor)
+    show("kaiming", tensor)
+    torch.nn.init.xavier_uniform_(tensor)
+    show("xavier", tensor)
+    layer = torch.nn.Linear(COLUMNS, ROWS)
+    show("linear", layer.weight)
+    print(torch.rand(3).tolist())  # the generator went on from the same state
+"""
+
+MOVEMENT = """
+    made = torch.randn(ROWS, COLUMNS)
+    show("clone", made.clone())
+    show("transposed", made.t())
+    show("contiguous", made.t().contiguous())
+    show("float64", made.double())
+    show("bfloat16", made.bfloat16())
+    show("back", made.bfloat16().float())
+    columns = torch.empty(COLUMNS, ROWS)
+    columns.copy_(made.t())
+    show("copy", columns)
+    columns[100:4000, 7] = 1
+    columns[:, 11:13].mul_(2)
+    show("written in parts", columns)
+    show("broadcast", torch.empty(ROWS, COLUMNS).copy_(made[0]))
+    show("cat", torch.cat([made[:400], made[500:]]))
+    show("cat columns", torch.cat([made[:, :100], made, made[:, 7:8]], 1))
+    show("stack", torch.stack([made[0], made[3]], 1))
+    show("channels last", made.view(1, 1, ROWS, COLUMNS).expand(1, 3, ROWS, COLUMNS)[:, :, :500].contiguous(
+        memory_format=torch.channels_last))
+    show("flip back", made.view(-1)[: ROWS * 5000].view(5000, ROWS).t().reshape(-1))
+"""
+
+POINTWISE = """
+    import torch.nn.functional as F
+
+    x, y = torch.randn(ROWS, COLUMNS), torch.randn(ROWS, COLUMNS)
+    row, column = torch.randn(COLUMNS), torch.randn(ROWS, 1)
+    show("add", x + y)
+    show("scalar", x * 2 - 1)
+    show("row", x + row)
+    show("column", x * column)
+    show("outer", column * row)
+    show("types", x.to(torch.bfloat16) + y)
+    show("integers", torch.ones(ROWS, COLUMNS, dtype=torch.int32) + 0.5)
+    show("transposed", x.t() * y.t())
+    for name in ("gelu", "silu", "relu", "sigmoid", "tanh", "softplus", "elu"):
+        show(name, getattr(F, name)(x))
+    for name in ("exp", "sqrt", "erf", "neg", "isnan", "abs"):
+        show(name, getattr(torch, name)(x))
+    show("compare", x > y)
+    show("where", torch.where(x > 0, x, y))
+    show("out", torch.add(x, y, out=torch.empty(ROWS, COLUMNS)))
+    z = x.clone()
+    before = z._version
+    assert z.add_(y).mul_(0.5).clamp_(min=0) is z
+    print(z._version - before)
+    show("in place", z)
+    show("addcmul", z.addcmul_(x, y, value=0.3))
+    show("lerp", z.lerp_(y, 0.25))
+    show("masked", z.masked_fill_(y < 0, -1))
+    show("half of it", z[:, ::2] * 3)
+    view = z[10:900]
+    view += 1
+    show("through a view", z)
+    with torch.inference_mode():
+        inside = x * 3
+        inside += 1
+        print(inside.is_inference())
+        show("inference mode", inside)
+"""
+
+
+def test_made_from_nothing(tmp_path: Path) -> None:
+    figures = both(tmp_path, FACTORIES).figures
+    assert figures["split_function_count"] > 5 and figures["split"] == "exact"
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_random_numbers_are_the_same(tmp_path: Path, threads: int) -> None:
+    figures = both(tmp_path, RANDOM, threads).figures
+    assert figures["host_backed_function_count"] == 0
+    assert all(layer["exact"] for layer in figures["split_layers"])
+
+
+def test_moved_between_layouts_and_types(tmp_path: Path) -> None:
+    figures = both(tmp_path, MOVEMENT).figures
+    assert figures["host_backed_function_count"] == 0
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_elementwise(tmp_path: Path, threads: int) -> None:
+    figures = both(tmp_path, POINTWISE, threads).figures
+    assert all(layer["exact"] for layer in figures["split_layers"])
+    assert figures["split_part_count"] >= 20 * figures["split_function_count"]
+    assert figures["swap_out_bytes"] > 50 * BUDGET
+
+
+FILES = """
+    import copy
+    import io
+
+    large, tied = torch.randn(ROWS, COLUMNS), torch.randn(2000, 700)
+    state = {"large": large, "part": large[:5], "tied": tied, "again": tied}
+    show("deepcopy", copy.deepcopy(large))
+    file = io.BytesIO()
+    torch.save(state, file)
+    print(hashlib.sha256(file.getvalue()).hexdigest()[:16], len(file.getvalue()) > 4 * ROWS * COLUMNS)
+    file.seek(0)
+    loaded = torch.load(file)
+    for name, tensor in loaded.items():
+        show(name, tensor)
+    loaded["part"].zero_()  # shares its storage
+    print(loaded["large"][0, 0].item(), loaded["tied"] is loaded["again"])
+
+    def network():
+        return torch.nn.Sequential(torch.nn.Linear(COLUMNS, ROWS), torch.nn.ReLU(), torch.nn.Linear(ROWS, 3000))
+
+    model, other = network(), network()
+    other.load_state_dict(model.state_dict())
+    third = copy.deepcopy(model)
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    with torch.no_grad():
+        for parameter in third.parameters():
+            parameter.zero_()
+    third.load_state_dict(torch.load(file))
+    for made in (model, other, third):
+        print([digest(value) for value in made.state_dict().values()])
+    model.half()
+    print(digest(model[0].weight))
+"""
+
+
+def test_saved_loaded_and_copied(tmp_path: Path) -> None:
+    figures = both(tmp_path, FILES).figures
+    assert figures["host_backed_function_count"] == 0
+
+
+def test_verdicts_are_kept(tmp_path: Path) -> None:
+    """A second process verifies nothing: the file is not written."""
+    source = 'show("exp", torch.randn(ROWS, COLUMNS).exp())'
+    store = tmp_path / "store.sqlite"
+    first = both(tmp_path, source)
+    written = store.read_bytes()
+    assert b"aten::exp" in written
+    second = both(tmp_path, source)
+    assert store.read_bytes() == written
+    assert second.output == first.output
