@@ -30,6 +30,7 @@ from integrations.pytorch.splitting.verification import (
 from swapd.splitting.store import Key, Verdict
 
 _SEED = 20181213  # of verification
+_MOST_ROUNDING = 0.02  # of the largest value; a few units in the last place of bfloat16
 Sample = Callable[[torch.Generator], tuple[tuple[Any, ...], dict[str, Any]]]
 
 
@@ -223,6 +224,8 @@ class Context:
                 f"{verdict.largest_difference:.3g}",
                 inexact=True,
             )
+        if not verdict.largest_relative <= _MOST_ROUNDING:  # not rounding any more
+            raise CannotSplit(f"in parts ({chosen.how}) the result differs by {verdict.largest_relative:.3g} of its range")
         self.used(
             chosen.how,
             chosen.parts,
