@@ -225,7 +225,7 @@ class Context:
                 inexact=True,
             )
         if not verdict.largest_relative <= _MOST_ROUNDING:  # not rounding any more
-            raise CannotSplit(f"in parts ({chosen.how}) the result differs by {verdict.largest_relative:.3g} of its range")
+            raise CannotSplit(f"in parts ({chosen.how}) the result differs by {verdict.largest_relative:.3g} of itself")
         self.used(
             chosen.how,
             chosen.parts,
@@ -331,6 +331,10 @@ def _text(value: Any) -> str:
         return "[" + ", ".join(map(_text, value)) + "]"
     if isinstance(value, torch.Generator):
         return "generator"
+    if isinstance(value, float) and value * 4 != int(value * 4 if abs(value) < 1e6 else 0):
+        return (
+            "*"  # a learning rate, say, which may change with each step; operators treat 2, 0.5 or -1 in special ways
+        )
     if isinstance(value, torch.UntypedStorage):
         return f"storage of {value.nbytes()} bytes"
     return str(value).removeprefix("torch.")
