@@ -3,56 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-from processes import Ended, code, run_source
+from splitting_runs import BUDGET, both
 
-BUDGET = 512 << 10
-LARGE = {
-    "OOC_BUDGET": str(BUDGET),
-    "OOC_CHUNK_SIZE": "16KiB",
-    "OOC_SMALL_LIMIT": "32KiB",
-    "OOC_EMULATED_GRANULARITY": "16KiB",
-}
-
-# 5 MiB in float32; uneven, so that what is left at the end of threads and registers is there too.
-COMMON = """
-    import hashlib
-    import torch
-
-    torch.manual_seed(7)
-    ROWS, COLUMNS = 509, 2599
-
-    def digest(tensor):
-        total = hashlib.sha256()
-        for part in tensor.detach().contiguous().view(-1).split(1 << 16):
-            total.update(part.clone().view(torch.uint8).numpy().tobytes())
-        return total.hexdigest()[:16]
-
-    def show(name, tensor):
-        print(name, tuple(tensor.shape), tensor.stride(), tensor.dtype, digest(tensor))
-"""
-
-
-def both(tmp_path: Path, source: str, threads: int = 1, **variables: str) -> Ended:
-    """Runs it out-of-core and in plain memory; the outputs are equal. Gives the first."""
-    text = code(COMMON, source)
-    store = {"OOC_SPLIT_STORE": str(tmp_path / "store.sqlite"), "OMP_NUM_THREADS": str(threads)}
-    plain = run_source(tmp_path, text, OOC_ALLOC="0", **store).check()
-    small = run_source(tmp_path, text, **{**LARGE, **store, **variables}).check()
-    assert small.output == plain.output != ""
-    check_limits(small.figures)
-    return small
-
-
-def check_limits(figures: dict[str, Any]) -> None:
-    assert figures["device_peak_bytes"] <= figures["budget_bytes"]
-    assert figures["budget_overrun_count"] == 0
-    assert figures["external_fragmentation_ratio"] == 0
-
-
+# 509 x 2599: 5 MiB in float32; uneven, so that what is left at the end of threads and registers is there too.
 FACTORIES = """
+    ROWS, COLUMNS = 509, 2599
     shape = (ROWS, COLUMNS)
     show("zeros", torch.zeros(shape))
     show("ones", torch.ones(shape, dtype=torch.float64))
@@ -67,6 +24,7 @@ FACTORIES = """
 """
 
 RANDOM = """
+    ROWS, COLUMNS = 509, 2599
     shape = (ROWS, COLUMNS)
     show("randn", torch.randn(shape))
     show("rand", torch.rand(shape))
@@ -90,6 +48,7 @@ RANDOM = """
 """
 
 MOVEMENT = """
+    ROWS, COLUMNS = 509, 2599
     made = torch.randn(ROWS, COLUMNS)
     show("clone", made.clone())
     show("transposed", made.t())
@@ -113,6 +72,7 @@ MOVEMENT = """
 """
 
 POINTWISE = """
+    ROWS, COLUMNS = 509, 2599
     import torch.nn.functional as F
 
     x, y = torch.randn(ROWS, COLUMNS), torch.randn(ROWS, COLUMNS)
@@ -178,6 +138,7 @@ def test_elementwise(tmp_path: Path, threads: int) -> None:
 
 
 FILES = """
+    ROWS, COLUMNS = 509, 2599
     import copy
     import io
 
@@ -221,7 +182,7 @@ def test_saved_loaded_and_copied(tmp_path: Path) -> None:
 
 def test_verdicts_are_kept(tmp_path: Path) -> None:
     """A second process verifies nothing: the file is not written."""
-    source = 'show("exp", torch.randn(ROWS, COLUMNS).exp())'
+    source = 'show("exp", torch.randn(509, 2599).exp())'
     store = tmp_path / "store.sqlite"
     first = both(tmp_path, source)
     written = store.read_bytes()

@@ -1,0 +1,171 @@
+"""What is split, what runs on host memory, what raises, and what each of them says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from processes import run_source
+from splitting_runs import COMMON, both, code, out_of_core
+
+ON_HOST = """
+    made = torch.randn(509, 1041)
+    show("cumsum", made.cumsum(0))
+    values, places = made.sort(1)
+    show("values", values)
+    show("places", places)
+    print(made.sum().item(), made.mean().item(), made.max().item())
+    show("cumsum", made.cumsum(0))
+"""
+
+
+def test_what_cannot_be_split_runs_on_host_memory(tmp_path: Path) -> None:
+    figures = both(tmp_path, ON_HOST).figures
+    layers = {layer["operator"]: layer for layer in figures["split_layers"] if layer["how"] == "host-backed"}
+    assert layers["aten::cumsum"]["calls"] == 2 and layers["aten::cumsum"]["exact"]
+    assert "aten::sort" in " ".join(layers)
+    assert figures["host_backed_function_count"] == sum(layer["calls"] for layer in layers.values()) >= 6
+
+
+def test_off_raises(tmp_path: Path) -> None:
+    source = """
+        made = torch.ones(200, 512)
+        try:
+            made + made
+        except torch.OutOfMemoryError as error:
+            print(error)
+        try:
+            torch.ones(512, 1024)
+        except torch.OutOfMemoryError as error:
+            print(error)
+        print(made.sum().item())
+    """
+    ended = out_of_core(tmp_path, source, OOC_SPLIT="off").check()
+    add, ones, total = ended.output.splitlines()
+    assert "aten::add.Tensor needs" in add and "OOC_BUDGET=" in add and "parts" not in add
+    assert "aten::ones needs" in ones and total == "102400.0"
+    figures = ended.figures
+    assert figures["split"] == "off" and figures["split_layers"] == []
+    assert (figures["split_function_count"], figures["host_backed_function_count"]) == (0, 0)
+
+
+def test_nothing_changes_where_everything_fits(tmp_path: Path) -> None:
+    source = """
+        model = torch.nn.Sequential(torch.nn.Linear(100, 100), torch.nn.ReLU(), torch.nn.Linear(100, 100))
+        optimizer = torch.optim.AdamW(model.parameters())
+        inputs = torch.randn(32, 100)
+        for _ in range(5):
+            optimizer.zero_grad()
+            model(inputs).square().mean().backward()
+            optimizer.step()
+        print([digest(value) for value in model.parameters()])
+    """
+    figures = []
+    for mode in ("off", "exact"):
+        variables = {"OOC_BUDGET": "256KiB", "OOC_SPLIT": mode, "OOC_SMALL_LIMIT": "1KiB"}
+        figures.append(both(tmp_path, source, **variables).figures)
+    off, exact = figures
+    assert (off["split"], exact["split"]) == ("off", "exact")
+    for each in figures:
+        assert (each["split_function_count"], each["split_part_count"], each["split_layers"]) == (0, 0, [])
+        assert each["host_backed_function_count"] == 0 and each["swap_in_bytes"] > 0
+    assert off["functions"] == exact["functions"] and off["min_budget_bytes"] == exact["min_budget_bytes"]
+
+
+def test_products_are_never_run_on_host_memory(tmp_path: Path) -> None:
+    source = """
+        made = torch.ones(300_000)
+        try:
+            made.dot(made)
+        except torch.OutOfMemoryError as error:
+            print(error)
+    """
+    ended = out_of_core(tmp_path, source).check()
+    assert "aten::dot needs" in ended.output and "no way to run it in parts" in ended.output
+    assert ended.figures["host_backed_function_count"] == 0
+
+
+# A division of a sum changes its rounding; nothing else in the project divides this operator.
+DOT = """
+    import sys
+    from integrations.pytorch.splitting import registry
+    from integrations.pytorch.splitting.context import Split
+
+    @registry.handler("aten::dot")
+    def dot(context, left, right):
+        def run(left, right):
+            return sum(torch.dot(a, b) for a, b in zip(left.split(10_000), right.split(10_000), strict=True))
+
+        return context.choose("", [Split("partial sums", 30, run)], torch.ops.aten.dot.default).run(left, right)
+
+    one, other = torch.randn(300_000), torch.randn(300_000)
+    try:
+        print(one.dot(other).item(), one.dot(other).item())
+    except torch.OutOfMemoryError as error:
+        print(error)
+"""
+
+
+def test_exact_refuses_what_allow_takes(tmp_path: Path) -> None:
+    exact = out_of_core(tmp_path, DOT, OOC_SPLIT="exact").check()
+    assert "partial sums" in exact.output and "OOC_SPLIT=allow" in exact.output and "aten::dot needs" in exact.output
+    assert exact.figures["split"] == "exact"
+    assert "aten::dot" not in {layer["operator"] for layer in exact.figures["split_layers"]}
+
+    allow = out_of_core(tmp_path, DOT, OOC_SPLIT="allow").check()
+    plain = run_source(
+        tmp_path, code(COMMON, DOT.replace("@registry.handler", "registry.handler")), OOC_ALLOC="0"
+    ).check()
+    first, second = map(float, allow.output.split())
+    expected = float(plain.output.split()[0])
+    assert first == second and abs(first - expected) < 1e-3 * abs(expected)
+    (layer,) = [layer for layer in allow.figures["split_layers"] if layer["operator"] == "aten::dot"]
+    assert (layer["exact"], layer["parts"], layer["how"], layer["calls"]) == (False, 30, "partial sums", 2)
+    assert 0 < layer["largest_difference"] < 0.1 and 0 < layer["largest_relative"] < 1e-3
+
+
+WRONG = DOT.replace("return sum(", "return 0.9 * sum(")
+
+
+def test_a_wrong_division_is_never_taken(tmp_path: Path) -> None:
+    """Not even by `allow`: what differs by a tenth is not rounding."""
+    ended = out_of_core(tmp_path, WRONG, OOC_SPLIT="allow").check()
+    assert "the result differs by" in ended.output and "aten::dot needs" in ended.output
+
+
+def test_what_may_have_been_written_is_not_run_again(tmp_path: Path) -> None:
+    """An operator in place whose kernel has begun: it raises, and the program goes on."""
+    source = """
+        made, doubles = torch.ones(32, 1024), torch.ones(32, 1024, dtype=torch.float64)
+        try:
+            made.add_(doubles)
+        except torch.OutOfMemoryError as error:
+            print(error)
+        print(made.sum().item(), doubles.sum().item(), made.add_(1).sum().item())
+    """
+    ended = out_of_core(tmp_path, source).check()
+    error, sums = ended.output.splitlines()
+    assert "aten::add_.Tensor needs" in error
+    assert sums == "32768.0 32768.0 65536.0"
+
+
+def test_an_error_of_a_handler_is_seen(tmp_path: Path) -> None:
+    source = DOT.replace("def run(left, right):", "raise ValueError('planted')")
+    source = source.replace("            return sum(", "        def run(left, right):\n            return sum(")
+    ended = out_of_core(tmp_path, source)
+    assert ended.status != 0 and "ValueError: planted" in ended.errors
+
+
+def test_memory_reached_without_pytorch(tmp_path: Path) -> None:
+    source = """
+        import numpy
+        made = torch.randn(300, 1024)
+        for reach in (made.numpy, made.data_ptr, made[:3].numpy, lambda: numpy.asarray(made)):
+            try:
+                reach()
+                print("reached")
+            except torch.OutOfMemoryError as error:
+                print("of it on the device: give it copies of parts" in str(error))
+        print(made[2:5].clone().numpy().tolist() == made[2:5].tolist(), made[0].tolist() == made[0].clone().tolist())
+    """
+    ended = out_of_core(tmp_path, source).check()
+    assert ended.output.split() == ["True"] * 6
