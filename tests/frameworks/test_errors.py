@@ -72,7 +72,7 @@ TOO_SMALL = """
 
 
 def test_function_larger_than_the_budget(tmp_path: Path) -> None:
-    small = run_source(tmp_path, TOO_SMALL, OOC_BUDGET="10MiB").check()
+    small = run_source(tmp_path, TOO_SMALL, OOC_BUDGET="10MiB", OOC_SPLIT="off").check()
     error, product = small.output.splitlines()
     assert "aten::mm" in error
     assert f"needs {12 * MIB} bytes" in error
@@ -88,6 +88,10 @@ def test_function_larger_than_the_budget(tmp_path: Path) -> None:
     assert enough.output.splitlines() == ["whole torch.Size([1024, 1024])", product], "the budget that it named works"
     assert enough.figures["device_peak_bytes"] <= int(smallest[1])
     assert enough.figures["budget_overrun_count"] == 0
+
+    parts = run_source(tmp_path, TOO_SMALL, OOC_BUDGET="10MiB").check()
+    assert parts.output == enough.output, "without OOC_SPLIT=off it runs in parts"
+    assert parts.figures["device_peak_bytes"] <= 10 * MIB and parts.figures["split_function_count"] > 0
 
 
 def test_training_goes_on_with_a_smaller_batch(tmp_path: Path) -> None:
@@ -109,7 +113,7 @@ def test_training_goes_on_with_a_smaller_batch(tmp_path: Path) -> None:
         print([step() for _ in range(4)], digest())
     """,
     )
-    small = run_source(tmp_path, source, OOC_BUDGET=TRAINING_BUDGET).check()
+    small = run_source(tmp_path, source, OOC_BUDGET=TRAINING_BUDGET, OOC_SPLIT="off").check()
     plain = run_source(tmp_path, source, OOC_ALLOC="0").check()
     assert small.output == plain.output != ""
     assert small.figures["swap_in_bytes"] > 0
