@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ooc_alloc import Core, Iteration
+from swapd.parts import cut, recorded_plan
 from swapd.plan import Plan
 from swapd.policies import make_plan
 from swapd.problem import InfeasibleError, Problem
@@ -71,7 +72,8 @@ class Daemon:
         self._new_in_a_row = 0
         self._failed: set[int] = set()
         self._trace_of: tuple[int, Trace] | None = None
-        self.plans: dict[int, Plan] = {}  # by fingerprint, as many as the core keeps traces of
+        # By fingerprint, as many as the core keeps traces of; with the core's numbers (`last_plan`: its trace's).
+        self.plans: dict[int, Plan] = {}
         self._places: dict[int, NDArray[np.uint32]] = {}  # by fingerprint: equal sequences number variables alike
 
     def boundary(self) -> Iteration:
@@ -122,11 +124,12 @@ class Daemon:
             log.info("no plan for %016x: %s", ended.fingerprint, error)
             self._failed.add(ended.fingerprint)
             return
-        arrays = plan.to_arrays()
+        recorded = recorded_plan(plan, trace)
+        arrays = recorded.to_arrays()
         outs, ins, write_backs = (
             [array for name, array in arrays.items() if name.startswith(kind)] for kind in ("out_", "in_", "back_")
         )
-        self._keep_plan(ended.fingerprint, plan)
+        self._keep_plan(ended.fingerprint, recorded)
         self.core.install_plan(ended.fingerprint, outs, ins, write_backs)
         self._measured[ended.fingerprint] += 1
         self.last_plan, self.planned_step_seconds = plan, None
@@ -170,7 +173,10 @@ class Daemon:
         )
 
     def trace(self, ended: Iteration) -> Trace:
-        """The recorded sequence of an iteration that `boundary` returned. Raises OocError if no longer kept."""
+        """The recorded sequence of an iteration that `boundary` returned, variables used in ranges as their parts.
+
+        Raises OocError if it is no longer kept.
+        """
         arrays = self.core.trace_arrays(ended)
         chunk = int(self.core.stats()["chunk_bytes"])
         names = [self.core.function_name(int(identifier)) for identifier in range(int(arrays.function_name.max()) + 1)]
@@ -180,7 +186,7 @@ class Daemon:
         offsets = [0]
         for count in counts[1:]:
             offsets.append(offsets[-1] + count)
-        return Trace(
+        whole = Trace(
             function_names=tuple(names[int(identifier)] for identifier in arrays.function_name),
             function_start=arrays.function_start,
             function_seconds=arrays.function_seconds.clip(min=0.0),
@@ -197,6 +203,7 @@ class Daemon:
             machine=self.link(),
             **self._places_of(ended),
         )
+        return cut(whole, arrays.use_first_chunk, arrays.use_chunk_count)
 
     def _places_of(self, ended: Iteration) -> dict[str, Any]:
         """What the trace says of places. They are recorded in some iterations only, and kept for those like them."""

@@ -16,6 +16,7 @@ from ooc_alloc import Iteration, OocError
 from ooc_alloc.timeline import EVENTS_KEPT
 from swapd import nvtx
 from swapd.files import write_whole
+from swapd.parts import plan_in_parts
 from swapd.perfetto import encoded, measured_to_perfetto
 from swapd.plan import Plan
 from swapd.problem import Problem
@@ -137,7 +138,7 @@ class Observer:
         """What the simulator says of the iteration, under the plan that is installed or in demand mode."""
         if trace is None or not 0 < trace.functions <= _MOST_SIMULATED:
             return None
-        plan = self.daemon.plans.get(trace.fingerprint) or Plan(policy="demand")
+        plan = plan_in_parts(self.daemon.plans.get(trace.fingerprint) or Plan(policy="demand"), trace)
         try:
             problem = Problem.from_trace(trace, int(self.core.stats()["budget_bytes"]))
             return Predicted(problem, simulate_events(problem, plan)[1], plan)

@@ -91,9 +91,11 @@ def _measured(recording: Recording, begin: float, trace: Trace | None) -> Iterat
     def variable(row: Any) -> dict[str, Any]:
         v, iteration = int(row["variable"]), int(row["iteration"])
         facts: dict[str, Any] = {"variable": v, "of_iteration": iteration} if v >= 0 else {}
-        if trace is not None and iteration in numbers and 0 <= v < trace.variables:
-            facts["of_bytes"] = int(trace.variable_bytes[v])
-            facts |= {"allocated_at": printable(trace.place(v), 200)} if trace.place(v) else {}
+        parts = trace.parts_of(v) if trace is not None and iteration in numbers and v >= 0 else ()
+        if trace is not None and parts:
+            facts["of_bytes"] = int(trace.variable_bytes[parts[0] : parts[-1] + 1].sum())
+            facts |= {"in_parts": len(parts)} if len(parts) > 1 else {}
+            facts |= {"allocated_at": printable(trace.place(parts[0]), 200)} if trace.place(parts[0]) else {}
         return facts
 
     def span(row: Any, place: int, name: str, **facts: Any) -> dict[str, Any]:
@@ -168,7 +170,7 @@ def _simulated(problem: Problem, events: Events) -> Iterator[dict[str, Any]]:
     for copy in events.copies:
         yield _copy(problem, copy)
     for stall in events.stalls:
-        cause = "room" if stall.variable < 0 else f"variable {stall.variable}"
+        cause = "room" if stall.variable < 0 else problem.label(stall.variable)
         facts = {"function": stall.function, "waits_for": cause}
         yield _span(SIMULATED, STALLS, f"{names[stall.function]} waits", stall.start, stall.end, **facts)
     slabs, chunk = problem.slab_chunks, problem.chunk_bytes
@@ -186,7 +188,7 @@ def _copy(problem: Problem, copy: Copy) -> dict[str, Any]:
     facts: dict[str, Any] = {"bytes": copy.chunks * problem.chunk_bytes, "planned": copy.is_planned}
     if v >= 0:
         facts |= {"of_bytes": int(problem.chunks[v]) * problem.chunk_bytes, "allocated_by": allocated_by(problem, v)}
-    name = (f"variable {v}" if v >= 0 else "freed variable") + ("" if copy.is_planned else " (demand)")
+    name = (problem.label(v) if v >= 0 else "freed variable") + ("" if copy.is_planned else " (demand)")
     return _span(SIMULATED, OUT if copy.is_out else IN, name, copy.start, copy.end, **facts)
 
 

@@ -89,6 +89,7 @@ class Problem:
     budget_bytes: int
     machine: Machine
     fingerprint: int
+    labels: tuple[str, ...] | None = None  # [V] what people call the variables; None: "variable v"
 
     @classmethod
     def from_trace(
@@ -136,6 +137,7 @@ class Problem:
             budget_bytes=int(budget_bytes),
             machine=machine or trace.machine or Machine(),
             fingerprint=trace.fingerprint,
+            labels=None if trace.part_of is None else tuple(trace.label(v) for v in range(trace.variables)),
         )
         for array in (problem.seconds, problem.chunks):
             array.flags.writeable = False
@@ -150,6 +152,10 @@ class Problem:
     def variables(self) -> int:
         """Number of variables, V."""
         return len(self.chunks)
+
+    def label(self, variable: int) -> str:
+        """What people call a variable, such as ``variable 12`` or ``variable 12, chunks 64..127``."""
+        return f"variable {variable}" if self.labels is None else self.labels[variable]
 
     @cached_property
     def successor(self) -> NDArray[np.int32]:

@@ -130,8 +130,8 @@ def _wait_rows(
     whole = sum(span.end - span.start for span in spans)
     for row in waits[:_MOST_WAITS]:
         variable = _variable_of(row, trace)
-        size = f" of {format_bytes(int(trace.variable_bytes[variable]))}" if trace is not None and variable >= 0 else ""
         room = row.variable < 0
+        size = f" of {format_bytes(_bytes(trace, variable, room))}" if trace is not None and variable >= 0 else ""
         by = allocated_by(predicted.problem, variable) if predicted is not None and variable >= 0 and not room else ""
         yield WaitRow(
             seconds=row.seconds / count,
@@ -144,10 +144,20 @@ def _wait_rows(
 
 
 def _variable_of(row: Waited, trace: Trace | None) -> int:
-    """What was waited for: a variable, or the largest of those that there had to be room for; -1: not known."""
+    """What was waited for: a variable, or the largest of those that there had to be room for; -1: not known.
+
+    Rows have the recorder's numbers, this one is the trace's: of the first part of a variable in parts.
+    """
     if row.variable < 0:
         return _largest_born(trace, row.place)
-    return row.variable if trace is not None and row.variable < trace.variables else -1
+    parts = trace.parts_of(row.variable) if trace is not None else ()
+    return parts[0] if parts else -1
+
+
+def _bytes(trace: Trace, variable: int, alone: bool) -> int:
+    """Of a variable, with the other parts of the one that it belongs to unless it is meant alone."""
+    parts = [variable] if alone else trace.parts_of(trace.recorded(variable))
+    return int(sum(trace.variable_bytes[v] for v in parts))
 
 
 def _place(trace: Trace | None, variable: int) -> str:

@@ -29,6 +29,8 @@ ARRAYS: dict[str, type] = {
     "use_flags": np.uint8,
 }
 
+OPTIONAL = ("variable_place", "part_of", "part_first_chunk")  # int32[V] or None
+
 
 class TraceError(ValueError):
     """A trace is inconsistent, or its file is damaged, truncated or of another version."""
@@ -82,14 +84,18 @@ class Trace:
     machine: Machine | None = field(default=None)
     places: tuple[str, ...] = ()  # in the user's program, where variables were allocated
     variable_place: NDArray[np.int32] | None = None  # int32[V]: which of them, -1: not known; None: none is known
+    # Where variables are parts of recorded ones (swapd.parts): which one, and from which of its chunks on; else None.
+    part_of: NDArray[np.int32] | None = None  # int32[V], ascending
+    part_first_chunk: NDArray[np.int32] | None = None  # int32[V], ascending within a recorded variable
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "function_names", tuple(self.function_names))
         object.__setattr__(self, "places", tuple(self.places))
-        if self.variable_place is not None:
-            found: NDArray[np.int32] = np.array(self.variable_place, dtype=np.int32, order="C")
-            found.flags.writeable = False
-            object.__setattr__(self, "variable_place", found)
+        for name in OPTIONAL:
+            if getattr(self, name) is not None:
+                found: NDArray[np.int32] = np.array(getattr(self, name), dtype=np.int32, order="C")
+                found.flags.writeable = False
+                object.__setattr__(self, name, found)
         for name, dtype in ARRAYS.items():
             array: NDArray[Any] = np.array(getattr(self, name), dtype=dtype, order="C")
             array.flags.writeable = False
@@ -115,7 +121,7 @@ class Trace:
         if not isinstance(other, Trace):
             return NotImplemented
         return self._scalars() == other._scalars() and all(
-            np.array_equal(getattr(self, name), getattr(other, name)) for name in (*ARRAYS, "variable_place")
+            np.array_equal(getattr(self, name), getattr(other, name)) for name in (*ARRAYS, *OPTIONAL)
         )
 
     __hash__ = None  # type: ignore[assignment]
@@ -135,6 +141,30 @@ class Trace:
         """Where in the user's program a variable was allocated; empty where that was not recorded."""
         at = -1 if self.variable_place is None else int(self.variable_place[variable])
         return self.places[at] if at >= 0 else ""
+
+    def recorded(self, variable: int) -> int:
+        """The number that the recorder gave to a variable, or to the one that it is a part of."""
+        return variable if self.part_of is None else int(self.part_of[variable])
+
+    def parts_of(self, recorded: int) -> range:
+        """The variables that a recorded variable is here, in the order of its bytes: itself, unless it is in parts."""
+        if self.part_of is None:
+            return range(recorded, recorded + (0 <= recorded < self.variables))
+        low, high = np.searchsorted(self.part_of, [recorded, recorded + 1])
+        return range(int(low), int(high))
+
+    def chunk_range(self, variable: int) -> tuple[int, int]:
+        """Of the recorded variable, the first chunk that belongs to this one, and how many do. Needs `chunk_bytes`."""
+        first = 0 if self.part_first_chunk is None else int(self.part_first_chunk[variable])
+        return first, -(-int(self.variable_bytes[variable]) // self.chunk_bytes)
+
+    def label(self, variable: int) -> str:
+        """What people call a variable: ``variable 12``, or ``variable 12, chunks 64..127``."""
+        name = f"variable {self.recorded(variable)}"
+        if len(self.parts_of(self.recorded(variable))) == 1 and self.chunk_range(variable)[0] == 0:
+            return name
+        first, count = self.chunk_range(variable)
+        return f"{name}, chunks {first}..{first + count - 1}"
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the trace to `path`, whole or not at all."""
@@ -180,7 +210,8 @@ class Trace:
         for v in range(self.variables):
             before = f" previous={self.previous[v]}" if self.previous[v] >= 0 else ""
             before += f" at {self.place(v)}" if self.place(v) else ""
-            lines.append(f"v{v} {self.variable_bytes[v]} bytes born={self.born[v]} died={self.died[v]}{before}")
+            part = f" ({self.label(v)})" if self.part_of is not None else ""
+            lines.append(f"v{v}{part} {self.variable_bytes[v]} bytes born={self.born[v]} died={self.died[v]}{before}")
         return "\n".join(lines) + "\n"
 
 
@@ -220,6 +251,7 @@ def _check(trace: Trace) -> None:
     _check_lives(trace)
     _check_uses(trace)
     _check_places(trace)
+    _check_parts(trace)
 
 
 def _check_places(trace: Trace) -> None:
@@ -232,6 +264,37 @@ def _check_places(trace: Trace) -> None:
         raise TraceError(f"variable_place has {len(places)} entries where {trace.variables} are needed")
     if (places < -1).any() or (places >= len(trace.places)).any():
         raise TraceError("a variable's place is none of the places")
+
+
+def _check_parts(trace: Trace) -> None:
+    """Parts of a variable lie one behind the other, and live and die as one storage."""
+    owner, start = trace.part_of, trace.part_first_chunk
+    if owner is None or start is None:
+        if owner is not start:
+            raise TraceError("part_of and part_first_chunk belong together")
+        return
+    if len(owner) != trace.variables or len(start) != trace.variables:
+        raise TraceError(f"part_of and part_first_chunk must have {trace.variables} entries")
+    if trace.chunk_bytes <= 0:
+        raise TraceError("parts need the size of a chunk")
+    if (owner < 0).any() or (start < 0).any() or (np.diff(owner) < 0).any():
+        raise TraceError("part_of must ascend, and neither it nor part_first_chunk be negative")
+    chunk = trace.chunk_bytes
+    if (start * float(chunk) + trace.variable_bytes > LARGEST_BYTES).any():
+        raise TraceError("a variable that parts belong to is larger than any machine has")
+    same = np.flatnonzero(np.diff(owner) == 0)  # a part, the next one of the same variable
+    begin = start.astype(np.int64) * chunk
+    if (begin[same] + trace.variable_bytes[same] > begin[same + 1]).any():
+        raise TraceError("two parts of a variable overlap")
+    if (trace.died[same] != trace.died[same + 1]).any():
+        raise TraceError("parts of a variable must die together")
+    known = np.flatnonzero(trace.previous >= 0)
+    before = trace.previous[known]
+    if (start[known] != start[before]).any():
+        raise TraceError("a part's previous must begin at the same chunk")
+    pairs = np.unique(np.stack([owner[known], owner[before]]), axis=1)
+    if any(len(np.unique(row)) != len(row) for row in pairs):
+        raise TraceError("parts of a variable must have been parts of one variable in the iteration before")
 
 
 def _check_lives(trace: Trace) -> None:

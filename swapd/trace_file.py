@@ -1,6 +1,6 @@
 """Trace file: a ZIP archive (stored or deflated) with one JSON member and one NumPy member per array::
 
-    header.json             {"format": "swapd-trace", "version": 1, "functions": n, "variables": V, "uses": m,
+    header.json             {"format": "swapd-trace", "version": 1 or 2, "functions": n, "variables": V, "uses": m,
                              "fingerprint": "16 hex digits", "dormant_bytes": int, "chunk_bytes": int,
                              "slab_chunks_peak": int, "machine": null | {"out_bytes_per_second": float,
                              "in_bytes_per_second": float, "latency_seconds": float}, "function_names": [str] * n}
@@ -14,6 +14,8 @@
     use_flags.npy           uint8[m]      1 read, 2 write, 3 both
     places.json             [str] * p     optional, both or none: places in the user's program, and the one where each
     variable_place.npy      int32[V]      variable was allocated; -1: not known
+    part_of.npy             int32[V]      version 2 only: the recorded variable that each one is a part of, and the
+    part_first_chunk.npy    int32[V]      first of its chunks that belongs to the part. Version 1 has no parts
 
 Nothing in it is executable: arrays of Python objects are refused. The same trace gives the same bytes. A reader takes
 time and memory in proportion to the file and to limits (below), whatever a file claims: sizes are checked before
@@ -36,7 +38,8 @@ from swapd.json_structure import structure
 from swapd.trace import ARRAYS, Machine, Trace, TraceError
 
 FORMAT = "swapd-trace"
-VERSION = 1
+VERSION = 2  # that a trace with parts needs; one without is still written as version 1, which older releases read
+WITHOUT_PARTS = 1
 
 # Far above what programs do: an iteration of 300,000 functions has about two million uses.
 LARGEST_COUNTS = {"functions": 1 << 20, "variables": 1 << 20, "uses": 1 << 23}
@@ -58,15 +61,14 @@ def write(trace: Trace) -> bytes:
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         _add(archive, "header.json", json.dumps(_header(trace), indent=0).encode())
         for name in ARRAYS:
-            member = io.BytesIO()
-            np.lib.format.write_array(member, getattr(trace, name), version=(1, 0), allow_pickle=False)
-            _add(archive, f"{name}.npy", member.getvalue())
+            _add_array(archive, name, getattr(trace, name))
         places = json.dumps(list(trace.places), indent=0).encode()
         if trace.variable_place is not None and len(places) <= LARGEST_PLACES:
             _add(archive, "places.json", places)
-            member = io.BytesIO()
-            np.lib.format.write_array(member, trace.variable_place, version=(1, 0), allow_pickle=False)
-            _add(archive, "variable_place.npy", member.getvalue())
+            _add_array(archive, "variable_place", trace.variable_place)
+        if trace.part_of is not None and trace.part_first_chunk is not None:
+            _add_array(archive, "part_of", trace.part_of)
+            _add_array(archive, "part_first_chunk", trace.part_first_chunk)
     return buffer.getvalue()
 
 
@@ -77,6 +79,9 @@ def read(content: bytes, name: str) -> Trace:
         lengths = _lengths(header)
         arrays = {key: _read_array(archive, key, name, lengths[key], np.dtype(ARRAYS[key])) for key in ARRAYS}
         places, variable_place = _read_places(archive, name, lengths["variable_bytes"])
+        if header["version"] > WITHOUT_PARTS:
+            for key in ("part_of", "part_first_chunk"):
+                arrays[key] = _read_array(archive, key, name, lengths["variable_bytes"], np.dtype(np.int32))
     machine = header.get("machine")
     try:
         trace = Trace(
@@ -112,7 +117,7 @@ def _header(trace: Trace) -> dict[str, Any]:
     machine = trace.machine
     return {
         "format": FORMAT,
-        "version": VERSION,
+        "version": WITHOUT_PARTS if trace.part_of is None else VERSION,
         "functions": trace.functions,
         "variables": trace.variables,
         "uses": len(trace.use_variables),
@@ -129,6 +134,12 @@ def _add(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
     info = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
     info.compress_type = zipfile.ZIP_DEFLATED
     archive.writestr(info, content)
+
+
+def _add_array(archive: zipfile.ZipFile, name: str, array: NDArray[Any]) -> None:
+    member = io.BytesIO()
+    np.lib.format.write_array(member, array, version=(1, 0), allow_pickle=False)
+    _add(archive, f"{name}.npy", member.getvalue())
 
 
 def _open(content: bytes, name: str) -> zipfile.ZipFile:
@@ -173,10 +184,11 @@ def _read_header(archive: zipfile.ZipFile, name: str) -> dict[str, Any]:
     if not isinstance(header, dict) or header.get("format") != FORMAT:
         raise TraceError(f"{name}: not a {FORMAT} file")
     version = header.get("version")
-    if version != VERSION:
-        newer = isinstance(version, int) and version > VERSION
+    if type(version) is not int or not WITHOUT_PARTS <= version <= VERSION:
+        newer = type(version) is int and version > VERSION
         hint = "; it was written by a newer release, which can read it" if newer else ""
-        raise TraceError(f"{name}: version {version!r:.40} of the format, this release reads {VERSION}{hint}")
+        known = f"{WITHOUT_PARTS} and {VERSION}"
+        raise TraceError(f"{name}: version {version!r:.40} of the format, this release reads {known}{hint}")
     for key, most in LARGEST_COUNTS.items():
         count = header.get(key)
         if type(count) is not int or not 0 <= count <= most:

@@ -207,7 +207,7 @@ def stall_tables(facts: dict[str, Any]) -> list[tuple[str, tuple[str, ...], list
     ]
     variables = [
         (
-            "room" if row["variable"] < 0 else f"variable {row['variable']}",
+            row["label"],
             "" if row["bytes"] is None else format_bytes(row["bytes"]),
             row["allocated_by"] or "for what the function allocates",
             format_duration(row["seconds"]),

@@ -185,6 +185,9 @@ def hostile_traces() -> None:
     ones = np.ones(TRACES[0].variables, np.int32)
     placed = {**found, "places.json": b'["train.py:7"]', "variable_place.npy": npy(0 * ones)}
     assert load(archive(placed)) is not None
+    parted = {**found, "header.json": header(version=2, chunk_bytes=1 << 31)}
+    parted |= {"part_of.npy": npy(np.arange(len(ones), dtype=np.int32)), "part_first_chunk.npy": npy(0 * ones)}
+    assert load(archive(parted)) is not None
     cases = {
         "a bomb for a header": ({**found, "header.json": b" " * (80 << 20)}, "larger than"),
         "a bomb for an array": ({**found, "born.npy": npy(np.zeros(75 << 20, np.int32))}, "larger than"),
@@ -204,7 +207,12 @@ def hostile_traces() -> None:
         "a long number": ({**found, "header.json": header()[:-1] + b', "x": ' + b"9" * 100_000 + b"}"}, "damaged"),
         "a huge float": ({**found, "header.json": header(dormant_bytes=float("inf"))}, "damaged header"),
         "a link of no speed": ({**found, "header.json": header(machine={"in_bytes_per_second": 10**400})}, "damaged"),
-        "another version": ({**found, "header.json": header(version=2)}, "newer release"),
+        "another version": ({**found, "header.json": header(version=3)}, "newer release"),
+        "a version with parts, and none": ({**found, "header.json": header(version=2)}, "part_of.npy is missing"),
+        "negative parts": ({**parted, "part_of.npy": npy(-ones)}, "must ascend"),
+        "parts one upon the other": ({**parted, "part_of.npy": npy(0 * ones)}, "overlap"),
+        "parts far away": ({**parted, "part_first_chunk.npy": npy(ones << 30)}, "any machine"),
+        "parts of other variables": ({**parted, "part_of.npy": npy(ones[1:])}, "do not match the arrays"),
         "names of numbers": ({**found, "header.json": header(function_names=[1] * TRACES[0].functions)}, "is no text"),
         "huge sizes": ({**found, "variable_bytes.npy": npy(np.full(TRACES[0].variables, 1 << 59))}, "add up to more"),
         "long times": ({**found, "function_seconds.npy": npy(np.full(TRACES[0].functions, 1e300))}, "thirty years"),
