@@ -127,7 +127,7 @@ class _Cut:
         owner = trace.use_variables.astype(np.int64)
         self.first = np.minimum(first, chunks[owner])
         self.end = np.minimum(first + count, chunks[owner])
-        self.root = _roots(trace.previous)
+        self.root = roots(trace.previous)
         self.is_cut = np.isin(self.root, self.root[owner[ranged]])  # [V]
         self.rows = np.flatnonzero(self.is_cut[owner])  # uses of those
         self.members = np.flatnonzero(self.is_cut).tolist()
@@ -232,7 +232,7 @@ def _cells(first: NDArray[np.int64], end: NDArray[np.int64]) -> _Class:
     return _Class(edges[used], edges[used + 1])
 
 
-def _roots(previous: NDArray[np.int32]) -> NDArray[np.int64]:
+def roots(previous: NDArray[np.int32]) -> NDArray[np.int64]:
     """[V]: the same number for all variables that a chain of `previous` connects."""
     root = list(range(len(previous)))
 
