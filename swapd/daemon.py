@@ -16,10 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ooc_alloc import Core, Iteration
-from swapd.parts import cut, recorded_plan
+from swapd.parts import RangedTrace, recorded_plan
 from swapd.plan import Plan
 from swapd.policies import make_plan
 from swapd.problem import InfeasibleError, Problem
+from swapd.splitting.groups import Group, SplitLog
+from swapd.splitting.part_sizes import Choice, choose_part_bytes
 from swapd.step_times import StepTimes
 from swapd.trace import Machine, Trace
 
@@ -62,6 +64,8 @@ class Daemon:
             out_bytes_per_second=_FALLBACK_BYTES_PER_SECOND, in_bytes_per_second=_FALLBACK_BYTES_PER_SECOND
         )
         self.trace_path = trace_path
+        self.splits = SplitLog(core)  # for integrations that run operators in parts
+        self.part_sizes: Choice | None = None  # for them
         self.steps = StepTimes()
         self.planning_seconds = 0.0
         self.last_plan: Plan | None = None
@@ -79,6 +83,7 @@ class Daemon:
     def boundary(self) -> Iteration:
         """Ends the iteration under way and, where it pays, plans the ones that will look like it."""
         ended = self.core.boundary()
+        groups = self.splits.end_iteration(ended.functions)
         if ended.functions == 0:
             return ended
         self.steps.add(ended.seconds)
@@ -89,7 +94,7 @@ class Daemon:
         if self.trace_path is not None:
             self._keep_trace(ended)
         if self._worth_planning(ended):
-            self._plan(ended)
+            self._plan(ended, groups)
         return ended
 
     @property
@@ -113,10 +118,14 @@ class Daemon:
             return ended.followed_plan and self._measured[ended.fingerprint] < 2
         return ended.swapped_bytes > 0 and self._new_in_a_row <= _MOST_NEW_IN_A_ROW
 
-    def _plan(self, ended: Iteration) -> None:
+    def _plan(self, ended: Iteration, groups: tuple[Group, ...]) -> None:
         began = time.perf_counter()
-        trace = self.trace(ended)
+        recorded = self.recorded(ended)
         budget = int(self.core.stats()["budget_bytes"])
+        if groups and self.splits.limit is None and self._choose_part_bytes(recorded, groups, budget):
+            self.planning_seconds += time.perf_counter() - began
+            return
+        trace = recorded.cut()
         problem = Problem.from_trace(trace, budget)
         try:
             plan = make_plan(problem, policy=self.policy, window_bytes=self.window_bytes)
@@ -124,12 +133,12 @@ class Daemon:
             log.info("no plan for %016x: %s", ended.fingerprint, error)
             self._failed.add(ended.fingerprint)
             return
-        recorded = recorded_plan(plan, trace)
-        arrays = recorded.to_arrays()
+        known = recorded_plan(plan, trace)
+        arrays = known.to_arrays()
         outs, ins, write_backs = (
             [array for name, array in arrays.items() if name.startswith(kind)] for kind in ("out_", "in_", "back_")
         )
-        self._keep_plan(ended.fingerprint, recorded)
+        self._keep_plan(ended.fingerprint, known)
         self.core.install_plan(ended.fingerprint, outs, ins, write_backs)
         self._measured[ended.fingerprint] += 1
         self.last_plan, self.planned_step_seconds = plan, None
@@ -146,6 +155,15 @@ class Daemon:
             plan.bound_seconds or 0.0,
             seconds,
         )
+
+    def _choose_part_bytes(self, recorded: RangedTrace, groups: tuple[Group, ...], budget: int) -> bool:
+        """Chooses, once, how much a part of a split operator may use. Returns whether iterations will change."""
+        choice = choose_part_bytes(recorded, groups, budget, self.policy)
+        if choice is None:
+            return False
+        self.part_sizes, self.splits.limit = choice, choice.part_bytes
+        log.debug("parts of split operators may use %d bytes; predicted: %s", choice.part_bytes, choice.predicted)
+        return any(group.part_bytes != choice.part_bytes for group in groups)
 
     def _keep_plan(self, fingerprint: int, plan: Plan) -> None:
         self.plans.pop(fingerprint, None)
@@ -177,6 +195,10 @@ class Daemon:
 
         Raises OocError if it is no longer kept.
         """
+        return self.recorded(ended).cut()
+
+    def recorded(self, ended: Iteration) -> RangedTrace:
+        """The same as the core recorded it: whole variables, and what each use is of them."""
         arrays = self.core.trace_arrays(ended)
         chunk = int(self.core.stats()["chunk_bytes"])
         names = [self.core.function_name(int(identifier)) for identifier in range(int(arrays.function_name.max()) + 1)]
@@ -203,7 +225,7 @@ class Daemon:
             machine=self.link(),
             **self._places_of(ended),
         )
-        return cut(whole, arrays.use_first_chunk, arrays.use_chunk_count)
+        return RangedTrace(whole, arrays.use_first_chunk, arrays.use_chunk_count)
 
     def _places_of(self, ended: Iteration) -> dict[str, Any]:
         """What the trace says of places. They are recorded in some iterations only, and kept for those like them."""

@@ -27,6 +27,19 @@ from swapd.plan import In, Out, Plan
 from swapd.trace import Trace
 
 
+@dataclass(frozen=True, eq=False)
+class RangedTrace:
+    """An iteration of whole variables, and which chunks of its variable each use is."""
+
+    whole: Trace
+    first_chunk: NDArray[np.uint32]  # [uses]
+    chunk_count: NDArray[np.uint32]  # [uses]
+
+    def cut(self) -> Trace:
+        """The trace with parts."""
+        return cut(self.whole, self.first_chunk, self.chunk_count)
+
+
 def cut(trace: Trace, use_first_chunk: NDArray[np.uint32], use_chunk_count: NDArray[np.uint32]) -> Trace:
     """The trace with every variable that is used in ranges as its parts; `trace` itself where there is none.
 

@@ -1,0 +1,79 @@
+"""Groups: which functions of an iteration are one operator in parts.
+
+An integration runs each operator that it splits within `SplitLog.split`, and asks `SplitLog.part_bytes` how large a
+part may be. The log counts the functions that begin meanwhile, so that nothing else has to mark them.
+
+    part_bytes = log.part_bytes(operator, shapes) or half_of_what_is_free
+    with log.split(operator, shapes, part_bytes):
+        run the parts
+
+An operator that fails meanwhile is no group. Groups are of the thread that runs iterations; functions of other threads
+would be counted with them, so an iteration whose counts do not add up has none. Nor has the first one with a split: a
+program that never splits pays nothing for counting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple, Protocol
+
+
+class Counting(Protocol):
+    """What is used of a core."""
+
+    def stats(self) -> dict[str, int | float]: ...
+
+
+class Group(NamedTuple):
+    """One operator in parts: the functions from `first` on, up to but without `stop`."""
+
+    operator: str
+    shapes: str
+    part_bytes: int  # what a part was allowed to use at once
+    first: int
+    stop: int
+
+
+class SplitLog:
+    """Of one core; for the thread that runs iterations."""
+
+    def __init__(self, core: Counting) -> None:
+        self._core = core
+        self._groups: list[Group] = []
+        self._began: int | None = None  # the core's functions when the iteration began; None: they were not counted
+        self._wanted = False
+        self._nested = False
+        self.limit: int | None = None  # that the planner chose
+
+    def part_bytes(self, operator: str, shapes: str) -> int | None:
+        """What a part of an operator may use at once, if the planner has chosen it; else None."""
+        return self.limit
+
+    @contextmanager
+    def split(self, operator: str, shapes: str, part_bytes: int) -> Iterator[None]:
+        """The functions that begin within are parts of one operator. An operator split within another is part of it."""
+        self._wanted = True
+        if self._nested or self._began is None:
+            yield
+            return
+        self._nested = True
+        first = self._functions() - self._began
+        try:
+            yield
+            self._groups.append(Group(operator, shapes, part_bytes, first, self._functions() - self._began))
+        finally:
+            self._nested = False
+
+    def end_iteration(self, functions: int) -> tuple[Group, ...]:
+        """The groups of an iteration that has ended with so many functions; the next one begins."""
+        if not self._wanted:
+            return ()
+        count = self._functions()
+        known = self._began is not None and count - self._began == functions
+        found = tuple(group for group in self._groups if group.stop > group.first) if known else ()
+        self._groups, self._began = [], count
+        return found
+
+    def _functions(self) -> int:
+        return int(self._core.stats()["functions"])

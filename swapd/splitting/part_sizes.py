@@ -1,0 +1,91 @@
+"""Part sizes: how much one part of a split operator may use at once, chosen with the swapping plan.
+
+Large parts are few functions, and leave no room for the next part to come in while one computes; small parts leave that
+room and cost more functions. So the recorded iteration is rewritten for each of some limits (`resizing`), planned with
+the daemon's policy, and the limit with the least predicted time is taken. Half of the budget, the rule without a plan,
+is one of them: by the prediction the choice is never worse.
+
+mmCNN (Li et al. 2019, Algorithm 1) fixes the parts first, one prefetched beside one that runs; here the plan decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from swapd.parts import RangedTrace
+from swapd.policies import make_plan
+from swapd.problem import InfeasibleError, Problem
+from swapd.splitting.groups import Group
+from swapd.splitting.resizing import Divisible, divisible, resized
+
+DIVISORS = (2, 3, 4, 6, 8)  # of the bytes that are free; the first is the rule
+_TOLERANCE = 1.005  # limits this close count as equally fast, and the largest is taken
+_MOST_FUNCTIONS = 3000  # of a rewritten iteration: planning several of more would take too long
+_QUICK_FUNCTIONS = 300  # from so many functions on only the quick policy is used
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was chosen, and what was predicted for each limit."""
+
+    part_bytes: int
+    predicted: tuple[tuple[int, float], ...]  # (limit, seconds of an iteration), the largest limit first
+
+    @property
+    def seconds(self) -> float:
+        """Of an iteration with parts of that size."""
+        return dict(self.predicted)[self.part_bytes]
+
+
+def limits(budget_bytes: int, slab_bytes: int, chunk_bytes: int) -> list[int]:
+    """The limits that are tried, the largest first: shares of what small variables leave of the budget."""
+    free = budget_bytes - slab_bytes
+    found = {max(free // divisor, 2 * chunk_bytes) for divisor in DIVISORS}
+    return sorted(found, reverse=True)
+
+
+def choose_part_bytes(
+    source: RangedTrace, groups: Sequence[Group], budget_bytes: int, policy: str = "auto"
+) -> Choice | None:
+    """The best of `limits` for a recorded iteration; None if nothing in it can be divided otherwise.
+
+    Args:
+        source: the iteration as recorded.
+        groups: its operators in parts.
+        budget_bytes: of the device.
+        policy: what the daemon plans with.
+    """
+    trace = source.whole
+    found = [(group, made) for group in groups if (made := divisible(source, group)) is not None]
+    slabs = trace.slab_chunks_peak * trace.chunk_bytes
+    predicted = []
+    for limit in limits(budget_bytes, slabs, trace.chunk_bytes) if found else ():
+        seconds = _predicted(source, found, limit, budget_bytes, policy)
+        if seconds is not None:
+            predicted.append((limit, seconds))
+    if not predicted:
+        return None
+    fastest = min(seconds for _, seconds in predicted)
+    best = next(limit for limit, seconds in predicted if seconds <= _TOLERANCE * fastest)
+    return Choice(best, tuple(predicted))
+
+
+def _predicted(
+    source: RangedTrace, groups: list[tuple[Group, Divisible]], limit: int, budget_bytes: int, policy: str
+) -> float | None:
+    """Seconds of an iteration with parts that use so much; None if it cannot run so, or is too long to try."""
+    chunk, wanted = source.whole.chunk_bytes, []
+    for group, made in groups:
+        parts = made.parts_within(limit, chunk)
+        if parts is None and limit < group.part_bytes:
+            return None
+        wanted.append((made, parts if parts is not None else made.parts))  # as it ran within less
+    functions = source.whole.functions + sum((parts - g.parts) * len(g.slots) for g, parts in wanted)
+    if functions > _MOST_FUNCTIONS:
+        return None
+    problem = Problem.from_trace(resized(source, wanted).cut(), budget_bytes)
+    try:
+        return make_plan(problem, "idle" if functions > _QUICK_FUNCTIONS else policy).predicted_seconds
+    except InfeasibleError:
+        return None
