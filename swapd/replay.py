@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from ooc_alloc import WRITE, Core, Iteration
 from swapd.daemon import Daemon
 from swapd.parts import roots
-from swapd.steps import Steps
 from swapd.trace import Trace
 
 _SPIN_SECONDS = 200e-6  # the system wakes sleepers later than asked for
@@ -188,14 +187,11 @@ class Replay:
             self._free(number)
         self.address = survivors
 
-    def resident(self, steps: Steps) -> dict[int, NDArray[np.bool_]]:
-        """For each live variable which of its chunks are on the device; `steps` of a problem of the same trace."""
-        found = {}
-        for number, address in self.address.items():
-            for v in self.storages[number].parts:
-                first = self.trace.chunk_range(v)[0] if self.storages[number].absent else 0
-                found[v] = self.core.residency(address, first + steps.chunks[v])[first:]
-        return found
+    def resident(self) -> dict[int, NDArray[np.bool_]]:
+        """For each live variable, as the recorder numbered it, which of its chunks are on the device."""
+        chunk = int(self.core.stats()["chunk_bytes"])
+        sizes = {number: -(-self.storages[number].bytes // chunk) for number in self.address}
+        return {number: self.core.residency(address, sizes[number]) for number, address in self.address.items()}
 
     def close(self) -> None:
         """Free all variables."""

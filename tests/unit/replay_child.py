@@ -47,25 +47,37 @@ def main() -> None:
     core = make_core(budget, chunk)
     daemon = Daemon(core, policy=policy)
     replay = Replay(core, recorded, daemon)
-    for _ in range(ITERATIONS):
+    for iteration in range(ITERATIONS):
+        if iteration == ITERATIONS - 1:
+            before = core.stats()["demand_swap_in_count"]
         ended = replay.iteration(lambda index, run: core.settle())
+    demand = core.stats()["demand_swap_in_count"] - before
     result: dict[str, Any] = {"followed": ended.followed_plan, "planned": daemon.last_plan is not None, "different": []}
+    result["demand_ins_of_the_last"] = demand
     if daemon.last_plan is not None:
         problem = Problem.from_trace(daemon.trace(ended), budget)
+        trace = daemon.trace(ended)
         planned, steps = planned_residency(problem, daemon.last_plan), steps_of(problem)
 
         def compare(index: int, run: Replay) -> None:
             core.settle()
-            real = {v: set(mask.nonzero()[0].tolist()) for v, mask in run.resident(steps).items()}
+            resident = {number: set(mask.nonzero()[0].tolist()) for number, mask in run.resident().items()}
             for v, chunks in planned[index].items():
-                if real.get(v) != chunks:
-                    result["different"].append((index, v, sorted(real.get(v, {-1})), sorted(chunks)))
+                first, count = trace.chunk_range(v)
+                of_part = resident.get(trace.recorded(v), set()) & set(range(first, first + count))
+                real = {chunk - first for chunk in of_part} if trace.recorded(v) in resident else None
+                if real != chunks:
+                    result["different"].append((index, v, sorted(real or {-1}), sorted(chunks)))
 
         daemon.policy = "none"
         replay.iteration(compare)
         result["compared"] = sum(len(row) for row in planned)
         result["absent"] = sum(steps.chunks[v] - len(chunks) for row in planned for v, chunks in row.items())
         result["violations"] = [str(violation) for violation in validate(problem, daemon.last_plan)]
+        result["planned_ins"] = len(daemon.last_plan.ins)
+        # These begin as the function begins that needs them.
+        result["late_ins"] = sum(move.before_function <= move.after_function + 1 for move in daemon.last_plan.ins)
+        result["parts"] = 0 if trace.part_of is None else trace.variables
     result["stats"] = core.stats()
     core.audit()
     replay.close()
