@@ -20,7 +20,7 @@ from swapd.splitting.groups import Group
 from swapd.splitting.resizing import Divisible, divisible, resized
 
 DIVISORS = (2, 3, 4, 6, 8)  # of the bytes that are free; the first is the rule
-_TOLERANCE = 1.005  # limits this close count as equally fast, and the largest is taken
+_TOLERANCE = 1.01  # of limits this close the largest is taken: what is not modelled makes small parts dearer
 _MOST_FUNCTIONS = 3000  # of a rewritten iteration: planning several of more would take too long
 _QUICK_FUNCTIONS = 300  # from so many functions on only the quick policy is used
 

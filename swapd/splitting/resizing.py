@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -37,14 +37,43 @@ class _Use:
     end: int
 
 
-@dataclass
-class _Slot:
-    """What one function of a part uses; lists have an entry for each part."""
+@dataclass(frozen=True)
+class _Operand:
+    """What a function of a part uses: in each part, or a temporary by its number within the part."""
 
-    fixed: list[_Use] = field(default_factory=list)
-    moving: list[list[_Use]] = field(default_factory=list)
-    temporary: list[tuple[int, int]] = field(default_factory=list)  # number within the part, flags
-    seconds: list[float] = field(default_factory=list)
+    uses: tuple[_Use, ...]
+    temporary: int = -1
+
+    @property
+    def chunks(self) -> int:
+        """Of all parts together; of what is fixed, those that each of them uses."""
+        return sum(use.end - use.first for use in (self.uses[:1] if self.is_fixed else self.uses))
+
+    @property
+    def is_fixed(self) -> bool:
+        return self.temporary < 0 and len({(use.first, use.end) for use in self.uses}) == 1
+
+    def piece(self, covers: list[tuple[int, float, float]]) -> tuple[int, int, int, int]:
+        """Variable, flags, and the chunks from the lowest to the highest that a new part touches; at least one."""
+        lows, ends = [], []
+        backwards = self.uses[0].first > self.uses[-1].first
+        for part, low, high in covers:
+            use = self.uses[part]
+            if self.is_fixed:
+                low, high = 0.0, 1.0
+            elif backwards:
+                low, high = 1.0 - high, 1.0 - low
+            lows.append(use.first + math.floor((use.end - use.first) * low + 1e-9))
+            ends.append(use.first + math.ceil((use.end - use.first) * high - 1e-9))
+        return self.uses[0].variable, self.uses[0].flags, min(lows), max(max(ends) - min(lows), 1)
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """One function of a part."""
+
+    operands: tuple[_Operand, ...]
+    seconds: tuple[float, ...]  # in each part
 
 
 @dataclass(frozen=True)
@@ -66,8 +95,8 @@ class Divisible:
         """What the largest of so many parts uses at once, about, in whole chunks."""
         needs = []
         for i, slot in enumerate(self.slots):
-            chunks = sum(use.end - use.first for use in slot.fixed)
-            chunks += sum(-(-sum(use.end - use.first for use in uses) // parts) for uses in slot.moving)
+            given = [operand for operand in slot.operands if operand.temporary < 0]
+            chunks = sum(o.chunks if o.is_fixed else -(-o.chunks // parts) for o in given)
             for sizes, (born, died) in zip(self.bytes, self.lives):
                 if born <= i <= died:
                     chunks += -(-sum(sizes) // (parts * chunk_bytes))
@@ -134,24 +163,24 @@ class _Reader:
         numbers: list[dict[int, int]] = [{} for _ in range(self.parts)]  # temporary: its number within the part
         slots = []
         for slot in range(self.length):
-            rows = [self._uses(part, slot) for part in range(self.parts)]
-            made = _Slot(seconds=[self._seconds(part, slot) for part in range(self.parts)])
-            for column in zip(*_equally_long(rows)) if _equally_long(rows) else ():
-                if not self._add(made, column, numbers):
-                    return None
-            if not _equally_long(rows) and any(rows):
+            rows = [row for part in range(self.parts) if (row := self._uses(part, slot)) is not None]
+            if len(rows) < self.parts or len({len(row) for row in rows}) != 1:
                 return None
-            slots.append(made)
+            operands = [self._operand(column, numbers) for column in zip(*rows)]
+            found = [operand for operand in operands if operand is not None]
+            if len(found) < len(operands):
+                return None
+            slots.append(_Slot(tuple(found), tuple(self._seconds(part, slot) for part in range(self.parts))))
         counts = {len(known) for known in numbers}
         if len(counts) != 1:
             return None
         temporaries = tuple(zip(*([*known] for known in numbers)))
         lives = []
         for variables in temporaries:
-            found = {self._life(v, part) for part, v in enumerate(variables)}
-            if len(found) != 1:
+            spans = {self._life(v, part) for part, v in enumerate(variables)}
+            if len(spans) != 1:
                 return None
-            lives.append(found.pop())
+            lives.append(spans.pop())
         sizes = tuple(tuple(int(self.trace.variable_bytes[v]) for v in variables) for variables in temporaries)
         return Divisible(self.first, self.parts, tuple(slots), temporaries, sizes, tuple(lives))
 
@@ -162,27 +191,14 @@ class _Reader:
         begin = self.first + part * self.length
         return int(self.trace.born[v]) - begin, int(self.trace.died[v]) - begin
 
-    def _add(self, slot: _Slot, column: tuple[_Use, ...], numbers: list[dict[int, int]]) -> bool:
-        """Adds one operand, as each part has it. False: it is nothing that can be divided."""
+    def _operand(self, column: tuple[_Use, ...], numbers: list[dict[int, int]]) -> _Operand | None:
+        """What each part has at the same place; None if it is nothing that can be divided."""
         if len({use.flags for use in column}) != 1:
-            return False
+            return None
         if all(self._within(use.variable, part) for part, use in enumerate(column)):
             which = {known.setdefault(use.variable, len(known)) for known, use in zip(numbers, column)}
-            slot.temporary.append((next(iter(which)), column[0].flags))
-            return len(which) == 1
-        if len({use.variable for use in column}) != 1:
-            return False
-        if len({(use.first, use.end) for use in column}) == 1:
-            slot.fixed.append(column[0])
-        else:
-            slot.moving.append(list(column))
-        return True
-
-
-def _equally_long(rows: list[list[_Use] | None]) -> list[list[_Use]]:
-    """The rows, if each is there and has as many entries as the others; else none."""
-    found = [row for row in rows if row is not None]
-    return found if len(found) == len(rows) and len({len(row) for row in found}) == 1 else []
+            return _Operand(column, which.pop()) if len(which) == 1 else None
+        return _Operand(column) if len({use.variable for use in column}) == 1 else None
 
 
 @dataclass
@@ -247,14 +263,13 @@ class _Writer:
             covers = _covered(group.parts, parts, part)
             made = [self._temporary(group, number, covers, begin + part * length) for number in range(len(group.lives))]
             for number, slot in enumerate(group.slots):
-                for use in slot.fixed:
-                    self.rows.append((use.variable, use.flags, use.first, use.end - use.first))
-                for uses in slot.moving:
-                    self.rows.append(_piece(uses, covers))
-                for temporary, flags in slot.temporary:
-                    v = made[temporary]
+                for operand in slot.operands:
+                    if operand.temporary < 0:
+                        self.rows.append(operand.piece(covers))
+                        continue
+                    v = made[operand.temporary]
                     chunks = -(-self.variables.sizes[v] // self.trace.chunk_bytes)
-                    self.rows.append((v, flags, 0, chunks))
+                    self.rows.append((v, operand.uses[0].flags, 0, chunks))
                 like = group.first + number + (length if part else 0)  # for its name, and the time before it
                 self._function(like, _seconds(slot, covers))
 
@@ -310,15 +325,6 @@ def _covered(old_parts: int, parts: int, part: int) -> list[tuple[int, float, fl
         for old in range(int(begin), min(math.ceil(end - 1e-9), old_parts))
         if min(end - old, 1.0) - max(begin - old, 0.0) > 1e-9
     ]
-
-
-def _piece(uses: list[_Use], covers: list[tuple[int, float, float]]) -> tuple[int, int, int, int]:
-    """The chunks from the lowest to the highest that a new part touches; at least one."""
-    lows = [uses[old].first + math.floor((uses[old].end - uses[old].first) * low + 1e-9) for old, low, _ in covers]
-    ends = [uses[old].first + math.ceil((uses[old].end - uses[old].first) * high - 1e-9) for old, _, high in covers]
-    first, end = min(lows), max(ends)
-    flags = uses[covers[0][0]].flags
-    return uses[covers[0][0]].variable, flags, first, max(end - first, 1)
 
 
 def _seconds(slot: _Slot, covers: list[tuple[int, float, float]]) -> float:

@@ -129,3 +129,40 @@ def layers_in_parts(
         machine=machine,
     )
     return with_uses(whole, rows)
+
+
+def convolutions_then_linear(
+    parts: int,
+    weight_chunks: int,
+    parts_seconds: float,
+    convolution_seconds: float,
+    chunk_bytes: int = CHUNK,
+    machine: Machine | None = None,
+) -> tuple[Ranged, tuple[int, int]]:
+    """As in AlexNet: convolutions with little memory, then a layer with a large weight, run in parts.
+
+    Returns the iteration, and the first function of the layer and the one behind its last.
+    """
+    n = 4 + parts
+    image, weight, features, result = 0, 1, 2, 3
+    rows: list[list[tuple[int, int, int, int]]] = [[(image, 1, 0, 2), (features, 3, 0, 2)] for _ in range(4)]
+    for part in range(parts):
+        low, high = part * weight_chunks // parts, (part + 1) * weight_chunks // parts
+        rows.append([(features, 1, 0, 2), (weight, 1, low, high - low), (result, 3, 0, 1)])
+    seconds = np.array([convolution_seconds / 4] * 4 + [parts_seconds / parts] * parts)
+    whole = Trace(
+        function_names=("convolution",) * 4 + ("linear",) * parts,
+        function_start=np.cumsum(seconds) - seconds,
+        function_seconds=seconds,
+        variable_bytes=np.array([2, weight_chunks, 2, 1]) * chunk_bytes,
+        born=[-1, -1, 0, 4],
+        died=[n, n, n - 1, n - 1],
+        previous=[image, weight, -1, -1],
+        use_offsets=[0] * (n + 1),
+        use_variables=[],
+        use_flags=[],
+        fingerprint=0xA1E8,
+        chunk_bytes=chunk_bytes,
+        machine=machine,
+    )
+    return with_uses(whole, rows), (4, n)

@@ -1,4 +1,4 @@
-"""Variables of several times the budget, used in ranges, on the emulated device: planned, executed, and every byte as it was."""
+"""Variables of several times the budget, used in ranges, on the emulated device: planned, executed, and right."""
 
 from __future__ import annotations
 
