@@ -11,6 +11,7 @@ mmCNN (Li et al. 2019, Algorithm 1) fixes the parts first, one prefetched beside
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from swapd.parts import RangedTrace
@@ -21,8 +22,8 @@ from swapd.splitting.resizing import Divisible, divisible, resized
 
 DIVISORS = (2, 3, 4, 6, 8)  # of the bytes that are free; the first is the rule
 _TOLERANCE = 1.01  # of limits this close the largest is taken: what is not modelled makes small parts dearer
-_MOST_FUNCTIONS = 3000  # of a rewritten iteration: planning several of more would take too long
-_QUICK_FUNCTIONS = 300  # from so many functions on only the quick policy is used
+_QUICK_FUNCTIONS = 150  # of longer iterations only the policy `idle` is asked: half a millisecond a function
+_MOST_FUNCTIONS = 1800  # of all rewritten iterations together: about a second of planning
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,9 @@ def limits(budget_bytes: int, slab_bytes: int, chunk_bytes: int) -> list[int]:
 def choose_part_bytes(
     source: RangedTrace, groups: Sequence[Group], budget_bytes: int, policy: str = "auto"
 ) -> Choice | None:
-    """The best of `limits` for a recorded iteration; None if nothing in it can be divided otherwise.
+    """The best of `limits` for a recorded iteration; None if nothing in it can be divided otherwise, or it is too long.
+
+    Limits are tried from the largest on, as long as planning takes no more than about a second in all.
 
     Args:
         source: the iteration as recorded.
@@ -59,33 +62,34 @@ def choose_part_bytes(
     trace = source.whole
     found = [(group, made) for group in groups if (made := divisible(source, group)) is not None]
     slabs = trace.slab_chunks_peak * trace.chunk_bytes
-    predicted = []
+    predicted, left = [], _MOST_FUNCTIONS
     for limit in limits(budget_bytes, slabs, trace.chunk_bytes) if found else ():
-        seconds = _predicted(source, found, limit, budget_bytes, policy)
-        if seconds is not None:
-            predicted.append((limit, seconds))
-    if not predicted:
+        wanted = _parts_within(found, limit, trace.chunk_bytes)
+        if wanted is None:
+            continue
+        functions = trace.functions + sum((parts - made.parts) * len(made.slots) for made, parts in wanted)
+        left -= functions
+        if left < 0:
+            break
+        problem = Problem.from_trace(resized(source, wanted).cut(), budget_bytes)
+        with suppress(InfeasibleError):
+            seconds = make_plan(problem, "idle" if functions > _QUICK_FUNCTIONS else policy).predicted_seconds
+            predicted.append((limit, seconds or 0.0))
+    if len(predicted) < 2:
         return None
     fastest = min(seconds for _, seconds in predicted)
     best = next(limit for limit, seconds in predicted if seconds <= _TOLERANCE * fastest)
     return Choice(best, tuple(predicted))
 
 
-def _predicted(
-    source: RangedTrace, groups: list[tuple[Group, Divisible]], limit: int, budget_bytes: int, policy: str
-) -> float | None:
-    """Seconds of an iteration with parts that use so much; None if it cannot run so, or is too long to try."""
-    chunk, wanted = source.whole.chunk_bytes, []
+def _parts_within(
+    groups: list[tuple[Group, Divisible]], limit: int, chunk_bytes: int
+) -> list[tuple[Divisible, int]] | None:
+    """Into how many parts each group goes; None if one cannot be run in parts that use so little."""
+    wanted = []
     for group, made in groups:
-        parts = made.parts_within(limit, chunk)
+        parts = made.parts_within(limit, chunk_bytes)
         if parts is None and limit < group.part_bytes:
             return None
         wanted.append((made, parts if parts is not None else made.parts))  # as it ran within less
-    functions = source.whole.functions + sum((parts - g.parts) * len(g.slots) for g, parts in wanted)
-    if functions > _MOST_FUNCTIONS:
-        return None
-    problem = Problem.from_trace(resized(source, wanted).cut(), budget_bytes)
-    try:
-        return make_plan(problem, "idle" if functions > _QUICK_FUNCTIONS else policy).predicted_seconds
-    except InfeasibleError:
-        return None
+    return wanted

@@ -25,7 +25,7 @@ from swapd.parts import RangedTrace
 from swapd.splitting.groups import Group
 from swapd.trace import Trace
 
-FUNCTION_SECONDS = 50e-6  # the host's work for one function of a part, about
+FUNCTION_SECONDS = 100e-6  # the host's work for one function of a part, about
 _MOST_PARTS = 4096
 
 

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import random
+import subprocess
+import sys
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +24,7 @@ from swapd.splitting.resizing import FUNCTION_SECONDS, Divisible, divisible, res
 from swapd.trace import Machine, Trace
 
 MIB = 1 << 20
+CHUNK_OF_CHILD = 64 << 10
 
 
 class CountingCore:
@@ -287,3 +293,30 @@ def test_nothing_is_chosen_where_nothing_can_be_divided() -> None:
     assert choose_part_bytes(source, [group._replace(stop=group.first + 1)], budget) is None
     counts = Counter(source.whole.function_names)
     assert counts["linear"] == 7
+
+
+def test_an_iteration_that_is_too_long_is_left_as_it_is() -> None:
+    case = layers_in_parts(700, 4, 40, 2, MIB, seconds=1e-3, machine=Machine(1e9, 1e9))
+    groups = [Group("aten::linear", str(i), 16 * MIB, 4 * i, 4 * i + 4) for i in range(700)]
+    assert choose_part_bytes(ranged(case), groups, 32 * MIB) is None
+
+
+def test_a_program_runs_in_the_parts_that_were_chosen() -> None:
+    """On the emulated device, with a slow link: what is predicted, not what is measured."""
+    child = Path(__file__).with_name("part_sizes_child.py")
+    environment = {**os.environ, "OOC_EMULATED_BANDWIDTH": "200MB/s"}
+    done = subprocess.run(
+        [sys.executable, str(child)], capture_output=True, text=True, timeout=120, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["wrong"] == 0 and found["peak"] <= 4 * MIB
+    predicted = dict(found["predicted"])
+    rule, chosen = 2 * MIB, found["chosen"]
+    assert chosen < rule and predicted[chosen] < predicted[rule] == max(predicted.values())
+    # Halves until it is chosen, and what was chosen from then on; the plans are for that.
+    first, last = found["sizes"][0], found["sizes"][-1]
+    changed_at = found["sizes"].index(last)
+    assert found["sizes"] == [first] * changed_at + [last] * (9 - changed_at) and 1 < changed_at <= 3
+    assert rule - 2 * CHUNK_OF_CHILD <= first < rule and chosen - 2 * CHUNK_OF_CHILD < last < chosen
+    assert all(found["planned"][changed_at + 1 :]) and found["divergences"] <= 1
