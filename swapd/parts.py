@@ -217,7 +217,10 @@ class _Cut:
     def _lives(
         self, part_of: NDArray[np.int64], offsets: NDArray[np.int64], variables: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
-        """Of each part when it is born, its previous one, and whether it has no bytes throughout the iteration."""
+        """Of each part when it is born, its previous one, and whether it has no bytes throughout the iteration.
+
+        A part that is born although its variable is not has a previous one without bytes.
+        """
         source, n = self.source, self.source.functions
         before = source.previous[part_of].astype(np.int64)
         index = np.arange(len(part_of)) - self.base[part_of]
@@ -231,7 +234,7 @@ class _Cut:
             is_blank = late & (used == n)
             found = late | (previous >= 0) & is_blank[previous]
             if np.array_equal(found, late):
-                return born, np.where(late, -1, previous), is_blank
+                return born, previous, is_blank
             late = found
 
 

@@ -7,13 +7,14 @@ part may be. The log counts the functions that begin meanwhile, so that nothing 
     with log.split(operator, shapes, part_bytes):
         run the parts
 
-An operator that fails meanwhile is no group. Groups are of the thread that runs iterations; functions of other threads
-would be counted with them, so an iteration whose counts do not add up has none. Nor has the first one with a split: a
-program that never splits pays nothing for counting.
+An operator that fails meanwhile is no group. Groups are of the thread that ends iterations. Functions of other threads
+are counted with its own, so an iteration whose counts do not add up has no groups. Nor has the first one with a split:
+a program that never splits pays nothing for counting.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple, Protocol
@@ -36,13 +37,14 @@ class Group(NamedTuple):
 
 
 class SplitLog:
-    """Of one core; for the thread that runs iterations."""
+    """Of one core."""
 
     def __init__(self, core: Counting) -> None:
         self._core = core
         self._groups: list[Group] = []
         self._began: int | None = None  # the core's functions when the iteration began; None: they were not counted
         self._wanted = False
+        self._thread = 0
         self._nested = False
         self.limit: int | None = None  # that the planner chose
 
@@ -54,7 +56,7 @@ class SplitLog:
     def split(self, operator: str, shapes: str, part_bytes: int) -> Iterator[None]:
         """The functions that begin within are parts of one operator. An operator split within another is part of it."""
         self._wanted = True
-        if self._nested or self._began is None:
+        if self._nested or self._began is None or threading.get_ident() != self._thread:
             yield
             return
         self._nested = True
@@ -72,7 +74,7 @@ class SplitLog:
         count = self._functions()
         known = self._began is not None and count - self._began == functions
         found = tuple(group for group in self._groups if group.stop > group.first) if known else ()
-        self._groups, self._began = [], count
+        self._groups, self._began, self._thread = [], count, threading.get_ident()
         return found
 
     def _functions(self) -> int:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
 from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from part_cases import Ranged, layers_in_parts, random_ranges
+from part_cases import Ranged, convolutions_then_linear, layers_in_parts, random_ranges
 from recordings import event, function, iteration, recording
 
 from ooc_alloc import Core, Iteration, TraceArrays
@@ -24,9 +25,11 @@ from swapd.problem import Problem
 from swapd.recording import Predicted
 from swapd.run_report import _wait_rows
 from swapd.simulator import simulate_events
+from swapd.splitting.groups import Group
 from swapd.trace import Machine, Trace
 
 SLOW = Machine(2e5, 2e5)
+SLOW_GIGABYTE = Machine(1e9, 1e9, 2e-5)
 
 
 class RecordedCore:
@@ -41,9 +44,16 @@ class RecordedCore:
         counts = (trace.functions, trace.variables, len(trace.use_variables))
         return Iteration(trace.fingerprint, *counts, False, False, False, 1, 0, 0, 100, 1.0, 0.5)
 
+    functions = 0
+
     def stats(self) -> dict[str, Any]:
         names = ("swap_out_bytes", "swap_in_bytes", "copy_out_seconds", "copy_in_seconds")
-        return {**dict.fromkeys(names, 0), "budget_bytes": self.budget, "chunk_bytes": self.case.trace.chunk_bytes}
+        return {
+            **dict.fromkeys(names, 0),
+            "budget_bytes": self.budget,
+            "chunk_bytes": self.case.trace.chunk_bytes,
+            "functions": self.functions,
+        }
 
     def trace_arrays(self, ended: Iteration) -> TraceArrays:
         trace = self.case.trace
@@ -158,13 +168,16 @@ def test_the_report_names_whole_variables_and_places() -> None:
     rows = [
         function(20.0, 22.0, 0, 0, iteration=2),
         event(kinds.STALL_SWAP_IN, 23.5, 24.5, function=1, index=1, variable=1, region=0, iteration=2, thread=1),
+        event(kinds.STALL_SWAP_IN, 24.5, 25.0, function=1, index=1, variable=2, region=0, iteration=2, thread=1),
         event(kinds.STALL_SWAP_IN, 25.0, 25.5, function=1, index=1, variable=99, region=0, iteration=2, thread=1),
         iteration(2, 20.0, 28.0),
     ]
     found = recording(rows)
     table = list(_wait_rows(found.waits(found.spans), trace, predicted, found.spans))
     assert (table[0].waited_for, table[0].place) == ("variable 1 of 800 B", "train.py:7")
-    assert (table[1].waited_for, table[1].place) == ("variable 99", "")
+    # By number the trace's variable 2 would be a part of variable 1.
+    others = {row.waited_for: row.place for row in table[1:]}
+    assert others == {"variable 2 of 800 B": "", "variable 99": ""}
 
 
 def test_simulated_tables_name_parts() -> None:
@@ -185,3 +198,61 @@ def test_the_prediction_of_a_run_is_made_with_its_plan() -> None:
     assert predicted is not None and daemon.last_plan is not None
     assert predicted.plan.ins == daemon.last_plan.ins
     assert predicted.events.seconds == pytest.approx(daemon.last_plan.predicted_seconds)
+
+
+def split_in_halves(daemon: Daemon, core: RecordedCore, limits: list[int]) -> None:
+    """The iteration's layers as operators in parts; each was allowed so many bytes a part."""
+    with daemon.splits.split("aten::linear", "", 0):
+        pass
+    daemon.splits.end_iteration(0)
+    core.functions = 4  # convolutions
+    for limit in limits:
+        with daemon.splits.split("aten::linear", "", limit):
+            core.functions += 6
+
+
+def test_part_sizes_are_chosen_once_and_planned_for_when_the_program_has_them() -> None:
+    case, _ = convolutions_then_linear(6, 180, 0.1, 0.02, 1 << 20, SLOW_GIGABYTE)
+    daemon, core = daemon_of(case, 64 << 20)
+    daemon.machine = SLOW_GIGABYTE
+    split_in_halves(daemon, core, [32 << 20])
+    daemon.boundary()
+    choice = daemon.part_sizes
+    assert choice is not None and daemon.splits.part_bytes("aten::linear", "") == choice.part_bytes < 32 << 20
+    assert core.installed == () and daemon.last_plan is None  # the next iteration will have other functions
+    split_in_halves(daemon, core, [32 << 20])
+    daemon.boundary()  # it has not
+    assert core.installed and daemon.part_sizes is choice
+
+
+def test_a_program_with_the_best_sizes_is_planned_at_once() -> None:
+    case, _ = convolutions_then_linear(6, 180, 0.1, 0.02, 1 << 20, SLOW_GIGABYTE)
+    daemon, core = daemon_of(case, 64 << 20)
+    daemon.machine = SLOW_GIGABYTE
+    split_in_halves(daemon, core, [32 << 20])
+    daemon.boundary()
+    assert daemon.part_sizes is not None
+    best = daemon.part_sizes.part_bytes
+    again, core = daemon_of(case, 64 << 20)
+    again.machine = SLOW_GIGABYTE
+    split_in_halves(again, core, [best])
+    again.boundary()
+    assert again.part_sizes is not None and again.part_sizes.part_bytes == best
+    assert core.installed and again.last_plan is not None
+
+
+def test_other_threads_splits_are_not_the_iterations() -> None:
+    case, _ = convolutions_then_linear(6, 180, 0.1, 0.02, 1 << 20, SLOW_GIGABYTE)
+    daemon, core = daemon_of(case, 64 << 20)
+    split_in_halves(daemon, core, [])
+
+    def split() -> None:
+        with daemon.splits.split("aten::linear", "", 1):
+            core.functions += 1
+
+    other = threading.Thread(target=split)
+    with daemon.splits.split("aten::linear", "", 2):
+        core.functions += 1
+        other.start()
+        other.join()
+    assert daemon.splits.end_iteration(6) == (Group("aten::linear", "", 2, 4, 6),)
