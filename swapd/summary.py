@@ -28,7 +28,13 @@ _COPIED = """
 
 
 # Keys of functions that ran in parts; `split_layers` has an object for each kind of call.
-NOTHING_SPLIT: dict[str, Any] = {"split": "off", "split_function_count": 0, "split_part_count": 0, "split_layers": []}
+NOTHING_SPLIT: dict[str, Any] = {
+    "split": "off",
+    "split_function_count": 0,
+    "split_part_count": 0,
+    "split_part_bytes": None,
+    "split_layers": [],
+}
 
 _AUDIT_ATTEMPTS = 3
 _AUDIT_PAUSE_SECONDS = 0.002

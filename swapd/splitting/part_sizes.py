@@ -21,7 +21,7 @@ from swapd.splitting.groups import Group
 from swapd.splitting.resizing import Divisible, divisible, resized
 
 DIVISORS = (2, 3, 4, 6, 8)  # of the bytes that are free; the first is the rule
-_TOLERANCE = 1.01  # of limits this close the largest is taken: what is not modelled makes small parts dearer
+_TOLERANCE = 1.02  # of limits this close the largest is taken: what is not modelled makes small parts dearer
 _QUICK_FUNCTIONS = 150  # of longer iterations only the policy `idle` is asked: half a millisecond a function
 _MOST_FUNCTIONS = 1800  # of all rewritten iterations together: about a second of planning
 

@@ -5,7 +5,8 @@ made of, and its functions are its *slots*. Over the parts, what a slot uses is 
 
     fixed       the same chunks in each part: an input that every part needs
     moving      one run of chunks of a variable, another one in each part
-    temporary   a variable that is born and dies within the part
+    temporary   a variable that is born within the part, used by it alone, and freed before the next part ends: a loop
+                in Python frees the last part's when it has the next one's
 
 A group of p parts is taken as the stretch from 0 to p, and q parts of it are even pieces of that: a piece uses what the
 parts that it covers use, of a part that it covers by half the half of the chunks, of the temporaries and of the time.
@@ -85,7 +86,8 @@ class Divisible:
     slots: tuple[_Slot, ...]
     temporaries: tuple[tuple[int, ...], ...]  # number within the part: its variable, in each part
     bytes: tuple[tuple[int, ...], ...]  # of those
-    lives: tuple[tuple[int, int], ...]  # of those: the slots from which, and to which, they live
+    # Of those: the slot from which they live, and that to which (counted on into the next part); in the last part
+    lives: tuple[tuple[int, int, int], ...]
 
     @property
     def functions(self) -> int:
@@ -97,9 +99,9 @@ class Divisible:
         for i, slot in enumerate(self.slots):
             given = [operand for operand in slot.operands if operand.temporary < 0]
             chunks = sum(o.chunks if o.is_fixed else -(-o.chunks // parts) for o in given)
-            for sizes, (born, died) in zip(self.bytes, self.lives):
-                if born <= i <= died:
-                    chunks += -(-sum(sizes) // (parts * chunk_bytes))
+            for sizes, (born, died, _) in zip(self.bytes, self.lives):
+                alive = (born <= i <= died) + (i + len(self.slots) <= died)  # this part's, and the one before's
+                chunks += alive * -(-sum(sizes) // (parts * chunk_bytes))
             needs.append(chunks * chunk_bytes)
         return max(needs)
 
@@ -155,9 +157,9 @@ class _Reader:
         return list(found.values())
 
     def _within(self, v: int, part: int) -> bool:
-        """Whether a variable lives within a part only."""
-        begin = self.first + part * self.length
-        return begin <= int(self.trace.born[v]) and int(self.trace.died[v]) < begin + self.length
+        """Whether a variable is a part's temporary."""
+        born, died = self._life(v, part)
+        return 0 <= born < self.length and died < 2 * self.length
 
     def read(self) -> Divisible | None:
         numbers: list[dict[int, int]] = [{} for _ in range(self.parts)]  # temporary: its number within the part
@@ -177,10 +179,10 @@ class _Reader:
         temporaries = tuple(zip(*([*known] for known in numbers)))
         lives = []
         for variables in temporaries:
-            spans = {self._life(v, part) for part, v in enumerate(variables)}
-            if len(spans) != 1:
+            spans = [self._life(v, part) for part, v in enumerate(variables)]
+            if len(set(spans[:-1])) != 1 or spans[-1][0] != spans[0][0]:
                 return None
-            lives.append(spans.pop())
+            lives.append((*spans[0], spans[-1][1]))
         sizes = tuple(tuple(int(self.trace.variable_bytes[v]) for v in variables) for variables in temporaries)
         return Divisible(self.first, self.parts, tuple(slots), temporaries, sizes, tuple(lives))
 
@@ -261,7 +263,10 @@ class _Writer:
                 self.ends[group.first + old * length + place] = begin + high * length + place
         for part in range(parts):
             covers = _covered(group.parts, parts, part)
-            made = [self._temporary(group, number, covers, begin + part * length) for number in range(len(group.lives))]
+            made = [
+                self._temporary(group, number, covers, begin + part * length, part == parts - 1)
+                for number in range(len(group.lives))
+            ]
             for number, slot in enumerate(group.slots):
                 for operand in slot.operands:
                     if operand.temporary < 0:
@@ -273,8 +278,11 @@ class _Writer:
                 like = group.first + number + (length if part else 0)  # for its name, and the time before it
                 self._function(like, _seconds(slot, covers))
 
-    def _temporary(self, group: Divisible, number: int, covers: list[tuple[int, float, float]], begin: int) -> int:
-        sizes, (born, died) = group.bytes[number], group.lives[number]
+    def _temporary(
+        self, group: Divisible, number: int, covers: list[tuple[int, float, float]], begin: int, is_last: bool
+    ) -> int:
+        sizes, (born, died, died_last) = group.bytes[number], group.lives[number]
+        died = died_last if is_last else died
         size = max(1, math.ceil(sum((high - low) * sizes[old] for old, low, high in covers)))
         return self.variables.add(size, begin + born, begin + died)
 

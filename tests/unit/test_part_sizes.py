@@ -127,8 +127,13 @@ def test_the_same_number_of_parts_changes_nothing(parts: int) -> None:
     assert np.array_equal(found.chunk_count, source.chunk_count)
 
 
-def steps(parts: int, sizes: list[int], seconds: list[float], descending: bool = False) -> Ranged:
-    """A group of two functions a part: one makes a temporary from a range of x, the other a range of y from it."""
+def steps(
+    parts: int, sizes: list[int], seconds: list[float], descending: bool = False, late: bool = False
+) -> Ranged:
+    """A group of two functions a part: one makes a temporary from a range of x, the other a range of y from it.
+
+    `late`: a temporary is freed when the next one has been made, as a loop in Python does it.
+    """
     n = 2 * parts + 1
     x, y, before = 0, 1, 2
     rows: list[list[tuple[int, int, int, int]]] = [[(before, 2, 0, 1)]]
@@ -144,7 +149,7 @@ def steps(parts: int, sizes: list[int], seconds: list[float], descending: bool =
         function_seconds=seconds,
         variable_bytes=[total * CHUNK, total * CHUNK, CHUNK, *sizes],
         born=[-1, 2, 0, *(1 + 2 * part for part in range(parts))],
-        died=[n, n - 1, n - 1, *(2 + 2 * part for part in range(parts))],
+        died=[n, n - 1, n - 1, *(min(2 + 2 * part + late, n - 1) for part in range(parts))],
         previous=[0, -1, -1, *[-1] * parts],
         use_offsets=[0] * (n + 1),
         use_variables=[],
@@ -161,7 +166,8 @@ def test_rewriting_keeps_bytes_time_and_lives(seed: int) -> None:
     parts, wanted = r.randint(2, 9), r.randint(1, 30)
     sizes = [r.randint(1, 900) for _ in range(parts)]
     seconds = [1e-3 * r.randint(1, 9) for _ in range(2 * parts + 1)]
-    source = ranged(steps(parts, sizes, seconds, descending=seed % 2 == 1))
+    late = seed % 3 == 0
+    source = ranged(steps(parts, sizes, seconds, descending=seed % 2 == 1, late=late))
     group = divisible(source, Group("aten::conv", "", 100, 1, 2 * parts + 1))
     assert group is not None and group.parts == parts and len(group.slots) == 2
     found = resized(source, [(group, wanted)])
@@ -180,12 +186,26 @@ def test_rewriting_keeps_bytes_time_and_lives(seed: int) -> None:
     assert len(temporaries) == wanted
     assert sum(sizes) <= int(trace.variable_bytes[3:].sum()) <= sum(sizes) + wanted
     for v in temporaries:
-        assert trace.died[v] == trace.born[v] + 1 and trace.function_names[trace.born[v]] == "gather"
+        assert trace.died[v] == min(trace.born[v] + 1 + late, trace.functions - 1)
+        assert trace.function_names[trace.born[v]] == "gather"
     assert trace.born.tolist()[:3] == [-1, 2, 0] and trace.died.tolist()[:3] == [2 * wanted + 1, 2 * wanted, 2 * wanted]
     extra = 2 * (wanted - parts) * FUNCTION_SECONDS
     assert trace.function_seconds.sum() == pytest.approx(sum(seconds) + extra)
     assert trace.function_start == pytest.approx(np.cumsum(trace.function_seconds) - trace.function_seconds)
     found.cut()  # is a trace
+
+
+def test_a_temporary_that_is_freed_late_counts_beside_the_next() -> None:
+    found = [
+        divisible(ranged(steps(4, [400] * 4, [1e-3] * 9, late=late)), Group("aten::conv", "", 100, 1, 9))
+        for late in (False, True)
+    ]
+    # x and a temporary; or y, a temporary and one chunk more: 6 + 4, 6 + 4 + 1; and with two temporaries 6 + 8
+    assert [group.need_bytes(4, CHUNK) // CHUNK for group in found if group] == [11, 14]
+    late_by_much = [2 * part + 5 for part in range(4)]
+    case = steps(4, [400] * 4, [1e-3] * 9)
+    trace = Trace(**{**vars(case.trace), "died": [9, 8, 8, *(min(died, 8) for died in late_by_much)]})
+    assert divisible(RangedTrace(trace, case.first, case.count), Group("aten::conv", "", 100, 1, 9)) is None
 
 
 def changed(case: Ranged, function: int, rows: list[tuple[int, int, int, int]]) -> RangedTrace:

@@ -15,6 +15,7 @@ from integrations.pytorch.splitting.context import Call, CannotSplit, Context
 from integrations.pytorch.splitting.registry import Definitions, Handler
 from integrations.pytorch.splitting.tally import HOST_BACKED, Layer, Tally
 from ooc_alloc import Core
+from swapd.splitting.groups import SplitLog
 from swapd.splitting.store import Store, default_path
 
 log = logging.getLogger("ooc.pytorch")
@@ -30,24 +31,38 @@ class Runtime:
         core: the session's.
         mode: "exact" or "allow".
         store: the file of verdicts; None: the default one.
+        splits: the planner's, which chooses sizes of parts.
     """
 
-    def __init__(self, core: Core, mode: str, store: Path | None) -> None:
+    def __init__(self, core: Core, mode: str, store: Path | None, splits: SplitLog) -> None:
         self.mode = mode
         self.tally = Tally()
         self._core = core
         self._chunk_bytes = int(core.stats()["chunk_bytes"])
         self._store = Store(store if store is not None else default_path())
         self._device, self._library = processor(), library()
+        self._splits = splits
         self._known: dict[tuple[str, str], int] = {}  # what one part may take, by operator and shapes
+        self._refused: set[tuple[str, str]] = set()  # those that cannot be run in parts as small as the planner's
 
     def run(
         self, operator: str, found: Handler, writes: bool, arguments: tuple[Any, ...], keywords: dict[str, Any]
     ) -> Any:
-        """Runs a handler, with smaller parts if the first do not fit. Raises CannotSplit."""
+        """Runs a handler, in parts of the planner's size if it has chosen one. Raises CannotSplit."""
         call = Call(operator, arguments, keywords)
         key = (operator, call.shapes)
         part_bytes = self._known.get(key) or self._part_bytes()
+        chosen = self._splits.part_bytes(*key)
+        if chosen is not None and chosen < part_bytes and key not in self._refused:
+            try:
+                return self._run(call, chosen, found, writes)
+            except CannotSplit:  # parts of that size are not exact, or too small
+                self._refused.add(key)
+        return self._run(call, part_bytes, found, writes)
+
+    def _run(self, call: Call, part_bytes: int, found: Handler, writes: bool) -> Any:
+        """The same, with smaller parts if the first do not fit."""
+        key = (call.operator, call.shapes)
         for _ in range(_MOST_HALVINGS):
             context = Context(
                 call,
@@ -61,7 +76,8 @@ class Runtime:
                 managed=True,
             )
             try:
-                result = found.function(context, *arguments, **keywords)
+                with self._splits.split(*key, part_bytes):
+                    result = found.function(context, *call.arguments, **call.keywords)
             except torch.OutOfMemoryError as error:
                 if writes and not found.repeatable:
                     raise
@@ -93,6 +109,7 @@ class Runtime:
             "split": self.mode,
             "split_function_count": self.tally.functions,
             "split_part_count": self.tally.parts,
+            "split_part_bytes": self._splits.limit,  # what the planner chose for a part; null: it has not
             "split_layers": self.tally.rows(),
         }
 
