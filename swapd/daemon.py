@@ -200,7 +200,8 @@ class Daemon:
     def recorded(self, ended: Iteration) -> RangedTrace:
         """The same as the core recorded it: whole variables, and what each use is of them."""
         arrays = self.core.trace_arrays(ended)
-        chunk = int(self.core.stats()["chunk_bytes"])
+        stats = self.core.stats()
+        chunk = int(stats["chunk_bytes"])
         names = [self.core.function_name(int(identifier)) for identifier in range(int(arrays.function_name.max()) + 1)]
         counts = [0] * (ended.functions + 1)
         for function in arrays.use_function:
@@ -225,7 +226,9 @@ class Daemon:
             machine=self.link(),
             **self._places_of(ended),
         )
-        return RangedTrace(whole, arrays.use_first_chunk, arrays.use_chunk_count)
+        return RangedTrace(
+            whole, arrays.use_first_chunk, arrays.use_chunk_count, most_chunks=int(stats["budget_bytes"]) // chunk
+        )
 
     def _places_of(self, ended: Iteration) -> dict[str, Any]:
         """What the trace says of places. They are recorded in some iterations only, and kept for those like them."""

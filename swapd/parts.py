@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,19 +35,27 @@ class RangedTrace:
     whole: Trace
     first_chunk: NDArray[np.uint32]  # [uses]
     chunk_count: NDArray[np.uint32]  # [uses]
+    most_chunks: int | None = None  # that the device holds; None: not known
 
     def cut(self) -> Trace:
         """The trace with parts."""
-        return cut(self.whole, self.first_chunk, self.chunk_count)
+        return cut(self.whole, self.first_chunk, self.chunk_count, self.most_chunks)
 
 
-def cut(trace: Trace, use_first_chunk: NDArray[np.uint32], use_chunk_count: NDArray[np.uint32]) -> Trace:
+def cut(
+    trace: Trace,
+    use_first_chunk: NDArray[np.uint32],
+    use_chunk_count: NDArray[np.uint32],
+    most_chunks: int | None = None,
+) -> Trace:
     """The trace with every variable that is used in ranges as its parts; `trace` itself where there is none.
 
     Args:
         trace: of whole variables, as recorded, with `chunk_bytes`.
         use_first_chunk: [uses of the trace]; what reaches beyond the variable's end is left out.
         use_chunk_count: [uses]; 0 and all chunks, or more than there are, is the whole variable.
+        most_chunks: that the device holds. A larger variable that no function uses was used in host memory; it has no
+            part, and counts as one that is in parts.
     """
     first, count = use_first_chunk.astype(np.int64), use_chunk_count.astype(np.int64)
     if len(first) != len(trace.use_variables) or len(count) != len(first):
@@ -55,7 +64,12 @@ def cut(trace: Trace, use_first_chunk: NDArray[np.uint32], use_chunk_count: NDAr
         raise ValueError("only a trace of whole variables, with the size of a chunk, can be cut into parts")
     chunks = -(-trace.variable_bytes // trace.chunk_bytes)
     ranged = np.flatnonzero((first > 0) | (count < chunks[trace.use_variables]))
-    return trace if len(ranged) == 0 else _Cut(trace, chunks, first, count, ranged).trace()
+    cut_up = trace.use_variables[ranged]
+    if most_chunks is not None and (chunks > most_chunks).any():
+        absent = chunks > most_chunks
+        absent[trace.use_variables] = False
+        cut_up = np.concatenate([cut_up, np.flatnonzero(absent)])
+    return trace if len(cut_up) == 0 else _Cut(trace, chunks, first, count, cut_up).trace()
 
 
 def recorded_plan(plan: Plan, trace: Trace) -> Plan:
@@ -134,14 +148,14 @@ class _Cut:
         chunks: NDArray[np.int64],
         first: NDArray[np.int64],
         count: NDArray[np.int64],
-        ranged: NDArray[np.int64],
+        cut_up: NDArray[Any],
     ) -> None:
         self.source, self.chunks = trace, chunks
         owner = trace.use_variables.astype(np.int64)
         self.first = np.minimum(first, chunks[owner])
         self.end = np.minimum(first + count, chunks[owner])
         self.root = roots(trace.previous)
-        self.is_cut = np.isin(self.root, self.root[owner[ranged]])  # [V]
+        self.is_cut = np.isin(self.root, self.root[cut_up])  # [V]
         self.rows = np.flatnonzero(self.is_cut[owner])  # uses of those
         self.members = np.flatnonzero(self.is_cut).tolist()
         self.classes = self._classes()

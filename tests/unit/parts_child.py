@@ -1,6 +1,6 @@
 """Programs whose variables are larger than the budget and used in ranges, on the emulated device; prints JSON.
 
-    python parts_child.py weights|activations POLICY
+    python parts_child.py weights|activations|host POLICY
 
 A function reads and writes real bytes through the addresses, as a kernel would. `test_parts_executed.py` looks at what
 the core moved, and when.
@@ -116,9 +116,29 @@ class Activations(Program):
         return np.arange(start, start + PART // 4, dtype=np.uint64).astype(np.uint32)
 
 
+class OnHost(Weights):
+    """The same, and a result of several times the budget that only functions on host memory use."""
+
+    def iteration(self) -> None:
+        super().iteration()
+        self.core.function_begin_host(self.names["sum"], [(self.weights[0], READ)])
+        made = self.core.malloc_absent(WEIGHT)
+        self.core.function_end()
+        self.core.function_begin_host(self.names["sum"], [(self.weights[0], READ), (made, WRITE)])
+        view(made, WEIGHT)[:] = view(self.weights[0], WEIGHT)
+        self.core.function_end()
+        self.core.function_begin_host(self.names["sum"], [(made, READ)])
+        self.same(view(made, WEIGHT), self.expected[0])
+        self.core.function_end()
+        self.core.free(made)
+
+
+KINDS = {"weights": Weights, "activations": Activations, "host": OnHost}
+
+
 def main() -> None:
     kind, policy = sys.argv[1], sys.argv[2]
-    program = Weights(policy) if kind == "weights" else Activations(policy)
+    program = KINDS[kind](policy)
     core, daemon = program.core, program.daemon
     daemon.boundary()
     before: dict[str, Any] = {}
@@ -140,6 +160,8 @@ def main() -> None:
         "overruns": after["budget_overrun_count"],
         "divergences": after["divergence_count"],
         "ins": len(plan.ins) if plan else 0,
+        "unplannable": daemon.unplannable_sequences,
+        "host_functions": after["host_backed_function_count"],
         "late_ins": sum(move.before_function <= move.after_function + 1 for move in plan.ins) if plan else 0,
         "variables": ended.variables,
         "parts": daemon.trace(ended).variables,

@@ -197,6 +197,23 @@ def test_two_ranges_of_a_function_over_one_chunk_are_one_use() -> None:
     assert found.use_variables.tolist() == [0, 1, 2] and found.use_flags.tolist() == [1, 3, 2]
 
 
+def test_what_is_larger_than_the_device_and_used_by_no_function_is_no_variable() -> None:
+    """It was used in host memory. Were it a variable, the function that allocates it would need more than there is."""
+    b = Builder()
+    weight = b.entry(20 * CHUNK)
+    (small, large) = b.call("make", [], [3 * CHUNK, 12 * CHUNK])
+    b.call("use", [small])
+    b.free(small, large)
+    trace = b.trace(chunk_bytes=CHUNK)
+    case = with_uses(trace, [[(small, 2, 0, 3)], [(small, 1, 0, 3)]])
+    assert Problem.from_trace(cut_of(case), 0).min_budget_bytes == 15 * CHUNK
+    found = cut(case.trace, case.first, case.count, most_chunks=11)
+    assert [found.label(v) for v in range(found.variables)] == ["variable 1"]
+    assert found.dormant_bytes == 20 * CHUNK and weight == 0
+    assert Problem.from_trace(found, 0).min_budget_bytes == 3 * CHUNK
+    assert cut(case.trace, case.first, case.count, most_chunks=20) is case.trace
+
+
 def test_places_go_with_the_parts() -> None:
     case = layers_in_parts(layers=1, parts=2)
     trace = Trace(**{**vars(case.trace), "places": ("a.py:1",), "variable_place": [-1, 0, -1]})

@@ -53,6 +53,13 @@ def test_results_in_parts_leave_and_come_back(policy: str) -> None:
     assert least <= found["swap_in_bytes"] <= most
 
 
+def test_an_iteration_with_functions_on_host_memory_is_planned() -> None:
+    found = run("host", "auto")
+    assert found["host_functions"] == 3 * 8 and found["unplannable"] == 0
+    assert found["followed"] and found["ins"] >= LAYERS * PARTS * 0.8
+    assert found["demand_swap_in_count"] <= WATCHED * (found["late_ins"] + 1)
+
+
 def test_in_demand_mode_functions_ask_for_their_parts() -> None:
     """What the tests above measure is there without a plan."""
     found = run("weights", "none")
