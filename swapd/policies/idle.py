@@ -40,8 +40,8 @@ WORK = 30_000  # functions and intervals gone through in all, about: what a seco
 CLOSE = 1.01  # times the bound: near enough not to look further
 
 
-def idle(problem: Problem) -> Plan:
-    """Plan by longest idle time.
+def idle(problem: Problem, work: int = WORK) -> Plan:
+    """Plan by longest idle time; `work` is how many functions and intervals are gone through, about.
 
     Raises:
         InfeasibleError: a function alone needs more than the capacity.
@@ -51,7 +51,7 @@ def idle(problem: Problem) -> Plan:
         return Plan(policy="idle")
     goal = CLOSE * quick_lower_bound(problem)
     intervals = find_intervals(problem)
-    attempts = max(1, WORK // (problem.functions + len(intervals)))
+    attempts = max(1, work // (problem.functions + len(intervals)))
     tried = []
     for way in WAYS[: max(attempts - ROUNDS, min(attempts, 3))]:
         tried.append((*_attempt(problem, problem, intervals, way), way))

@@ -15,15 +15,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from swapd.parts import RangedTrace
-from swapd.policies import make_plan
+from swapd.policies import get
+from swapd.policies.idle import WORK, idle
 from swapd.problem import InfeasibleError, Problem
+from swapd.simulator import simulate_once
 from swapd.splitting.groups import Group
 from swapd.splitting.resizing import Divisible, divisible, resized
 
 DIVISORS = (2, 3, 4, 6, 8)  # of the bytes that are free; the first is the rule
 _TOLERANCE = 1.02  # of limits this close the largest is taken: what is not modelled makes small parts dearer
-_QUICK_FUNCTIONS = 150  # of longer iterations only the policy `idle` is asked: half a millisecond a function
-_MOST_FUNCTIONS = 1800  # of all rewritten iterations together: about a second of planning
+_QUICK_FUNCTIONS = 100  # longer iterations are planned by `idle` in little work, as there are several
+_QUICK_WORK = WORK // 15
+_MOST_FUNCTIONS = 1800  # of all rewritten iterations together: planning them takes about a second
 
 
 @dataclass(frozen=True)
@@ -73,8 +76,8 @@ def choose_part_bytes(
             break
         problem = Problem.from_trace(resized(source, wanted).cut(), budget_bytes)
         with suppress(InfeasibleError):
-            seconds = make_plan(problem, "idle" if functions > _QUICK_FUNCTIONS else policy).predicted_seconds
-            predicted.append((limit, seconds or 0.0))
+            plan = idle(problem, _QUICK_WORK) if functions > _QUICK_FUNCTIONS else get(policy)(problem, None)
+            predicted.append((limit, simulate_once(problem, plan).seconds))
     if len(predicted) < 2:
         return None
     fastest = min(seconds for _, seconds in predicted)
