@@ -86,7 +86,7 @@ def test_parts_run_as_planned(tmp_path: Path, policy: str, training: bool) -> No
     assert found["different"] == []
     assert found["stats"]["device_peak_bytes"] <= budget and found["stats"]["budget_overrun_count"] == 0
     # The next part comes in while this one runs; only where the plan itself says so late does a function ask for it.
-    assert found["planned_ins"] >= 47 and found["late_ins"] <= 1
+    assert found["planned_ins"] >= 47 and found["late_ins"] <= 4
     assert found["demand_ins_of_the_last"] <= found["late_ins"]
 
 
