@@ -61,7 +61,10 @@ def child(code: str, *arguments: object) -> "subprocess.Popen[str]":
 
 
 def output(process: "subprocess.Popen[str]") -> str:
-    out, err = process.communicate(timeout=120)
+    try:
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert process.returncode == 0, err
     return out
 
@@ -223,8 +226,7 @@ def test_threads_share_a_store(path: Path) -> None:
 
 
 FORKING = """
-import faulthandler, os, sys, threading
-faulthandler.dump_traceback_later(60, exit=True)  # of the parent
+import os, signal, sys, threading
 from swapd.splitting.store import Key, Store, Verdict
 store = Store(sys.argv[1])
 verdict = Verdict("rows", 2, True, 0.0, 0.0)
@@ -236,7 +238,7 @@ while store._lock.acquire(blocking=False):
     store._lock.release()
 child = os.fork()
 if child == 0:
-    faulthandler.dump_traceback_later(30, exit=True)
+    signal.alarm(30)
     store.put_verdict(Key("d", "l", "child", ""), verdict)
     os._exit(0 if store.verdict(Key("d", "l", "before", "")) == verdict else 1)
 free.set()
