@@ -1,0 +1,219 @@
+"""Measured costs: workspaces to the byte, nothing measured twice, and what is left out is left out by rule."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from processes import EMULATED, run, write_script
+
+from integrations.pytorch.splitting import measure
+from integrations.pytorch.splitting.kernels import BACKWARD_FILTER, FORWARD, Convolution, Kernel
+from integrations.pytorch.splitting.measure import (
+    Effort,
+    MeasureError,
+    Measurer,
+    Noise,
+    convolution_of,
+    measured_sizes,
+    timed,
+)
+from swapd.splitting.configurations import MicroConfiguration
+from swapd.splitting.reuse import fastest_division
+from swapd.splitting.store import Store
+
+SMALL = Convolution(2, 3, (6, 6), (3, 3), padding=(1, 1))
+LARGE = Convolution(16, 16, (32, 32), (3, 3), padding=(1, 1))
+
+# --- on the emulated device ------------------------------------------------------------------------------------------
+
+PROGRAM = """
+import json, sys
+import torch
+import integrations.pytorch as ooc
+from integrations.pytorch.splitting import measure
+from integrations.pytorch.splitting.kernels import BACKWARD_FILTER, FORWARD, Convolution, Kernel
+from integrations.pytorch.splitting.measure import Effort, Measurer, workspace_bytes
+from swapd.splitting.store import Store
+
+core = ooc._session.core
+
+measure.HOPELESS = float("inf")  # no speed decides what is measured here
+
+def exactly():
+    result = torch.empty(70_000, dtype=torch.uint8)
+    a = torch.empty(300_000, dtype=torch.uint8)
+    b = torch.empty(1000, dtype=torch.uint8)  # a small one
+    del a
+    c = torch.empty(200_000, dtype=torch.uint8)
+    return result
+
+known = torch.empty(500_000)
+kernels = [Kernel(Convolution(16, 16, (32, 32), (3, 3), padding=(1, 1)), kind) for kind in (FORWARD, BACKWARD_FILTER)]
+found = []
+for _run in range(2):
+    with Store(sys.argv[1]) as store:
+        measurer = Measurer(core, store, effort=Effort(2, 0.0, 2))
+        tables = [measurer.table(kernel, 4) for kernel in kernels]
+        found.append([[row.__dict__ for row in table.rows] for table in tables] + [measurer.measurements])
+with Store(sys.argv[1]) as store:
+    more = Measurer(core, store, effort=Effort(2, 0.0, 2))
+    more.table(kernels[0], 5)  # sizes 1 to 3 are known from the batch of 4
+    counts = core.stats()
+    print(json.dumps({"runs": found, "more": more.measurements, "exactly": workspace_bytes(core, exactly),
+                      "moved": counts["swap_out_bytes"] + counts["swap_in_bytes"]}))
+"""
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    folder = tmp_path_factory.mktemp("measured")
+    path = folder / "splitting.sqlite"
+    ended = run(
+        [write_script(folder, PROGRAM), path], {**EMULATED, "OOC_BUDGET": "256MiB", "OOC_POLICY": "demand"}
+    ).check()
+    return {**json.loads(ended.output), "path": path}
+
+
+def test_a_workspace_is_what_lived_at_once_beside_operands_and_result(measured: dict[str, object]) -> None:
+    assert measured["exactly"] == 300_000 + 1000
+
+
+def test_a_second_run_measures_nothing(measured: dict[str, object]) -> None:
+    first, second = measured["runs"]  # type: ignore[misc]
+    assert first[-1] == 2 * 4 * 3 and second[-1] == 0
+    assert first[:-1] == second[:-1]
+
+
+def test_another_batch_uses_the_sizes_that_are_known(measured: dict[str, object]) -> None:
+    assert measured["more"] == 3 * 2  # 4, now as a part, and 5 as the whole
+
+
+def test_nothing_moved_while_it_was_measured(measured: dict[str, object]) -> None:
+    assert measured["moved"] == 0
+
+
+def test_workspaces_are_those_of_the_algorithms(measured: dict[str, object]) -> None:
+    forward, backward_filter, _ = measured["runs"][0]  # type: ignore[index]
+    columns, image, filters = 4 * 16 * 9 * 32 * 32, 4 * 16 * 32 * 32, 4 * 16 * 16 * 9
+    by = {(row["algorithm"], row["batch"]): row["workspace_bytes"] for row in forward}
+    for size in (1, 2, 3, 4):
+        assert size * columns <= by["im2col", size] <= size * (columns + image)
+    spectra = 8 * 36 * 19 * (4 * 32 + 256)
+    assert by["fft", 4] >= spectra
+    assert by["onednn", 3] >= 3 * image  # a part has a result of its own beside the place where it belongs
+    assert by["onednn", 4] <= by["onednn", 3]
+    sums = {(row["algorithm"], row["batch"]): row["workspace_bytes"] for row in backward_filter}
+    assert sums["onednn", 2] >= filters  # what is added to the sum
+
+
+def test_what_is_known_can_be_looked_up_without_a_device(
+    measured: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The child had one thread; a process with another number looks for other measurements."""
+    path = measured["path"]
+    assert isinstance(path, Path)
+    monkeypatch.setattr(measure, "HOPELESS", float("inf"))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with Store(path) as store:
+            table = Measurer(None, store).table(Kernel(LARGE, FORWARD), 4)
+            assert len(table.rows) == 12
+            assert fastest_division(table, 1 << 30).batch == 4
+            with pytest.raises(MeasureError, match="6 samples"):
+                Measurer(None, store).table(Kernel(LARGE, FORWARD), 6, "undivided")
+    finally:
+        torch.set_num_threads(threads)
+
+
+# --- the rules, with costs that are made up --------------------------------------------------------------------------
+
+
+class Costs(Measurer):
+    """Answers instead of measuring, and writes down what it was asked."""
+
+    def __init__(self, store: Store, costs: dict[str, tuple[float, int]], **options: int) -> None:
+        super().__init__(None, store, **options)  # type: ignore[arg-type]
+        self.costs = costs
+        self.asked: list[tuple[str, int]] = []
+
+    def _measure(self, kernel, algorithm, size, whole):  # type: ignore[no-untyped-def]
+        self.asked.append((algorithm.name, size))
+        seconds, workspace = self.costs[algorithm.name]
+        name = algorithm.name + (measure.WHOLE if whole else "")
+        return MicroConfiguration(size, name, seconds * size, workspace * size, seconds * size / 10)
+
+
+COSTS = {"onednn": (1.0, 100), "im2col": (2.0, 1000), "fft": (4.0, 5000)}
+
+
+def test_the_hopeless_are_left_out_after_two_sizes() -> None:
+    costs = Costs(Store(None), COSTS)
+    costs.table(Kernel(SMALL, FORWARD), 5)
+    assert [size for name, size in costs.asked if name == "fft"] == [1, 2]
+    assert [size for name, size in costs.asked if name == "im2col"] == [1, 2, 3, 4, 5]
+    again = Costs(costs.store, COSTS)
+    again.table(Kernel(SMALL, FORWARD), 5)
+    assert again.asked == []
+
+
+def test_a_slow_one_that_takes_less_is_not_hopeless() -> None:
+    costs = Costs(Store(None), {**COSTS, "fft": (100.0, 99)})
+    costs.table(Kernel(SMALL, FORWARD), 4)
+    assert [size for name, size in costs.asked if name == "fft"] == [1, 2, 3, 4]
+
+
+def test_beyond_the_largest_workspace_nothing_is_measured() -> None:
+    costs = Costs(Store(None), COSTS, largest_bytes=5500)
+    costs.table(Kernel(SMALL, FORWARD), 8)
+    # im2col is estimated at 2592 bytes a sample. That of onednn grows beyond at none of these sizes.
+    assert [size for name, size in costs.asked if name == "im2col"] == [1, 2]
+    assert [size for name, size in costs.asked if name == "onednn"] == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_undivided_and_divided_are_different_measurements() -> None:
+    costs = Costs(Store(None), COSTS)
+    assert {row.algorithm for row in costs.table(Kernel(SMALL, FORWARD), 4).rows} == {"onednn", "im2col", "fft"}
+    table = costs.table(Kernel(SMALL, FORWARD), 8, "powerOfTwo")
+    assert ("onednn", 4) in costs.asked[-4:]  # known as a whole only
+    assert [row.batch for row in table.rows if row.algorithm == "onednn"] == [1, 2, 4, 8]
+
+
+def test_other_kernels_are_other_measurements() -> None:
+    costs = Costs(Store(None), COSTS)
+    for kernel in (Kernel(SMALL, FORWARD), Kernel(SMALL, BACKWARD_FILTER), Kernel(LARGE, FORWARD)):
+        before = len(costs.asked)
+        costs.table(kernel, 1)
+        assert len(costs.asked) == before + 3
+
+
+@pytest.mark.parametrize("batch", [1, 7, 32, 33, 100, 256])
+def test_sizes_of_all_are_capped(batch: int) -> None:
+    sizes = measured_sizes("all", batch, most=32)
+    assert sizes == tuple(sorted(set(sizes))) and sizes[0] == 1 and sizes[-1] == batch
+    assert len(sizes) == min(batch, 32)
+    assert set(measured_sizes("powerOfTwo", batch)) <= set(sizes)
+
+
+def test_noise_is_relative_to_the_median() -> None:
+    noise = Noise()
+    assert noise.figures() == {"measurements": 0, "median": 0.0, "ninth_decile": 0.0}
+    for spread in (0.1, 0.2, 0.6):
+        noise.add(MicroConfiguration(1, "a", 2.0, 0, spread))
+    assert noise.figures()["median"] == pytest.approx(0.1)
+
+
+def test_repetitions_end() -> None:
+    calls: list[int] = []
+    timed(lambda: calls.append(1), Effort(least=3, seconds=1e9, most=5))
+    assert len(calls) == 5
+    timed(lambda: calls.append(1), Effort(least=2, seconds=0.0, most=5))
+    assert len(calls) == 7
+
+
+def test_a_call_of_convolution_as_a_shape() -> None:
+    found = convolution_of((8, 2, 6, 6), (3, 2, 3, 3), (1, 1), (1,), (1, 1), 1)
+    assert found == SMALL
+    with pytest.raises(ValueError, match="of images"):
+        convolution_of((8, 2, 6), (3, 2, 3), (1,), (0,), (1,), 1)
