@@ -167,3 +167,24 @@ def test_the_cost_of_a_configuration():
     forwards, backwards = Configuration(parts), Configuration(parts[::-1])
     assert (forwards.batch, forwards.workspace_bytes) == (6, 9)
     assert forwards.seconds == backwards.seconds == pytest.approx(0.6)
+
+
+# --- noise -----------------------------------------------------------------------------------------------------------
+
+
+def noisy(part: float, spread: float) -> KernelTable:
+    rows = (MicroConfiguration(4, "a", 1.0, 100), MicroConfiguration(2, "b", part, 10, spread))
+    return KernelTable("kernel", 4, rows)
+
+
+@pytest.mark.parametrize(("part", "spread", "noise", "divided"), [
+    (0.48, 0.01, 0.0, True), (0.48, 0.03, 0.0, False), (0.48, 0.0, 0.02, True), (0.48, 0.0, 0.05, False),
+    (0.48, 0.03, 0.01, False),
+])  # fmt: skip
+def test_a_gain_within_the_noise_is_none(part: float, spread: float, noise: float, divided: bool) -> None:
+    table = noisy(part, spread)
+    assert len(fastest_division(table, 100).parts) == 2
+    chosen = fastest_division(table.cautious(noise), 100)
+    assert len(chosen.parts) == (2 if divided else 1)
+    assert table.measured(chosen).seconds == pytest.approx(2 * part if divided else 1.0)
+    assert len(fastest_division(table.cautious(noise), 50).parts) == 2  # where only a division fits, it is taken

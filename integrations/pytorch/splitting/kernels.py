@@ -95,13 +95,16 @@ class Kernel:
     convolution: Convolution
     kind: str
 
-    def operands(self, batch: int, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        """Random ones of `batch` samples: (x, w), (gradient of y, w) or (gradient of y, x)."""
+    def shapes(self, batch: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Of the operands for `batch` samples: (x, w), (gradient of y, w) or (gradient of y, x)."""
         c = self.convolution
         x, y = (batch, c.inputs, *c.size), (batch, c.outputs, *c.result_size)
         w = (c.outputs, c.inputs // c.groups, *c.filter)
-        shapes = {FORWARD: (x, w), BACKWARD_DATA: (y, w), BACKWARD_FILTER: (y, x)}[self.kind]
-        first, second = (torch.randn(shape, generator=generator) for shape in shapes)
+        return {FORWARD: (x, w), BACKWARD_DATA: (y, w), BACKWARD_FILTER: (y, x)}[self.kind]
+
+    def operands(self, batch: int, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+        """Random ones of `batch` samples."""
+        first, second = (torch.randn(shape, generator=generator) for shape in self.shapes(batch))
         return first, second
 
     def result_shape(self, batch: int) -> tuple[int, ...]:

@@ -1,0 +1,235 @@
+"""Measures convolutions, divides them under limits of workspace, and runs the divisions beside the undivided ones.
+
+python -m benchmarks.splitting.measured [--quick] [--networks NAME ...] [--rounds N] [--tables] [--output FOLDER]
+
+Everything of a network happens in one process, which has its memory from the emulated device with room to spare. Each
+kernel is one of BackwardFilter, BackwardData and Forward of a layer. WR gives each kernel a limit of its own, WD gives
+all of them together as much as that times their number, as in micro-cuDNN (section IV-B2).
+
+A division is only kept where it is faster than the whole kernel when both run in turns. Then whole passes over all
+kernels are timed, one plan after the other, round by round, so that each round has every plan and the undivided ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import integrations.pytorch as ooc
+from benchmarks import machine, results
+from benchmarks.runs import ROOT
+from benchmarks.splitting import convolutions, plans, tables
+from benchmarks.splitting.plans import MIB, Plan
+from integrations.pytorch.splitting.kernels import CPU, KINDS, Convolution, Kernel, run
+from integrations.pytorch.splitting.measure import Effort, Measurer, measured_sizes
+from ooc_alloc import Core
+from swapd.splitting.configurations import Configuration
+from swapd.splitting.store import Store
+
+NAME = "measured"
+# Batches so small that all of it takes some minutes on two cores; a policy `all` measures every size up to them.
+NETWORKS: dict[str, tuple[Callable[[], list[Convolution]], int, int]] = {  # layers, batch, rounds
+    "AlexNet": (convolutions.alexnet, 8, 7),
+    "ResNet-18": (convolutions.resnet18, 4, 7),
+    "ResNet-50": (convolutions.resnet50, 4, 5),
+    "DenseNet-40": (convolutions.densenet40, 8, 7),
+    "DeepBench": (convolutions.deepbench, 2, 3),
+}
+LIMITS_MIB = (8, 64, 512)
+TURNS = 5
+BUDGET = "6GiB"
+
+
+class Operands:
+    """Views of two buffers, as large as the largest kernel needs: values do not change how long it takes."""
+
+    def __init__(self, kernels: list[Kernel], batch: int) -> None:
+        shapes = [kernel.shapes(batch) for kernel in set(kernels)]
+        generator = torch.Generator().manual_seed(1)
+        sizes = [max(math.prod(both[i]) for both in shapes) for i in (0, 1)]
+        self.buffers = [torch.randn(size, generator=generator) for size in sizes]
+
+    def of(self, kernel: Kernel, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
+        pairs = zip(self.buffers, kernel.shapes(batch))
+        first, second = (buffer[: math.prod(shape)].view(shape) for buffer, shape in pairs)
+        return first, second
+
+
+def execute(kernel: Kernel, operands: tuple[torch.Tensor, torch.Tensor], chosen: Configuration) -> torch.Tensor:
+    return run(kernel, operands, [(part.batch, CPU[part.algorithm]) for part in chosen.parts])
+
+
+def confirm(operands: Operands, kernel: Kernel, batch: int, divided: Configuration, whole: Configuration) -> bool:
+    """Whether a division is faster than the whole kernel, both in turns."""
+    given = operands.of(kernel, batch)
+    seconds: dict[Configuration, list[float]] = {divided: [], whole: []}
+    for turn in range(TURNS + 1):
+        for chosen in (divided, whole):
+            began = time.perf_counter()
+            execute(kernel, given, chosen)
+            if turn:  # the first is the warm-up
+                seconds[chosen].append(time.perf_counter() - began)
+    return statistics.median(seconds[divided]) < statistics.median(seconds[whole])
+
+
+def executed_workspace(core: Core, operands: Operands, kernel: Kernel, batch: int, chosen: Configuration) -> int:
+    """Bytes that lived at once in a run of a configuration, beyond operands and result."""
+    given = operands.of(kernel, batch)
+    core.boundary()
+    before = int(core.stats()["live_bytes"])
+    result = execute(kernel, given, chosen)
+    return max(core.boundary().live_peak_bytes - before - result.nbytes, 0)
+
+
+def timed_pass(operands: Operands, kernels: list[Kernel], batch: int, plan: Plan) -> float:
+    """Seconds of all kernels, one after the other."""
+    given = [operands.of(kernel, batch) for kernel in kernels]
+    began = time.perf_counter()
+    for kernel, views, chosen in zip(kernels, given, plan.configurations):
+        execute(kernel, views, chosen)
+    return time.perf_counter() - began
+
+
+def measure_network(
+    core: Core, name: str, layers: list[Convolution], batch: int, rounds: int, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """The record of one network."""
+    began = time.monotonic()
+    kernels = [Kernel(layer, kind) for layer in layers for kind in KINDS]
+    with tempfile.TemporaryDirectory() as folder, Store(Path(folder) / "splitting.sqlite") as store:
+        measurer = Measurer(core, store, largest_bytes=LIMITS_MIB[-1] * MIB, effort=Effort(3, 0.05, 9))
+        known = {kernel: measurer.table(kernel, batch) for kernel in dict.fromkeys(kernels)}
+        again = Measurer(core, store, largest_bytes=LIMITS_MIB[-1] * MIB)
+        for kernel in known:
+            again.table(kernel, batch)
+    say(
+        f"{name}: {measurer.measurements} measurements in {time.monotonic() - began:.0f} s; again: {again.measurements}"
+    )
+    noise = measurer.noise.figures()
+    operands = Operands(kernels, batch)
+    confirmed: dict[tuple[Kernel, Configuration, Configuration], bool] = {}
+
+    def is_faster(kernel: Kernel, divided: Configuration, whole: Configuration) -> bool:
+        key = (kernel, divided, whole)
+        if key not in confirmed:
+            confirmed[key] = confirm(operands, kernel, batch, divided, whole)
+        return confirmed[key]
+
+    made = plans.make_plans(
+        [known[kernel] for kernel in kernels], kernels, LIMITS_MIB, float(noise["median"]), is_faster
+    )
+    different = list(dict.fromkeys(plan.configurations for plan in made))
+    say(f"{name}: {len(made)} plans, {len(different)} of them different; {sum(confirmed.values())} divisions confirmed "
+        f"of {len(confirmed)}")  # fmt: skip
+    workspaces = {
+        pair: executed_workspace(core, operands, pair[0], batch, pair[1])
+        for pair in dict.fromkeys(pair for chosen in different for pair in zip(kernels, chosen))
+    }
+    by_plan = {chosen: next(plan for plan in made if plan.configurations == chosen) for chosen in different}
+    seconds: dict[tuple[Configuration, ...], list[float]] = {chosen: [] for chosen in different}
+    timed_pass(operands, kernels, batch, made[0])
+    for turn in range(rounds):
+        turned = different[turn % len(different) :] + different[: turn % len(different)]
+        for chosen in turned:
+            seconds[chosen].append(timed_pass(operands, kernels, batch, by_plan[chosen]))
+    say(f"{name}: done after {time.monotonic() - began:.0f} s")
+    return {
+        "network": name,
+        "batch": batch,
+        "layers": len(layers),
+        "kernels": len(kernels),
+        "different_kernels": len(known),
+        "sizes": measured_sizes("all", batch),
+        "threads": torch.get_num_threads(),
+        "noise": noise,
+        "measurements": measurer.measurements,
+        "measurements_of_a_second_run": again.measurements,
+        "confirmed": sum(confirmed.values()),
+        "not_confirmed": len(confirmed) - sum(confirmed.values()),
+        "costs": {str(table.name): [dataclasses.astuple(row) for row in table.rows] for table in known.values()},
+        "plans": [_plan_record(plan, kernels, workspaces, different) for plan in made],
+        "executed_seconds": list(seconds.values()),
+        "stolen_seconds": machine.stolen_seconds(),
+        "seconds_in_all": time.monotonic() - began,
+        "machine": machine.describe(),
+    }
+
+
+def _plan_record(
+    plan: Plan, kernels: list[Kernel], workspaces: dict[Any, int], different: list[tuple[Configuration, ...]]
+) -> dict[str, Any]:
+    executed = [workspaces[kernel, chosen] for kernel, chosen in zip(kernels, plan.configurations)]
+    return {
+        "mode": plan.mode,
+        "policy": plan.policy,
+        "limit_mib": plan.limit_mib,
+        "limit_bytes": plan.limit_bytes,
+        "over_limit": plan.over_limit,
+        "divided": sum(len(chosen.parts) > 1 for chosen in plan.configurations),
+        "proved_by": plan.proved_by,
+        "predicted_seconds": sum(chosen.seconds for chosen in plan.configurations),
+        "workspace_bytes": [chosen.workspace_bytes for chosen in plan.configurations],
+        "executed_workspace_bytes": executed,
+        "parts": [[(part.batch, part.algorithm) for part in chosen.parts] for chosen in plan.configurations],
+        "executed": different.index(plan.configurations),
+    }
+
+
+def quick_layers(layers: list[Convolution]) -> list[Convolution]:
+    """The two smallest: they show that it works."""
+    return sorted(layers, key=lambda layer: layer.operations)[:2]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.splitting.measured", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("--quick", action="store_true", help="two small layers of each: shows that it works")
+    parser.add_argument("--networks", nargs="+", choices=list(NETWORKS), default=list(NETWORKS))
+    parser.add_argument("--rounds", type=int, help="passes over each plan (default: 3 to 7, by network)")
+    parser.add_argument("--tables", action="store_true", help="measure nothing: tables and the picture of the raw data")
+    parser.add_argument("--output", type=Path, help="folder (default results/emulated/splitting; out/ with --quick)")
+    options = parser.parse_args(arguments)
+    kept = results.folder() / "splitting"
+    target = options.output or (ROOT / "out" / "splitting-measured" if options.quick else kept)
+
+    def say(text: str) -> None:
+        print(f"{time.strftime('%H:%M:%S')}  {text}", flush=True)
+
+    if not options.tables:
+        load = machine.load()[0]
+        if load > 0.5:
+            say(f"the load average is {load}: other work disturbs the figures")
+        ooc.enable(alloc="emulated", budget=BUDGET, policy="demand")
+        assert ooc._session is not None
+        for name in options.networks:
+            make, batch, rounds = NETWORKS[name]
+            layers = quick_layers(make()) if options.quick else make()
+            rounds = options.rounds or (1 if options.quick else rounds)
+            record = measure_network(
+                ooc._session.core, name, layers, min(batch, 3) if options.quick else batch, rounds, say
+            )
+            results.save(target, NAME, name, record)
+    records = results.load(target, NAME)
+    target.mkdir(parents=True, exist_ok=True)
+    (target / "measured.md").write_text(tables.text(records), encoding="utf-8")
+    print(tables.text(records))
+    try:
+        say(f"drawn: {tables.draw(records, target / 'measured.png')}")
+    except ImportError:
+        say("no picture: matplotlib is not installed (the extra `report`)")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,99 @@
+"""Plans of a network: a configuration for each kernel, by WR and WD, under each limit and policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from swapd.splitting.configurations import POLICIES, Configuration, KernelTable
+from swapd.splitting.division import divide_workspace, fronts_of
+from swapd.splitting.limits import LimitTooSmallError
+from swapd.splitting.pareto import pareto_front
+from swapd.splitting.reuse import fastest_division
+
+MIB = 1 << 20
+K = TypeVar("K")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What runs: one configuration for each kernel."""
+
+    mode: str  # "WR" or "WD"
+    policy: str
+    limit_mib: int  # of each kernel; WD has that times their number for all of them
+    limit_bytes: int
+    configurations: tuple[Configuration, ...]
+    over_limit: int  # kernels, undivided, of which nothing fits; their smallest algorithm is taken
+    proved_by: str | None
+
+
+def make_plans(
+    tables: Sequence[KernelTable],
+    kernels: Sequence[K],
+    limits_mib: Sequence[int],
+    noise: float,
+    is_faster: Callable[[K, Configuration, Configuration], bool],
+) -> list[Plan]:
+    """Every mode, limit and policy; of each mode and limit `undivided` comes first.
+
+    Args:
+        tables: what was measured, one for each kernel.
+        kernels: passed on to `is_faster`, which says whether a division is really faster than the whole kernel.
+        noise: relative; a division has to gain more than that (see `KernelTable.cautious`).
+    """
+    plans = []
+    for limit_mib in limits_mib:
+        for mode in ("WR", "WD"):
+            limit = limit_mib * MIB * (1 if mode == "WR" else len(tables))
+            whole = _plan(mode, "undivided", limit_mib, limit, tables, noise)
+            plans.append(whole)
+            for policy in POLICIES:
+                if policy != "undivided":
+                    plan = _plan(mode, policy, limit_mib, limit, tables, noise)
+                    plans.append(_confirmed(plan, whole, kernels, is_faster))
+    return sorted(plans, key=lambda plan: (plan.mode, plan.limit_mib, -POLICIES.index(plan.policy)))
+
+
+def _plan(mode: str, policy: str, limit_mib: int, limit: int, tables: Sequence[KernelTable], noise: float) -> Plan:
+    cautious = [table.cautious(noise) for table in tables]
+    if mode == "WR":
+        found = [_fastest(table, limit, policy) for table in cautious]
+        chosen, over, proved = [c for c, _ in found], sum(o for _, o in found), None
+    else:
+        chosen, over, proved = _divided(cautious, limit, policy)
+    measured = tuple(table.measured(configuration) for table, configuration in zip(tables, chosen))
+    return Plan(mode, policy, limit_mib, limit, measured, over, proved)
+
+
+def _fastest(table: KernelTable, limit: int, policy: str) -> tuple[Configuration, bool]:
+    try:
+        return fastest_division(table, limit, policy), False
+    except LimitTooSmallError as error:
+        return fastest_division(table, error.smallest_bytes, policy), True
+
+
+def _divided(tables: list[KernelTable], limit: int, policy: str) -> tuple[list[Configuration], int, str | None]:
+    named = [KernelTable(str(i), table.batch, table.rows) for i, table in enumerate(tables)]
+    try:
+        division = divide_workspace(fronts_of(named, limit, policy), limit)
+    except LimitTooSmallError:
+        smallest = [pareto_front(table, None, policy)[0] for table in tables]
+        return smallest, len(tables), None
+    return list(division.configurations.values()), 0, division.proved_by
+
+
+def _confirmed(
+    plan: Plan, whole: Plan, kernels: Sequence[K], is_faster: Callable[[K, Configuration, Configuration], bool]
+) -> Plan:
+    """With the whole kernel back wherever it takes no more workspace than there is, and its division is not faster."""
+    chosen = []
+    for kernel, divided, undivided in zip(kernels, plan.configurations, whole.configurations):
+        room = plan.limit_bytes if plan.mode == "WR" else divided.workspace_bytes
+        if len(divided.parts) > 1 and undivided.workspace_bytes <= room and not is_faster(kernel, divided, undivided):
+            divided = undivided
+        chosen.append(divided)
+    return Plan(
+        plan.mode, plan.policy, plan.limit_mib, plan.limit_bytes, tuple(chosen), plan.over_limit, plan.proved_by
+    )
