@@ -143,11 +143,15 @@ class Store:
     def verdicts(self, key: Key) -> list[Verdict]:
         """All verdicts on divisions of one function."""
         query = f"SELECT how, parts, identical, largest_difference, largest_relative FROM verdicts WHERE {_WHERE}"
+        return self._run(lambda c: _rows(c, f"{query} ORDER BY how, parts", key, _verdict))
 
-        def verdict(how: str, parts: int, identical: int, *differences: float) -> Verdict:
-            return Verdict(how, parts, bool(identical), *differences)
-
-        return self._run(lambda c: _rows(c, f"{query} ORDER BY how, parts", key, verdict))
+    def verdicts_of(self, key: Key) -> list[Verdict]:
+        """All verdicts on a call, also those of its results by themselves: keys whose shapes begin as these."""
+        query = (
+            "SELECT how, parts, identical, largest_difference, largest_relative FROM verdicts WHERE device = ?1 AND "
+            "library = ?2 AND operator = ?3 AND (shapes = ?4 OR substr(shapes, 1, length(?4) + 1) = ?4 || ' ')"
+        )
+        return self._run(lambda c: _rows(c, f"{query} ORDER BY shapes, how, parts", key, _verdict))
 
     def put_verdict(self, key: Key, verdict: Verdict) -> None:
         """Keep a verdict; one on the same division is replaced."""
@@ -295,6 +299,10 @@ def _number(connection: sqlite3.Connection, pragma: str) -> int:
 
 def _is_empty(connection: sqlite3.Connection) -> bool:
     return int(connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]) == 0
+
+
+def _verdict(how: str, parts: int, identical: int, *differences: float) -> Verdict:
+    return Verdict(how, parts, bool(identical), *differences)
 
 
 def _rows(connection: sqlite3.Connection, query: str, key: Key, kind: Callable[..., T]) -> list[T]:
