@@ -13,7 +13,7 @@ import click
 
 from swapd.cli.output import Failure
 
-_COMMANDS = ("run", "record", "plan", "simulate", "compare", "report", "top", "metrics", "probe", "doctor")
+_COMMANDS = ("run", "record", "plan", "simulate", "compare", "split", "report", "top", "metrics", "probe", "doctor")
 
 
 class _Group(click.Group):

@@ -24,7 +24,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from integrations.pytorch.fake import FakeError, _give_data, _named, find
+from integrations.pytorch.fake import FakeError, _give_data, find
 from integrations.pytorch.fake_mode import _Operator, _tensors
 from integrations.pytorch.like_cuda import replaced
 from integrations.pytorch.splitting.context import Call
@@ -97,7 +97,7 @@ class LayerRun(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _weights() -> Iterator[Tensor]:
     """Parameters and buffers of every module that there is."""
-    for module in [entry for entry in gc.get_objects() if isinstance(entry, torch.nn.Module)]:
+    for module in [entry for entry in gc.get_objects() if issubclass(type(entry), torch.nn.Module)]:
         yield from module.parameters(recurse=False)
         yield from module.buffers(recurse=False)
 
@@ -191,8 +191,7 @@ def main(text: str) -> int:
         make = find(wanted["program"])
         arguments = dict(wanted["arguments"])
         if ":" not in wanted["program"]:
-            _named(wanted["program"])
-            arguments.setdefault("mode", "inference")
+            arguments.setdefault("mode", "inference")  # models with names know it
         try:
             run = layers_of(make, wanted["batch"], **arguments)
         except (TypeError, ValueError) as error:
