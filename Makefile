@@ -36,7 +36,7 @@ editable := $(pip) install --quiet --config-settings=wheel.cmake=false --editabl
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .PHONY: help venv native demo test lint unit-test native-test asan tsan test-programs test-strict test-gpu \
-  check-cuda-build bench bench-gpu monitoring-tools dashboards dashboard-pictures wheel clean
+  check-cuda-build bench bench-splitting bench-gpu monitoring-tools dashboards dashboard-pictures wheel clean
 .DELETE_ON_ERROR:
 
 help: ## show this list
@@ -139,6 +139,9 @@ check-cuda-build: $(CUDA_VENV)/.installed native ## compile the part for CUDA ag
 
 bench: venv native ## measure: cost per operator, step times beside the bound, fragmentation by chunk size
 	$(python) -m benchmarks
+
+bench-splitting: venv native ## measure convolutions in parts beside undivided ones
+	$(python) -m benchmarks.splitting.measured
 
 bench-gpu: ## measure on a GPU, 10 minutes at most: beside the bound and other ways to train with less memory
 	@if $(gpu_there); then $(MAKE) gpu-bench; \
