@@ -210,7 +210,7 @@ def main(arguments: list[str] | None = None) -> int:
         load = machine.load()[0]
         if load > 0.5:
             say(f"the load average is {load}: other work disturbs the figures")
-        ooc.enable(alloc="emulated", budget=BUDGET, policy="demand")
+        ooc.enable(alloc="emulated", budget=BUDGET, policy="demand", split="off")
         assert ooc._session is not None
         for name in options.networks:
             make, batch, rounds = NETWORKS[name]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import ROOT, write_script
+from processes import ROOT, run_source, write_script
 
 SCRIPT = """
 import torch
@@ -131,6 +131,22 @@ def test_verdicts_are_found(script: Path, tmp_path: Path, identical: int, words:
         check=True, env=environment, timeout=100,
     )  # fmt: skip
     assert facts(*arguments, store=path)["layers"][-1]["exactness"].startswith(words)
+
+
+def test_what_a_run_verified_is_found(script: Path, tmp_path: Path) -> None:
+    """The run's shapes, device and libraries are those that the command looks for."""
+    program = f"""
+        import sys
+        sys.path.insert(0, {str(script.parent)!r})
+        import small
+        small.make(2, size=128)()
+    """
+    path = tmp_path / "store.sqlite"
+    done = run_source(tmp_path, program, OOC_BUDGET="4MiB", OOC_SPLIT="exact", OOC_SPLIT_STORE=str(path)).check()
+    verified = [layer for layer in done.figures["split_layers"] if layer["operator"] == "aten::addmm"]
+    found = facts("--budget", "4MiB", "--batch", 2, f"{script}:make", "size=128", store=path)["layers"][-1]
+    assert [layer["shapes"] for layer in verified] == [found["shapes"]]
+    assert found["exactness"] == f"exact ({verified[0]['how']}, {verified[0]['parts']} parts)"
 
 
 def test_training_plans_the_three_kernels_of_a_convolution(script: Path, tmp_path: Path) -> None:

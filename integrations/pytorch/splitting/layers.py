@@ -200,7 +200,7 @@ def main(text: str) -> int:
         if wanted["measure"]:
             import integrations.pytorch as ooc
 
-            ooc.enable(alloc="emulated", budget=wanted["measure_bytes"], policy="demand")
+            ooc.enable(alloc="emulated", budget=wanted["measure_bytes"], policy="demand", split="off")
             assert ooc._session is not None
             core = ooc._session.core
         with Store(path) as store:
