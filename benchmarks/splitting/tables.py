@@ -96,11 +96,13 @@ def draw(records: list[dict[str, Any]], path: Path) -> Path:
             axes.errorbar(at, middle, [[middle - min(found)], [max(found) - middle]], fmt="o", color=color, capsize=3)
         axes.axhline(1, color="black", linewidth=1)
         axes.set_xticks(range(len(shown)), [f"{p['mode']} {p['limit_mib']}" for p in shown], rotation=90)
-        axes.set_title(f"{record['network']}, batch {record['batch']}")
+        low, high = axes.get_ylim()
+        axes.set_ylim(min(low, 0.95), max(high, 1.05))  # otherwise noise would look large where there is little else
+        axes.set_title(f"{record['network']}, batch {record['batch']}", fontsize=9)
     panels[0][0].set_ylabel("time / undivided (bars: all rounds)")
     handles = [plt.Line2D([], [], marker="o", linestyle="", color=c) for c in ("tab:orange", "tab:blue")]
-    figure.legend(handles, ["powerOfTwo", "all"], loc="lower right")
-    figure.tight_layout()
+    figure.legend(handles, ["powerOfTwo", "all"], loc="upper left", fontsize=7)
+    figure.tight_layout(rect=(0, 0, 1, 0.92))
     figure.savefig(path, dpi=110)
     plt.close(figure)
     return path

@@ -42,7 +42,8 @@ def draw(plan: NetworkPlan, model: str, path: Path) -> None:
     above.set_xticks(range(len(shown)), [layer.layer.layer.name for layer in shown], rotation=90, size=6)
     above.set_ylabel("MiB at once (pale: workspace); numbers: parts")
     above.set_title(f"{model} under {plan.budget_bytes / MIB:.4g} MiB")
-    above.legend([Rectangle((0, 0), 1, 1, color=color) for color in _COLORS.values()], list(_COLORS), fontsize=7)
+    boxes = [Rectangle((0, 0), 1, 1, color=color) for color in _COLORS.values()]
+    above.legend(boxes, list(_COLORS), fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     if plan.front:
         below = panels[1][0]
         below.step([size / MIB for size, _ in plan.front], [1e3 * s for _, s in plan.front], "o-", where="post")

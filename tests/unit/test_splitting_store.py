@@ -119,6 +119,14 @@ def test_of_several_verdicts_the_identical_one_then_the_nearest(path: Path) -> N
         ]
 
 
+def test_verdicts_on_a_call_and_on_its_results_by_themselves() -> None:
+    with Store(None) as store:
+        for number, shapes in enumerate(("f32[2]", "f32[2] gradient", "f32[2], 1", "f32[2]/1x2", "f32[22]"), 1):
+            store.put_verdict(Key("d", "l", "o", shapes), Verdict("rows", number, True, 0.0, 0.0))
+        store.put_verdict(Key("d", "l", "other", "f32[2]"), IDENTICAL)
+        assert [verdict.parts for verdict in store.verdicts_of(Key("d", "l", "o", "f32[2]"))] == [1, 2]
+
+
 @pytest.mark.parametrize("difference", [math.nan, -1.0])
 def test_no_difference_is_refused(difference: float) -> None:
     with pytest.raises(ValueError, match="is no difference"):
