@@ -31,7 +31,7 @@ from benchmarks.runs import ROOT
 from benchmarks.splitting import convolutions, plans, tables
 from benchmarks.splitting.plans import MIB, Plan
 from integrations.pytorch.splitting.kernels import CPU, KINDS, Convolution, Kernel, run
-from integrations.pytorch.splitting.measure import Effort, Measurer, measured_sizes
+from integrations.pytorch.splitting.measure import Effort, Measurer, live_during, measured_sizes
 from ooc_alloc import Core
 from swapd.splitting.configurations import Configuration
 from swapd.splitting.store import Store
@@ -85,10 +85,7 @@ def confirm(operands: Operands, kernel: Kernel, batch: int, divided: Configurati
 def executed_workspace(core: Core, operands: Operands, kernel: Kernel, batch: int, chosen: Configuration) -> int:
     """Bytes that lived at once in a run of a configuration, beyond operands and result."""
     given = operands.of(kernel, batch)
-    core.boundary()
-    before = int(core.stats()["live_bytes"])
-    result = execute(kernel, given, chosen)
-    return max(core.boundary().live_peak_bytes - before - result.nbytes, 0)
+    return live_during(core, lambda: execute(kernel, given, chosen))
 
 
 def timed_pass(operands: Operands, kernels: list[Kernel], batch: int, plan: Plan) -> float:

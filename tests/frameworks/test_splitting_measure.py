@@ -33,7 +33,7 @@ import torch
 import integrations.pytorch as ooc
 from integrations.pytorch.splitting import measure
 from integrations.pytorch.splitting.kernels import BACKWARD_FILTER, FORWARD, Convolution, Kernel
-from integrations.pytorch.splitting.measure import Effort, Measurer, workspace_bytes
+from integrations.pytorch.splitting.measure import Effort, Measurer, live_during, workspace_bytes
 from swapd.splitting.store import Store
 
 core = ooc._session.core
@@ -48,7 +48,10 @@ def exactly():
     c = torch.empty(200_000, dtype=torch.uint8)
     return result
 
-known = torch.empty(500_000)
+def after_another():
+    live_during(core, lambda: torch.zeros(900_000, dtype=torch.uint8))
+    return live_during(core, lambda: torch.zeros(100_000, dtype=torch.uint8))
+
 kernels = [Kernel(Convolution(16, 16, (32, 32), (3, 3), padding=(1, 1)), kind) for kind in (FORWARD, BACKWARD_FILTER)]
 found = []
 for _run in range(2):
@@ -61,6 +64,7 @@ with Store(sys.argv[1]) as store:
     more.table(kernels[0], 5)  # sizes 1 to 3 are known from the batch of 4
     counts = core.stats()
     print(json.dumps({"runs": found, "more": more.measurements, "exactly": workspace_bytes(core, exactly),
+                      "after_another": after_another(),
                       "moved": counts["swap_out_bytes"] + counts["swap_in_bytes"]}))
 """
 
@@ -77,6 +81,10 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
 
 def test_a_workspace_is_what_lived_at_once_beside_operands_and_result(measured: dict[str, object]) -> None:
     assert measured["exactly"] == 300_000 + 1000
+
+
+def test_what_was_freed_just_before_is_no_workspace(measured: dict[str, object]) -> None:
+    assert measured["after_another"] == 0
 
 
 def test_a_second_run_measures_nothing(measured: dict[str, object]) -> None:

@@ -184,8 +184,14 @@ def _is_hopeless(row: MicroConfiguration, found: Sequence[MicroConfiguration]) -
 
 
 def workspace_bytes(core: Core, call: Callable[[], Any]) -> int:
-    """The most bytes that lived at once during a second call, beyond those before it and its result's."""
+    """`live_during` the second of two calls."""
     call()  # what a library keeps from its first call on is no workspace
+    return live_during(core, call)
+
+
+def live_during(core: Core, call: Callable[[], Any]) -> int:
+    """The most bytes that lived at once during a call, beyond those before it and its result's."""
+    torch.zeros(1)  # an iteration without a function does not end
     core.boundary()  # the peak of an iteration begins anew
     before = int(core.stats()["live_bytes"])
     result = call()

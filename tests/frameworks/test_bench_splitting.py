@@ -1,0 +1,40 @@
+"""The benchmark of measured divisions at toy sizes: its raw data say what it promises. No time is looked at."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from processes import ROOT
+
+MIB = 1 << 20
+
+
+@pytest.mark.slow
+def test_the_quick_benchmark(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("OOC_")}
+    environment |= {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    command = [sys.executable, "-m", "benchmarks.splitting.measured", "--quick", "--networks", "ResNet-50"]
+    done = subprocess.run(
+        [*command, "--output", str(tmp_path)], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    record = json.loads((tmp_path / "measured" / "ResNet-50.json").read_text(encoding="utf-8"))
+    assert record["measurements"] > 0 and record["measurements_of_a_second_run"] == 0
+    assert {(p["mode"], p["limit_mib"], p["policy"]) for p in record["plans"]} == {
+        (mode, limit, policy)
+        for mode in ("WR", "WD")
+        for limit in (8, 64, 512)
+        for policy in ("undivided", "powerOfTwo", "all")
+    }
+    for plan in record["plans"]:
+        executed = plan["executed_workspace_bytes"]
+        assert executed == plan["workspace_bytes"]  # parts that run one after the other share one workspace
+        if not plan["over_limit"]:
+            assert (max(executed) if plan["mode"] == "WR" else sum(executed)) <= plan["limit_bytes"]
+        for parts in plan["parts"]:
+            assert sum(size for size, _ in parts) == record["batch"]
+    assert len(record["executed_seconds"]) == len({plan["executed"] for plan in record["plans"]})
+    assert "ResNet-50, 3" in (tmp_path / "measured.md").read_text(encoding="utf-8")
