@@ -59,6 +59,13 @@ def test_a_division_that_is_not_confirmed_is_not_taken_where_the_whole_fits() ->
     assert len(found["WR", 8, "all"].configurations[0].parts) == 4  # the whole does not fit
 
 
+def test_faster_in_turns_is_faster_in_all_but_one() -> None:
+    faster, slower = (1.0, 2.0), (1.0, 1.0)
+    assert plans.clearly_faster([faster] * 7) and plans.clearly_faster([faster] * 6 + [slower])
+    assert not plans.clearly_faster([faster] * 5 + [slower] * 2)
+    assert not plans.clearly_faster([])
+
+
 def test_a_gain_within_the_noise_is_not_asked_about() -> None:
     asked: list[int] = []
     make_plans([TABLE], [7], (64,), 0.9, lambda kernel, divided, whole: bool(asked.append(kernel)) or True)
