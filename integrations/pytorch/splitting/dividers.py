@@ -1,0 +1,145 @@
+"""Handlers of the operators that are more than pointwise: a divider finds the divisions, the context chooses, it runs.
+
+A divider is `f(context, op, named) -> candidates`, with all arguments of the call by name. It only looks at sizes and
+strides, so it also works on the device "meta": `describe` shows what would be done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch._ops import OpOverload
+
+from integrations.pytorch.splitting import registry
+from integrations.pytorch.splitting.context import Call, CannotSplit, Context, Sample, Split
+from integrations.pytorch.splitting.parts import Named, Piece, bind
+
+Divider = Callable[[Context, OpOverload, Named], Sequence[Piece]]
+Sampler = Callable[[Named], Sample]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Some results of an operator with several, which are divided by themselves.
+
+    Candidates and `whole` are called as the operator and return all its results; those of other stages are None.
+    """
+
+    name: str
+    results: tuple[int, ...]
+    whole: Callable[..., Any]
+    candidates: Sequence[Piece]
+
+
+Stages = Callable[[Context, OpOverload, Named], Sequence[Stage]]
+
+
+@dataclass(frozen=True)
+class Divided:
+    """The handler made of a divider, or of one for each stage."""
+
+    op: OpOverload
+    stages: Stages
+    sample: Sampler | None = None  # arguments of the verification, where random ones would not do
+    moves: bool = False  # only moves or selects data: exact by construction, not verified
+
+    def __call__(self, context: Context, *args: Any, **kwargs: Any) -> Any:
+        """The operator's result, in parts."""
+        named = bind(self.op, args, kwargs)
+        stages = self.stages(context, self.op, named)
+        if len(stages) == 1:
+            return self._run(context, stages[0], named, args, kwargs)
+        results: list[Any] = [None] * len(self.op._schema.returns)
+        for stage in stages:
+            found = self._run(context, stage, named, args, kwargs)
+            for place in stage.results:
+                results[place] = found[place]
+        return tuple(results)
+
+    def _run(self, context: Context, stage: Stage, named: Named, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        candidates = fitting(stage, context.part_bytes)
+        if self.moves:
+            chosen: Split = candidates[0]
+            context.used(chosen.how, chosen.parts)
+        else:
+            sample = None if self.sample is None else self.sample(named)
+            chosen = context.choose(stage.name, candidates, stage.whole, sample)
+        return chosen.run(*args, **kwargs)
+
+
+def fitting(stage: Stage, part_bytes: int) -> Sequence[Piece]:
+    """The candidates of a stage. Raises CannotSplit where there are none."""
+    if not stage.candidates:
+        of = f" of the {stage.name}" if stage.name else ""
+        raise CannotSplit(f"no division{of} makes its parts fit {part_bytes} bytes")
+    return stage.candidates
+
+
+def with_mask(op: OpOverload, mask: Sequence[bool]) -> Callable[..., Any]:
+    """The operator with another `output_mask`."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return op(**(bind(op, args, kwargs) | {"output_mask": list(mask)}))
+
+    return run
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a division would be."""
+
+    how: str
+    parts: int
+    part_bytes: int  # of the largest part
+
+
+DIVIDED: dict[str, Divided] = {}
+
+
+def divides_stages(*names: str, sample: Sampler | None = None, moves: bool = False) -> Callable[[Stages], Stages]:
+    """Registers what divides the stages of operators. One that this PyTorch does not have is left out."""
+
+    def register(stages: Stages) -> Stages:
+        for name in names:
+            op = registry.overload_of(name)
+            if op is not None:
+                DIVIDED[name] = Divided(op, stages, sample, moves)
+                registry.handler(name)(DIVIDED[name])
+        return stages
+
+    return register
+
+
+def divides(*names: str, sample: Sampler | None = None, moves: bool = False) -> Callable[[Divider], Divider]:
+    """Registers a divider of whole operators."""
+
+    def register(divide: Divider) -> Divider:
+        def stages(context: Context, op: OpOverload, named: Named) -> Sequence[Stage]:
+            return [Stage("", tuple(range(len(op._schema.returns))), op, divide(context, op, named))]
+
+        divides_stages(*names, sample=sample, moves=moves)(stages)
+        return divide
+
+    return register
+
+
+def describe(
+    name: str, args: Sequence[Any], part_bytes: int, *, kwargs: Mapping[str, Any] | None = None, chunk_bytes: int = 1
+) -> dict[str, list[Description]]:
+    """The divisions of each stage of a call (usually one, called ""), preferred ones first, without running anything.
+
+    Tensors may be on the device "meta".
+
+    Raises:
+        CannotSplit: there is none.
+        KeyError: nothing here divides this operator.
+    """
+    divided = DIVIDED[name]
+    context = Context(Call(name, tuple(args), dict(kwargs or {})), part_bytes, chunk_bytes=chunk_bytes)
+    stages = divided.stages(context, divided.op, bind(divided.op, args, kwargs or {}))
+    return {
+        stage.name: [Description(piece.how, piece.parts, piece.part_bytes) for piece in fitting(stage, part_bytes)]
+        for stage in stages
+    }
