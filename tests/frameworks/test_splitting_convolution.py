@@ -67,3 +67,25 @@ def image_layer(
 def test_the_layers_of_known_networks_are_cut_as_little_as_needed(layer: list[Any], how: str) -> None:
     _, [stage] = stages("aten::convolution", layer, 5_000_000 if layer[0].shape[0] > 1 else 2_200_000)
     assert stage.candidates[0].how.startswith(how), stage.candidates[0].how
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(arguments=convolutions(), share=st.integers(2, 9), mask=st.lists(st.booleans(), min_size=3, max_size=3))
+def test_any_gradient(arguments: list[Any], share: int, mask: list[bool]) -> None:
+    x, weight, bias, *parameters = arguments
+    grad = torch.randn_like(torch.ops.aten.convolution(*arguments))
+    room = 4 * (x.nbytes + weight.nbytes + grad.nbytes) // share + 2000
+    given_ = [grad, x, weight, [grad.shape[1]], *parameters, mask]
+    check("aten::convolution_backward", given_, room, exact=False, relative=4 * ROUNDING[x.dtype])
+
+
+def test_gradients_are_cut_in_all_ways() -> None:
+    layer = image_layer(64, 28, 64, 3, 1, 1, batch=16)
+    grad = torch.empty(16, 64, 28, 28, device="meta")
+    ways = set()
+    for room in (400_000, 1_000_000, 4_000_000, 12_000_000):
+        given_ = [grad, layer[0], layer[1], [64], *layer[3:], [True, True, True]]
+        for stage in stages("aten::convolution_backward", given_, room)[1]:
+            ways |= {(stage.name, word.split(" by ")[0]) for piece in stage.candidates for word in piece.how.split(", ")}
+    assert ways >= {("data gradient", "samples"), ("data gradient", "channels"), ("data gradient", "rows")}
+    assert ways >= {("filter gradient", name) for name in ("samples", "channels", "inner channels")}

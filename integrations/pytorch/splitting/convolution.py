@@ -140,10 +140,10 @@ def run_pass(
         given = source.narrow(0, n0, n).narrow(1, g0 * per[0], g * per[0])
         part_bias = None if bias is None else bias.narrow(0, *channels)
         part = weight.narrow(0, g0 * per[0], g * per[0]).narrow(1, c0, c) if way.spread else weight.narrow(0, *channels)
-        part = weights.get(box[1:3], lambda part=part: _in_order(context, part, layout(weight)))  # type: ignore[misc]
+        part = weights.get(box[1:3], lambda part=part: in_order(context, part, layout(weight)))  # type: ignore[misc]
         shape = replace(way.shape, groups=g, weight=tuple(part.shape))
         if r == way.result[2]:
-            given = sources.get((box[0], box[1]), lambda given=given: _in_order(context, given, order))  # type: ignore[misc]
+            given = sources.get((box[0], box[1]), lambda given=given: in_order(context, given, order))  # type: ignore[misc]
             context.move(target, kernel(shape, given, part, part_bias, target.shape))
             continue
         start, length = way.rows.met_by(r0, r) if way.spread else way.rows.window(r0, r)
@@ -198,7 +198,7 @@ def _copy(context: Context, view: Tensor, order: torch.memory_format) -> Tensor:
     return made
 
 
-def _in_order(context: Context, view: Tensor, order: torch.memory_format) -> Tensor:
+def in_order(context: Context, view: Tensor, order: torch.memory_format) -> Tensor:
     """The view, or a copy of it where it is scattered or in another layout."""
     return view if view.is_contiguous(memory_format=order) else _copy(context, view, order)
 
@@ -207,7 +207,7 @@ def _rows_with_zeros(context: Context, source: Tensor, start: int, length: int, 
     """Rows from `start` on; zeros where there are none."""
     first, last = max(start, 0), min(start + length, source.shape[2])
     if first == start and last == start + length:
-        return _in_order(context, source.narrow(2, start, length), order)
+        return in_order(context, source.narrow(2, start, length), order)
     size = [*source.shape[:2], length, *source.shape[3:]]
     made = context.empty(size=size, stride=strides_of(size, order), dtype=source.dtype)
     for begin, rows in ((0, min(max(first - start, 0), length)), (max(last - start, 0), length - max(last - start, 0))):

@@ -397,7 +397,7 @@ class _Run:
             made[i] = result if made[i] is None else made[i]
             return
         if made[i] is None:
-            made[i] = self._context.empty(like=self._results[i])
+            made[i] = self._context.empty(like=self._results[i], dtype=result.dtype)  # "meta" may say another
         target = made[i]
         for axis, (start, length) in zip(self._axes, box):
             if i in axis.gives:
