@@ -72,7 +72,7 @@ def test_the_layers_of_known_networks_are_cut_as_little_as_needed(layer: list[An
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(arguments=convolutions(), share=st.integers(2, 9), mask=st.lists(st.booleans(), min_size=3, max_size=3))
 def test_any_gradient(arguments: list[Any], share: int, mask: list[bool]) -> None:
-    x, weight, bias, *parameters = arguments
+    x, weight, _, *parameters = arguments
     grad = torch.randn_like(torch.ops.aten.convolution(*arguments))
     room = 4 * (x.nbytes + weight.nbytes + grad.nbytes) // share + 2000
     given_ = [grad, x, weight, [grad.shape[1]], *parameters, mask]
@@ -86,6 +86,8 @@ def test_gradients_are_cut_in_all_ways() -> None:
     for room in (400_000, 1_000_000, 4_000_000, 12_000_000):
         given_ = [grad, layer[0], layer[1], [64], *layer[3:], [True, True, True]]
         for stage in stages("aten::convolution_backward", given_, room)[1]:
-            ways |= {(stage.name, word.split(" by ")[0]) for piece in stage.candidates for word in piece.how.split(", ")}
+            ways |= {
+                (stage.name, word.split(" by ")[0]) for piece in stage.candidates for word in piece.how.split(", ")
+            }
     assert ways >= {("data gradient", "samples"), ("data gradient", "channels"), ("data gradient", "rows")}
     assert ways >= {("filter gradient", name) for name in ("samples", "channels", "inner channels")}

@@ -98,7 +98,9 @@ def test_layer_norm(shape: tuple[int, ...], dtype: torch.dtype) -> None:
         grad = torch.randn_like(x)
         mask = [True, len(normalized) == 1, len(normalized) == 1]
         arguments = [grad, x, normalized, mean, rstd, weight, bias, mask]
-        tried = check("aten::native_layer_norm_backward", arguments, 3 * x.nbytes // 2, exact=False, relative=ROUNDING[dtype])
+        tried = check(
+            "aten::native_layer_norm_backward", arguments, 3 * x.nbytes // 2, exact=False, relative=ROUNDING[dtype]
+        )
         assert tried > (1 if len(normalized) == 1 else 0)
 
 

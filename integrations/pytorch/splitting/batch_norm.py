@@ -1,15 +1,14 @@
 """Batch normalisation in parts.
 
-By channels: each keeps its sums, so parts are exact; one pass. Where one channel of the whole batch does not fit: samples in
-two passes, sums first (mmCNN and micro-cuDNN do not treat it; sums of parts are joined as Chan, Golub and LeVeque do, 1979).
-With the statistics of an evaluation by samples.
+By channels: each keeps its sums; one pass. Where one channel of the whole batch does not fit: by samples, in two
+passes, sums first (those of parts are joined as in Chan, Golub and LeVeque, 1979). In an evaluation by samples.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -80,7 +79,7 @@ def batch_norm(context: Context, op: OpOverload, named: Named) -> list[Piece]:
         return along(context, op, named, [samples, _channels(named, ["input"], {0: 1})], multiples=(1,))
     found = along(context, op, named, [_channels(named, ["input"], {0: 1, 1: 0, 2: 0})], multiples=(16, 8, 4, 1))
     found += _two_passes(context, op, named, 3, _forward_two_passes)
-    return [Piece(piece.how, piece.parts, _running_once(op, piece.run), piece.part_bytes) for piece in found]
+    return [replace(piece, run=_running_once(op, piece.run)) for piece in found]
 
 
 def _running_once(op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:
@@ -151,7 +150,7 @@ def _two_passes(context: Context, op: OpOverload, named: Named, tensors: int,
         return run(op, _Blocks(context, sizes), bind(op, args, kwargs))
 
     how = "two passes, " + label(("samples", "channels"), lengths, sizes)
-    return [Piece(how, 2 * count(lengths, sizes), in_parts, need(sizes))]
+    return [Piece(how, 2 * count(lengths, sizes), in_parts, need(sizes), rounds=True)]
 
 
 def _along_channels(vector: Tensor, like: Tensor) -> Tensor:
@@ -212,7 +211,7 @@ def _statistics(blocks: _Blocks, channels: tuple[int, int], given: Tensor) -> tu
 
 
 def _backward_two_passes(op: OpOverload, blocks: _Blocks, named: Named) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """With z = (x - mean): dx = w s (g - mean(g) - z s^2 mean(g z)), dw = s sum(g z), db = sum(g); s the inverse deviation."""
+    """With z = x - mean, s = save_invstd: dx = w s (g - mean(g) - z s^2 mean(g z)), dw = s sum(g z), db = sum(g)."""
     grad, given, weight = named["grad_out"], named["input"], named["weight"]
     context, dims = blocks.context, [0, *range(2, given.dim())]
     kind = weight.dtype if weight is not None else given.dtype

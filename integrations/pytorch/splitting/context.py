@@ -244,6 +244,11 @@ class Context:
         largest, relative = (0.0, 0.0) if apart is None else (apart.largest, apart.relative)
         self._layer = Layer(self.call.operator, self._key.shapes, how, parts, identical, largest, relative)
 
+    def inexact(self) -> None:
+        """What `choose` chose changes bits on some data, whatever was found on others."""
+        if self._layer is not None:
+            self._layer.identical = False
+
     def count(self) -> None:
         """The call has succeeded."""
         self._tally.add(self._layer or Layer(self.call.operator, self._key.shapes, "parts", 1, True, 0.0, 0.0))

@@ -1,8 +1,8 @@
 """Convolutions in parts: by samples, groups, channels of the result, and rows of the result with their halo.
 
 Method: mmCNN (Li et al. 2019) divides a layer by output channels, so that a part needs a part of the weight;
-micro-cuDNN (Oyama et al. 2018) by samples. Rows are for what neither makes small enough: a part's rows of the input, with
-the zeros that stand for the padding written out where it is at the edge, are gathered into memory of their own.
+micro-cuDNN (Oyama et al. 2018) by samples. Rows are for what neither makes small enough: a part's rows of the input are
+gathered into memory of their own, with zeros written out for the padding at the edge.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class _Last:
 
 
 def _boxes(way: Pass, sizes: Sequence[int], weight: Tensor) -> Iterator[tuple[tuple[int, int], ...]]:
-    """All parts, in the order in which less is read: the weight for all samples and rows, or the source for all channels.
+    """All parts, so that less is read again: the weight for all samples and rows, or the source for all channels.
 
     Blocks of rows are of one size, so that all are done by the same kernel; some rows are computed twice for it.
     """

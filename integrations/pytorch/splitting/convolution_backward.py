@@ -1,7 +1,8 @@
 """Gradients of convolutions in parts.
 
-The data gradient is the convolution the other way round (`convolution.Pass`). The filter gradient is cut by the weight's two
-dimensions of channels, which leaves each sum as it was, and needs parts of two tensors; at last by samples, which adds up sums of parts.
+The data gradient is the convolution the other way round (`convolution.Pass`). The filter gradient is cut by the two
+dimensions of channels that the weight has, which leaves each sum as it was; at last by samples, which adds up sums of
+parts (micro-cuDNN, section III-B).
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ NAMES = ("samples", "groups", "channels", "inner channels")
 class _FilterGradient:
     """The gradients of weight [outer, inner / groups, ...] and bias.
 
-    Outer channels are those of the result's gradient, inner ones of the input; where it is transposed the other way round.
+    Outer channels are those of the result's gradient, inner ones of the input; transposed the other way round.
     """
 
     shape: Convolution
@@ -106,9 +107,12 @@ class _FilterGradient:
 
     @property
     def lengths(self) -> tuple[int, int, int, int]:
-        """Samples, groups, outer and inner channels of a group."""
+        """Samples, groups, outer and inner channels of a group; one of those that the bias has not, for it alone."""
         groups = self.shape.groups
-        return self.samples, groups, self.shape.weight[0] // groups, self.shape.weight[1]
+        outer, inner = self.shape.weight[0] // groups, self.shape.weight[1]
+        if not self.wants[0]:
+            outer, inner = (1, inner) if self.shape.transposed else (outer, 1)
+        return self.samples, groups, outer, inner
 
     def need(self, context: Context, blocks: Sequence[int]) -> int:
         """Bytes of the largest part: operands and result, a copy of each in the kernel's layout, a placeholder."""
@@ -143,9 +147,8 @@ class _FilterGradient:
                 if sizes is None or sizes in found or (cut and sizes[1] > 1):
                     continue
                 how = label(NAMES, lengths, sizes)
-                found[sizes] = Piece(
-                    how, count(lengths, sizes), _run(self, context, op, sizes), self.need(context, sizes)
-                )
+                run, need = _run(self, context, op, sizes), self.need(context, sizes)
+                found[sizes] = Piece(how, count(lengths, sizes), run, need, rounds=sizes[0] < lengths[0])
         return list(found.values())
 
 
@@ -161,8 +164,6 @@ def _run(way: _FilterGradient, context: Context, op: OpOverload, sizes: Sequence
         bias = context.empty(size=[channels], dtype=weight.dtype) if way.wants[1] else None
         for (g0, g), (o0, o), (i0, i) in boxes(way.lengths[1:], sizes[1:]):
             first = (o0 if transposed else i0) == 0  # the bias once
-            if made is None and not first:
-                continue
             block = _Block(way, (g0 * way.lengths[2] + o0, g * o), (g0 * way.lengths[3] + i0, g * i), (i0, i), g)
             parts = block.accumulated(context, outer, inner, order, sizes[0], bias is not None and first)
             if made is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from torch._ops import OpOverload
 
@@ -17,6 +17,7 @@ from integrations.pytorch.splitting.context import Call, CannotSplit, Context, S
 from integrations.pytorch.splitting.parts import Named, Piece, bind
 
 Divider = Callable[[Context, OpOverload, Named], Sequence[Piece]]
+_D = TypeVar("_D", bound=Divider)
 Sampler = Callable[[Named], Sample]
 
 
@@ -59,29 +60,38 @@ class Divided:
         return tuple(results)
 
     def _run(self, context: Context, stage: Stage, named: Named, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        candidates = fitting(stage, context.part_bytes)
+        candidates = fitting(stage, context.part_bytes, context.exact)
         if self.moves:
             chosen: Split = candidates[0]
             context.used(chosen.how, chosen.parts)
         else:
             sample = None if self.sample is None else self.sample(named)
             chosen = context.choose(stage.name, candidates, stage.whole, sample)
+            if isinstance(chosen, Piece) and chosen.rounds:
+                context.inexact()  # though it may have been identical on the data of the verification
         return chosen.run(*args, **kwargs)
 
 
-def fitting(stage: Stage, part_bytes: int) -> Sequence[Piece]:
-    """The candidates of a stage. Raises CannotSplit where there are none."""
+def fitting(stage: Stage, part_bytes: int, exact: bool = False) -> Sequence[Piece]:
+    """The candidates of a stage; if `exact` those that do not divide sums. Raises CannotSplit where there are none."""
+    of = f" of the {stage.name}" if stage.name else ""
     if not stage.candidates:
-        of = f" of the {stage.name}" if stage.name else ""
         raise CannotSplit(f"no division{of} makes its parts fit {part_bytes} bytes")
-    return stage.candidates
+    found = [piece for piece in stage.candidates if not (exact and piece.rounds)]
+    if not found:
+        how = stage.candidates[0].how
+        raise CannotSplit(
+            f"only a division{of} of its sums ({how}) makes its parts fit {part_bytes} bytes", inexact=True
+        )
+    return found
 
 
 def with_mask(op: OpOverload, mask: Sequence[bool]) -> Callable[..., Any]:
-    """The operator with another `output_mask`."""
+    """The operator with another `output_mask`; None for what it does not ask for."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        return op(**(bind(op, args, kwargs) | {"output_mask": list(mask)}))
+        results = op(**(bind(op, args, kwargs) | {"output_mask": list(mask)}))
+        return tuple(result if wanted else None for result, wanted in zip(results, mask))
 
     return run
 
@@ -112,10 +122,10 @@ def divides_stages(*names: str, sample: Sampler | None = None, moves: bool = Fal
     return register
 
 
-def divides(*names: str, sample: Sampler | None = None, moves: bool = False) -> Callable[[Divider], Divider]:
+def divides(*names: str, sample: Sampler | None = None, moves: bool = False) -> Callable[[_D], _D]:
     """Registers a divider of whole operators."""
 
-    def register(divide: Divider) -> Divider:
+    def register(divide: _D) -> _D:
         def stages(context: Context, op: OpOverload, named: Named) -> Sequence[Stage]:
             return [Stage("", tuple(range(len(op._schema.returns))), op, divide(context, op, named))]
 

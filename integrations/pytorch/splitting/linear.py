@@ -114,7 +114,7 @@ def _by_reduction(context: Context, op: OpOverload, named: Named) -> list[Piece]
         assert total is not None
         return total
 
-    return [Piece(f"reduced dimension by {size}", -(-whole // size), run, need(size))]
+    return [Piece(f"reduced dimension by {size}", -(-whole // size), run, need(size), rounds=True)]
 
 
 @divides("aten::mv", "aten::addmv")

@@ -2,7 +2,7 @@
 
 An `Axis` says where in each tensor it lies; `along` makes candidates of it: block sizes that fit, the preferred ones
 first, and a function that runs the operator once for each block. What it cuts is a view where that lies densely in
-memory, and a compact copy where it does not, as kernels would else make copies of their own, or touch what lies between.
+memory, and a compact copy where it does not: kernels would make copies of their own, or touch what lies between.
 """
 
 from __future__ import annotations
@@ -27,9 +27,13 @@ Named = dict[str, Any]
 
 @dataclass(frozen=True)
 class Piece(Split):
-    """A division, and what its largest part takes."""
+    """A division, and what its largest part takes.
+
+    `rounds`: sums are divided, so it changes bits on some data, whatever a verification with others shows.
+    """
 
     part_bytes: int = 0
+    rounds: bool = False
 
 
 Place = int | tuple[int, int]  # a dimension; and how many of its elements belong to one unit of the axis, if not one
@@ -248,6 +252,7 @@ def along(
     multiples: Sequence[int] = PREFERRED,
     workspace: Callable[[int, int], int] = lambda operands, results: 0,
     before: Callable[[Named], Named] | None = None,
+    unread: Sequence[str] = (),
 ) -> list[Piece]:
     """Divisions of an operator along axes; the preferred ones first, none if single units do not fit.
 
@@ -257,6 +262,7 @@ def along(
         multiples: of which blocks are made, one division for each that makes a difference.
         workspace: bytes that the kernel allocates beside the results, from those of a part's operands and results.
         before: changes arguments before they are cut (of the call, and of the verification).
+        unread: arguments of which only the sizes are looked at.
     """
     axes = [axis for axis in axes if axis.length > 1]
     if not axes:
@@ -264,7 +270,8 @@ def along(
     if before is not None:
         named = before(named)
     results = results_of(context, op, named)
-    need = _Need(context, named, results, axes, workspace)
+    read = {name: value for name, value in named.items() if name not in unread}
+    need = _Need(context, read, results, axes, workspace)
     lengths, least = [axis.length for axis in axes], [axis.least for axis in axes]
     found: dict[tuple[int, ...], Piece] = {}
     for order in orders if orders is not None else [range(len(axes))]:
@@ -274,7 +281,7 @@ def along(
             if sizes is None or sizes in found or len(found) == MOST_CANDIDATES:
                 continue
             how = label([axis.name for axis in axes], lengths, sizes)
-            run = _Run(context, op, results, axes, sizes, before)
+            run = _Run(context, op, results, axes, sizes, before, unread)
             found[sizes] = Piece(how, count(lengths, sizes), run, need(sizes))
     return list(found.values())
 
@@ -356,9 +363,10 @@ class _Run:
         axes: Sequence[Axis],
         sizes: Sequence[int],
         before: Callable[[Named], Named] | None,
+        unread: Sequence[str],
     ) -> None:
         self._context, self._op, self._axes, self._sizes, self._before = context, op, axes, sizes, before
-        self._results = results
+        self._results, self._unread = results, unread
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         named = bind(self._op, args, kwargs)
@@ -386,7 +394,7 @@ class _Run:
                 sizes[index] = length * unit
                 part[name] = sizes
         for name, value in part.items():
-            if isinstance(value, Tensor) and value is not named[name]:
+            if isinstance(value, Tensor) and value is not named[name] and name not in self._unread:
                 part[name] = compact(self._context, value)
         return part
 
@@ -397,12 +405,21 @@ class _Run:
             made[i] = result if made[i] is None else made[i]
             return
         if made[i] is None:
-            made[i] = self._context.empty(like=self._results[i], dtype=result.dtype)  # "meta" may say another
+            made[i] = self._result(self._results[i], result)
         target = made[i]
         for axis, (start, length) in zip(self._axes, box):
             if i in axis.gives:
                 target = _narrow(target, axis.gives[i], axis.length, start, length)
         self._context.move(target, result)
+
+    def _result(self, meta: Tensor, part: Tensor) -> Tensor:
+        """Memory for the whole result. On "meta" some operators say another type, or another order of dimensions."""
+        stride = meta.stride()
+        outside = max(part.stride(), default=0)  # where a length of one says nothing about the order
+        told = (n > 1 or n == whole or step == outside for n, whole, step in zip(part.shape, meta.shape, part.stride()))
+        if is_dense(part) and all(told):
+            stride = dense_stride(meta.shape, part.stride())
+        return self._context.empty(size=meta.shape, stride=stride, dtype=part.dtype)
 
 
 def _narrow(tensor: Tensor, place: Place, whole: int, start: int, length: int) -> Tensor:
