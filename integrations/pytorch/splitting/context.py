@@ -244,6 +244,11 @@ class Context:
         largest, relative = (0.0, 0.0) if apart is None else (apart.largest, apart.relative)
         self._layer = Layer(self.call.operator, self._key.shapes, how, parts, identical, largest, relative)
 
+    @property
+    def layer(self) -> Layer | None:
+        """What was said by `used` last."""
+        return self._layer
+
     def inexact(self) -> None:
         """What `choose` chose changes bits on some data, whatever was found on others."""
         if self._layer is not None:

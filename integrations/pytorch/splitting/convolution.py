@@ -31,6 +31,7 @@ from integrations.pytorch.splitting.parts import (
     label,
     own_bytes,
     spans,
+    view_bytes,
 )
 
 aten = torch.ops.aten
@@ -68,10 +69,11 @@ class Pass:
         result = samples * groups * channels * result_rows * rest[1] * self.item
         taps = math.prod(self.shape.weight[2:])
         weight = groups * channels * (self.source[1] // self.shape.groups) * taps * self.item
-        total = 2 * sum(own_bytes(context, size) + context.chunk_bytes for size in (source, weight, result))
+        total = sum(view_bytes(context, size) + own_bytes(context, size) for size in (source, weight, result))
         if self.placeholder:
             total += own_bytes(context, result)
-        if self.unfolds or source <= IM2COL_ELEMENTS * self.item:
+        judged = result if self.placeholder else source
+        if self.unfolds or (samples == 1 and judged <= IM2COL_ELEMENTS * self.item):
             inner = channels * groups if self.spread else source_channels
             small = source_rows * rest[0] if self.spread else result_rows * rest[1]
             total += own_bytes(context, samples * inner * taps * small * self.item)
@@ -89,9 +91,7 @@ class Pass:
     def divisions(self, context: Context, run: Callable[[Sequence[int]], Callable[..., Any]]) -> list[Piece]:
         """Candidates, the preferred ones first; `run` makes the function of a division."""
         lengths = self.lengths
-        # One sample of few elements is done by another kernel than larger ones.
-        enough = IM2COL_ELEMENTS // max(1, self.source[1] * math.prod(self.source[3:]) * self.rows.stride) + 1
-        floors = ((1, 1, 32, max(8, enough)), (1, 1, 8, max(8, enough)), (1, 1, 32, 8), (1, 1, 32, 1), (1, 1, 8, 1))
+        floors = (self._floor(32), self._floor(8), (1, 1, 32, 8), (1, 1, 32, 1), (1, 1, 8, 1))
         # Samples and channels are taken as they lie in memory; rows take copies.
         orders = ((0, 1, 2, 3), (0, 1, 3, 2), (1, 2, 3, 0), (3, 2, 0, 1))
 
@@ -107,6 +107,17 @@ class Pass:
                 how = label(NAMES, lengths, sizes)
                 found[sizes] = Piece(how, count(lengths, sizes), run(sizes), self.need(context, sizes))
         return list(found.values())
+
+    def _floor(self, channels: int) -> tuple[int, int, int, int]:
+        """Least blocks that PyTorch gives to the kernel that it gives the whole to; see IM2COL_ELEMENTS."""
+        judged = (self.result[0], channels, *self.result[2:]) if self.placeholder else self.source
+        row = max(1, judged[1] * math.prod(judged[3:]))
+        if self.result[0] > 1 and (self.placeholder or row * judged[2] <= IM2COL_ELEMENTS):
+            return 2, 1, channels, 8
+        step = (
+            1 if self.spread == self.placeholder else self.rows.stride
+        )  # rows of what is judged, for one of the result
+        return 1, 1, channels, max(8, IM2COL_ELEMENTS // (row * step) + 1)
 
     def _allowed(self, sizes: Sequence[int]) -> bool:
         """Channels of a group are only cut where groups are taken one by one."""
@@ -175,11 +186,11 @@ class _Last:
 def _boxes(way: Pass, sizes: Sequence[int], weight: Tensor) -> Iterator[tuple[tuple[int, int], ...]]:
     """All parts, so that less is read again: the weight for all samples and rows, or the source for all channels.
 
-    Blocks of rows are of one size, so that all are done by the same kernel; some rows are computed twice for it.
+    Blocks of samples and rows are of one size, so that the same kernel does them all; some are computed twice for it.
     """
     n, g, c, r = way.lengths
-    samples, groups, channels = spans(n, sizes[0]), spans(g, sizes[1]), spans(c, sizes[2])
-    rows = equal_spans(r, sizes[3])
+    samples, rows = equal_spans(n, sizes[0]), equal_spans(r, sizes[3])
+    groups, channels = spans(g, sizes[1]), spans(c, sizes[2])
     if len(samples) * len(rows) * weight.numel() <= len(channels) * math.prod(way.source):
         for a, b, d, e in itertools.product(samples, groups, rows, channels):
             yield a, b, e, d

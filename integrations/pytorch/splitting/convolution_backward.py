@@ -17,10 +17,21 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from integrations.pytorch.splitting.context import Context
-from integrations.pytorch.splitting.convolution import Pass, in_order, run_pass, unfolds
+from integrations.pytorch.splitting.convolution import IM2COL_ELEMENTS, Pass, in_order, run_pass, unfolds
 from integrations.pytorch.splitting.convolution_shapes import Convolution, layout, strides_of
 from integrations.pytorch.splitting.dividers import Stage, divides_stages, with_mask
-from integrations.pytorch.splitting.parts import Named, Piece, bind, boxes, count, grid, label, own_bytes, spans
+from integrations.pytorch.splitting.parts import (
+    Named,
+    Piece,
+    bind,
+    boxes,
+    count,
+    grid,
+    label,
+    own_bytes,
+    spans,
+    view_bytes,
+)
 
 aten = torch.ops.aten
 
@@ -123,13 +134,21 @@ class _FilterGradient:
             samples * groups * inner * self.inner_plane * self.item,
             groups * outer * inner * taps * self.item,
         )
-        total = 2 * sum(own_bytes(context, size) + context.chunk_bytes for size in tensors)
+        total = sum(view_bytes(context, size) + own_bytes(context, size) for size in tensors)
         total += own_bytes(context, tensors[2])
         if self.unfolds or self.samples == 1:
             small = self.inner_plane if self.shape.transposed else self.outer_plane
             channels = outer if self.shape.transposed else inner
             total += own_bytes(context, samples * groups * channels * taps * small * self.item)
         return total
+
+    def _floor(self) -> tuple[int, int]:
+        """Least channels that PyTorch gives to the kernel that it gives the whole to; see IM2COL_ELEMENTS."""
+        if self.samples > 1:
+            return 16, 16
+        if self.shape.transposed:
+            return max(16, IM2COL_ELEMENTS // self.outer_plane + 1), 16
+        return 16, max(16, IM2COL_ELEMENTS // self.inner_plane + 1)
 
     def divisions(self, context: Context, op: OpOverload) -> list[Piece]:
         """By channels; then by samples."""
@@ -141,7 +160,8 @@ class _FilterGradient:
 
         for order in ((1, 2, 3), (1, 3, 2), (0, 1, 2, 3)):
             for multiple in (64, 32, 16):
-                floors = [(1, 1, 64, 64), (1, 1, 32, 32), (1, 1, 16, 16)]
+                floors = [(1, 1, 64, 64), (1, 1, 32, 32), (1, 1, *self._floor())]
+                floors += [(1, 1, n, n) for n in (16, 8, 4, 2)]
                 sizes = grid(lengths, floors, order, multiple, fits)
                 cut = sizes is not None and (sizes[2] < lengths[2] or sizes[3] < lengths[3])
                 if sizes is None or sizes in found or (cut and sizes[1] > 1):

@@ -15,6 +15,8 @@ from torch._ops import OpOverload
 from integrations.pytorch.splitting import registry
 from integrations.pytorch.splitting.context import Call, CannotSplit, Context, Sample, Split
 from integrations.pytorch.splitting.parts import Named, Piece, bind
+from integrations.pytorch.splitting.tally import Layer
+from integrations.pytorch.splitting.verification import Difference
 
 Divider = Callable[[Context, OpOverload, Named], Sequence[Piece]]
 _D = TypeVar("_D", bound=Divider)
@@ -53,10 +55,14 @@ class Divided:
         if len(stages) == 1:
             return self._run(context, stages[0], named, args, kwargs)
         results: list[Any] = [None] * len(self.op._schema.returns)
+        layers: dict[str, Layer] = {}
         for stage in stages:
             found = self._run(context, stage, named, args, kwargs)
             for place in stage.results:
                 results[place] = found[place]
+            if context.layer is not None:
+                layers[stage.name] = context.layer
+        _say_together(context, layers)
         return tuple(results)
 
     def _run(self, context: Context, stage: Stage, named: Named, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -70,6 +76,22 @@ class Divided:
             if isinstance(chosen, Piece) and chosen.rounds:
                 context.inexact()  # though it may have been identical on the data of the verification
         return chosen.run(*args, **kwargs)
+
+
+def _say_together(context: Context, layers: Mapping[str, Layer]) -> None:
+    """For the summary: the divisions of all stages, and what they differ at most."""
+    if not layers:
+        return
+    each = layers.values()
+    context.used(
+        "; ".join(f"{name}: {layer.how}" for name, layer in layers.items()),
+        sum(layer.parts for layer in each),
+        Difference(
+            all(layer.identical for layer in each),
+            max(layer.largest_difference for layer in each),
+            max(layer.largest_relative for layer in each),
+        ),
+    )
 
 
 def fitting(stage: Stage, part_bytes: int, exact: bool = False) -> Sequence[Piece]:

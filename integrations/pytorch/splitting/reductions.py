@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from integrations.pytorch.splitting import registry
 from integrations.pytorch.splitting.context import Context
 from integrations.pytorch.splitting.dividers import divides
-from integrations.pytorch.splitting.geometry import flat
+from integrations.pytorch.splitting.geometry import blocks, flat, narrowed
 from integrations.pytorch.splitting.parts import Axis, Named, Piece, along, bind, spans, view_bytes
 
 aten = torch.ops.aten
@@ -142,3 +143,13 @@ def _part(kind: str, line: Tensor, call: Named) -> Tensor:
         return aten.linalg_vector_norm(line, call["ord"], **options)  # type: ignore[no-any-return]
     function: Callable[..., Tensor] = getattr(torch, kind)
     return function(line, **options)
+
+
+@registry.handler("aten::equal")
+def equal(context: Context, one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have the same sizes and elements."""
+    if one.shape != other.shape or one.numel() == 0:
+        return one.shape == other.shape
+    indexes = list(blocks([one, other], context.part_bytes, context.chunk_bytes))
+    context.used("blocks", len(indexes))
+    return all(bool(aten.equal(narrowed(one, index), narrowed(other, index))) for index in indexes)
