@@ -30,7 +30,7 @@ from integrations.pytorch.splitting.parts import (
 )
 
 aten = torch.ops.aten
-LEAST = 64
+LEAST_COLUMNS, LEAST_ROWS = (64, 32, 16, 16, 16), (64, 32, 16, 8, 4)
 
 
 def _names(op: OpOverload) -> tuple[str, str]:
@@ -50,8 +50,8 @@ def product(context: Context, op: OpOverload, named: Named) -> list[Piece]:
     first, second = named[left], named[right]
     batched = first.dim() == 3
     added = _added(op)
-    columns = Axis("columns", second.shape[-1], {right: -1} | dict.fromkeys(added, -1), {0: -1}, least=LEAST)
-    rows = Axis("rows", first.shape[-2], {left: -2} | dict.fromkeys(added, -2), {0: -2}, least=LEAST)
+    columns = Axis("columns", second.shape[-1], {right: -1} | dict.fromkeys(added, -1), {0: -1}, least=LEAST_COLUMNS)
+    rows = Axis("rows", first.shape[-2], {left: -2} | dict.fromkeys(added, -2), {0: -2}, least=LEAST_ROWS)
     axes = [columns, rows]
     orders: list[list[int]] = [[0, 1], [1, 0]]
     if batched:
@@ -122,5 +122,5 @@ def matrix_vector(context: Context, op: OpOverload, named: Named) -> list[Piece]
     """[n, k] times [k]: by rows."""
     matrix = "mat" if "mat" in named else "self"
     added = {"self": 0} if matrix == "mat" else {}
-    rows = Axis("rows", named[matrix].shape[0], {matrix: 0} | added, {0: 0}, least=LEAST)
+    rows = Axis("rows", named[matrix].shape[0], {matrix: 0} | added, {0: 0}, least=LEAST_ROWS)
     return along(context, op, named, [rows])

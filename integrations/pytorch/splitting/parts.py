@@ -52,7 +52,7 @@ class Axis:
     gives: Mapping[int, Place]  # results whose parts lie one after the other
     counts: Mapping[str, int] = field(default_factory=dict)  # integers that say how long the axis is: elements a unit
     entries: Mapping[str, Place] = field(default_factory=dict)  # lists of sizes: index, elements a unit
-    least: int = 1  # blocks are smaller than this only where nothing else fits
+    least: Sequence[int] = (1,)  # blocks are smaller than the first only where nothing else fits; then than the second
 
 
 def pair(place: Place) -> tuple[int, int]:
@@ -272,12 +272,14 @@ def along(
     results = results_of(context, op, named)
     read = {name: value for name, value in named.items() if name not in unread}
     need = _Need(context, read, results, axes, workspace)
-    lengths, least = [axis.length for axis in axes], [axis.least for axis in axes]
+    lengths = [axis.length for axis in axes]
+    steps = max(len(axis.least) for axis in axes)
+    floors = [[axis.least[min(step, len(axis.least) - 1)] for axis in axes] for step in range(steps)]
     found: dict[tuple[int, ...], Piece] = {}
     for order in orders if orders is not None else [range(len(axes))]:
         for multiple in multiples:
             used = [place for place in order if place < len(axes)]
-            sizes = grid(lengths, [least], used, multiple, lambda blocks: need(blocks) <= context.part_bytes)
+            sizes = grid(lengths, floors, used, multiple, lambda blocks: need(blocks) <= context.part_bytes)
             if sizes is None or sizes in found or len(found) == MOST_CANDIDATES:
                 continue
             how = label([axis.name for axis in axes], lengths, sizes)
