@@ -52,6 +52,10 @@ def only(results: Any, places: Sequence[int]) -> list[Any]:
     return [whole[place] for place in places]
 
 
+def largest(tensor: Tensor) -> float:
+    return float(tensor.abs().max()) if tensor.is_floating_point() and tensor.numel() else 0.0
+
+
 def check(
     name: str,
     args: Sequence[Any],
@@ -64,8 +68,9 @@ def check(
 ) -> int:
     """Every division gives the whole operator's result, stays within its part, and is a division. Returns how many.
 
-    `exact`: every bit, else the difference is at most `relative` of the largest value.
+    `exact`: every bit, else the difference is at most `relative` of the largest value among arguments and results.
     """
+    scale = max((largest(tensor) for tensor in tensors_in([list(args), kwargs])), default=0.0)
     _, found = stages(name, args, part_bytes, **kwargs)
     tried = 0
     for stage in found:
@@ -78,7 +83,8 @@ def check(
                 result = only(piece.run(*mine[0], **mine[1]), stage.results)
             apart = difference([expected, given], [result, mine])
             what = f"{name} {stage.name} in parts ({piece.how}): {apart}"
-            assert apart.identical or (not exact and apart.relative <= relative), what
+            allowed = relative * max(scale, 0.0, *(largest(tensor) for tensor in tensors_in(expected)))
+            assert apart.identical or (not exact and apart.largest <= allowed), what
             assert touched.largest <= part_bytes + slack, (
                 f"{what}: {touched.by} {touched.largest} of {part_bytes} bytes"
             )

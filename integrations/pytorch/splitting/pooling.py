@@ -51,8 +51,8 @@ def planes(context: Context, op: OpOverload, named: Named) -> list[Piece]:
     """[N, C, ...] or [C, ...]: by samples, then by channels."""
     tensors = [name for name in named if name in _PLANES and named[name] is not None]
     shape = named[tensors[0]].shape
-    name = op._schema.name.removesuffix("_backward")
-    single = name[-2:] in _WITHOUT_SAMPLES and len(shape) == _WITHOUT_SAMPLES[name[-2:]]
+    name = op._schema.name
+    single = any(kind in name and len(shape) == rank for kind, rank in _WITHOUT_SAMPLES.items())
     results = range(len(results_of(context, op, named)))
     entries = {"input_size": None} if named.get("input_size") is not None else {}
     leading = [0] if single else [0, 1] if "pixel" not in name else [0]

@@ -119,7 +119,7 @@ def joined(context: Context, op: OpOverload, named: Named) -> list[Piece]:
         return []
     kind, join = _WHOLE[name]
     item = tensor.element_size()
-    elements = (context.part_bytes - 2 * context.chunk_bytes - 64) // item // 1024 * 1024
+    elements = (context.part_bytes - 2 * context.chunk_bytes - 64) // item // 64 * 64
     if elements < 1 or view_bytes(context, item * min(elements, tensor.numel())) > context.part_bytes:
         return []
     parts = -(-tensor.numel() // elements)
