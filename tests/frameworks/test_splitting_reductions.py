@@ -174,3 +174,29 @@ def test_under_exact_a_division_that_rounds_differently_is_refused() -> None:
     apart = difference(expected, found)
     assert not layer.identical
     assert apart.largest < 1e-2
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("pad", [[1, 2], [0, 1, -2, 3], [1, 1, 2, 2, 0, 1], [-1, -1, 0, 0, 0, 0, 2, -1]])
+def test_padding(pad: list[int], last: bool) -> None:
+    x = torch.randn(4, 6, 9, 8)
+    x = x.contiguous(memory_format=torch.channels_last) if last else x
+    expected, found, layer = whole_and_parts("aten::constant_pad_nd", [x, pad, 0.5], 2000, "exact")
+    assert difference(expected, found).identical and layer.parts > 4 and layer.identical
+
+
+def test_gradients_of_slices() -> None:
+    for name, arguments in (
+        ("slice_backward", [torch.randn(30, 10, 8), [30, 40, 8], 1, 2, 32, 3]),
+        ("slice_backward", [torch.randn(30, 39, 8), [30, 40, 8], 1, 1, 9223372036854775807, 1]),
+        ("select_backward", [torch.randn(30, 8), [30, 40, 8], 1, -2]),
+    ):
+        expected, found, layer = whole_and_parts(f"aten::{name}", arguments, 2000, "exact")
+        assert difference(expected, found).identical and layer.parts > 4
+
+
+def test_equal_in_parts() -> None:
+    x = torch.randn(50, 60)
+    for other in (x.clone(), x.t().contiguous().t(), x + 1, x[:-1], torch.where(x == x[-1, -1], 0, x)):
+        expected, found, _ = whole_and_parts("aten::equal", [x, other], 2000, "exact")
+        assert expected[0] == found[0]

@@ -7,6 +7,10 @@
     tally.py        what was split, for the summary
     runtime.py      one session's: budget, mode, store
     copies.py factories.py pointwise.py random.py lists.py   the operators that are cut wherever one likes
+    dividers.py     handlers made of a divider, which only looks at sizes; `describe`: what would be done
+    parts.py        cutting along rows, channels, heads: block sizes that fit, and how such parts are run
+    linear.py convolution*.py batch_norm.py normalization.py pooling.py softmax.py attention.py losses.py reductions.py
+    embedding.py padding.py   the operators with dimensions along which every result keeps its sums
 
 A handler is a function `f(context, *arguments, **keywords)` with the operator's own arguments, registered by
 `@registry.handler("aten::name")`. It runs below autograd, in range mode: the operators that it calls are functions of
