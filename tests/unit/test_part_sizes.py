@@ -202,10 +202,10 @@ def test_a_temporary_that_is_freed_late_counts_beside_the_next() -> None:
     ]
     # x and a temporary; or y, a temporary and one chunk more: 6 + 4, 6 + 4 + 1; and with two temporaries 6 + 8
     assert [group.need_bytes(4, CHUNK) // CHUNK for group in found if group] == [11, 14]
-    late_by_much = [2 * part + 5 for part in range(4)]
-    case = steps(4, [400] * 4, [1e-3] * 9)
-    trace = Trace(**{**vars(case.trace), "died": [9, 8, 8, *(min(died, 8) for died in late_by_much)]})
-    assert divisible(RangedTrace(trace, case.first, case.count), Group("aten::conv", "", 100, 1, 9)) is None
+    case = steps(6, [400] * 6, [1e-3] * 13)
+    much_later = [13, 12, 12, *(min(2 * part + 5, 13) for part in range(6))]
+    trace = Trace(**{**vars(case.trace), "died": much_later})
+    assert divisible(RangedTrace(trace, case.first, case.count), Group("aten::conv", "", 100, 1, 13)) is None
 
 
 def changed(case: Ranged, function: int, rows: list[tuple[int, int, int, int]]) -> RangedTrace:
@@ -305,6 +305,12 @@ def test_a_limit_below_what_every_part_needs_is_not_tried() -> None:
     choice = choose_part_bytes(ranged(case), groups, 48 * MIB)
     assert choice is not None
     assert [limit for limit, _ in choice.predicted] == [24 * MIB, 16 * MIB]  # 14 chunks are fixed, and two move
+
+
+def test_nothing_is_chosen_where_there_is_no_choice() -> None:
+    case = layers_in_parts(2, 6, 128, 14, MIB, seconds=5e-3, machine=Machine(1e9, 1e9, 2e-5))
+    groups = [Group("aten::linear", str(i), 16 * MIB, 6 * i, 6 * i + 6) for i in range(2)]
+    assert choose_part_bytes(ranged(case), groups, 40 * MIB) is None  # 14 chunks are fixed: a third is too little
 
 
 def test_nothing_is_chosen_where_nothing_can_be_divided() -> None:

@@ -212,6 +212,8 @@ def test_what_is_larger_than_the_device_and_used_by_no_function_is_no_variable()
     assert found.dormant_bytes == 20 * CHUNK and weight == 0
     assert Problem.from_trace(found, 0).min_budget_bytes == 3 * CHUNK
     assert cut(case.trace, case.first, case.count, most_chunks=20) is case.trace
+    used = with_uses(trace, [[(weight, 1, 0, 20), (large, 2, 0, 12)], [(small, 1, 0, 3)]])
+    assert cut(used.trace, used.first, used.count, most_chunks=5) is used.trace  # that cannot run, and is to be said
 
 
 def test_places_go_with_the_parts() -> None:
