@@ -73,6 +73,7 @@ Region* Core::new_region(uint32_t count) {
   region->slots.assign(count, Slot{});
   region->resident = region->moving = region->host_valid = region->pinned_slots = 0;
   region->leaky = false;
+  region->whole_iteration = 0;
   region->uses.clear();
   region->arrival.clear();
   region->parts.clear();

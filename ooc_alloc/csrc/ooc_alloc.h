@@ -240,9 +240,11 @@ OOC_API int ooc_core_function_begin(ooc_core* core, uint32_t function_id, const 
 // A function whose work is enqueued on a stream; its operands' copies are waited for there, not on the host.
 OOC_API int ooc_core_function_begin_on(ooc_core* core, uint32_t function_id, const ooc_operand* operands, uint32_t count,
                                        void* stream);
-// For a function that fits no budget and cannot be cut: operands' chunks that are not on the device stay in host
-// memory, and their addresses lead there until the function has ended (it runs, slowly). So does what it allocates and
-// does not fit. Its host bytes count as such, never as device bytes. OOC_INVALID: the driver has no such memory.
+// For a function that fits no budget and cannot be cut: operands' chunks that are not on the device stay in host memory,
+// and their addresses lead there until the function has ended (it runs, slowly). So does what it allocates and does not
+// fit. Its host bytes count as such, never as device bytes. Where functions run on streams, the host waits for all that
+// is enqueued, before it begins and when it ends; its work is on streams that functions ran on before, or the default
+// one. OOC_INVALID: the driver has no such memory.
 OOC_API int ooc_core_function_begin_host(ooc_core* core, uint32_t function_id, const ooc_operand* operands,
                                          uint32_t count);
 // 0: an allocation that does not fit fails at once. 1, as at first: where kernels use host memory, a function that only

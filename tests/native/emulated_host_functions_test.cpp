@@ -246,7 +246,7 @@ TEST(a_random_program_with_functions_on_the_host) {
     HostFunctionsTest t(asynchronous);
     RandomProgram program(t, 11, 60);
     program.most_parts = 2;
-    for (int step = 0; step < 250; ++step) {
+    for (int step = 0; step < 120; ++step) {
       ASSERT_EQ(asynchronous ? OOC_OK : program.step(), OOC_OK);
       if (program.arrays.size() < 3) program.arrays.push_back(t.make_absent((5 + program.below(12)) * t.chunk));
       if (program.below(6) == 0) {
@@ -272,6 +272,6 @@ TEST(a_random_program_with_functions_on_the_host) {
       ASSERT_EQ(t.core.audit(), OOC_OK);
     }
     EXPECT_TRUE(t.stats().device_peak_bytes <= kBudget * t.chunk);
-    EXPECT_TRUE(t.stats().host_backed_function_count > 20);
+    EXPECT_TRUE(t.stats().host_backed_function_count > 10);
   }
 }
