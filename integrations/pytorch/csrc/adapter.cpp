@@ -103,7 +103,7 @@ at::Scalar read_scalar(const at::Tensor& tensor) {
   if (status == OOC_OUT_OF_MEMORY && splitting) {  // the variable does not fit, but its element does
     static const uint32_t id = ooc_core_function_id(core, "aten::_local_scalar_dense");
     Operands element;
-    element.push_back({tensor.const_data_ptr(), OOC_READ, 0, tensor.element_size()});
+    element.push_back({tensor.const_data_ptr(), OOC_READ, 0, tensor.itemsize()});
     const FunctionScope scope(id, element);
     return plain(tensor);
   }
@@ -217,7 +217,8 @@ at::Tensor empty_absent(at::IntArrayRef size, at::IntArrayRef stride, at::Scalar
   }
   auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes, std::move(memory),
                                                        &cpu_allocator, /*resizable=*/true);
-  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU), meta);
+  const c10::DispatchKeySet keys(c10::DispatchKey::CPU);
+  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), keys, meta);
   tensor.unsafeGetTensorImpl()->set_sizes_and_strides(size, stride);
   return tensor;
 }

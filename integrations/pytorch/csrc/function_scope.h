@@ -9,7 +9,8 @@ class FunctionScope {
  public:
   // on_host: what is not on the device is used in host memory; where the driver has none to give it does not fit.
   FunctionScope(uint32_t id, const Operands& operands, bool on_host = false) {
-    const int status = on_host ? ooc_core_function_begin_host(core, id, operands.begin(), operands.size()) : begin(id, operands);
+    const int status = on_host ? ooc_core_function_begin_host(core, id, operands.begin(), operands.size())
+                               : begin(id, operands);
     ended_ = nested_ = status == OOC_NESTED;
     if (status != OOC_OK && !nested_) raise(on_host ? OOC_OUT_OF_MEMORY : status);
   }

@@ -44,8 +44,8 @@ inline void add_storage(const c10::Storage& storage, uint32_t access, Operands& 
   if (owned(address)) operands.push_back({address, access, 0, 0});
 }
 
-// In a thread that uses ranges: the part of its storage that a view reaches. Where the view leaves gaps of at least a chunk
-// between the elements of its outer dimensions, one range for each of them.
+// In a thread that uses ranges: the part of its storage that a view reaches. Where the view leaves gaps of at least a
+// chunk between the elements of its outer dimensions, one range for each of them.
 [[gnu::cold]] void add_ranges(const c10::TensorImpl& impl, uint32_t access, Operands& operands);
 
 inline void add_tensor(const at::Tensor& tensor, uint32_t access, Operands& operands);

@@ -163,7 +163,8 @@ inline void run_once(const c10::OperatorHandle& op, const OperatorInfo& info, c1
   for (const ooc_operand& operand : held) ooc_core_pin(core, operand.address, operand.access, nullptr);
 }
 
-inline void run(const c10::OperatorHandle& op, const OperatorInfo& info, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+inline void run(const c10::OperatorHandle& op, const OperatorInfo& info, c10::DispatchKeySet keys,
+                torch::jit::Stack* stack) {
   bool began = false;
   if (!splitting.load(std::memory_order_relaxed)) return run_once(op, info, keys, stack, false, began);
   if (any_remembered.load(std::memory_order_relaxed) && info.split->any.load(std::memory_order_relaxed)) {

@@ -33,7 +33,8 @@ void add_ranges(const c10::TensorImpl& impl, uint32_t access, Operands& operands
   }
   const char* start = base + static_cast<uint64_t>(impl.storage_offset()) * item;
   if (whole >= storage.nbytes()) return operands.push_back({base, access, 0, 0});
-  std::stable_sort(outer.begin(), outer.end(), [](const Dimension& a, const Dimension& b) { return a.stride_bytes > b.stride_bytes; });
+  std::stable_sort(outer.begin(), outer.end(),
+                   [](const Dimension& a, const Dimension& b) { return a.stride_bytes > b.stride_bytes; });
   uint64_t runs = 1, inner = whole;
   size_t cut = 0;
   for (; cut < outer.size(); ++cut) {

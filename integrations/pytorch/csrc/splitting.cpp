@@ -31,7 +31,7 @@ class Deeper {
   Deeper& operator=(const Deeper&) = delete;
 };
 
-// ---- what is remembered -----------------------------------------------------------------------------------------------
+// ---- what is remembered ---------------------------------------------------------------------------------------------
 
 uint64_t mixed(uint64_t hash, uint64_t value) {
   hash = (hash ^ value) * 0x9e3779b97f4a7c15u;
@@ -74,10 +74,11 @@ void remember(SplitState& state, uint64_t key, Way way) {
   state.any = any_remembered = true;
 }
 
-// ---- whether and how -----------------------------------------------------------------------------------------------------
+// ---- whether and how ------------------------------------------------------------------------------------------------
 
 bool narrower_than_storage(const at::Tensor& tensor) {
-  if (!tensor.defined() || tensor.layout() != c10::kStrided || is_nested(tensor.key_set()) || !tensor.has_storage()) return false;
+  if (!tensor.defined() || tensor.layout() != c10::kStrided || is_nested(tensor.key_set())) return false;
+  if (!tensor.has_storage()) return false;
   uint64_t reach = tensor.numel() == 0 ? 0 : 1;
   if (reach > 0)
     for (int64_t d = 0; d < tensor.dim(); ++d)
@@ -97,7 +98,8 @@ bool any_narrower(const std::vector<c10::IValue>& arguments) {
 
 // Products and convolutions are what splitting is for: a program that ran them from host memory would crawl.
 bool never_on_host(const std::string& name) {
-  static constexpr std::string_view kParts[] = {"conv", "linear", "::mm", "addmm", "bmm", "matmul", "addmv", "::mv", "::dot", "addr"};
+  static constexpr std::string_view kParts[] = {"conv",   "linear", "::mm", "addmm", "bmm",
+                                                "matmul", "addmv",  "::mv", "::dot", "addr"};
   const std::string operator_name = name.substr(0, name.find('.'));
   return std::any_of(std::begin(kParts), std::end(kParts),
                      [&](std::string_view part) { return operator_name.find(part) != std::string::npos; });
@@ -146,7 +148,7 @@ std::optional<c10::OperatorHandle> parts_operator(const std::string& name, Split
   return found;
 }
 
-// ---- one call ------------------------------------------------------------------------------------------------------------
+// ---- one call -------------------------------------------------------------------------------------------------------
 
 class Attempt {
  public:
@@ -163,7 +165,8 @@ class Attempt {
   void run(Way way, const c10::OutOfMemoryError* first) {
     const Deeper deeper;
     if (first != nullptr) failure_ = first->what_without_backtrace();
-    if (way == Way::kRanges && !in_mode(kRanges) && any_narrower(arguments_) && in_ranges()) return remember(*info_.split, key_, Way::kRanges);
+    const bool narrower = way == Way::kRanges && !in_mode(kRanges) && any_narrower(arguments_);
+    if (narrower && in_ranges()) return remember(*info_.split, key_, Way::kRanges);
     if (way != Way::kHost && in_parts()) return remember(*info_.split, key_, Way::kParts);
     if (on_host()) return remember(*info_.split, key_, Way::kHost);
     TORCH_CHECK_WITH(OutOfMemoryError, false, failure_, reasons_);
@@ -175,8 +178,8 @@ class Attempt {
     stack_->insert(stack_->end(), arguments_.begin(), arguments_.end());
   }
 
-  // False: it does not fit that way either. Once a kernel has begun, an operator that writes its arguments may have written
-  // some of them, and is not run again.
+  // False: it does not fit that way either. Once a kernel has begun, an operator that writes its arguments may have
+  // written some of them, and is not run again.
   bool once(bool host) {
     give_arguments();
     bool began = false;
@@ -272,8 +275,8 @@ void run_in_way(Way way, const c10::OperatorHandle& op, const OperatorInfo& info
   Attempt(op, info, keys, stack).run(way, nullptr);
 }
 
-void recover(const c10::OperatorHandle& op, const OperatorInfo& info, c10::DispatchKeySet keys, torch::jit::Stack* stack,
-             bool began, const c10::OutOfMemoryError& error) {
+void recover(const c10::OperatorHandle& op, const OperatorInfo& info, c10::DispatchKeySet keys,
+             torch::jit::Stack* stack, bool began, const c10::OutOfMemoryError& error) {
   if (depth >= kDeepest || ooc_core_in_function(core) || (began && info.split->writes)) throw;
   Attempt(op, info, keys, stack).run(Way::kRanges, &error);
 }

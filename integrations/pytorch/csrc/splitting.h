@@ -1,6 +1,6 @@
-// What happens to an operator that does not fit: it is tried again as ranges of its variables, then in parts by the operator
-// that Python has for it (integrations/pytorch/splitting), then on host memory. What worked is remembered by operator
-// and shapes, so that the next time, and every later iteration, goes there at once.
+// What happens to an operator that does not fit: it is tried again as ranges of its variables, then in parts by the
+// operator that Python has for it (integrations/pytorch/splitting), then on host memory. What worked is remembered by
+// operator and shapes, so that the next time, and every later iteration, goes there at once.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -40,8 +40,8 @@ struct SplitState {
 
 SplitState* new_split_state(const c10::FunctionSchema& schema);
 
-// Arguments as they were before a kernel ran, so that the operator can be called again. Only those that kernels may move
-// from are copied: a call that fits pays next to nothing.
+// Arguments as they were before a kernel ran, so that the operator can be called again. Only those that kernels may
+// move from are copied: a call that fits pays next to nothing.
 class KeptArguments {
  public:
   KeptArguments(const SplitState& state, const torch::jit::Stack& stack, size_t count) : size_(stack.size()) {
@@ -70,12 +70,12 @@ Way remembered_way(const OperatorInfo& info, const torch::jit::Stack& stack);
 void run_in_way(Way way, const c10::OperatorHandle& op, const OperatorInfo& info, c10::DispatchKeySet keys,
                 torch::jit::Stack* stack);
 
-// An operator failed for want of memory: in its kernel if `began`. Leaves its results on the stack, or throws `error` with
-// the reason. The arguments are on the stack.
-void recover(const c10::OperatorHandle& op, const OperatorInfo& info, c10::DispatchKeySet keys, torch::jit::Stack* stack,
-             bool began, const c10::OutOfMemoryError& error);
+// An operator failed for want of memory: in its kernel if `began`. Leaves its results on the stack, or throws `error`
+// with the reason. The arguments are on the stack.
+void recover(const c10::OperatorHandle& op, const OperatorInfo& info, c10::DispatchKeySet keys,
+             torch::jit::Stack* stack, bool began, const c10::OutOfMemoryError& error);
 
-// Python's words on why it cannot split the operator that it is running; `inexact`: it could if rounding did not matter.
+// Python's words on why it cannot split the operator that it runs; `inexact`: it could if rounding did not matter.
 void cannot_split(std::string reason, bool inexact);
 
 }  // namespace ooc_torch

@@ -1,5 +1,5 @@
-// Modes of a thread in which operators are treated unlike elsewhere. Only splitting uses them: as long as nothing was ever
-// split they cost one look at a flag.
+// Modes of a thread in which operators are treated unlike elsewhere. Only splitting uses them: as long as nothing was
+// ever split they cost one look at a flag.
 #pragma once
 
 #include <atomic>
