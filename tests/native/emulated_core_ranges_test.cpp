@@ -237,5 +237,6 @@ TEST(strict_mode_finds_a_write_of_a_range_that_was_declared_as_read) {
   ASSERT_EQ(t.call("liar", parts, [&] { t.put_range(a, t.chunk, t.chunk + 3, 4); }), OOC_OK);
   EXPECT_EQ(t.begin("next", {}), OOC_STRICT_VIOLATION);
   EXPECT_TRUE(contains(last_error(), "liar"));
+  EXPECT_EQ(t.core.audit(), OOC_OK);  // no chunk lost its only copy
   t.check_all(a, 2 * t.chunk);  // what it wrote is kept, and so is what had left before it was found
 }
