@@ -1,0 +1,66 @@
+"""When parts are believed to give the same bits: what is compared, and how much of it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from integrations.pytorch.splitting.context import Call, CannotSplit, Context, KeptHere, Split
+
+VALUES = torch.randn(2, 1000)
+
+
+def lucky(rows: int) -> tuple[Split, list[Tensor]]:
+    """Right for the first arguments that it sees, and wrong in the last bit from the second on."""
+    seen: list[Tensor] = []
+
+    def run(values: Tensor) -> Tensor:
+        seen.append(values)
+        total = values[:rows].sum(1)
+        return total if len(seen) == 1 else torch.nextafter(total, torch.full_like(total, torch.inf))
+
+    return Split("luck", 2, run), seen
+
+
+def exact() -> tuple[Split, list[Tensor]]:
+    seen: list[Tensor] = []
+
+    def run(values: Tensor) -> Tensor:
+        seen.append(values)
+        return torch.cat([values[:1].sum(1), values[1:].sum(1)])
+
+    return Split("rows", 2, run), seen
+
+
+def context(values: Tensor, verdicts: KeptHere) -> Context:
+    return Context(Call("aten::sum.dim_IntList", (values,), {}), 1 << 20, verdicts=verdicts)
+
+
+def whole(values: Tensor) -> Tensor:
+    return values.sum(1)
+
+
+def test_two_numbers_that_agree_once_are_not_believed() -> None:
+    luck, seen = lucky(2)
+    with pytest.raises(CannotSplit) as raised:
+        context(VALUES, KeptHere()).choose("", [luck], whole)
+    assert raised.value.inexact
+    assert len(seen) == 2
+    assert not torch.equal(seen[0], seen[1])
+
+
+def test_a_small_result_is_compared_for_many_arguments_once() -> None:
+    division, seen = exact()
+    verdicts = KeptHere()
+    assert context(VALUES, verdicts).choose("", [division], whole) is division
+    assert len(seen) == 16
+    assert len({values.sum().item() for values in seen}) == 16
+    assert context(VALUES, verdicts).choose("", [division], whole) is division
+    assert len(seen) == 16  # the verdict is kept
+
+
+def test_a_large_result_is_compared_once() -> None:
+    division, seen = exact()
+    context(torch.randn(4096, 3), KeptHere()).choose("", [division], whole)
+    assert len(seen) == 1
