@@ -128,6 +128,7 @@ def _departures() -> Row:
                 "Functions",
                 "Operators a second, all ranks chosen together.",
                 Query(f"sum({rate('ooc_functions_total')})", "functions"),
+                Query(f"sum({rate('ooc_host_backed_functions_total')})", "of these, on host memory"),
                 size=(12, 6),
             ),
             time_series(
