@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import platform
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +40,16 @@ class Runtime:
         self.tally = Tally()
         self._core = core
         self._chunk_bytes = int(core.stats()["chunk_bytes"])
-        self._store = Store(store if store is not None else default_path())
+        self._store_path = store if store is not None else default_path()
         self._device, self._library = processor(), library()
         self._splits = splits
         self._known: dict[tuple[str, str], int] = {}  # what one part may take, by operator and shapes
         self._refused: set[tuple[str, str]] = set()  # those that cannot be run in parts as small as the planner's
+
+    @cached_property
+    def _store(self) -> Store:
+        """Opened when something is split for the first time."""
+        return Store(self._store_path)
 
     def run(
         self, operator: str, found: Handler, writes: bool, arguments: tuple[Any, ...], keywords: dict[str, Any]
