@@ -16,6 +16,8 @@ from swapd.cli.output import Failure
 from swapd.config import Config
 from swapd.devices import DEVICES
 from swapd.settings import PREFIX
+from swapd.trace import LARGEST_BYTES
+from swapd.units import MIB
 
 MODULE = "integrations.pytorch.fake"  # started, not imported: integrations know us, not the other way round
 
@@ -55,14 +57,15 @@ def record_fake(
         raise click.UsageError("--fake needs --batch")
     if device is None and times is None:
         raise click.UsageError(f"--fake needs function times: --device ({', '.join(DEVICES)}) or --times TRACE")
+    chunk_bytes, small_limit_bytes = config.resolve_chunks(LARGEST_BYTES, 2 * MIB)  # as on a GPU, whatever the budget
     wanted = {
         "program": program[0],
         "arguments": fake_arguments(program),
         "batch": batch,
         "device": device,
         "times": None if times is None else str(times.absolute()),
-        "chunk_bytes": config.chunk_size,
-        "small_limit_bytes": config.small_limit,
+        "chunk_bytes": chunk_bytes,
+        "small_limit_bytes": small_limit_bytes,
         "output": str(output.absolute()),
     }
     environment = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
