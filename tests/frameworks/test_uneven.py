@@ -101,26 +101,42 @@ def test_two_ranks_have_the_gradients_of_one_process(tmp_path: Path, variables: 
         assert any(line.startswith(f"rank {rank} largest") and line.endswith("right") for line in output.splitlines())
 
 
-def test_a_rank_with_little_memory_gets_little(tmp_path: Path) -> None:
-    """Rank 0 is the faster one, and cannot hold more than 16 samples."""
-    small = """
-    def run_small(size):
-        if rank == 0 and size > 16:
-            raise torch.OutOfMemoryError("no room")
-        run(size)
+SMALL = """
+def run_small(size):
+    if rank == 0 and size > 16:  # the faster one has room for 16 samples
+        raise torch.OutOfMemoryError("no room")
+    run(size)
 
-    division = uneven.measure(64, run_small, clock=lambda: seconds[0])
-    say(f"sizes {division.sizes}")
+division = uneven.measure(64, run_small, clock=lambda: seconds[0])
+say(f"sizes {division.sizes}")
+try:
+    uneven.measure(64, lambda size: run_small(size + 48 * rank), sizes=[16], clock=lambda: seconds[0])
+except Exception as error:
+    say(f"{type(error).__name__}: {error}")
+"""
+WRONG = """
+for wrong in ({"sizes": [0, 2]}, {"sizes": []}, {"repetitions": 0}, {"batch": 1}):
     try:
-        uneven.measure(64, lambda size: run_small(size + 48 * rank), sizes=[16], clock=lambda: seconds[0])
-    except Exception as error:
-        say(f"{type(error).__name__}: {error}")
-    """
-    status, output = launched(tmp_path, RANK, small)
+        uneven.measure(run=run, **{"batch": 64, **wrong})
+    except ValueError as error:
+        say(f"{error}")
+model = DistributedDataParallel(new_model())
+try:
+    uneven.weigh_gradients(model, uneven.Division(0, (1, 2, 3), (0.0, 0.0, 0.0)))
+except ValueError as error:
+    say(f"{error}")
+"""
+
+
+def test_a_rank_with_little_memory_gets_little_and_errors_are_clear(tmp_path: Path) -> None:
+    status, output = launched(tmp_path, RANK, SMALL, WRONG)
     assert status == 0, output[:6000]
     for rank in (0, 1):
         assert f"rank {rank} sizes (16, 48)" in output
         assert f"rank {rank} UnreachableBatchError: 2 devices in steps of 1: the measured sizes do not" in output
+    assert output.count("every rank gets at least one step") == 4
+    assert output.count("sizes to measure are numbers from 1 on") == 4
+    assert output.count("divided among 3 ranks, and the group has 2") == 2
 
 
 def test_times_between_two_sizes_are_on_the_line() -> None:
@@ -152,23 +168,3 @@ def test_every_sample_goes_to_one_rank_once(shuffle: bool) -> None:
 def test_too_few_samples_are_said() -> None:
     with pytest.raises(ValueError, match="7 samples do not fill a batch of 8"):
         BatchSampler(7, Division(0, (5, 3), (0.0, 0.0)))
-
-
-def test_arguments_that_cannot_be_used(tmp_path: Path) -> None:
-    wrong = """
-    for wrong in ({"sizes": [0, 2]}, {"sizes": []}, {"repetitions": 0}, {"batch": 1}):
-        try:
-            uneven.measure(run=run, **{"batch": 64, **wrong})
-        except ValueError as error:
-            say(f"{error}")
-    model = DistributedDataParallel(new_model())
-    try:
-        uneven.weigh_gradients(model, uneven.Division(0, (1, 2, 3), (0.0, 0.0, 0.0)))
-    except ValueError as error:
-        say(f"{error}")
-    """
-    status, output = launched(tmp_path, RANK, wrong)
-    assert status == 0, output[:6000]
-    assert output.count("every rank gets at least one step") == 4
-    assert output.count("sizes to measure are numbers from 1 on") == 4
-    assert output.count("divided among 3 ranks, and the group has 2") == 2
