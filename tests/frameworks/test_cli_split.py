@@ -87,6 +87,7 @@ def test_without_measurements_it_shows_memory_and_says_so(script: Path, tmp_path
     assert "2 of 2 kernels of convolutions are not measured" in shown and "--measure" in shown
 
 
+@pytest.mark.slow
 def test_with_measurements_there_are_times_and_a_front(script: Path, store: Path) -> None:
     found = facts("--budget", "1MiB", "--batch", 4, f"{script}:make", store=store)
     assert found["kernels_not_measured"] == found["measurements"] == 0
@@ -99,11 +100,13 @@ def test_with_measurements_there_are_times_and_a_front(script: Path, store: Path
     assert "Times were measured on" in shown and "by the workspace that they share" in shown
 
 
+@pytest.mark.slow
 def test_what_the_store_has_is_not_measured_again(script: Path, store: Path) -> None:
     found = facts("--budget", "1MiB", "--batch", 4, "--measure", f"{script}:make", store=store)
     assert found["measurements"] == 0
 
 
+@pytest.mark.slow
 def test_a_small_budget_divides_layers_which_are_not_called_exact(script: Path, store: Path) -> None:
     found = facts("--budget", "100KiB", "--batch", 4, f"{script}:make", store=store)
     last = found["layers"][-1]
@@ -120,6 +123,7 @@ Store(sys.argv[1]).put_verdict(key, Verdict("output features", 4, sys.argv[4] ==
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("identical", "words"), [(1, "exact (output features, 4 parts)"), (0, "differs by 0.2")])
 def test_verdicts_are_found(script: Path, tmp_path: Path, identical: int, words: str) -> None:
     path = tmp_path / "store.sqlite"
@@ -163,6 +167,7 @@ def test_a_model_with_a_name(tmp_path: Path) -> None:
     assert all(layer["peak_bytes"] <= 10 << 20 for layer in found["layers"])
 
 
+@pytest.mark.slow
 def test_a_picture(script: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     swapd("--budget", "100KiB", "--picture", tmp_path / "a.png", f"{script}:make", store=tmp_path / "none.sqlite")
@@ -178,6 +183,7 @@ def test_a_budget_that_is_too_small(script: Path, tmp_path: Path) -> None:
     facts("--budget", smallest, f"{script}:make", store=tmp_path / "none.sqlite")
 
 
+@pytest.mark.slow
 def test_a_workspace_that_is_too_small(script: Path, store: Path) -> None:
     arguments = ["--batch", 4, "--division", "WD", f"{script}:make"]
     _, errors = swapd("--budget", "1MiB", "--workspace", "1", *arguments, store=store, status=1)

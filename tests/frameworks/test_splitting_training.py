@@ -33,7 +33,9 @@ TRAIN = """
 """
 
 
-@pytest.mark.parametrize("kind", ["plain", "lists", "fused"])
+@pytest.mark.parametrize(
+    "kind", [pytest.param("plain", marks=pytest.mark.slow), "lists", pytest.param("fused", marks=pytest.mark.slow)]
+)
 def test_training(tmp_path: Path, kind: str) -> None:
     figures = both(tmp_path, f"KIND = {kind!r}\n" + _dedented(TRAIN)).figures
     assert all(layer["exact"] for layer in figures["split_layers"])
