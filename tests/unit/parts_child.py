@@ -47,6 +47,10 @@ class Program:
         self.core.function_begin(self.names[name], list(operands))  # type: ignore[arg-type]
         self.core.settle()
 
+    def run_on_host(self, *operands: tuple[int, ...]) -> None:
+        self.core.function_begin_host(self.names["sum"], list(operands))  # type: ignore[arg-type]
+        self.core.settle()
+
     def same(self, found: NDArray[np.uint32], expected: NDArray[np.uint32]) -> None:
         self.wrong += int((found != expected).sum())
 
@@ -121,13 +125,13 @@ class OnHost(Weights):
 
     def iteration(self) -> None:
         super().iteration()
-        self.core.function_begin_host(self.names["sum"], [(self.weights[0], READ)])
+        self.run_on_host((self.weights[0], READ))
         made = self.core.malloc_absent(WEIGHT)
         self.core.function_end()
-        self.core.function_begin_host(self.names["sum"], [(self.weights[0], READ), (made, WRITE)])
+        self.run_on_host((self.weights[0], READ), (made, WRITE))
         view(made, WEIGHT)[:] = view(self.weights[0], WEIGHT)
         self.core.function_end()
-        self.core.function_begin_host(self.names["sum"], [(made, READ)])
+        self.run_on_host((made, READ))
         self.same(view(made, WEIGHT), self.expected[0])
         self.core.function_end()
         self.core.free(made)

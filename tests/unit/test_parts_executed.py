@@ -57,7 +57,8 @@ def test_an_iteration_with_functions_on_host_memory_is_planned() -> None:
     found = run("host", "auto")
     assert found["host_functions"] == 3 * 8 and found["unplannable"] == 0
     assert found["followed"] and found["ins"] >= LAYERS * PARTS * 0.8
-    assert found["demand_swap_in_count"] <= WATCHED * (found["late_ins"] + 1)
+    # Which parts are ahead depends on the times that were measured; without a plan all of them are asked for.
+    assert found["demand_swap_in_count"] <= WATCHED * LAYERS * PARTS // 3
 
 
 def test_in_demand_mode_functions_ask_for_their_parts() -> None:
