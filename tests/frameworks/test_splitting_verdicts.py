@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
 
+from integrations.pytorch import build
 from integrations.pytorch.splitting.context import Call, CannotSplit, Context, KeptHere, Split
+from integrations.pytorch.splitting.registry import Handler
+from integrations.pytorch.splitting.runtime import Runtime
+from swapd.splitting.groups import SplitLog
 
 VALUES = torch.randn(2, 1000)
 
@@ -64,3 +70,31 @@ def test_a_large_result_is_compared_once() -> None:
     division, seen = exact()
     context(torch.randn(4096, 3), KeptHere()).choose("", [division], whole)
     assert len(seen) == 1
+
+
+class Core:
+    """As much of a core as deciding takes."""
+
+    def stats(self) -> dict[str, int]:
+        return {"budget_bytes": 16 << 20, "slab_bytes": 0, "chunk_bytes": 1 << 16}
+
+
+def test_larger_parts_are_tried_where_small_ones_are_not_exact(tmp_path: Path) -> None:
+    build.load()
+    limits = []
+
+    def handler(context: Context, values: Tensor) -> Tensor:
+        limits.append(context.part_bytes)
+        small = context.part_bytes < 10 << 20
+        run = (lambda v: v.sum(1).nextafter(torch.tensor(9.0))) if small else whole
+        split = Split("small" if small else "large", 2, run)
+        return context.choose("", [split], whole).run(values)
+
+    runtime = Runtime(Core(), "exact", tmp_path / "store.sqlite", SplitLog(Core()))  # type: ignore[arg-type]
+    values = torch.randn(5000, 3)
+    for _ in range(2):
+        found = runtime.run("aten::sum.dim_IntList", Handler(handler), False, (values,), {})
+        assert torch.equal(found, whole(values))
+    assert limits == [8 << 20, 12 << 20, 12 << 20]  # what worked is remembered
+    with pytest.raises(CannotSplit):  # arguments that may have been written are not tried again
+        runtime.run("aten::sum.out", Handler(handler), True, (values,), {})

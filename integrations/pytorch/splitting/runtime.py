@@ -64,7 +64,19 @@ class Runtime:
                 return self._run(call, chosen, found, writes)
             except CannotSplit:  # parts of that size are not exact, or too small
                 self._refused.add(key)
-        return self._run(call, part_bytes, found, writes)
+        try:
+            return self._run(call, part_bytes, found, writes)
+        except CannotSplit as error:
+            if writes and not found.repeatable:
+                raise
+            return self._run_larger(call, part_bytes, found, error)
+
+    def _run_larger(self, call: Call, part_bytes: int, found: Handler, error: CannotSplit) -> Any:
+        """Parts that may not fit: what they need is an estimate, and larger ones are exact more often."""
+        for limit in (part_bytes * 3 // 2, part_bytes * 2):
+            with contextlib.suppress(CannotSplit):
+                return self._run(call, limit, found, writes=False)
+        raise error
 
     def _run(self, call: Call, part_bytes: int, found: Handler, writes: bool) -> Any:
         """The same, with smaller parts if the first do not fit."""
