@@ -13,22 +13,19 @@ MB are 10^6 bytes here, so that a limit is kept however it is read; the paper's 
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import os
-import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks import machine, results
 from benchmarks.models.mmcnn import NETWORKS
-from benchmarks.runs import ROOT, TIMEOUT_SECONDS, RunFailed
+from benchmarks.runs import RunFailed
 from benchmarks.splitting import mmcnn_tables
+from benchmarks.splitting.child_runs import run_child
 from benchmarks.splitting.layers import layers_of
-from swapd.splitting.segments import schedule_layers
+from swapd.splitting.segments import Layer, schedule_layers
 from swapd.units import format_bytes
 
 LIMITS_MB = (200, 100, 50, 10, 5)
@@ -37,15 +34,16 @@ CHUNK_BYTES = 16 << 10
 MB, MIB = 1_000_000, 1 << 20
 PAPERS_MIB = {"AlexNet": mmcnn_tables.rows(mmcnn_tables.TABLE_4_ALEXNET)}
 PAPERS_MIB["VGG-D19"] = mmcnn_tables.rows(mmcnn_tables.TABLE_6_VGG_D19)
+PAPERS_TABLE_2 = {"AlexNet": (233, 144, 5), "VGG-S": (432, 288, 5), "VGG-D19": (788, 392, 5)}
 PAPERS_NUMBERS = mmcnn_tables.rows(mmcnn_tables.TABLE_3)
 TOLERANCE = 1e-4  # of the largest output, where another rounding is allowed
 
 
 def run(network: str, limit_mb: int | None, split: str, iterations: int) -> dict[str, Any]:
     """One process; without a limit, plain PyTorch. Raises RunFailed."""
-    variables = {"OMP_NUM_THREADS": "1"}
+    variables = {}
     if limit_mb is not None:
-        variables |= {
+        variables = {
             "OOC_ALLOC": "emulated",
             "OOC_BUDGET": str(limit_mb * MB),
             "OOC_CHUNK_SIZE": str(CHUNK_BYTES),
@@ -53,25 +51,8 @@ def run(network: str, limit_mb: int | None, split: str, iterations: int) -> dict
             "OOC_EMULATED_GRANULARITY": str(CHUNK_BYTES),
             "OOC_SPLIT": split,
         }
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("OOC_")}
-    before = machine.describe()
-    with tempfile.TemporaryDirectory(prefix="ooc-bench-") as folder:
-        output = Path(folder) / "child.json"
-        command = [sys.executable, "-m", "benchmarks.splitting.inference_child", network, str(iterations), str(output)]
-        done = subprocess.run(
-            command,
-            cwd=ROOT,
-            env=kept | variables,
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_SECONDS,
-            check=False,
-        )
-        if done.returncode != 0:
-            raise RunFailed(f"{network} under {limit_mb} MB, {split}\n{done.stdout[-1000:]}\n{done.stderr[-3000:]}")
-        found: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
     facts = {"network": network, "limit_mb": limit_mb, "split": split if limit_mb is not None else None}
-    return {**facts, "environment": variables, "machine": before, "load_after": machine.load(), **found}
+    return facts | run_child("benchmarks.splitting.inference_child", [network, str(iterations)], variables)
 
 
 def compared(record: dict[str, Any], plain: dict[str, Any]) -> dict[str, Any]:
@@ -150,6 +131,24 @@ def overview(records: list[dict[str, Any]]) -> str:
     return results.markdown(header, rows)
 
 
+def in_all(records: list[dict[str, Any]]) -> str:
+    """Table 2: what a network takes in one piece, layer by layer, and in the least memory that was tried."""
+    rows = []
+    for network in dict.fromkeys(record["network"] for record in records):
+        limited = [r for r in records if r["network"] == network and r["limit_mb"] is not None]
+        largest = max(layer.input_bytes + layer.output_bytes + layer.weight_bytes for layer in layers_of_named(network))
+        peak = max(record["summary"]["live_peak_bytes"] for record in limited)
+        least = min(record["summary"]["device_peak_bytes"] for record in limited)
+        ours = [f"{size / MIB:.1f}" for size in (peak, largest, least)]
+        rows.append([network, *(f"{mine} ({theirs})" for mine, theirs in zip(ours, PAPERS_TABLE_2[network]))])
+    return results.markdown(["MiB (in brackets: the paper's)", "all at once", "largest layer (vDNN)", "in parts"], rows)
+
+
+def layers_of_named(network: str) -> list[Layer]:
+    """As `layers_of`, of a network with its own number of classes."""
+    return layers_of(NETWORKS[network](), network)
+
+
 def published(network: str, number: int, limit_mb: int) -> str:
     """The paper's MiB of a layer under a limit, and its two numbers where it prints them; empty if it does not."""
     column = LIMITS_MB.index(limit_mb) if limit_mb in LIMITS_MB else None
@@ -166,7 +165,7 @@ def layer_table(records: list[dict[str, Any]], network: str) -> str:
     """Each layer's largest working set under each limit, beside the paper's schedule for the same limit."""
     runs = {r["limit_mb"]: r for r in records if r["network"] == network and r["limit_mb"] is not None}
     limits = sorted(runs, reverse=True)
-    layers = layers_of(NETWORKS[network](), network)
+    layers = layers_of_named(network)
     schedules = {limit: schedule_layers(layers, limit * MIB) for limit in limits}
     rows = []
     for index, layer in enumerate(layers[1:], start=1):
@@ -219,7 +218,8 @@ def write_tables(target: Path) -> Path:
         "# Inference with little memory\n\nMade from the raw data in `inference/` by "
         "`python -m benchmarks.splitting.inference --tables`. The device is emulated.\n\n" + overview(records)
     )
-    text += f"\n![Running time and copies over memory]({draw(records, target).name})\n"
+    text += f"\n![Running time and copies over memory]({draw(records, target).name})\n\n"
+    text += in_all(records)
     for network in dict.fromkeys(record["network"] for record in records):
         text += (
             f"\n## {network}\n\nMiB of the largest working set of the layer's functions. In brackets what mmCNN's "

@@ -9,16 +9,13 @@ divisions do not suffice). Losses and the final state are compared bit by bit. T
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from benchmarks import machine, results
-from benchmarks.runs import ROOT, TIMEOUT_SECONDS, RunFailed
+from benchmarks.runs import RunFailed
+from benchmarks.splitting.child_runs import run_child
 from benchmarks.splitting.training_child import CASES
 
 STEPS = 6
@@ -33,34 +30,18 @@ LARGEST = {  # of one function, undivided
 
 def run(case: str, split: str | None, steps: int) -> dict[str, Any]:
     """One process; without a mode of splitting, plain PyTorch. Raises RunFailed."""
-    variables = {"OMP_NUM_THREADS": "1"}
+    variables = {}
     if split is not None:
-        variables |= {
+        variables = {
             "OOC_ALLOC": "emulated",
             "OOC_BUDGET": str(BUDGETS[case]),
             "OOC_CHUNK_SIZE": str(CHUNK_BYTES),
             "OOC_SMALL_LIMIT": str(CHUNK_BYTES // 2),
             "OOC_SPLIT": split,
         }
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("OOC_")}
-    before = machine.describe()
-    with tempfile.TemporaryDirectory(prefix="ooc-bench-") as folder:
-        output = Path(folder) / "child.json"
-        command = [sys.executable, "-m", "benchmarks.splitting.training_child", case, str(steps), str(output)]
-        done = subprocess.run(
-            command,
-            cwd=ROOT,
-            env=kept | variables,
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_SECONDS,
-            check=False,
-        )
-        if done.returncode != 0:
-            raise RunFailed(f"{case}, {split}\n{done.stdout[-1000:]}\n{done.stderr[-3000:]}")
-        found: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
-    facts = {"case": case, "split": split, "environment": variables, "machine": before}
-    return {**facts, "load_after": machine.load(), **found}
+    return {"case": case, "split": split} | run_child(
+        "benchmarks.splitting.training_child", [case, str(steps)], variables
+    )
 
 
 def measure(cases: list[str], steps: int, target: Path) -> list[str]:
