@@ -98,3 +98,23 @@ def test_larger_parts_are_tried_where_small_ones_are_not_exact(tmp_path: Path) -
     assert limits == [8 << 20, 12 << 20, 12 << 20]  # what worked is remembered
     with pytest.raises(CannotSplit):  # arguments that may have been written are not tried again
         runtime.run("aten::sum.out", Handler(handler), True, (values,), {})
+
+
+def test_a_verdict_is_for_a_number_of_threads(tmp_path: Path) -> None:
+    build.load()
+    division, seen = exact()
+
+    def handler(context: Context, values: Tensor) -> Tensor:
+        return context.choose("", [division], whole).run(values)
+
+    runtime = Runtime(Core(), "exact", tmp_path / "store.sqlite", SplitLog(Core()))  # type: ignore[arg-type]
+    threads = torch.get_num_threads()
+    runs = []
+    try:
+        for number in (threads, threads, threads + 1):
+            torch.set_num_threads(number)
+            runtime.run("aten::sum.dim_IntList", Handler(handler), False, (torch.randn(5000, 3),), {})
+            runs.append(len(seen))
+    finally:
+        torch.set_num_threads(threads)
+    assert runs == [2, 3, 5]  # compared and run; run; compared and run

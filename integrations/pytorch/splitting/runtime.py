@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import os
 import platform
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ class Runtime:
         self._core = core
         self._chunk_bytes = int(core.stats()["chunk_bytes"])
         self._store_path = store if store is not None else default_path()
-        self._device, self._library = processor(), library()
+        self._device = processor()
         self._splits = splits
         self._known: dict[tuple[str, str], int] = {}  # what one part may take, by operator and shapes
         self._refused: set[tuple[str, str]] = set()  # those that cannot be run in parts as small as the planner's
@@ -90,7 +91,7 @@ class Runtime:
                 verdicts=self._store,
                 tally=self.tally,
                 device=self._device,
-                library=self._library,
+                library=library(),  # programs change the number of threads as they go
                 managed=True,
             )
             try:
@@ -152,7 +153,14 @@ def library() -> str:
     known = " ".join(
         f"{name}={os.environ[name]}" for name in sorted(os.environ) if name.startswith(("MKL_", "ONEDNN_"))
     )
-    return f"torch {torch.__version__}, {', '.join(settings)}" + (f", {known}" if known else "")
+    return f"torch {torch.__version__}, {', '.join(settings)}, {_ways()}" + (f", {known}" if known else "")
+
+
+@cache
+def _ways() -> str:
+    """Which version of the code that divides: a verdict is on what that did."""
+    sources = sorted(Path(__file__).parent.glob("*.py"))
+    return f"ways {hashlib.sha256(b''.join(source.read_bytes() for source in sources)).hexdigest()[:12]}"
 
 
 _runtime: Runtime | None = None
