@@ -112,7 +112,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="few rounds: shows that it works, measures nothing")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--batch", type=int, default=BATCH)
-    default = results.folder("cpu") / "splitting" / "uneven.json"
+    default = results.folder() / "splitting" / "uneven.json"
     parser.add_argument("--output", type=Path, default=default)
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
