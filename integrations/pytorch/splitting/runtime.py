@@ -42,10 +42,14 @@ class Runtime:
         self._core = core
         self._chunk_bytes = int(core.stats()["chunk_bytes"])
         self._store_path = store if store is not None else default_path()
-        self._device = processor()
         self._splits = splits
         self._known: dict[tuple[str, str], int] = {}  # what one part may take, by operator and shapes
         self._refused: set[tuple[str, str]] = set()  # those that cannot be run in parts as small as the planner's
+
+    @cached_property
+    def _device(self) -> str:
+        """Looked up when something is split for the first time."""
+        return processor()
 
     @cached_property
     def _store(self) -> Store:
