@@ -7,6 +7,18 @@ import torch
 from program import begin, finish
 
 
+class Sub(torch.Tensor):
+    """A subclass without anything of its own."""
+
+
+class Seen(torch.Tensor):
+    """A subclass that sees every function."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
 def pressure(x: torch.Tensor) -> torch.Tensor:
     """Operators on enough other memory that whatever may leave the device does."""
     kept = [x * (1 + index / 10) for index in range(24)]
@@ -20,6 +32,12 @@ def views(x: torch.Tensor) -> dict[str, Any]:
         "numpy": lambda t: t.numpy(),
         "asarray": lambda t: np.asarray(t),
         "dlpack": lambda t: np.from_dlpack(t),
+        "subclass": lambda t: t.as_subclass(Sub).numpy(),
+        "subclass's array": lambda t: np.asarray(t.as_subclass(Seen)),
+        "subclass's buffer": lambda t: t.as_subclass(Sub).__array__(),
+        "forced": lambda t: t.as_subclass(Seen).numpy(force=True),
+        "base class": lambda t: torch._C.TensorBase.numpy(t),
+        "subclass's dlpack": lambda t: np.from_dlpack(t.as_subclass(Sub)),
         "detached": lambda t: t.detach().view(-1).numpy().reshape(t.shape),
     }
     for name, way in ways.items():
