@@ -6,6 +6,7 @@ All sizes are bytes, all times seconds. Calls that wait (swap-ins, evictions) gi
 from __future__ import annotations
 
 import ctypes
+import gc
 import importlib.resources
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -39,6 +40,13 @@ class StrictViolation(OocError):
 
 
 _ERRORS: dict[int, type[OocError]] = {1: OutOfMemory, 2: DriverFailure, 3: StrictViolation, 4: OocError}
+
+
+def set_built_in(owner: type, name: str, value: Any) -> None:
+    """Sets an attribute of a class that is written in C, which `setattr` refuses to."""
+    (members,) = gc.get_referents(vars(owner))
+    members[name] = value
+    ctypes.pythonapi.PyType_Modified(ctypes.py_object(owner))
 
 
 class _Config(ctypes.Structure):

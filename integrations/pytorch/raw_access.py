@@ -15,14 +15,16 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from types import FrameType
+from types import FrameType, MethodDescriptorType
 from typing import Any
 
 import torch
 import torch.utils.dlpack
+from numpy import ndarray
 
 from integrations.pytorch import large_storages
 from ooc_alloc import READ, WRITE, Core, OutOfMemory
+from ooc_alloc._native import set_built_in
 
 # Callers of data_ptr() that only compare addresses.
 _IDENTITY_CALLERS = {
@@ -72,8 +74,12 @@ _plain_data_ptr: Callable[[Any], int] = torch.UntypedStorage.data_ptr
 
 
 def _pin(core: Core, thing: Any) -> int:
+    return _pin_address(core, address_of(thing))
+
+
+def _pin_address(core: Core, address: int) -> int:
     try:
-        return core.pin(address_of(thing), READ | WRITE)
+        return core.pin(address, READ | WRITE)
     except OutOfMemory as error:
         raise torch.OutOfMemoryError(
             f"{error} What reaches a tensor's memory without PyTorch (NumPy, pickle, data_ptr and the like) needs all "
@@ -116,20 +122,25 @@ class _Patches:
         self._undo: list[Callable[[], None]] = []
 
     def replace(self, owner: Any, name: str, make: Callable[[Callable[..., Any]], Any]) -> None:
+        """Replaces `owner.name` by what `make` makes of it; a method written in C for all subclasses of its class."""
         original = getattr(owner, name, None)
         if original is None:
             return
+        if isinstance(original, MethodDescriptorType):
+            owner = original.__objclass__
+            set_built_in(owner, name, make(original))
+            self._undo.append(lambda: set_built_in(owner, name, original))
+            return
         own = name in vars(owner)
-        replacement = make(original)
-        setattr(owner, name, replacement)
+        setattr(owner, name, make(original))
+        self._undo.append(lambda: setattr(owner, name, original) if own else delattr(owner, name))
 
-        def undo() -> None:
-            if own:
-                setattr(owner, name, original)
-            else:
-                delattr(owner, name)
-
-        self._undo.append(undo)
+    def hide(self, owner: Any, name: str) -> None:
+        """Takes an attribute away that has no door to watch."""
+        if name in vars(owner):
+            original = vars(owner)[name]
+            delattr(owner, name)
+            self._undo.append(lambda: setattr(owner, name, original))
 
     def undo(self) -> None:
         for undo in reversed(self._undo):
@@ -170,6 +181,7 @@ def install(core: Core) -> Callable[[], None]:
     patches.replace(tensor, "tolist", lambda original: large_storages.tolist(original, during_call(original)))
     patches.replace(tensor, "numpy", functools.partial(_numpy, core))
     patches.replace(tensor, "__dlpack__", for_life)
+    patches.hide(tensor, "__dlpack_c_exchange_api__")  # C functions; who looks for them falls back to __dlpack__
     patches.replace(tensor, "data_ptr", address)
     patches.replace(tensor, "const_data_ptr", address)
     patches.replace(storage, "data_ptr", address)
@@ -192,16 +204,11 @@ def install(core: Core) -> Callable[[], None]:
 def _numpy(core: Core, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def numpy(self: torch.Tensor, *, force: bool = False) -> Any:
-        source = self.detach().cpu().resolve_conj().resolve_neg() if force else self
-        usual = type(source) in (torch.Tensor, torch.nn.Parameter) and source.layout == torch.strided
-        if not usual or source.requires_grad:
-            return original(source)  # raises, or is a subclass's own affair
-        token = _pin(core, source)
-        try:
-            array = original(source)
-        except BaseException:
-            core.unpin(token, READ | WRITE)
-            raise
+        array = original(self, force=force)
+        if not isinstance(array, ndarray):  # a subclass's own affair, which asks here for its parts
+            return array
+        # By its own address: it may be of another tensor than `self`, such as a forced copy or a part of a subclass.
+        token = _pin_address(core, array.__array_interface__["data"][0])
         # It is the base of every view of it: NumPy shortens chains of arrays only, and its own base is a tensor.
         weakref.finalize(array, core.unpin, token, READ | WRITE).atexit = False
         return array
