@@ -71,6 +71,7 @@ void ooc_core_address_range(ooc_core* core, uintptr_t* base, uintptr_t* bytes) {
 }
 
 uint64_t ooc_core_small_limit(ooc_core* core) { return core->core.small_limit_bytes(); }
+uintptr_t ooc_core_slab_address(ooc_core* core) { return reinterpret_cast<uintptr_t>(core->core.slab_address()); }
 
 void* ooc_core_malloc(ooc_core* core, uint64_t bytes) {
   void* address = nullptr;

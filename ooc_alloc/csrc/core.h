@@ -4,7 +4,7 @@
 // and given up around copies and waits; a region in transition is marked, so that nobody else moves it meanwhile.
 //
 //   created chunks == free + held by regions (resident, moving, cached) + backing slabs        (audit.cpp recounts it)
-//   device bytes <= budget, but for counted overruns by slabs, which cannot be refused
+//   device bytes <= budget
 #pragma once
 
 #include <algorithm>
@@ -159,6 +159,7 @@ class Core {
   Recorder& recorder() { return recorder_; }
   uint64_t chunk_bytes() const { return chunk_bytes_; }
   uint64_t small_limit_bytes() const { return small_limit_; }
+  const char* slab_address() const { return address_of(heap_first_chunk_); }
   std::mutex& mutex() { return mutex_; }
   void set_scheduler(Scheduler* scheduler) { scheduler_ = scheduler; }
   ooc_stats& counters() { return stats_; }

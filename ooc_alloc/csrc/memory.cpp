@@ -182,6 +182,13 @@ void* Core::malloc_small(Lock& lock, uint64_t bytes, uint32_t stream) {
   const uint64_t offset = heap_->allocate(bytes);
   if (offset == SmallHeap::kFailed) return malloc_region(lock, bytes, stream);
   const uint64_t first = heap_->first_chunk(offset), last = heap_->last_chunk(offset);
+  uint64_t fresh = 0;
+  for (uint64_t c = first; c <= last; ++c) fresh += heap_chunks_[c].users == 0 ? 1 : 0;
+  if (fresh > 0 && heap_used_ + fresh > std::max<uint64_t>(pool_->limit() / 2, 1)) {
+    // Slabs never leave the device, so they get half of it. What finds no room there is a variable like any other.
+    heap_->free(offset);
+    return malloc_region(lock, bytes, stream);
+  }
   for (uint64_t c = first; c <= last; ++c)
     if (heap_chunks_[c].users++ == 0) {
       heap_top_ = std::max(heap_top_, c + 1);
@@ -215,10 +222,8 @@ bool Core::back_heap_chunk(Lock& lock, uint64_t c) {
   if (heap_chunks_[c].chunk != kNoChunk) return true;
   heap_chunks_[c].pending = true;
   Chunk chunk = kNoChunk;
-  if (!make_room(lock, 1, 0) || !take_idle(1, &chunk)) {
-    chunk = pool_->take_beyond_limit();  // a small allocation cannot be refused: its callers do not expect it
-    if (chunk != kNoChunk) ++stats_.budget_overrun_count;
-  }
+  int attempts = 0;
+  while (++attempts <= kPatience && make_room(lock, 1, 0) && !take_idle(1, &chunk)) continue;
   CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
   if (chunk != kNoChunk) {
     lock.unlock();

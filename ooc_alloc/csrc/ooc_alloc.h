@@ -205,8 +205,10 @@ OOC_API int32_t ooc_core_device_ordinal(ooc_core* core);
 // The address range that holds every allocation of the core: [*base, *base + *bytes).
 OOC_API void ooc_core_address_range(ooc_core* core, uintptr_t* base, uintptr_t* bytes);
 
-// Allocations up to this size are never swapped.
+// Allocations up to this size go to slabs, which never leave the device, as long as these take half of the budget at most.
 OOC_API uint64_t ooc_core_small_limit(ooc_core* core);
+// What lies in slabs lies from this address on.
+OOC_API uintptr_t ooc_core_slab_address(ooc_core* core);
 
 // Null on failure (bytes > 0). The memory is pinned until the running function, or else the next one, has ended.
 OOC_API void* ooc_core_malloc(ooc_core* core, uint64_t bytes);

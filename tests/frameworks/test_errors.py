@@ -263,6 +263,18 @@ def test_summary_that_cannot_be_written(tmp_path: Path, place: str) -> None:
     assert "Traceback" not in ended.errors
 
 
+def test_many_small_tensors_stay_within_the_budget(tmp_path: Path) -> None:
+    source = """
+    import torch
+    tensors = [torch.full((2560,), float(index)) for index in range(3000)]
+    print(sum(float(tensor.mean()) for tensor in tensors))
+    """
+    ended = run_source(tmp_path, source, OOC_BUDGET="8MiB", OOC_SMALL_LIMIT="32KiB").check()
+    assert ended.output == f"{3000 * 2999 / 2}\n"
+    assert ended.figures["device_peak_bytes"] <= 8 * MIB
+    assert ended.figures["swap_out_bytes"] > 0
+
+
 # ---- driver calls that fail -----------------------------------------------------------------------------------------
 
 

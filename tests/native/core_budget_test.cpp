@@ -236,23 +236,35 @@ TEST(slabs_share_chunks_and_give_them_back) {
   t.expect_intact({v, next});
 }
 
-TEST(a_small_allocation_is_never_refused_and_the_overrun_is_counted_and_repaid) {
+TEST(a_small_allocation_that_does_not_fit_is_refused_and_the_need_is_named) {
   CoreTest t({2, 64, granularity() / 2});
   const Variable v = t.make(2 * t.chunk, 1);  // pinned still, the whole budget
-  void* small = t.must_malloc(100);
-  ooc_stats stats = t.stats();
-  EXPECT_EQ(stats.budget_overrun_count, uint64_t{1});
-  EXPECT_EQ(stats.device_bytes, 3 * t.chunk);
-  EXPECT_EQ(stats.min_budget_bytes, 3 * t.chunk);
+  EXPECT_TRUE(t.core.malloc(100) == nullptr);
+  EXPECT_TRUE(contains(last_error(), "OOC_BUDGET=" + std::to_string(3 * t.chunk)));
+  EXPECT_EQ(t.stats().device_peak_bytes, 2 * t.chunk);
+  EXPECT_EQ(t.stats().small_live_bytes, uint64_t{0});
+  EXPECT_EQ(t.core.audit(), OOC_OK);
   t.let_go();
-  t.core.free(v.address);
-  t.core.free(small);
-  t.core.free(t.must_malloc(2 * t.chunk));
-  t.core.release_cached();
-  EXPECT_EQ(t.make(2 * t.chunk, 2).bytes, 2 * t.chunk);
-  stats = t.stats();
-  EXPECT_TRUE(stats.device_bytes <= 2 * t.chunk);
-  EXPECT_EQ(stats.budget_overrun_count, uint64_t{1});
+  t.core.free(t.must_malloc(100));
+  t.expect_intact({v});
+}
+
+TEST(slabs_leave_half_of_the_budget_to_variables_that_can_move) {
+  CoreTest t({8, 64, granularity() / 4});
+  std::vector<Variable> small;
+  for (unsigned i = 0; i < 60; ++i) {
+    small.push_back(t.make(t.chunk / 4, i));
+    t.let_go();
+  }
+  EXPECT_EQ(t.stats().slab_bytes, 4 * t.chunk);
+  EXPECT_EQ(t.stats().region_live_bytes, (60 - 16) * t.chunk / 4);
+  EXPECT_TRUE(t.stats().swap_out_bytes > 0);
+  EXPECT_TRUE(t.stats().device_peak_bytes <= 8 * t.chunk);
+  t.expect_intact(small);
+  const Variable large = t.make(4 * t.chunk, 61);  // there is room for it
+  t.expect_intact({large});
+  t.free(small);
+  EXPECT_EQ(t.core.audit(), OOC_OK);
 }
 
 TEST(cached_memory_goes_back_to_the_driver_on_request) {

@@ -76,9 +76,10 @@ class DeviceBackedCpuAllocator final : public c10::Allocator {
     } else if (bytes > 0) {
       address = ooc_core_malloc(core, bytes);
       if (address == nullptr) raise(OOC_OUT_OF_MEMORY);
-      if (bytes > small_bytes && bytes <= kStaysOutsideFunctions && !ooc_core_in_function(core))
+      const bool may_leave = owned(address) && !in_slab(address);
+      if (may_leave && bytes <= kStaysOutsideFunctions && !ooc_core_in_function(core))
         ooc_core_pin(core, address, OOC_READ | OOC_WRITE, nullptr);
-      if (bytes > small_bytes && places_wanted.load(std::memory_order_relaxed)) note_place(address);
+      if (may_leave && places_wanted.load(std::memory_order_relaxed)) note_place(address);
     }
     return {address, address, &free_block, c10::Device(c10::DeviceType::CPU)};
   }
@@ -129,6 +130,7 @@ void use_core(int64_t handle, int64_t slice) {
   core = next;
   slice_bytes = static_cast<uint64_t>(slice);
   small_bytes = ooc_core_small_limit(core);
+  slab_base = ooc_core_slab_address(core);
   ooc_stats stats;
   ooc_core_read_stats(core, &stats);
   chunk_bytes = stats.chunk_bytes;

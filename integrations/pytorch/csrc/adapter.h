@@ -23,9 +23,11 @@ inline const c10::DispatchKeySet kBelow(c10::DispatchKeySet::FULL_AFTER, kKey);
 inline ooc_core* core = nullptr;  // set once; stays valid for the life of the process
 inline int cuda_device = -1;      // the CUDA device whose memory is managed; -1: the memory of CPU tensors is
 inline uint64_t slice_bytes = uint64_t{64} << 20, small_bytes = 0, chunk_bytes = 0;
-inline uintptr_t range_base = 0, range_bytes = 0;
+inline uintptr_t range_base = 0, range_bytes = 0, slab_base = 0;
 
 inline bool owned(const void* address) { return reinterpret_cast<uintptr_t>(address) - range_base < range_bytes; }
+// Of an address that is ours: it never leaves the device.
+inline bool in_slab(const void* address) { return reinterpret_cast<uintptr_t>(address) >= slab_base; }
 inline bool on_cuda() { return kWithCuda && cuda_device >= 0; }
 
 // The core's last error in this thread, as PyTorch's own exception for it.

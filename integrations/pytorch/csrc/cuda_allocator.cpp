@@ -86,8 +86,8 @@ void* CudaAllocator::take(size_t bytes, cudaStream_t stream) {
     block = take_from_pool(*pool, bytes, stream, record.rounded);
   } else {
     block = take_from_core(bytes, stream);
-    if (bytes > small_bytes) function_allocated(block);
-    if (bytes > small_bytes && places_wanted.load(std::memory_order_relaxed)) note_place(block);
+    if (!in_slab(block)) function_allocated(block);
+    if (!in_slab(block) && places_wanted.load(std::memory_order_relaxed)) note_place(block);
   }
   record.context = ledger_.gather(native::RecordContext::STATE);
   ledger_.allocated(block, std::move(record));
