@@ -168,7 +168,7 @@ TEST(where_the_system_has_no_host_memory_left_nobody_is_told_to_raise_the_limit)
   }
   t.core.free(t.must_malloc(2 * t.chunk));
   {
-    const FaultsForTest faults("cuMemcpyDtoHAsync");  // there is host memory, and nothing gets there
+    const FaultsForTest faults("cuMemcpyDtoHAsync");  // there is host memory, and nothing can be copied there
     EXPECT_TRUE(t.core.malloc(4 * t.chunk) == nullptr);
     EXPECT_TRUE(contains(last_error(), "driver refused") && !contains(last_error(), "raise"));
   }

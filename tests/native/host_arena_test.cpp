@@ -82,15 +82,15 @@ TEST(the_budget_is_exact) {
 
 TEST(it_tells_its_budget_from_a_system_that_gives_no_more) {
   HostArena arena(driver(), 4 * kPage);
-  EXPECT_TRUE(arena.allocate(5 * kPage) == nullptr && !arena.refused_by_system());
+  EXPECT_TRUE(arena.allocate(5 * kPage) == nullptr && arena.refusal() == Refusal::kBudget);
   rlimit before{};
   ASSERT_EQ(getrlimit(RLIMIT_DATA, &before), 0);
-  const rlimit none{0, before.rlim_max};
+  const rlimit none{kPage, before.rlim_max};  // 0 would be no limit
   ASSERT_EQ(setrlimit(RLIMIT_DATA, &none), 0);
   const char* refused = arena.allocate(kPage);
   ASSERT_EQ(setrlimit(RLIMIT_DATA, &before), 0);
-  EXPECT_TRUE(refused == nullptr && arena.refused_by_system());
-  EXPECT_TRUE(arena.allocate(kPage) != nullptr && !arena.refused_by_system());
+  EXPECT_TRUE(refused == nullptr && arena.refusal() == Refusal::kSystem);
+  EXPECT_TRUE(arena.allocate(kPage) != nullptr && arena.refusal() == Refusal::kNone);
 }
 
 TEST(a_block_may_lie_across_extents_and_a_copy_can_be_split_there) {
