@@ -15,6 +15,7 @@ from ooc_alloc import Core, OocError, device_memory, library_path
 from swapd import endings, observer
 from swapd.config import Config
 from swapd.daemon import Daemon
+from swapd.files import is_stream
 from swapd.machine import known_machine
 from swapd.summary import audit_agrees, make_summary, write_summary
 
@@ -114,6 +115,7 @@ class Session:
             trace_path=_own_path(config.trace),
         )
         self.summary_path = _own_path(config.summary)
+        self._rewritten = self.summary_path is not None and not is_stream(self.summary_path)
         self.observer = observer.Observer(self, timeline=_own_path(config.timeline), report=_own_path(config.report))
         self.closed = False
         self._forked = False
@@ -159,7 +161,7 @@ class Session:
                 raise
             log.warning("planning failed; the program goes on in demand mode", exc_info=True)
             self.daemon.policy = "none"
-        if self.summary_path is not None and time.monotonic() - self._last_written > _SUMMARY_EVERY_SECONDS:
+        if self._rewritten and time.monotonic() - self._last_written > _SUMMARY_EVERY_SECONDS:
             self._write_summary(final=False)
         elif self._followers and time.monotonic() - self._last_audit > _AUDIT_EVERY_SECONDS:
             self._audited()  # here, where this thread holds nothing: a recount amid an allocation would not agree
@@ -233,6 +235,10 @@ class Session:
         if self.summary_path is None or self.closed or self._forked:
             return
         with self._write_lock:
+            if not self._rewritten:  # once, at the end
+                if not final or self._last_written:
+                    return
+                self._last_written = time.monotonic()
             try:
                 last = self._audited() if snapshot is None else snapshot
                 made = make_summary(self.daemon, final, last.stats, last.audit_agrees, self.split_figures())

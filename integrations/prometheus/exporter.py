@@ -20,7 +20,7 @@ from integrations.prometheus.page import CONTENT_TYPE, Page
 from integrations.prometheus.ranks import local_rank, rank
 from integrations.prometheus.server import Server
 from swapd.config import Config, ConfigError, server_tls
-from swapd.files import write_whole
+from swapd.files import is_stream, write_whole
 from swapd.session import Session, Snapshot
 
 log = logging.getLogger("ooc.prometheus")
@@ -113,7 +113,7 @@ class Exporter:
         tasks = []
         if self.server is not None:
             tasks.append(asyncio.ensure_future(self.server.run()))
-        if self._file is not None:
+        if self._file is not None and not is_stream(self._file):
             tasks.append(asyncio.ensure_future(self._write_often()))
         await self._stop.wait()
         for task in tasks:

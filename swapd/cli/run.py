@@ -17,6 +17,7 @@ from swapd.cli.options import read_program_config, setting_options
 from swapd.cli.output import Failure, console
 from swapd.cli.summary import summary_table
 from swapd.config import Config
+from swapd.files import is_stream, write_whole
 
 NO_SUMMARY = (
     "the program left no summary: it did not import PyTorch, or the allocator did not start (its reason is above; "
@@ -66,7 +67,8 @@ def run_with_summary(
     """Run the program; its exit status, and its summary if it left one."""
     folder = Path(tempfile.mkdtemp(prefix="swapd-"))
     try:
-        path = config.summary or folder / "summary.json"
+        asked = config.summary
+        path = folder / "summary.json" if asked is None or is_stream(asked) else asked
         before = _stamp(path)
         config = dataclasses.replace(config, summary=path.absolute())
         status = run_program(arguments, config, stdout_is_ours=stdout_is_ours)
@@ -77,6 +79,8 @@ def run_with_summary(
         except (OSError, ValueError) as error:
             click.echo(f"swapd: the summary {path} cannot be read: {error}", err=True)
             return status, None
+        if asked is not None and asked != path:  # a pipe cannot be read again
+            _write(str(asked), summary)
         return status, summary if isinstance(summary, dict) else None
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -98,6 +102,6 @@ def _write(path: str, summary: dict[str, Any]) -> None:
         sys.stdout.flush()
         return
     try:
-        Path(path).write_text(text, encoding="utf-8")
+        write_whole(path, text.encode())
     except OSError as error:
         raise Failure(f"cannot write {path}: {error.strerror}") from None

@@ -49,7 +49,7 @@ def test_pipes_are_written_once_at_the_end(tmp_path: Path) -> None:
     assert ready == "ready"
     assert json.loads(summary)["final"]
     assert Trace.from_bytes(read[0]).functions > 0
-    assert ended.stderr.startswith("<!DOCTYPE html>") and ended.stderr.rstrip().endswith("</html>")
+    assert ended.stderr.startswith("<!doctype html>") and ended.stderr.rstrip().endswith("</html>")
     assert names(tmp_path) == ["pipe"]
 
 
