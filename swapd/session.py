@@ -17,11 +17,12 @@ from swapd.config import Config
 from swapd.daemon import Daemon
 from swapd.files import is_stream
 from swapd.machine import known_machine
+from swapd.ranks import claim, is_child, is_launcher, own_file, with_word
 from swapd.summary import audit_agrees, make_summary, write_summary
 
 log = logging.getLogger("ooc.swapd")
 
-_MAIN_PID = "_OOC_MAIN_PID"  # set for child processes, which must not overwrite the parent's summary
+SESSION_OF = "_OOC_SESSION_OF"  # set for child processes, which must not overwrite the parent's summary
 _CUDA_GRANULARITY, _EMULATED_GRANULARITY = 2 << 20, 64 << 10  # bytes: what a chunk's size is a multiple of
 _SUMMARY_EVERY_SECONDS = 1.0
 _AUDIT_EVERY_SECONDS = 60.0  # for followers: a recount holds the program up for a millisecond or so
@@ -129,11 +130,10 @@ class Session:
 
     def started(self) -> None:
         """From now on a summary is written however the program ends; a kill -9 leaves the one of the last iteration."""
-        os.environ.setdefault(_MAIN_PID, str(os.getpid()))
+        claim(SESSION_OF)
         atexit.register(self.stop)
         self.observer.start()
         endings.watch(self)
-        self._write_summary(final=False)
         log.info("active on %s, budget %d bytes", self.device_name, self.budget_bytes)
 
     def follow(self, follower: Follower) -> None:
@@ -227,12 +227,17 @@ class Session:
     def record_places(self, on: bool) -> None:
         """For the observer: whether the integration is to tell where in the program variables are allocated."""
 
+    def managed(self) -> bool:
+        """Whether there was anything to manage; who had nothing, such as a launcher, leaves no files."""
+        stats = self.snapshot().stats
+        return bool(stats["functions"] or stats["allocations"])
+
     def split_figures(self) -> dict[str, Any] | None:
         """For the summary: what ran in parts; None where nothing does."""
         return None
 
     def _write_summary(self, *, final: bool, snapshot: Snapshot | None = None) -> None:
-        if self.summary_path is None or self.closed or self._forked:
+        if self.summary_path is None or self.closed or self._forked or not self.managed():
             return
         with self._write_lock:
             if not self._rewritten:  # once, at the end
@@ -251,8 +256,13 @@ class Session:
 
 
 def _own_path(path: Path | None) -> Path | None:
-    """The file for this process: a child process of an active one adds its number."""
-    main = os.environ.get(_MAIN_PID)
-    if path is None or main in (None, str(os.getpid())):
-        return path
-    return path.with_name(f"{path.stem}.{os.getpid()}{path.suffix}")
+    """The file for this process: a rank's, to which a child process of an active one adds its number.
+
+    A launcher has none, and a pipe is the parent's.
+    """
+    if path is None or is_launcher():
+        return None
+    own = own_file(path)
+    if own is None or not is_child(SESSION_OF):
+        return own
+    return None if is_stream(own) else with_word(own, str(os.getpid()))

@@ -197,6 +197,22 @@ def test_a_program_without_a_summary_is_said(program: Any, capfd: pytest.Capture
     assert "the program left no summary" in capfd.readouterr().err
 
 
+def test_the_summary_of_a_job_is_its_first_ranks(
+    program: Any, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "s.rank0.json").write_text('{"device": "of yesterday"}')
+    launch = """
+        import os, pathlib
+        path = pathlib.Path(os.environ["OOC_SUMMARY"])
+        for rank in range(12):
+            path.with_name(f"s.rank{rank}.json").write_text('{"device": "of rank %d"}' % rank)
+    """
+    assert main(["run", "--json", "-", "--summary", str(tmp_path / "s.json"), program(launch)]) == 0
+    out, err = capfd.readouterr()
+    assert json.loads(out) == {"device": "of rank 0"}
+    assert "12 ranks wrote files of their own; this is s.rank0.json" in err
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signals_go_to_the_program(program: Any, number: signal.Signals) -> None:
     process = start("run", program(WAIT))
