@@ -136,7 +136,8 @@ def test_torchrun_has_a_port_and_a_file_for_each_rank(tmp_path: Path) -> None:
     ]
     assert "no metrics" not in output
     assert sorted(path.name for path in tmp_path.glob("*.*") if path != script) == [
-        f"{name}.rank{rank}.{kind}" for name, kind in (("ooc", "prom"), ("s", "json"), ("s", "trace")) for rank in (0, 1)
+        *("ooc.rank0.prom", "ooc.rank1.prom"),
+        *("s.rank0.json", "s.rank0.trace", "s.rank1.json", "s.rank1.trace"),
     ]
     for rank in (0, 1):
         assert json.loads((tmp_path / f"s.rank{rank}.json").read_text())["steps"] == 2 + rank

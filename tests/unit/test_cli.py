@@ -201,12 +201,10 @@ def test_the_summary_of_a_job_is_its_first_ranks(
     program: Any, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "s.rank0.json").write_text('{"device": "of yesterday"}')
-    launch = """
-        import os, pathlib
-        path = pathlib.Path(os.environ["OOC_SUMMARY"])
-        for rank in range(12):
-            path.with_name(f"s.rank{rank}.json").write_text('{"device": "of rank %d"}' % rank)
-    """
+    launch = (
+        "import os, pathlib; path = pathlib.Path(os.environ['OOC_SUMMARY'])\n"
+        "for rank in range(12): path.with_name(f's.rank{rank}.json').write_text('{\"device\": \"of rank %d\"}' % rank)"
+    )
     assert main(["run", "--json", "-", "--summary", str(tmp_path / "s.json"), program(launch)]) == 0
     out, err = capfd.readouterr()
     assert json.loads(out) == {"device": "of rank 0"}
