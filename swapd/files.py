@@ -40,7 +40,7 @@ def is_stream(path: str | os.PathLike[str]) -> bool:
     So is a pipe, a FIFO, a terminal, /dev/null, and whatever a descriptor leads to. What does not exist will be a file.
     """
     try:
-        return descriptor_of(path) is not None or not stat.S_ISREG(os.stat(path).st_mode) and not os.path.isdir(path)
+        return descriptor_of(path) is not None or (not stat.S_ISREG(os.stat(path).st_mode) and not os.path.isdir(path))
     except OSError:
         return False
 
