@@ -142,15 +142,20 @@ class Config:
         1 MiB beside a chunk that was given.
 
         Raises:
-            ConfigError: the budget is less than a chunk.
+            ConfigError: the budget is less than a chunk, or than what is never swapped.
         """
-        chunk = self.chunk_size or 2 * MIB
+        chunk = -(-(self.chunk_size or 2 * MIB) // granularity_bytes) * granularity_bytes
         while self.chunk_size is None and chunk > granularity_bytes and budget_bytes < FEWEST_CHUNKS * chunk:
             chunk //= 2
         if budget_bytes < chunk:
             raise ConfigError(
                 f"OOC_BUDGET={self.budget or '90% of free device memory'} is {budget_bytes} bytes, less than one chunk "
                 f"(OOC_CHUNK_SIZE={exact_bytes(chunk)}); give a larger budget or smaller chunks"
+            )
+        if self.small_limit is not None and self.small_limit > budget_bytes:
+            raise ConfigError(
+                f"OOC_SMALL_LIMIT={exact_bytes(self.small_limit)} is more than the budget of {budget_bytes} bytes "
+                f"(OOC_BUDGET): nothing would ever be swapped; give less, such as {exact_bytes(max(chunk // 2, 1))}"
             )
         small = MIB if self.chunk_size is not None else chunk // 2
         return chunk, self.small_limit if self.small_limit is not None else small

@@ -55,7 +55,7 @@ def available_host_bytes(root: Path = Path("/")) -> int:
 
 
 def largest_host_bytes(root: Path = Path("/")) -> int:
-    """Bytes that this process could take if nobody else took any: the machine's memory, or its group's limit."""
+    """Bytes that this process could take if nobody else took any: the machine's, or its group's limit."""
     limits = [group.limit_bytes for folder in _folders(root) if (group := _read_group(folder, root)) is not None]
     return min([meminfo(root).get("MemTotal", UNLIMITED_FROM), *limits])
 

@@ -1,4 +1,4 @@
-"""Which of a job's processes this is, as its launcher says it in variables, and whether it is a helper of another one.
+"""Which of a job's processes this is, as its launcher says it in variables, and whether it is another one's helper.
 
 torchrun and its like, accelerate, Open MPI, MPICH and its family, and Slurm are understood.
 """

@@ -9,11 +9,11 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from ooc_alloc import Core, OocError, device_memory, library_path
+from ooc_alloc import Core, OocError, device_memory, library_path, refused_settings
 from swapd import endings, observer
-from swapd.config import Config
+from swapd.config import Config, ConfigError
 from swapd.daemon import Daemon
 from swapd.files import is_stream
 from swapd.machine import known_machine
@@ -24,6 +24,7 @@ log = logging.getLogger("ooc.swapd")
 
 SESSION_OF = "_OOC_SESSION_OF"  # set for child processes, which must not overwrite the parent's summary
 _CUDA_GRANULARITY, _EMULATED_GRANULARITY = 2 << 20, 64 << 10  # bytes: what a chunk's size is a multiple of
+_EMULATED = "libooc_emulated_cuda.so"
 _SUMMARY_EVERY_SECONDS = 1.0
 _AUDIT_EVERY_SECONDS = 60.0  # for followers: a recount holds the program up for a millisecond or so
 
@@ -50,6 +51,39 @@ class CudaDevice:
     ordinal: int = 0
     driver: str = "libcuda.so.1"
     small_alignment: int = 512  # bytes, of small blocks: what CUDA's libraries are used to
+
+
+class Limits(NamedTuple):
+    """What settings come to on a device, in bytes."""
+
+    driver: str  # its library
+    budget_bytes: int
+    host_budget_bytes: int
+    chunk_bytes: int
+    small_limit_bytes: int
+
+
+def limits_of(config: Config, cuda: CudaDevice | None = None) -> Limits:
+    """What settings come to on a CUDA device, or the emulated one. Nothing is made.
+
+    Raises:
+        ConfigError: they cannot be used there.
+        OocError: the device cannot be had.
+    """
+    os.environ.update(  # the emulated driver reads its settings there
+        {name: text for name, text in config.to_environment().items() if name.startswith("OOC_EMULATED_")}
+    )
+    driver = cuda.driver if cuda is not None else str(library_path(_EMULATED))
+    emulated = driver == str(library_path(_EMULATED))
+    try:
+        total, free = device_memory(driver, cuda.ordinal if cuda is not None else 0)
+    except OocError:
+        if emulated and (refused := refused_settings(driver)):
+            raise ConfigError(refused) from None
+        raise
+    budget = config.resolve_budget(total, free)
+    granularity = _CUDA_GRANULARITY if not emulated else config.emulated_granularity or _EMULATED_GRANULARITY
+    return Limits(driver, budget, config.resolve_host_budget(), *config.resolve_chunks(budget, granularity))
 
 
 @dataclass(frozen=True)
@@ -80,27 +114,20 @@ class Session:
     `started`; until then nothing outside the session is changed either.
     """
 
-    def __init__(self, config: Config, cuda: CudaDevice | None = None) -> None:
+    def __init__(self, config: Config, cuda: CudaDevice | None = None, limits: Limits | None = None) -> None:
         self.config = config
         self.start_time = time.time()
-        os.environ.update(  # the emulated driver reads its settings there
-            {name: text for name, text in config.to_environment().items() if name.startswith("OOC_EMULATED_")}
-        )
-        driver = cuda.driver if cuda is not None else str(library_path("libooc_emulated_cuda.so"))
-        self.emulated = cuda is None or cuda.driver == str(library_path("libooc_emulated_cuda.so"))
-        ordinal = self.device_ordinal = cuda.ordinal if cuda is not None else 0
-        total, free = device_memory(driver, ordinal)
-        budget = config.resolve_budget(total, free)
-        granularity = _CUDA_GRANULARITY if not self.emulated else config.emulated_granularity or _EMULATED_GRANULARITY
-        chunk_bytes, small_limit_bytes = config.resolve_chunks(budget, granularity)
+        limits = limits_of(config, cuda) if limits is None else limits
+        self.emulated = limits.driver == str(library_path(_EMULATED))
+        self.device_ordinal = cuda.ordinal if cuda is not None else 0
         self.core = Core(
-            driver,
-            budget_bytes=budget,
-            host_budget_bytes=config.resolve_host_budget(),
-            chunk_bytes=chunk_bytes,
-            small_limit_bytes=small_limit_bytes,
+            limits.driver,
+            budget_bytes=limits.budget_bytes,
+            host_budget_bytes=limits.host_budget_bytes,
+            chunk_bytes=limits.chunk_bytes,
+            small_limit_bytes=limits.small_limit_bytes,
             small_alignment=cuda.small_alignment if cuda is not None else 0,
-            device_ordinal=ordinal,
+            device_ordinal=self.device_ordinal,
             strict=config.strict,
             asynchronous=cuda is not None,
             host_backed=config.host_backed,

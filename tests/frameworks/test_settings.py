@@ -1,4 +1,4 @@
-"""Settings that cannot be used stop the program; what the machine cannot do is said, and the program runs without us."""
+"""Settings that cannot be used stop the program; what the machine cannot do is said, and it runs in plain memory."""
 
 from __future__ import annotations
 

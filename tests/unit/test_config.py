@@ -218,8 +218,8 @@ def test_budget() -> None:
     [
         (Config(budget=Amount(bytes=64 * KIB)), 2 * MIB, r"OOC_BUDGET=64KiB is 65536 bytes.* \(OOC_CHUNK_SIZE=2MiB\)"),
         (Config(budget=Amount(bytes=64 * KIB), chunk_size=MIB), KIB, r"less than one chunk \(OOC_CHUNK_SIZE=1MiB\)"),
-        (Config(budget=Amount(bytes=64 * KIB), chunk_size=KIB), 128 * KIB, r"less than one chunk \(OOC_CHUNK_SIZE=128KiB"),
-        (Config(budget=Amount(bytes=64 * KIB), chunk_size=KIB, small_limit=MIB), KIB, r"OOC_SMALL_LIMIT=1MiB is more .*"),
+        (Config(budget=Amount(bytes=64 * KIB), chunk_size=KIB), 128 * KIB, r"one chunk \(OOC_CHUNK_SIZE=128KiB\)"),
+        (Config(budget=Amount(bytes=64 * KIB), chunk_size=KIB, small_limit=MIB), KIB, r"OOC_SMALL_LIMIT=1MiB is more"),
         (Config(), 128 * KIB, r"OOC_BUDGET=90% of free device memory is 65536 bytes.* \(OOC_CHUNK_SIZE=128KiB\)"),
     ],
 )
