@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from swapd.cli import cli, main
+from swapd.cli.output import Failure
 from swapd.cli.summary import summary_table
 from swapd.machine import Profile, load_profile, profile_path
 from swapd.plan import Plan
@@ -230,6 +231,26 @@ def test_a_program_that_is_killed(program: Any) -> None:
 
 def test_a_summary_that_lacks_everything_can_be_shown() -> None:
     assert summary_table({}).row_count > 3
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        ["--budget", "20MiB", "AlexNet", "mode=training"],
+        ["AlexNet", "--budget", "20MiB", "mode=training"],
+        ["AlexNet", "mode=training", "--budget=20MiB"],
+    ],
+)
+def test_options_of_split_come_in_any_order(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], order: list[str]
+) -> None:
+    def layers_of(wanted: dict[str, Any]) -> dict[str, Any]:
+        assert (wanted["program"], wanted["arguments"]) == ("AlexNet", {"mode": "training"})
+        raise Failure("far enough")
+
+    monkeypatch.setattr("swapd.cli.split.layers_of", layers_of)
+    assert main(["split", *order]) == 1
+    assert capsys.readouterr().err == "swapd: far enough\n"
 
 
 # user errors
