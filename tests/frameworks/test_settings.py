@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from processes import EMULATED, code, environment, run, run_source, write_script
+
+from integrations.pytorch import build
 
 MIB = 1 << 20
 
@@ -85,9 +90,7 @@ def test_cache_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 def test_two_processes_build_the_adapter_at_once(tmp_path: Path) -> None:
-    """The compiler here copies an adapter built before, slowly, and counts its calls."""
-    from integrations.pytorch import build
-
+    """One of them compiles and says so, before; the next start says nothing. The compiler here copies what is there."""
     (tmp_path / "g++").write_text(
         f'#!/bin/sh\necho call >> {tmp_path}/calls\nsleep 2\nwhile [ "$1" != -o ]; do shift; done\n'
         f'cp {build.build()} "$2"\n'
@@ -95,14 +98,58 @@ def test_two_processes_build_the_adapter_at_once(tmp_path: Path) -> None:
     (tmp_path / "g++").chmod(0o755)
     script = write_script(tmp_path, PLAIN)
     variables = {**EMULATED, "CXX": str(tmp_path / "g++"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    command = [sys.executable, str(script)]
-    both = [subprocess.Popen(command, env=environment(variables), stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    command, pipe = [sys.executable, str(script)], subprocess.PIPE
+    ranks = [environment({**variables, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(2)]
+    both = [subprocess.Popen(command, env=env, stdout=pipe, stderr=pipe, text=True) for env in ranks]
+    said = []
     for process in both:
-        output, _ = process.communicate(timeout=240)
+        output, errors = process.communicate(timeout=240)
         assert process.returncode == 0
         assert output.splitlines() == [str(2.0 * MIB), "True"]
+        said += errors.splitlines()
     assert (tmp_path / "calls").read_text() == "call\n"
     assert len(list((tmp_path / "cache" / "ooc_alloc").glob("*.so"))) == 1
+    (line,) = said
+    assert line.startswith("ooc_alloc: compiling the PyTorch adapter") and "a minute" in line and str(tmp_path) in line
+    assert run([script], variables).check().errors == ""
+
+
+def test_who_waited_for_a_build_that_failed_does_not_try_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The ranks of a job would fail one after the other. A later start tries anew."""
+    compiler = tmp_path / "g++"
+    compiler.write_text(
+        f"#!/bin/sh\necho call >> {tmp_path}/calls\nwhile [ ! -e {tmp_path}/go ]; do sleep 0.01; done\n"
+        "echo out of disk >&2\nexit 1\n"
+    )
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    plain_flock = fcntl.flock
+
+    def flock(file: Any, how: int) -> None:
+        try:
+            plain_flock(file, how)
+        except BlockingIOError:
+            (tmp_path / "go").touch()  # somebody waits now
+            raise
+
+    monkeypatch.setattr(build.fcntl, "flock", flock)
+
+    def error_of_a_build() -> str:
+        with pytest.raises(build.AdapterError, match="out of disk") as caught:
+            build.build()
+        return str(caught.value)
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = (pool.submit(error_of_a_build) for _ in range(2))
+        assert first.result() == second.result()
+    assert (tmp_path / "calls").read_text() == "call\n"
+    waiting = [line for line in capsys.readouterr().err.splitlines() if "another process" in line]
+    assert len(waiting) == 1
+    error_of_a_build()
+    assert (tmp_path / "calls").read_text() == "call\n" * 2
 
 
 def test_autoload_switched_off(tmp_path: Path) -> None:
