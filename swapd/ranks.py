@@ -11,7 +11,11 @@ from pathlib import Path
 
 from swapd.files import is_stream
 
-_LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "deepspeed")
+_LAUNCHERS = (
+    *("torchrun", "torch.distributed.run", "torch.distributed.launch"),
+    *("accelerate", "accelerate-launch", "accelerate.commands.launch"),
+    *("deepspeed", "deepspeed.launcher.runner", "deepspeed.launcher.launch"),
+)
 # The nearest launcher first: torchrun under Slurm counts processes, and Slurm then counts launchers.
 _RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
 _LOCAL_RANKS = (

@@ -29,6 +29,8 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
         (["python", "-u", "-m", "torch.distributed.run", "train.py"], True),
         (["python", "/x/bin/torchrun", "--nproc-per-node", "2", "train.py"], True),
         (["python", "-m", "accelerate", "launch"], True),
+        (["python", "/x/bin/accelerate-launch", "train.py"], True),
+        (["python", "-u", "-m", "deepspeed.launcher.launch", "train.py"], True),
         (["python", "-c", "import torch"], False),
         (["python", "-m", "train", "torchrun"], False),
         (["python", "-m"], False),
