@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from swapd.cli import cli, main
-from swapd.cli.output import Failure
 from swapd.cli.summary import summary_table
 from swapd.machine import Profile, load_profile, profile_path
 from swapd.plan import Plan
@@ -198,20 +197,6 @@ def test_a_program_without_a_summary_is_said(program: Any, capfd: pytest.Capture
     assert "the program left no summary" in capfd.readouterr().err
 
 
-def test_the_summary_of_a_job_is_its_first_ranks(
-    program: Any, capfd: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    (tmp_path / "s.rank0.json").write_text('{"device": "of yesterday"}')
-    launch = (
-        "import os, pathlib; path = pathlib.Path(os.environ['OOC_SUMMARY'])\n"
-        "for rank in range(12): path.with_name(f's.rank{rank}.json').write_text('{\"device\": \"of rank %d\"}' % rank)"
-    )
-    assert main(["run", "--json", "-", "--summary", str(tmp_path / "s.json"), program(launch)]) == 0
-    out, err = capfd.readouterr()
-    assert json.loads(out) == {"device": "of rank 0"}
-    assert "12 ranks wrote files of their own; this is s.rank0.json" in err
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signals_go_to_the_program(program: Any, number: signal.Signals) -> None:
     process = start("run", program(WAIT))
@@ -231,26 +216,6 @@ def test_a_program_that_is_killed(program: Any) -> None:
 
 def test_a_summary_that_lacks_everything_can_be_shown() -> None:
     assert summary_table({}).row_count > 3
-
-
-@pytest.mark.parametrize(
-    "order",
-    [
-        ["--budget", "20MiB", "AlexNet", "mode=training"],
-        ["AlexNet", "--budget", "20MiB", "mode=training"],
-        ["AlexNet", "mode=training", "--budget=20MiB"],
-    ],
-)
-def test_options_of_split_come_in_any_order(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], order: list[str]
-) -> None:
-    def layers_of(wanted: dict[str, Any]) -> dict[str, Any]:
-        assert (wanted["program"], wanted["arguments"]) == ("AlexNet", {"mode": "training"})
-        raise Failure("far enough")
-
-    monkeypatch.setattr("swapd.cli.split.layers_of", layers_of)
-    assert main(["split", *order]) == 1
-    assert capsys.readouterr().err == "swapd: far enough\n"
 
 
 # user errors

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from swapd.cli import main
 from swapd.trace import Trace
 
 HERE = Path(__file__).resolve().parent
@@ -79,3 +80,17 @@ def test_a_process_that_manages_nothing_writes_nothing(tmp_path: Path) -> None:
 
 def test_a_child_process_leaves_a_pipe_to_its_parent() -> None:
     assert run("once", OOC_SUMMARY="/dev/stdout", _OOC_SESSION_OF="1:/").stdout == "ready\n"
+
+
+def test_the_summary_of_a_job_is_its_first_ranks(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "s.rank0.json").write_text('{"device": "of yesterday"}')
+    (tmp_path / "launch.py").write_text(
+        "import os, pathlib; path = pathlib.Path(os.environ['OOC_SUMMARY'])\n"
+        "for rank in range(12): path.with_name(f's.rank{rank}.json').write_text('{\"device\": \"of rank %d\"}' % rank)"
+    )
+    assert main(["run", "--json", "-", "--summary", str(tmp_path / "s.json"), str(tmp_path / "launch.py")]) == 0
+    out, err = capfd.readouterr()
+    assert json.loads(out) == {"device": "of rank 0"}
+    assert "12 ranks wrote files of their own; this is s.rank0.json" in err
