@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import os
 import pathlib
@@ -26,7 +27,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
@@ -37,7 +40,7 @@ CHUNK_SIZE = "128KiB"
 SMALL_LIMIT = "64KiB"
 MEASURED_STEPS = 3
 RUN_TIMEOUT_SECONDS = 900
-STEP_LINE = re.compile(r"^step +\d+ +loss +\S+ +([0-9.]+) s$", re.MULTILINE)
+STEP_LINE = re.compile(r"^step +\d+ +loss +\S+ +([0-9.]+) s$")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,33 +80,46 @@ def environment(variables: dict[str, str]) -> dict[str, str]:
     return kept | variables
 
 
-def run_script(what: str, command: list[str], variables: dict[str, str]) -> Run:
-    """Run ``command``; ``variables`` go to its environment. RunFailed if it fails, hangs or leaves no summary."""
+def run_script(what: str, command: list[str], variables: dict[str, str], on_step: Callable[[float], None]) -> Run:
+    """Run ``command``; ``variables`` go to its environment. RunFailed if it fails, hangs or leaves no summary.
+
+    ``on_step`` is called with the seconds of each step as the script prints them.
+    """
+    child = subprocess.Popen(
+        command,
+        env=environment(variables),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+    assert child.stdout is not None
+    late = threading.Event()
+    timer = threading.Timer(RUN_TIMEOUT_SECONDS, lambda: (late.set(), child.kill()))
+    timer.start()
+    lines, steps = [], []
     try:
-        done = subprocess.run(
-            command,
-            check=False,
-            env=environment(variables),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=RUN_TIMEOUT_SECONDS,
-        )
-    except subprocess.TimeoutExpired as expired:
-        raise RunFailed(f"the {what} run did not end in {RUN_TIMEOUT_SECONDS} s\n{tail(expired.stdout)}") from None
-    if done.returncode != 0:
-        raise RunFailed(f"the {what} run ended with status {done.returncode}\n{tail(done.stdout)}")
-    steps = [float(seconds) for seconds in STEP_LINE.findall(done.stdout)]
+        for line in child.stdout:
+            lines.append(line)
+            if step := STEP_LINE.match(line):
+                steps.append(float(step[1]))
+                on_step(steps[-1])
+        status = child.wait()
+    finally:
+        timer.cancel()
+        child.kill()
+    output = "".join(lines)
+    if late.is_set():
+        raise RunFailed(f"the {what} run did not end in {RUN_TIMEOUT_SECONDS} s\n{tail(output)}")
+    if status != 0:
+        raise RunFailed(f"the {what} run ended with status {status}\n{tail(output)}")
     if not steps:
-        raise RunFailed(f"the {what} run printed no steps\n{tail(done.stdout)}")
-    return Run(steps, read_summary(what, variables.get("OOC_SUMMARY"), done.stdout))
+        raise RunFailed(f"the {what} run printed no steps\n{tail(output)}")
+    return Run(steps, read_summary(what, variables.get("OOC_SUMMARY"), output))
 
 
-def tail(output: str | bytes | None, lines: int = 20) -> str:
+def tail(output: str, lines: int = 20) -> str:
     """The last lines of a program's output."""
-    if isinstance(output, bytes):
-        output = output.decode(errors="replace")
     return "\n".join((output or "(no output)").splitlines()[-lines:])
 
 
@@ -149,9 +165,17 @@ def run_example(
     summary_file = str(folder / f"{example.name}.json")
 
     def run(what: str, extra: list[str], variables: dict[str, str]) -> Run:
-        with console.status(f"{example.name}: {what} run"):
+        of, done = extra[extra.index("--steps") + 1], itertools.count(1)
+        with console.status(f"{example.name}: {what} run") as status:
+
+            def show(seconds: float) -> None:
+                text = f"{example.name}: {what} run, step {next(done)} of {of}, {seconds:.1f} s"
+                status.update(text)  # seen on a terminal only
+                if not console.is_terminal:
+                    console.print(text)
+
             began = time.perf_counter()
-            result = run_script(what, base + extra, variables)
+            result = run_script(what, base + extra, variables, show)
         console.print(f"{example.name}: {what} run, {time.perf_counter() - began:.0f} s")
         return result
 

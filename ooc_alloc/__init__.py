@@ -16,6 +16,7 @@ from ooc_alloc._native import (
     TraceArrays,
     device_memory,
     library_path,
+    refused_settings,
 )
 
 __all__ = [
@@ -31,4 +32,5 @@ __all__ = [
     "TraceArrays",
     "device_memory",
     "library_path",
+    "refused_settings",
 ]

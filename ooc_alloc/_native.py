@@ -310,6 +310,14 @@ def device_memory(driver_library: str, ordinal: int = 0) -> tuple[int, int]:
     return total.value, free.value
 
 
+def refused_settings(emulated_driver_library: str) -> str:
+    """Why the emulated device did not take its settings, a moment ago in this thread; empty if that was not it."""
+    said = ctypes.CDLL(emulated_driver_library).ooc_emulated_error
+    said.restype = ctypes.c_char_p
+    text: bytes = said()
+    return text.decode(errors="replace")
+
+
 class Core(TimelineCalls):
     """One device, one budget, one address range; see `ooc_alloc.h` for every call's contract.
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from swapd.host_limits import available_host_bytes
+from swapd.host_limits import available_host_bytes, largest_host_bytes
 from swapd.settings import PREFIX, SETTINGS, Link, Setting
 from swapd.units import MIB, Amount, exact_bytes, format_bytes
 
@@ -142,9 +142,9 @@ class Config:
         1 MiB beside a chunk that was given.
 
         Raises:
-            ConfigError: the budget is less than a chunk.
+            ConfigError: the budget is less than a chunk, or than what is never swapped.
         """
-        chunk = self.chunk_size or 2 * MIB
+        chunk = -(-(self.chunk_size or 2 * MIB) // granularity_bytes) * granularity_bytes
         while self.chunk_size is None and chunk > granularity_bytes and budget_bytes < FEWEST_CHUNKS * chunk:
             chunk //= 2
         if budget_bytes < chunk:
@@ -152,14 +152,32 @@ class Config:
                 f"OOC_BUDGET={self.budget or '90% of free device memory'} is {budget_bytes} bytes, less than one chunk "
                 f"(OOC_CHUNK_SIZE={exact_bytes(chunk)}); give a larger budget or smaller chunks"
             )
+        if self.small_limit is not None and self.small_limit > budget_bytes:
+            raise ConfigError(
+                f"OOC_SMALL_LIMIT={exact_bytes(self.small_limit)} is more than the budget of {budget_bytes} bytes "
+                f"(OOC_BUDGET): nothing would ever be swapped; give less, such as {exact_bytes(max(chunk // 2, 1))}"
+            )
         small = MIB if self.chunk_size is not None else chunk // 2
         return chunk, self.small_limit if self.small_limit is not None else small
 
-    def resolve_host_budget(self, available_bytes: int | None = None) -> int:
-        """Host bytes for swapped data, given what this process may still take (default: as the machine says now)."""
+    def resolve_host_budget(self, available_bytes: int | None = None, largest_bytes: int | None = None) -> int:
+        """Host bytes for swapped data, given what this process may still take, and could take if nobody else took any.
+
+        Both are as the machine says now unless given.
+
+        Raises:
+            ConfigError: the budget is more than the machine, or this process's control group, has.
+        """
         available = available_host_bytes() if available_bytes is None else available_bytes
-        amount = self.host_budget or Amount(fraction=DEFAULT_HOST_FRACTION)
-        return amount.resolve(available)
+        budget = (self.host_budget or Amount(fraction=DEFAULT_HOST_FRACTION)).resolve(available)
+        largest = largest_host_bytes() if largest_bytes is None else largest_bytes
+        if self.host_budget is not None and budget > largest:
+            raise ConfigError(
+                f"OOC_HOST_BUDGET={exact_bytes(budget)} is more than the {format_bytes(largest)} of host memory that "
+                f"this process may have ({format_bytes(available)} are free now); give at most "
+                f"{exact_bytes(largest // MIB * MIB)}, or a share of what is free such as 80%"
+            )
+        return budget
 
 
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:

@@ -5,6 +5,7 @@ Each check is a function that returns a Check and raises nothing; those of PyTor
 
 from __future__ import annotations
 
+import contextlib
 import ctypes.util
 import os
 import platform
@@ -81,6 +82,7 @@ def check_settings(environment: Mapping[str, str]) -> Check:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             config = Config.from_environment(environment)
+        _check_limits(config)
     except ConfigError as error:
         return Check("settings", "no", str(error), "correct or unset the variable")
     unknown = unknown_variables(environment)
@@ -88,6 +90,19 @@ def check_settings(environment: Mapping[str, str]) -> Check:
         return Check("settings", "warn", "; ".join(unknown), "correct or unset the variables")
     text = " ".join(f"{name}={value}" for name, value in config.to_environment().items())
     return Check("settings", "ok", text or "none set: programs run in plain memory; set OOC_ALLOC=1")
+
+
+def _check_limits(config: Config) -> None:
+    """Raises ConfigError where the machine does not have what they say. A CUDA device is not asked: it may be busy."""
+    from ooc_alloc import OocError
+    from swapd.session import limits_of
+
+    if not config.enabled:
+        return
+    config.resolve_host_budget()
+    if config.alloc == "emulated" or (config.alloc == "auto" and ctypes.util.find_library("cuda") is None):
+        with contextlib.suppress(OocError, OSError):  # of the device: another check says it
+            limits_of(config)
 
 
 def check_emulated() -> Check:

@@ -54,6 +54,12 @@ def available_host_bytes(root: Path = Path("/")) -> int:
     return available if group is None else min(available, group.available_bytes)
 
 
+def largest_host_bytes(root: Path = Path("/")) -> int:
+    """Bytes that this process could take if nobody else took any: the machine's, or its group's limit."""
+    limits = [group.limit_bytes for folder in _folders(root) if (group := _read_group(folder, root)) is not None]
+    return min([meminfo(root).get("MemTotal", UNLIMITED_FROM), *limits])
+
+
 def _folders(root: Path) -> list[Path]:
     """Folders of this process's memory groups, each with its ancestors up to the mount."""
     try:

@@ -174,7 +174,7 @@ class Observer:
 
     def write(self, *, in_a_hurry: bool) -> None:
         """Writes the files that were asked for, once. In a hurry advice is left out: each piece takes simulations."""
-        if self._written or not self.recorded:
+        if self._written or not self.recorded or not self.session.managed():
             return
         self._written = True
         self.core.timeline_stop()

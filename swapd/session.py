@@ -9,19 +9,22 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from ooc_alloc import Core, OocError, device_memory, library_path
+from ooc_alloc import Core, OocError, device_memory, library_path, refused_settings
 from swapd import endings, observer
-from swapd.config import Config
+from swapd.config import Config, ConfigError
 from swapd.daemon import Daemon
+from swapd.files import is_stream
 from swapd.machine import known_machine
+from swapd.ranks import claim, is_child, is_launcher, own_file, with_word
 from swapd.summary import audit_agrees, make_summary, write_summary
 
 log = logging.getLogger("ooc.swapd")
 
-_MAIN_PID = "_OOC_MAIN_PID"  # set for child processes, which must not overwrite the parent's summary
+SESSION_OF = "_OOC_SESSION_OF"  # set for child processes, which must not overwrite the parent's summary
 _CUDA_GRANULARITY, _EMULATED_GRANULARITY = 2 << 20, 64 << 10  # bytes: what a chunk's size is a multiple of
+_EMULATED = "libooc_emulated_cuda.so"
 _SUMMARY_EVERY_SECONDS = 1.0
 _AUDIT_EVERY_SECONDS = 60.0  # for followers: a recount holds the program up for a millisecond or so
 
@@ -48,6 +51,39 @@ class CudaDevice:
     ordinal: int = 0
     driver: str = "libcuda.so.1"
     small_alignment: int = 512  # bytes, of small blocks: what CUDA's libraries are used to
+
+
+class Limits(NamedTuple):
+    """What settings come to on a device, in bytes."""
+
+    driver: str  # its library
+    budget_bytes: int
+    host_budget_bytes: int
+    chunk_bytes: int
+    small_limit_bytes: int
+
+
+def limits_of(config: Config, cuda: CudaDevice | None = None) -> Limits:
+    """What settings come to on a CUDA device, or the emulated one. Nothing is made.
+
+    Raises:
+        ConfigError: they cannot be used there.
+        OocError: the device cannot be had.
+    """
+    os.environ.update(  # the emulated driver reads its settings there
+        {name: text for name, text in config.to_environment().items() if name.startswith("OOC_EMULATED_")}
+    )
+    driver = cuda.driver if cuda is not None else str(library_path(_EMULATED))
+    emulated = driver == str(library_path(_EMULATED))
+    try:
+        total, free = device_memory(driver, cuda.ordinal if cuda is not None else 0)
+    except OocError:
+        if emulated and (refused := refused_settings(driver)):
+            raise ConfigError(refused) from None
+        raise
+    budget = config.resolve_budget(total, free)
+    granularity = _CUDA_GRANULARITY if not emulated else config.emulated_granularity or _EMULATED_GRANULARITY
+    return Limits(driver, budget, config.resolve_host_budget(), *config.resolve_chunks(budget, granularity))
 
 
 @dataclass(frozen=True)
@@ -78,27 +114,20 @@ class Session:
     `started`; until then nothing outside the session is changed either.
     """
 
-    def __init__(self, config: Config, cuda: CudaDevice | None = None) -> None:
+    def __init__(self, config: Config, cuda: CudaDevice | None = None, limits: Limits | None = None) -> None:
         self.config = config
         self.start_time = time.time()
-        os.environ.update(  # the emulated driver reads its settings there
-            {name: text for name, text in config.to_environment().items() if name.startswith("OOC_EMULATED_")}
-        )
-        driver = cuda.driver if cuda is not None else str(library_path("libooc_emulated_cuda.so"))
-        self.emulated = cuda is None or cuda.driver == str(library_path("libooc_emulated_cuda.so"))
-        ordinal = self.device_ordinal = cuda.ordinal if cuda is not None else 0
-        total, free = device_memory(driver, ordinal)
-        budget = config.resolve_budget(total, free)
-        granularity = _CUDA_GRANULARITY if not self.emulated else config.emulated_granularity or _EMULATED_GRANULARITY
-        chunk_bytes, small_limit_bytes = config.resolve_chunks(budget, granularity)
+        limits = limits_of(config, cuda) if limits is None else limits
+        self.emulated = limits.driver == str(library_path(_EMULATED))
+        self.device_ordinal = cuda.ordinal if cuda is not None else 0
         self.core = Core(
-            driver,
-            budget_bytes=budget,
-            host_budget_bytes=config.resolve_host_budget(),
-            chunk_bytes=chunk_bytes,
-            small_limit_bytes=small_limit_bytes,
+            limits.driver,
+            budget_bytes=limits.budget_bytes,
+            host_budget_bytes=limits.host_budget_bytes,
+            chunk_bytes=limits.chunk_bytes,
+            small_limit_bytes=limits.small_limit_bytes,
             small_alignment=cuda.small_alignment if cuda is not None else 0,
-            device_ordinal=ordinal,
+            device_ordinal=self.device_ordinal,
             strict=config.strict,
             asynchronous=cuda is not None,
             host_backed=config.host_backed,
@@ -114,6 +143,7 @@ class Session:
             trace_path=_own_path(config.trace),
         )
         self.summary_path = _own_path(config.summary)
+        self._rewritten = self.summary_path is not None and not is_stream(self.summary_path)
         self.observer = observer.Observer(self, timeline=_own_path(config.timeline), report=_own_path(config.report))
         self.closed = False
         self._forked = False
@@ -127,11 +157,10 @@ class Session:
 
     def started(self) -> None:
         """From now on a summary is written however the program ends; a kill -9 leaves the one of the last iteration."""
-        os.environ.setdefault(_MAIN_PID, str(os.getpid()))
+        claim(SESSION_OF)
         atexit.register(self.stop)
         self.observer.start()
         endings.watch(self)
-        self._write_summary(final=False)
         log.info("active on %s, budget %d bytes", self.device_name, self.budget_bytes)
 
     def follow(self, follower: Follower) -> None:
@@ -159,7 +188,7 @@ class Session:
                 raise
             log.warning("planning failed; the program goes on in demand mode", exc_info=True)
             self.daemon.policy = "none"
-        if self.summary_path is not None and time.monotonic() - self._last_written > _SUMMARY_EVERY_SECONDS:
+        if self._rewritten and time.monotonic() - self._last_written > _SUMMARY_EVERY_SECONDS:
             self._write_summary(final=False)
         elif self._followers and time.monotonic() - self._last_audit > _AUDIT_EVERY_SECONDS:
             self._audited()  # here, where this thread holds nothing: a recount amid an allocation would not agree
@@ -225,14 +254,23 @@ class Session:
     def record_places(self, on: bool) -> None:
         """For the observer: whether the integration is to tell where in the program variables are allocated."""
 
+    def managed(self) -> bool:
+        """Whether there was anything to manage; who had nothing, such as a launcher, leaves no files."""
+        stats = self.snapshot().stats
+        return bool(stats["functions"] or stats["allocations"])
+
     def split_figures(self) -> dict[str, Any] | None:
         """For the summary: what ran in parts; None where nothing does."""
         return None
 
     def _write_summary(self, *, final: bool, snapshot: Snapshot | None = None) -> None:
-        if self.summary_path is None or self.closed or self._forked:
+        if self.summary_path is None or self.closed or self._forked or not self.managed():
             return
         with self._write_lock:
+            if not self._rewritten:  # once, at the end
+                if not final or self._last_written:
+                    return
+                self._last_written = time.monotonic()
             try:
                 last = self._audited() if snapshot is None else snapshot
                 made = make_summary(self.daemon, final, last.stats, last.audit_agrees, self.split_figures())
@@ -245,8 +283,13 @@ class Session:
 
 
 def _own_path(path: Path | None) -> Path | None:
-    """The file for this process: a child process of an active one adds its number."""
-    main = os.environ.get(_MAIN_PID)
-    if path is None or main in (None, str(os.getpid())):
-        return path
-    return path.with_name(f"{path.stem}.{os.getpid()}{path.suffix}")
+    """The file for this process: a rank's, to which a child process of an active one adds its number.
+
+    A launcher has none, and a pipe is the parent's.
+    """
+    if path is None or is_launcher():
+        return None
+    own = own_file(path)
+    if own is None or not is_child(SESSION_OF):
+        return own
+    return None if is_stream(own) else with_word(own, str(os.getpid()))

@@ -222,7 +222,7 @@ def _seconds_text(value: float) -> str:
 SETTINGS = (
     Setting("alloc", "DEVICE", "1 or auto (a GPU if there is one, else emulated), cuda, emulated, or 0", parse_alloc),
     Setting("budget", "BYTES|%", "device bytes the program may use [90% of free device memory]", parse_amount),
-    Setting("host_budget", "BYTES|%", "host bytes for swapped data [80% of what the cgroup allows]", parse_amount),
+    Setting("host_budget", "BYTES|%", "host bytes for swapped data [80% of what is free]", parse_amount),
     Setting("chunk_size", "BYTES", "size of a physical chunk [2MiB, or less; see README]", parse_bytes, exact_bytes),
     Setting(
         "small_limit", "BYTES", "largest allocation that is never swapped [1MiB, or less]", parse_bytes, exact_bytes

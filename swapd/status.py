@@ -56,6 +56,33 @@ def check_folder(path: Path) -> None:
         raise PermissionError(f"{path} is not a folder of this user's alone (0700); remove it, or set XDG_RUNTIME_DIR")
 
 
+def remove_left_behind(place: Path) -> None:
+    """Takes the sockets of processes away that were killed. A process's number says nothing: others get it again."""
+    for path in (*place.glob("*.sock"), *place.glob(".*.new")):
+        number = path.name.strip(".").split(".")[0]
+        begins = path.suffix == ".new" and number.isdecimal() and _is_alive(int(number))  # and does not listen yet
+        with contextlib.suppress(OSError):
+            before = path.lstat()
+            # Once more, as a process that begins just now puts its socket into the place of one that was left behind.
+            if number.isdecimal() and not begins and _is_deserted(path) and path.lstat().st_ino == before.st_ino:
+                path.unlink()
+
+
+def _is_deserted(path: Path) -> bool:
+    """Whether nobody listens there. A process that stands still does; and one of another container, or user."""
+    if not path.is_socket():
+        return False
+    with socket.socket(socket.AF_UNIX) as client:
+        client.setblocking(False)
+        try:
+            client.connect(str(path))
+        except ConnectionRefusedError:
+            return True
+        except OSError:  # too many wait
+            pass
+    return False
+
+
 class Server:
     """Answers for one observer. Raises OSError if it cannot listen."""
 
@@ -64,13 +91,16 @@ class Server:
         place = folder()
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         check_folder(place)
+        remove_left_behind(place)
         self.path = place / f"{os.getpid()}.sock"
-        self.path.unlink(missing_ok=True)  # of a process that had this number before
+        fresh = place / f".{os.getpid()}.new"
+        fresh.unlink(missing_ok=True)
         self._socket = socket.socket(socket.AF_UNIX)
         try:
-            self._socket.bind(str(self.path))
-            os.chmod(self.path, 0o600)
+            self._socket.bind(str(fresh))
+            os.chmod(fresh, 0o600)
             self._socket.listen(8)
+            os.rename(fresh, self.path)  # only now: whoever finds the name finds somebody behind it
         except OSError:
             self._socket.close()
             raise
@@ -179,20 +209,13 @@ def processes() -> list[int]:
     place = folder()
     try:
         check_folder(place)
+        remove_left_behind(place)
         found = sorted(place.glob("*.sock"), key=lambda path: -path.stat().st_mtime)
     except FileNotFoundError:
         return []
     except PermissionError as error:
         raise StatusError(str(error)) from None
-    alive = []
-    for path in found:
-        if not path.stem.isdecimal():
-            continue
-        if _is_alive(int(path.stem)):
-            alive.append(int(path.stem))
-        else:
-            path.unlink(missing_ok=True)
-    return alive
+    return [int(path.stem) for path in found if path.stem.isdecimal() and path.is_socket()]
 
 
 def ask(pid: int, request: str, patience_seconds: float = 60.0) -> str:

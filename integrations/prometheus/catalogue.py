@@ -18,7 +18,7 @@ from swapd.step_times import BUCKETS as STEP_BUCKETS
 
 __all__ = ["CATALOGUE", "COMMON_LABELS", "DRIVER_CALLS", "STEP_BUCKETS", "Kind", "Metric"]
 
-COMMON_LABELS = ("rank",)  # RANK as torchrun sets it, "0" without it
+COMMON_LABELS = ("rank",)  # as of `swapd.ranks.rank`
 
 Kind = Literal["gauge", "counter", "histogram", "info"]
 

@@ -15,7 +15,7 @@ from integrations.prometheus.catalogue import CATALOGUE, COMMON_LABELS, STEP_BUC
 from integrations.prometheus.exporting import current_session
 from integrations.prometheus.figures import Figure, figures
 from integrations.prometheus.page import number
-from integrations.prometheus.ranks import rank
+from swapd.ranks import rank
 from swapd.session import Session
 from swapd.step_times import Histogram
 

@@ -13,14 +13,13 @@ import threading
 import urllib.error
 import urllib.parse
 import urllib.request
-from pathlib import Path
 
 from integrations.prometheus.figures import figures
 from integrations.prometheus.page import CONTENT_TYPE, Page
-from integrations.prometheus.ranks import local_rank, rank
 from integrations.prometheus.server import Server
 from swapd.config import Config, ConfigError, server_tls
-from swapd.files import write_whole
+from swapd.files import is_stream, write_whole
+from swapd.ranks import local_rank, own_file, rank
 from swapd.session import Session, Snapshot
 
 log = logging.getLogger("ooc.prometheus")
@@ -113,7 +112,7 @@ class Exporter:
         tasks = []
         if self.server is not None:
             tasks.append(asyncio.ensure_future(self.server.run()))
-        if self._file is not None:
+        if self._file is not None and not is_stream(self._file):
             tasks.append(asyncio.ensure_future(self._write_often()))
         await self._stop.wait()
         for task in tasks:
@@ -154,13 +153,6 @@ class Exporter:
         if kind not in self._warned:
             self._warned.add(kind)
             log.warning(message, *arguments)
-
-
-def own_file(path: Path | None) -> Path | None:
-    """The file of this process: each rank of a job has its own."""
-    if path is None or local_rank() is None:
-        return path
-    return path.with_name(f"{path.stem}.rank{rank()}{path.suffix}")
 
 
 def push_url(gateway: str, job: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from swapd.ranks import claim
 from swapd.session import Session
 
 if TYPE_CHECKING:
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ooc.prometheus")
 
+_EXPORTED_BY = "_OOC_METRICS_OF"  # set for child processes: whose metrics are exported already
 _current: Session | None = None  # turned on last
 _exported: tuple[Session, Exporter] | None = None
 
@@ -28,9 +30,8 @@ def export(session: Session) -> None:
         return
     try:
         from integrations.prometheus.exporter import Exporter
-        from integrations.prometheus.ranks import claim
 
-        if not claim():
+        if not claim(_EXPORTED_BY):
             log.info("a launcher, or a child process of one whose metrics are exported: no metrics of this one")
             return
         if _exported is not None and not _exported[0].closed:

@@ -13,8 +13,9 @@ _TOP = """\
 Made from `integrations/prometheus/catalogue.py` by `python -m integrations.prometheus.reference`; a test holds it up to
 date. How to get them out of a program is in the [README](../README.md#metrics).
 
-Every sample also has the label `rank`: `RANK` as torchrun sets it, `0` without it. The host is no label: Prometheus
-adds `instance`. All counters start at 0 with the program. A gauge that is not known yet has no sample.
+Every sample also has the label `rank`: `RANK` as torchrun sets it, what Open MPI, MPICH or Slurm set, or `0`. The host
+is no label: Prometheus adds `instance`. All counters start at 0 with the program. A gauge that is not known yet has no
+sample.
 """
 
 

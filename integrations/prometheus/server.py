@@ -4,7 +4,9 @@
 
 Bounds: MOST_CONNECTIONS at a time, the others wait in the system's queue (and take none of the program's file
 descriptors); HEAD_BYTES of a request; SECONDS from accepting a connection to its end, whatever the client does or does
-not. Requests that come in while others wait for a page share it.
+not. Whoever sends nothing is left in the queue by the system, which hands out those behind it. While one of them waits
+the oldest connection gives way as soon as it had GRACE_SECONDS: a scrape takes a millisecond, so whoever is still there
+holds a place. Requests that come in while others wait for a page share it.
 
 It is written on the event loop's readers and writers, not on its streams: a scrape then takes a third of the
 processor time.
@@ -27,6 +29,8 @@ log = logging.getLogger("ooc.prometheus")
 MOST_CONNECTIONS = 32
 HEAD_BYTES = 8192
 SECONDS = 5.0
+GRACE_SECONDS = 0.1
+_SILENT_SECONDS = 3  # that the system keeps whoever sends nothing to itself
 _LINGER_BYTES = 1 << 20  # of a refused request that are read, so that its client gets to read the answer
 _QUEUE = 4096  # connections that the system keeps waiting; it may allow fewer
 _PAUSE_SECONDS = 0.5  # after the system refused a connection (no file descriptor left)
@@ -52,6 +56,7 @@ class Server:
         self._listener = socket.socket(family, socket.SOCK_STREAM)
         try:
             self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, _SILENT_SECONDS)
             self._listener.bind((address, port))
             self._listener.listen(_QUEUE)
             self._listener.setblocking(False)
@@ -61,7 +66,8 @@ class Server:
         self.port: int = self._listener.getsockname()[1]
         host = f"[{address}]" if ":" in address else address
         self.url = f"http{'s' if tls is not None else ''}://{host}:{self.port}/metrics"
-        self.connections: set[_Connection] = set()
+        self.connections: dict[_Connection, None] = {}  # the oldest first
+        self._room: asyncio.TimerHandle | None = None  # while somebody waits for it
         self._waiting: list[_Connection] = []  # for a page
 
     async def run(self) -> None:
@@ -83,7 +89,10 @@ class Server:
                 one.close()
 
     def _accept(self) -> None:
-        """Whoever waits, while there is room."""
+        """Somebody waits: in they come, while there is room."""
+        if len(self.connections) == MOST_CONNECTIONS:
+            self._loop.remove_reader(self._listener)  # until one of them ends, or gives way
+            self._make_room_later()
         while len(self.connections) < MOST_CONNECTIONS:
             try:
                 accepted, _ = self._listener.accept()
@@ -102,9 +111,8 @@ class Server:
                     accepted.close()
                     continue
             connection = _Connection(self, self._loop, accepted)
-            self.connections.add(connection)
+            self.connections[connection] = None
             connection.read()
-        self._loop.remove_reader(self._listener)  # until one of them ends
 
     def _listen_again(self) -> None:
         if self._listener.fileno() >= 0:
@@ -113,8 +121,16 @@ class Server:
     def closed(self, connection: _Connection) -> None:
         """A connection has ended."""
         if len(self.connections) == MOST_CONNECTIONS:
+            if self._room is not None:
+                self._room.cancel()
+                self._room = None
             self._listen_again()
-        self.connections.discard(connection)
+        del self.connections[connection]
+
+    def _make_room_later(self) -> None:
+        oldest = next(iter(self.connections))
+        # Not now: what has come in from it meanwhile is looked at first.
+        self._room = self._loop.call_at(max(oldest.began + GRACE_SECONDS, self._loop.time()), oldest.close)
 
     def want_page(self, connection: _Connection) -> None:
         """Answers soon, together with whoever else asks until then."""
@@ -144,6 +160,7 @@ class _Connection:
         self._left = memoryview(b"")  # of the answer
         self._without_body = False
         self._lingers = 0  # bytes that may still come, once refused
+        self.began = loop.time()
         self._timer = loop.call_later(SECONDS, self.close)
         self._registered = False  # for reading
 

@@ -47,17 +47,18 @@ def enable(**settings: Any) -> None:
         OocError: the device cannot be used, or the allocator is on already with other settings.
         AdapterError: the PyTorch adapter cannot be built (no compiler).
     """
-    from integrations.pytorch.session import Session
     from ooc_alloc import OocError
     from swapd.session import wanted_config
 
     global _session
     with _lock:
-        config = wanted_config(settings)
+        config = wanted_config(settings)  # before anything that takes time: what cannot be used is said at once
         if _session is not None:
             if config == _session.config:
                 return
             raise OocError("the allocator is on already with other settings; call disable() first")
+        from integrations.pytorch.session import Session
+
         _session = Session(config)
 
 

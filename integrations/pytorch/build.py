@@ -11,19 +11,18 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import importlib.util
-import logging
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import IO
 
 import torch
 
 import ooc_alloc
-
-log = logging.getLogger("ooc.pytorch")
+from swapd.ranks import local_rank
 
 SOURCES = Path(__file__).parent / "csrc"
 TOOLKITS = ("/usr/local/cuda-{}", "/usr/local/cuda")  # where toolkits usually are, by major version
@@ -162,7 +161,7 @@ def adapter_path() -> Path:
 
 
 def build() -> Path:
-    """Path of the adapter, built if it is not there yet. Safe in many processes at once.
+    """Path of the adapter, built if it is not there yet. Of many processes at once one compiles.
 
     Raises:
         AdapterError: no compiler, or it failed (its words are in the message), or the cache cannot be written.
@@ -172,27 +171,55 @@ def build() -> Path:
         return path
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = open(path.with_suffix(".lock"), "w")  # noqa: SIM115
+        lock = open(path.with_suffix(".lock"), "a+")  # noqa: SIM115
     except OSError as error:
         raise AdapterError(f"cannot write the adapter's cache {path.parent}: {error}; set XDG_CACHE_HOME") from error
     with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        waited = _take(lock)
         if path.exists():
             return path
-        log.info("building the PyTorch adapter (once for this PyTorch)")
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            target = Path(folder) / "adapter.so"
-            try:
-                result = subprocess.run(
-                    command(target), capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=False
-                )
-            except (OSError, subprocess.TimeoutExpired) as error:
-                raise AdapterError(f"the compiler could not be run: {error}") from error
-            if result.returncode != 0 or not target.exists():
-                words = result.stderr[-4000:] or f"{compiler()} said nothing and made nothing"
-                raise AdapterError(f"building the PyTorch adapter failed:\n{words}")
-            os.replace(target, path)
+        lock.seek(0)
+        if waited and (words := lock.read()):  # what the one before said; it would be the same here
+            raise AdapterError(words)
+        lock.truncate(0)
+        try:
+            _compile(path)
+        except AdapterError as error:
+            lock.write(str(error))
+            raise
     return path
+
+
+def _take(lock: IO[str]) -> bool:
+    """Until nobody else compiles; whether somebody did."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return False
+    except BlockingIOError:
+        if local_rank() is None:  # among ranks, the one that compiles has said it
+            _say("waiting for another process that is compiling the PyTorch adapter")
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return True
+
+
+def _say(text: str) -> None:
+    print(f"ooc_alloc: {text}", file=sys.stderr, flush=True)
+
+
+def _compile(path: Path) -> None:
+    takes = "a minute" if for_cuda() else "half a minute"
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        target = Path(folder) / "adapter.so"
+        words = command(target)
+        _say(f"compiling the PyTorch adapter, which takes about {takes}, once for this PyTorch; kept in {path.parent}")
+        try:
+            result = subprocess.run(words, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise AdapterError(f"the compiler could not be run: {error}") from error
+        if result.returncode != 0 or not target.exists():
+            reason = result.stderr[-4000:] or f"{compiler()} said nothing and made nothing"
+            raise AdapterError(f"building the PyTorch adapter failed:\n{reason}")
+        os.replace(target, path)
 
 
 def load() -> None:

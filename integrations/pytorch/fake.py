@@ -164,9 +164,15 @@ def _named(name: str) -> Make:
         named: dict[str, Make] = importlib.import_module(SUITE).NAMED
     except ModuleNotFoundError:
         raise FakeError(f"{name!r} is no SCRIPT.py:FUNCTION; models with names are in a source checkout only") from None
-    if name not in named:
+    by_letters = {_letters(known): made for known, made in named.items()}
+    if _letters(name) not in by_letters:
         raise FakeError(f"no model {name!r}; there are {', '.join(named)}, or give SCRIPT.py:FUNCTION")
-    return named[name]
+    return by_letters[_letters(name)]
+
+
+def _letters(name: str) -> str:
+    """Papers write ResNet-50 and AlexNet."""
+    return "".join(filter(str.isalnum, name.lower()))
 
 
 def _load_script(path: Path) -> ModuleType:

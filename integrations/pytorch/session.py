@@ -24,8 +24,9 @@ class Session(swapd.session.Session):
 
     def __init__(self, config: Config) -> None:
         device = cuda.choose(config.alloc)
+        limits = swapd.session.limits_of(config, device)  # first: a build takes half a minute
         build.load()
-        super().__init__(config, device)
+        super().__init__(config, device, limits)
         self._explicit = False
         self.cuda = device
         slice_bytes = min(_LARGEST_SLICE, max(self.budget_bytes // 8, 1))

@@ -153,9 +153,7 @@ std::string Core::describe_need(const std::string& function, uint64_t extra_chun
     return text + "The smallest budget that works for it is " + std::to_string(smallest) + " bytes: set OOC_BUDGET=" +
            std::to_string(smallest) + " or more, or make the function smaller (batch size).";
   const uint64_t refused = device_.driver().failures();
-  return text + "Nothing could be moved out: host memory for swapped data is limited to " +
-         std::to_string(arena_->budget()) + " bytes (" + std::to_string(host_used()) +
-         " in use); raise OOC_HOST_BUDGET." +
+  return text + "Nothing could be moved out: " + arena_->describe(host_used()) + "." +
          (refused > 0 ? " The driver refused " + std::to_string(refused) + " calls." : "");
 }
 

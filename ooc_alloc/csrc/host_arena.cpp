@@ -42,9 +42,11 @@ bool HostArena::grow(uint64_t bytes) {
                             : 0;  // free bytes at the end of what is committed: the new extent continues them
   const uint64_t taken = committed_ + (other_ != nullptr ? other_->committed_ : 0);
   const uint64_t left = (budget_ - std::min(budget_, taken)) / unit_ * unit_;
+  refusal_ = base_ == nullptr ? Refusal::kSystem : Refusal::kBudget;
   if (base_ == nullptr || bytes > left + tail) return false;
   const uint64_t extent = std::min(left, rounded(std::max(std::min(kExtent, budget_ / kExtents), bytes - tail)));
   bool pinned = false;
+  refusal_ = Refusal::kSystem;
   if (!take(base_ + committed_, extent, pinned)) return false;
   {
     const std::lock_guard<std::mutex> lock(extents_mutex_);
@@ -94,6 +96,7 @@ char* HostArena::allocate(uint64_t bytes) {
     if (!grow(bytes)) return nullptr;
     fit = holes_by_size_.lower_bound({bytes, 0});
   }
+  refusal_ = Refusal::kNone;
   const uint64_t offset = fit->second, size = fit->first;
   remove_hole(holes_.find(offset));
   if (size > bytes) add_hole(offset + bytes, size - bytes);
@@ -105,6 +108,19 @@ void HostArena::free(char* block, uint64_t bytes) {
   bytes = rounded(bytes);
   used_ -= bytes;
   add_hole(static_cast<uint64_t>(block - base_), bytes);
+}
+
+std::string HostArena::describe(uint64_t used_bytes) const {
+  const std::string used = std::to_string(used_bytes), budget = std::to_string(budget_);
+  switch (refusal_) {
+    case Refusal::kBudget:
+      return "host memory for swapped data is limited to " + budget + " bytes (" + used + " in use); raise OOC_HOST_BUDGET";
+    case Refusal::kSystem:
+      return "the system has no more host memory for swapped data (" + used + " bytes in use, OOC_HOST_BUDGET allows " +
+             budget + "); end other programs, or run where there is more memory";
+    default:
+      return "host memory for swapped data is not the reason (" + used + " of " + budget + " bytes in use)";
+  }
 }
 
 }  // namespace ooc

@@ -6,12 +6,16 @@
 #include <map>
 #include <mutex>
 #include <set>
+#include <string>
 #include <utility>
 
 #include "driver.h"
 #include "host_chunks.h"
 
 namespace ooc {
+
+// Why there was no memory: what helps differs.
+enum class Refusal { kNone, kBudget, kSystem };
 
 class HostArena {
  public:
@@ -24,6 +28,9 @@ class HostArena {
   // Null if the budget (or the system) has no such block left.
   char* allocate(uint64_t bytes);
   void free(char* block, uint64_t bytes);
+  Refusal refusal() const { return refusal_; }        // of the last allocation
+  // For an error: how much there is, with `used_bytes` in use in all arenas, and what would give more.
+  std::string describe(uint64_t used_bytes) const;
 
   // The two of them take no more from the system than the budget of this one.
   void share_budget(const HostArena* other) { other_ = other; }
@@ -56,6 +63,7 @@ class HostArena {
   uint64_t budget_;
   const HostArena* other_ = nullptr;
   char* base_ = nullptr;
+  Refusal refusal_ = Refusal::kNone;
   uint64_t committed_ = 0, used_ = 0, unpinned_ = 0;
   std::map<uint64_t, uint64_t> holes_;                    // offset -> bytes
   std::set<std::pair<uint64_t, uint64_t>> holes_by_size_; // (bytes, offset)

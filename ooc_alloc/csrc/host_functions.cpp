@@ -83,9 +83,8 @@ int Core::map_in_place(const std::vector<Hold>& runs) {
     if (region == nullptr || all_resident(run, region)) continue;
     if (!move_host_block(region))
       return fail(OOC_OUT_OF_MEMORY, "no host memory for a variable of " + std::to_string(region->bytes) +
-                                         " bytes to be used there: host memory is limited to " +
-                                         std::to_string(arena_->budget()) + " bytes (" + std::to_string(host_used()) +
-                                         " in use); raise OOC_HOST_BUDGET");
+                                         " bytes to be used there: " +
+                                         mappable_arena()->describe(host_used()));
     for (uint32_t i = run.first, end = run.end(region), last = i; i < end; i = last) {
       const bool absent = region->slots[i].chunk == kNoChunk;
       while (last < end && (region->slots[last].chunk == kNoChunk) == absent) ++last;
@@ -176,8 +175,7 @@ void* Core::malloc_in_place(uint64_t bytes) {
   const bool placed = move_host_block(region) && map_run_in_place(region, 0, region->count);
   if (!placed) {
     set_last_error("no host memory for a variable of " + std::to_string(bytes) +
-                   " bytes in place of device memory: it is limited to " + std::to_string(arena_->budget()) +
-                   " bytes (" + std::to_string(host_used()) + " in use); raise OOC_HOST_BUDGET");
+                   " bytes in place of device memory: " + mappable_arena()->describe(host_used()));
     free_host_block(region);
     destroy(region);
     return nullptr;

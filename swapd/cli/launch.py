@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import os
 import signal
 import subprocess
@@ -14,6 +16,7 @@ import click
 
 from swapd.cli.output import Failure
 from swapd.config import Config
+from swapd.ranks import own_file, with_word
 from swapd.settings import SETTINGS
 
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
@@ -92,6 +95,31 @@ def run_program(arguments: list[str], config: Config, *, stdout_is_ours: bool = 
         for number, handler in before.items():
             signal.signal(number, handler)
     return status if status >= 0 else 128 - status
+
+
+Stamps = dict[Path, tuple[int, int]]
+
+
+def stamps(path: Path) -> Stamps:
+    """What changes when a file is written anew: of the file that a program makes of `path`, and of its ranks' files.
+
+    This process's own comes first, then those of ranks 0, 1, ...
+    """
+    ranks = path.parent.glob(with_word(Path(glob.escape(path.name)), "rank*").name)
+    found = {}
+    for one in (own_file(path) or path, *sorted(ranks, key=lambda other: (len(other.name), other.name))):
+        with contextlib.suppress(OSError):
+            facts = one.stat()
+            found[one] = (facts.st_mtime_ns, facts.st_ino)
+    return found
+
+
+def written_since(path: Path, before: Stamps) -> list[Path]:
+    """Those of the files that were written after `before` was taken."""
+    found = [one for one, stamp in stamps(path).items() if before.get(one) != stamp]
+    if len(found) > 1:
+        click.echo(f"swapd: {len(found)} ranks wrote files of their own; this is {found[0].name}", err=True)
+    return found
 
 
 def replace_by_program(arguments: list[str], config: Config) -> None:

@@ -11,7 +11,7 @@ import click
 import numpy as np
 
 from swapd.cli.fake import record_fake
-from swapd.cli.launch import ProgramCommand, python_arguments, run_program
+from swapd.cli.launch import ProgramCommand, python_arguments, run_program, stamps, written_since
 from swapd.cli.options import read_program_config, setting_options
 from swapd.cli.output import Failure, console, json_option, pairs_table, print_json
 from swapd.devices import DEVICES
@@ -68,13 +68,15 @@ def command(
     config = dataclasses.replace(read_program_config(flags), trace=output.absolute())
     if output.is_file():  # not /dev/null
         os.unlink(os.path.realpath(output))  # what is there afterwards is of this run
+    before = stamps(output)
     if fake:
         status = record_fake(program, output, config, batch=batch, device=device, times=times, stdout_is_ours=as_json)
     else:
         status = run_program(arguments, config, stdout_is_ours=as_json)
     if fake and not output.exists():
         return status or 1
-    if not output.exists():
+    written = [output] if fake else written_since(output, before)
+    if not written:
         if status != 0:
             click.echo(f"swapd: no trace was written; the program ended with status {status}", err=True)
             return status
@@ -83,13 +85,13 @@ def command(
             "not start (its reason is above; `swapd doctor` looks for others)"
         )
     try:
-        trace = Trace.load(output)
+        trace = Trace.load(written[0])
     except (OSError, TraceError) as error:
         raise Failure(str(error)) from None
     if as_json:
-        print_json({"trace": str(output), **trace_facts(trace)})
+        print_json({"trace": str(written[0]), **trace_facts(trace)})
     else:
-        console().print(pairs_table(f"trace {output}", trace_rows(trace)))
+        console().print(pairs_table(f"trace {written[0]}", trace_rows(trace)))
     return status
 
 

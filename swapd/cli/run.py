@@ -12,15 +12,16 @@ from typing import Any
 
 import click
 
-from swapd.cli.launch import ProgramCommand, python_arguments, replace_by_program, run_program
+from swapd.cli.launch import ProgramCommand, python_arguments, replace_by_program, run_program, stamps, written_since
 from swapd.cli.options import read_program_config, setting_options
 from swapd.cli.output import Failure, console
 from swapd.cli.summary import summary_table
 from swapd.config import Config
+from swapd.files import is_stream, write_whole
 
 NO_SUMMARY = (
-    "the program left no summary: it did not import PyTorch, or the allocator did not start (its reason is above; "
-    "`swapd doctor` looks for others)"
+    "the program left no summary: it did not import PyTorch, or made no tensor, or the allocator did not start (its "
+    "reason is above; `swapd doctor` looks for others)"
 )
 
 
@@ -66,29 +67,24 @@ def run_with_summary(
     """Run the program; its exit status, and its summary if it left one."""
     folder = Path(tempfile.mkdtemp(prefix="swapd-"))
     try:
-        path = config.summary or folder / "summary.json"
-        before = _stamp(path)
+        asked = config.summary
+        path = folder / "summary.json" if asked is None or is_stream(asked) else asked
+        before = stamps(path)
         config = dataclasses.replace(config, summary=path.absolute())
         status = run_program(arguments, config, stdout_is_ours=stdout_is_ours)
-        if _stamp(path) in (None, before):
+        written = written_since(path, before)
+        if not written:
             return status, None
         try:
-            summary = json.loads(path.read_text(encoding="utf-8"))
+            summary = json.loads(written[0].read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            click.echo(f"swapd: the summary {path} cannot be read: {error}", err=True)
+            click.echo(f"swapd: the summary {written[0]} cannot be read: {error}", err=True)
             return status, None
+        if asked is not None and asked != path:  # a pipe cannot be read again
+            _write(str(asked), summary)
         return status, summary if isinstance(summary, dict) else None
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _stamp(path: Path) -> tuple[int, int] | None:
-    """What changes when the file is written anew; None if it is not there."""
-    try:
-        facts = path.stat()
-    except OSError:
-        return None
-    return facts.st_mtime_ns, facts.st_ino
 
 
 def _write(path: str, summary: dict[str, Any]) -> None:
@@ -98,6 +94,6 @@ def _write(path: str, summary: dict[str, Any]) -> None:
         sys.stdout.flush()
         return
     try:
-        Path(path).write_text(text, encoding="utf-8")
+        write_whole(path, text.encode())
     except OSError as error:
         raise Failure(f"cannot write {path}: {error.strerror}") from None

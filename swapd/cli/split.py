@@ -15,7 +15,6 @@ from rich.table import Table
 from rich.text import Text
 
 from swapd.cli.fake import fake_arguments
-from swapd.cli.launch import ProgramCommand
 from swapd.cli.options import read_config, setting_options
 from swapd.cli.output import Failure, console, json_option, print_json
 from swapd.cli.problems import parsed
@@ -33,7 +32,7 @@ NARROWEST = 120  # characters of a table
 BYTES = parsed(parse_bytes)
 
 
-@click.command("split", cls=ProgramCommand)
+@click.command("split")
 @click.option("--budget", required=True, metavar="BYTES", callback=BYTES, help="Device memory.")
 @click.option("--batch", type=click.IntRange(min=1), default=1, show_default=True, help="To make the model for.")
 @click.option(

@@ -7,9 +7,23 @@ import sys
 from pathlib import Path
 
 import pytest
-from processes import ROOT
+from processes import ROOT, run
 
 MIB = 1 << 20
+
+
+@pytest.mark.slow
+def test_the_example_gives_the_same_bits_in_five_megabytes(tmp_path: Path) -> None:
+    script = ROOT / "examples" / "alexnet.py"
+    plain = run([script, "--images", "3"], {}).check().output
+    small = run(
+        [script, "--images", "3"],
+        {"OOC_ALLOC": "emulated", "OOC_BUDGET": "5MB", "OOC_SPLIT_STORE": str(tmp_path / "store")},
+        summary=tmp_path / "s.json",
+    ).check()
+    assert plain.splitlines()[-1] == small.output.splitlines()[-1]
+    assert plain.splitlines()[-1].startswith("fingerprint ")
+    assert small.figures["device_peak_bytes"] <= 5_000_000 and small.figures["split_function_count"] > 0
 
 
 @pytest.mark.slow

@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 from processes import ROOT, run_source, write_script
 
+from swapd.cli import main
+from swapd.cli.output import Failure
+
 SCRIPT = """
 import torch
 from torch import nn
@@ -230,3 +233,23 @@ def test_a_store_that_cannot_be_used(script: Path, tmp_path: Path) -> None:
     path = tmp_path / "missing" / "store.sqlite"
     shown, errors = swapd("--budget", "1MiB", f"{script}:make", store=path)
     assert "cannot be used" in shown and "Traceback" not in errors
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        ["--budget", "20MiB", "AlexNet", "mode=training"],
+        ["AlexNet", "--budget", "20MiB", "mode=training"],
+        ["AlexNet", "mode=training", "--budget=20MiB"],
+    ],
+)
+def test_options_of_split_come_in_any_order(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], order: list[str]
+) -> None:
+    def layers_of(wanted: dict[str, Any]) -> dict[str, Any]:
+        assert (wanted["program"], wanted["arguments"]) == ("AlexNet", {"mode": "training"})
+        raise Failure("far enough")
+
+    monkeypatch.setattr("swapd.cli.split.layers_of", layers_of)
+    assert main(["split", *order]) == 1
+    assert capsys.readouterr().err == "swapd: far enough\n"

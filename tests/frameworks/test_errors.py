@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from processes import EMULATED, code, environment, read_summary, run, run_source, write_script
+from processes import code, read_summary, run, run_source, write_script
 
 MIB = 1 << 20
 
@@ -146,121 +144,6 @@ def test_host_budget_too_small(tmp_path: Path) -> None:
     assert 8 <= int(made) <= 12, "2 MiB each, 16 MiB on the device and 8 on the host"
     assert ended.figures["host_peak_bytes"] <= 8 * MIB
     assert ended.figures["budget_overrun_count"] == 0
-
-
-# ---- settings that cannot be used -----------------------------------------------------------------------------------
-
-PLAIN = """
-    import torch
-    print((torch.ones(1024, 1024) * 2).sum().item())
-    from integrations import pytorch
-    print(pytorch.enabled())
-"""
-
-
-def check_plain(tmp_path: Path, variables: dict[str, str], *words: str) -> None:
-    """The program runs in plain memory, and is told why; under strict mode `import torch` raises."""
-    ended = run([write_script(tmp_path, PLAIN)], {"OOC_ALLOC": "emulated", **variables}).check()
-    assert ended.output.splitlines() == [str(2.0 * MIB), "False"]
-    for word in (*words, "plain memory"):
-        assert word in ended.errors
-    assert "Traceback" not in ended.errors
-
-
-@pytest.mark.parametrize(
-    ("variable", "value", "words"),
-    [
-        ("OOC_BUDGET", "8Gb!", ("OOC_BUDGET", "8Gb!", "8GiB")),
-        ("OOC_BUDGET", "1KiB", ("OOC_BUDGET", "OOC_CHUNK_SIZE")),
-        ("OOC_ALLOC", "gpu", ("OOC_ALLOC", "gpu", "emulated")),
-        ("OOC_EMULATED_FAULTS", "cuNothing:every=2", ("OOC_EMULATED_FAULTS", "cuNothing")),
-    ],
-)
-def test_bad_variable(tmp_path: Path, variable: str, value: str, words: tuple[str, ...]) -> None:
-    check_plain(tmp_path, {variable: value}, *words)
-
-
-def test_bad_variable_raises_in_strict_mode(tmp_path: Path) -> None:
-    variables = {"OOC_ALLOC": "emulated", "OOC_STRICT": "1", "OOC_BUDGET": "8Gb!"}
-    ended = run([write_script(tmp_path, PLAIN)], variables)
-    assert ended.status == 1
-    assert "OOC_BUDGET=" in ended.errors and "8Gb!" in ended.errors
-    assert ended.output == ""
-
-
-@pytest.mark.parametrize("compiler", ["none", "broken", "silent"])
-def test_compiler_that_does_not_work(tmp_path: Path, compiler: str) -> None:
-    (tmp_path / "bin").mkdir()
-    variables = {"PATH": str(tmp_path / "bin"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    if compiler == "none":
-        check_plain(tmp_path, variables, "no C++ compiler", "CXX", "g++")
-        return
-    script = tmp_path / "bin" / "g++"
-    words = "echo 'g++: fatal: out of disk' >&2; exit 1" if compiler == "broken" else "exit 0"
-    script.write_text(f"#!/bin/sh\n{words}\n")
-    script.chmod(0o755)
-    check_plain(tmp_path, variables, "adapter", *(["out of disk"] if compiler == "broken" else []))
-
-
-def test_adapter_that_cannot_be_loaded(tmp_path: Path) -> None:
-    """A file that is no library where the adapter should be: built by another machine, cut short by a full disk."""
-    (tmp_path / "bin").mkdir()
-    script = tmp_path / "bin" / "g++"
-    script.write_text('#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\necho nothing > "$2"\n')
-    script.chmod(0o755)
-    variables = {"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin", "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    check_plain(tmp_path, variables, "adapter")
-
-
-def test_cache_that_cannot_be_written(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    check_plain(tmp_path, {"XDG_CACHE_HOME": str(tmp_path / "file")}, "XDG_CACHE_HOME")
-
-
-def test_two_processes_build_the_adapter_at_once(tmp_path: Path) -> None:
-    """The compiler here copies an adapter built before, slowly, and counts its calls."""
-    from integrations.pytorch import build
-
-    (tmp_path / "g++").write_text(
-        f'#!/bin/sh\necho call >> {tmp_path}/calls\nsleep 2\nwhile [ "$1" != -o ]; do shift; done\n'
-        f'cp {build.build()} "$2"\n'
-    )
-    (tmp_path / "g++").chmod(0o755)
-    script = write_script(tmp_path, PLAIN)
-    variables = {**EMULATED, "CXX": str(tmp_path / "g++"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    command = [sys.executable, str(script)]
-    both = [subprocess.Popen(command, env=environment(variables), stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    for process in both:
-        output, _ = process.communicate(timeout=240)
-        assert process.returncode == 0
-        assert output.splitlines() == [str(2.0 * MIB), "True"]
-    assert (tmp_path / "calls").read_text() == "call\n"
-    assert len(list((tmp_path / "cache" / "ooc_alloc").glob("*.so"))) == 1
-
-
-def test_autoload_switched_off(tmp_path: Path) -> None:
-    """PyTorch then never asks us: the program runs in plain memory, `enable` still works, and `doctor` says so."""
-    source = code(
-        PLAIN,
-        """
-        pytorch.enable()
-        print(pytorch.enabled(), (torch.ones(1024, 1024) * 2).sum().item())
-    """,
-    )
-    ended = run_source(tmp_path, source, TORCH_DEVICE_BACKEND_AUTOLOAD="0").check()
-    assert ended.output.splitlines() == [str(2.0 * MIB), "False", f"True {2.0 * MIB}"]
-    variables = {**EMULATED, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
-    doctor = run(["-m", "swapd.cli", "doctor"], variables)
-    assert "TORCH_DEVICE_BACKEND_AUTOLOAD" in doctor.output
-
-
-@pytest.mark.parametrize("place", ["missing/summary.json", "file/summary.json", "."])
-def test_summary_that_cannot_be_written(tmp_path: Path, place: str) -> None:
-    (tmp_path / "file").write_text("")
-    ended = run([write_script(tmp_path, PLAIN)], {**EMULATED, "OOC_SUMMARY": str(tmp_path / place)}).check()
-    assert ended.output.splitlines() == [str(2.0 * MIB), "True"]
-    assert ended.errors.count("cannot write the summary") == 1, ended.errors
-    assert "Traceback" not in ended.errors
 
 
 def test_many_small_tensors_stay_within_the_budget(tmp_path: Path) -> None:

@@ -248,6 +248,11 @@ def test_programs_that_are_not_there(name: str, words: str) -> None:
 # ---- the roofline ----------------------------------------------------------------------------------------------------
 
 
+def test_models_are_found_however_they_are_spelt() -> None:
+    assert find("AlexNet") is find("alexnet")
+    assert find("ResNet-50") is find("resnet50")
+
+
 def test_the_roofline_by_hand() -> None:
     a, b = torch.empty(4096, 4096), torch.empty(4096, 4096)
     clock = Roofline(V100)

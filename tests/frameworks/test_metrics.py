@@ -200,6 +200,17 @@ def test_the_file_is_written_again_and_again(tmp_path: Path) -> None:
 # ---- Where something is wrong ---------------------------------------------------------------------------------------
 
 
+def test_a_pipe_gets_the_metrics_once_at_the_end(tmp_path: Path) -> None:
+    ended = run_numpy(
+        tmp_path,
+        "step(); time.sleep(0.3)",
+        OOC_METRICS_FILE="/dev/stdout",
+        OOC_METRICS_INTERVAL="0.1s",
+    ).check()
+    assert ended.output.count("# TYPE ooc_functions_total") == 1
+    assert value(samples(ended.output), "functions_total") == ended.figures["functions"]
+
+
 def test_a_taken_port_is_a_warning(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -97,7 +98,7 @@ def test_a_started_child_is_not_exported(tmp_path: Path) -> None:
 
 
 def test_torchrun_has_a_port_and_a_file_for_each_rank(tmp_path: Path) -> None:
-    """And the launcher, which imports PyTorch too, takes none of them."""
+    """And the launcher, which imports PyTorch too, takes none of them; so it is with summaries and the like."""
     base = free_ports(2)
     script = write_script(
         tmp_path,
@@ -126,13 +127,20 @@ def test_torchrun_has_a_port_and_a_file_for_each_rank(tmp_path: Path) -> None:
         ),
     )
     variables = {**EMULATED, "OOC_METRICS_PORT": str(base), "OOC_METRICS_FILE": str(tmp_path / "ooc.prom")}
+    variables |= {"OOC_SUMMARY": str(tmp_path / "s.json"), "OOC_TRACE": str(tmp_path / "s.trace")}
+    variables["RANK"] = "1"  # of a launcher on the second host, where launchers are numbered too
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     output = launched([sys.executable, *torchrun, script], variables)
     assert sorted(line for line in output.splitlines() if "served at" in line) == [
         f"served at http://127.0.0.1:{port}/metrics" for port in (base, base + 1)
     ]
     assert "no metrics" not in output
-    assert sorted(path.name for path in tmp_path.glob("*.prom")) == ["ooc.rank0.prom", "ooc.rank1.prom"]
+    assert sorted(path.name for path in tmp_path.glob("*.*") if path != script) == [
+        *("ooc.rank0.prom", "ooc.rank1.prom"),
+        *("s.rank0.json", "s.rank0.trace", "s.rank1.json", "s.rank1.trace"),
+    ]
+    for rank in (0, 1):
+        assert json.loads((tmp_path / f"s.rank{rank}.json").read_text())["steps"] == 2 + rank
     pages = [samples((tmp_path / f"ooc.rank{rank}.prom").read_text()) for rank in (0, 1)]
     assert value(pages[0], "step_seconds_count", rank="0") == 2
     assert value(pages[1], "step_seconds_count", rank="1") == 3

@@ -154,6 +154,27 @@ TEST(host_memory_that_cannot_be_pinned_is_used_all_the_same) {
   EXPECT_TRUE(t.stats().swap_out_bytes > 0);
 }
 
+TEST(where_the_system_has_no_host_memory_left_nobody_is_told_to_raise_the_limit) {
+  Limits limits{4, 64};
+  limits.host_backed = true;
+  CoreTest t(limits);
+  const std::vector<Variable> live = t.make_many(2, 2 * t.chunk);
+  t.let_go();
+  {
+    const FaultsForTest faults("cuMemCreate");
+    EXPECT_TRUE(t.core.malloc(2 * t.chunk) == nullptr);
+    EXPECT_TRUE(contains(last_error(), "the system has no more host memory"));
+    EXPECT_TRUE(!contains(last_error(), "raise"));
+  }
+  t.core.free(t.must_malloc(2 * t.chunk));
+  {
+    const FaultsForTest faults("cuMemcpyDtoHAsync");  // there is host memory, and nothing can be copied there
+    EXPECT_TRUE(t.core.malloc(4 * t.chunk) == nullptr);
+    EXPECT_TRUE(contains(last_error(), "driver refused") && !contains(last_error(), "raise"));
+  }
+  t.expect_intact(live);
+}
+
 TEST(a_device_that_has_less_than_the_budget_is_used_as_far_as_it_goes) {
   CoreTest t({8});
   std::vector<Variable> live;

@@ -193,7 +193,7 @@ TEST(failures_say_what_to_do_and_leave_everything_as_it_was) {
   };
   if (std::getenv("OOC_TEST_HOST_BACKED") == nullptr) {
     refused("cuDeviceGetAttribute", "needs a driver that makes physical host memory", OOC_INVALID);
-    refused("cuMemCreate", "raise OOC_HOST_BUDGET", OOC_OUT_OF_MEMORY);
+    refused("cuMemCreate", "the system has no more host memory", OOC_OUT_OF_MEMORY);
     refused("cuMemMap:after=13", "did not map host memory", OOC_DRIVER_FAILURE);
   }
   EXPECT_EQ(t.stats().host_backed_function_count, uint64_t{0});

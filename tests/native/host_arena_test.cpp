@@ -1,6 +1,8 @@
 // Host memory for swapped data: exact budget, no overlap, holes that merge, extents that the driver pins.
 #include "host_arena.h"
 
+#include <sys/resource.h>
+
 #include <cstring>
 #include <random>
 
@@ -76,6 +78,19 @@ TEST(the_budget_is_exact) {
   EXPECT_TRUE(arena.allocate(1) == nullptr);
   arena.free(first, 1);
   EXPECT_EQ(arena.allocate(kPage), first);
+}
+
+TEST(it_tells_its_budget_from_a_system_that_gives_no_more) {
+  HostArena arena(driver(), 4 * kPage);
+  EXPECT_TRUE(arena.allocate(5 * kPage) == nullptr && arena.refusal() == Refusal::kBudget);
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_DATA, &before), 0);
+  const rlimit none{kPage, before.rlim_max};  // 0 would be no limit
+  ASSERT_EQ(setrlimit(RLIMIT_DATA, &none), 0);
+  const char* refused = arena.allocate(kPage);
+  ASSERT_EQ(setrlimit(RLIMIT_DATA, &before), 0);
+  EXPECT_TRUE(refused == nullptr && arena.refusal() == Refusal::kSystem);
+  EXPECT_TRUE(arena.allocate(kPage) != nullptr && arena.refusal() == Refusal::kNone);
 }
 
 TEST(a_block_may_lie_across_extents_and_a_copy_can_be_split_there) {

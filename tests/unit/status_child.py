@@ -14,6 +14,8 @@ MIB = 1 << 20
 def main() -> None:
     session = Session(Config.from_environment())
     session.started()
+    if "idle" in sys.argv:
+        return
     core = session.core
     names = [core.function_id(name) for name in ("make", "\x1b[31mhostile")]
     addresses = []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from benchmarks.splitting import convolutions, plans, tables
+from benchmarks.splitting import convolutions, inference, plans, tables
 from benchmarks.splitting.measured import NETWORKS, Operands, execute
 from benchmarks.splitting.plans import MIB, make_plans
 from integrations.pytorch.splitting.kernels import KINDS, Kernel
@@ -100,6 +102,22 @@ def test_ratios_are_within_a_round() -> None:
 
 def test_without_data_the_table_says_so() -> None:
     assert "Nothing was measured yet" in tables.text([])
+
+
+def test_tables_of_inference_without_matplotlib(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is not there where only `make demo` was run."""
+    raw = Path(inference.__file__).parents[1] / "results" / "emulated" / "splitting" / "inference"
+    (tmp_path / "inference").mkdir()
+    for name in ("AlexNet-plain.json", "AlexNet-005.json"):
+        shutil.copy(raw / name, tmp_path / "inference")
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+    assert inference.main(["--tables", "--output", str(tmp_path)]) == 0
+    out, err = capsys.readouterr()
+    assert "AlexNet, 5 MB" in out and "![" not in out
+    assert err == "no picture: matplotlib is not installed (the extra `report`)\n"
+    assert not (tmp_path / "inference.png").exists()
 
 
 def test_the_picture(tmp_path: Path) -> None:

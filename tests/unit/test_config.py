@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from swapd.config import Config, ConfigError, ConfigWarning, unknown_variables
-from swapd.host_limits import available_host_bytes, cgroup_memory
+from swapd.host_limits import available_host_bytes, cgroup_memory, largest_host_bytes
 from swapd.policies import available as available_policies
 from swapd.policies import published
 from swapd.settings import POLICIES, SETTINGS, Link
@@ -218,6 +218,8 @@ def test_budget() -> None:
     [
         (Config(budget=Amount(bytes=64 * KIB)), 2 * MIB, r"OOC_BUDGET=64KiB is 65536 bytes.* \(OOC_CHUNK_SIZE=2MiB\)"),
         (Config(budget=Amount(bytes=64 * KIB), chunk_size=MIB), KIB, r"less than one chunk \(OOC_CHUNK_SIZE=1MiB\)"),
+        (Config(budget=Amount(bytes=64 * KIB), chunk_size=KIB), 128 * KIB, r"one chunk \(OOC_CHUNK_SIZE=128KiB\)"),
+        (Config(budget=Amount(bytes=64 * KIB), chunk_size=KIB, small_limit=MIB), KIB, r"OOC_SMALL_LIMIT=1MiB is more"),
         (Config(), 128 * KIB, r"OOC_BUDGET=90% of free device memory is 65536 bytes.* \(OOC_CHUNK_SIZE=128KiB\)"),
     ],
 )
@@ -234,6 +236,18 @@ def test_host_budget() -> None:
     assert 0.5 * available < Config().resolve_host_budget() < 1.1 * available
 
 
+def test_a_host_budget_that_the_machine_cannot_hold_is_refused() -> None:
+    most = Config(host_budget=Amount(bytes=16 * GIB))
+    assert most.resolve_host_budget(2 * GIB, 16 * GIB) == 16 * GIB  # what is free now changes
+    with pytest.raises(ConfigError) as caught:
+        Config(host_budget=Amount(bytes=100 << 40)).resolve_host_budget(2 * GIB, 16 * GIB)
+    for words in ("OOC_HOST_BUDGET=100TiB", "16.0 GiB", "2.00 GiB are free", "at most 16GiB", "80%"):
+        assert words in str(caught.value), caught.value
+    with pytest.raises(ConfigError, match=r"^OOC_HOST_BUDGET=100TiB is more"):
+        Config.from_environment({"OOC_HOST_BUDGET": "100TiB"}).resolve_host_budget()
+    assert Config.from_environment({"OOC_HOST_BUDGET": "100%"}).resolve_host_budget(2 * GIB, 16 * GIB) == 2 * GIB
+
+
 def machine(root: Path, cgroup: str, files: dict[str, str], available_kib: int = 8 << 20) -> Path:
     """A folder that looks like `/` to `host_limits`."""
     meminfo = f"MemTotal: {16 << 20} kB\nMemAvailable:   {available_kib} kB\nHugePages_Total: 0\n"
@@ -248,6 +262,7 @@ def test_host_memory_without_a_limit(tmp_path: Path) -> None:
     root = machine(tmp_path, "0::/user\n", {"sys/fs/cgroup/user/memory.max": "max\n"})
     assert cgroup_memory(root) is None
     assert available_host_bytes(root) == 8 * GIB
+    assert largest_host_bytes(root) == 16 * GIB
 
 
 def test_cgroup_version_2_with_the_tightest_ancestor(tmp_path: Path) -> None:
@@ -263,6 +278,7 @@ def test_cgroup_version_2_with_the_tightest_ancestor(tmp_path: Path) -> None:
     assert group is not None
     assert (group.limit_bytes, group.used_bytes, group.path) == (4 * GIB, 2 * GIB, "/sys/fs/cgroup/a")
     assert available_host_bytes(root) == 2 * GIB
+    assert largest_host_bytes(root) == 3 * GIB
 
 
 def test_cgroup_version_1(tmp_path: Path) -> None:

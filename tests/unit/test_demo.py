@@ -7,6 +7,7 @@ prepared summary, so that each promise of the demo can be broken alone. The comp
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
 import pathlib
 import sys
@@ -15,12 +16,14 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
 EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
 
 STAND_IN = """
-import json, os, pathlib, shutil, sys
+import functools, json, os, pathlib, shutil, sys, time
 
+print = functools.partial(print, flush=True)
 folder = pathlib.Path(__file__).parent
 case = json.loads((folder / "case.json").read_text())
 swapped = "OOC_BUDGET" in os.environ
@@ -29,6 +32,8 @@ if swapped and case.get("crash"):
     sys.exit(7)
 steps = int(sys.argv[sys.argv.index("--steps") + 1])
 for step in range(steps):
+    while case.get("waits") and step == 1 and not (folder / "seen").exists():
+        time.sleep(0.01)
     print(f"step {step + 1:4d}  loss 1.5  {(3.0 if swapped else 2.0) + 10 * (step == 0):.3f} s")
 if "--save" in sys.argv:
     shutil.copy(folder / ("swapped.pt" if swapped else "plain.pt"), sys.argv[sys.argv.index("--save") + 1])
@@ -154,6 +159,36 @@ def test_each_broken_promise_ends_non_zero(
     assert len(report["problems"]) == 1 and expected in report["problems"][0]
 
 
+def test_steps_are_shown_as_they_come_where_there_is_no_terminal(
+    demo: ModuleType, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The script's second step waits until somebody saw its first."""
+
+    class File(io.StringIO):
+        def flush(self) -> None:
+            if "in-core run, step 1 of 4, 12.0 s" in self.getvalue():
+                (tmp_path / "seen").touch()
+
+    file = File()
+    monkeypatch.setattr(demo, "Console", lambda **_: Console(file=file, width=120))
+    monkeypatch.setattr(demo, "RUN_TIMEOUT_SECONDS", 30)
+    (tmp_path / "case.json").write_text(json.dumps({"summary": SUMMARY, "waits": True}))
+    status, report = run(demo, tmp_path, "--quick")
+    assert status == 0, report["problems"]
+    lines = [line for line in file.getvalue().splitlines() if " step " in line]
+    assert len(lines) == 4 + 3 + 4
+    assert lines[-1].startswith("stand_in: out-of-core run, step 4 of 4, 3.0 s")
+
+
+def test_a_run_that_does_not_end_is_ended(
+    demo: ModuleType, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "RUN_TIMEOUT_SECONDS", 0.5)
+    (tmp_path / "case.json").write_text(json.dumps({"summary": SUMMARY, "waits": True}))
+    status, report = run(demo, tmp_path)
+    assert status == 1 and "the in-core run did not end in 0.5 s" in report["problems"][0]
+
+
 def test_a_missing_figure_is_named(demo: ModuleType, tmp_path: pathlib.Path) -> None:
     summary = {name: value for name, value in SUMMARY.items() if name != "divergence_count"}
     (tmp_path / "case.json").write_text(json.dumps({"summary": summary}))
@@ -256,6 +291,6 @@ def test_the_gpt_does_not_look_ahead() -> None:
 
 
 def test_the_examples_do_not_know_the_project() -> None:
-    for name in ("resnet50.py", "gpt.py"):
-        source = (EXAMPLES / name).read_text()
+    for name in ("resnet50.py", "gpt.py", "alexnet.py"):
+        source = (EXAMPLES / name).read_text().split('"""', 2)[2]
         assert not any(word in source for word in ("OOC_", "ooc_alloc", "swapd", "integrations", "environ")), name

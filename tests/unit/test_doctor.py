@@ -57,6 +57,14 @@ def test_an_emulated_device_that_cannot_be_made_is_reported(monkeypatch: pytest.
     assert "OOC_EMULATED_MEMORY" in process.stdout
 
 
+@pytest.mark.parametrize("variable", ["OOC_BUDGET", "OOC_HOST_BUDGET"])
+def test_a_budget_that_this_machine_cannot_have_is_reported(variable: str) -> None:
+    settings = {"OOC_ALLOC": "emulated", "OOC_EMULATED_MEMORY": "256MiB", variable: "100TiB"}
+    text = f"from swapd import doctor; print(doctor.check_settings({settings!r}))"
+    process = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
+    assert "status='no'" in process.stdout and f"{variable}=100TiB is more than" in process.stdout
+
+
 def test_the_table_and_a_status_that_says_no(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +13,8 @@ from pathlib import Path
 import pytest
 from planning_traces import resnet50
 
+from swapd import files
+from swapd.files import write_whole
 from swapd.plan import Plan
 from swapd.summary import write_summary
 
@@ -37,6 +41,31 @@ def test_a_pipe_is_written_to_and_stays_one(tmp_path: Path, writer: str) -> None
     plain = tmp_path / "plain"
     WRITERS[writer](plain)
     assert read == [plain.read_bytes()]
+
+
+def in_a_program(path: str, stdout: int) -> bytes:
+    """What is on the standard output of a program that writes to `path` between two lines."""
+    source = f"from swapd.files import write_whole; print('a'); write_whole({path!r}, b'whole'); print('b')"
+    return subprocess.run([sys.executable, "-c", source], stdout=stdout, check=True).stdout
+
+
+@pytest.mark.parametrize("path", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1", "link"])
+def test_a_descriptor_is_written_to_after_what_was_printed(tmp_path: Path, path: str) -> None:
+    """Also where it leads to a plain file, which would be put aside by another one, or cut."""
+    if path == "link":
+        (tmp_path / "link").symlink_to("/dev/stdout")
+        path = str(tmp_path / "link")
+    assert in_a_program(path, subprocess.PIPE) == b"a\nwholeb\n"
+    with open(tmp_path / "redirected", "wb") as file:
+        in_a_program(path, file.fileno())
+    assert (tmp_path / "redirected").read_bytes() == b"a\nwholeb\n"
+
+
+def test_a_pipe_that_nobody_reads_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "_READER_SECONDS", 0.0)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="nobody reads"):
+        write_whole(tmp_path / "pipe", b"x")
 
 
 @pytest.mark.parametrize("writer", WRITERS)

@@ -137,6 +137,43 @@ def test_clients_that_hang_are_dropped_and_others_are_served(running: Running, m
             connection.close()
 
 
+@pytest.mark.parametrize(
+    "sent", [b"", b"GET /metrics HTT", b"GET /metrics HTTP/1.1\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n"]
+)
+def test_who_holds_connections_open_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
+    """Not until they time out, which here they never do: without sending, amid a request, and without reading."""
+    monkeypatch.setattr(module, "SECONDS", 1e6)
+    monkeypatch.setattr(__name__ + ".PAGE", b"x" * (16 << 20))  # more than the system's buffers take
+    running = Running()
+    strangers = [running.connect() for _ in range(MOST_CONNECTIONS + 8)]
+    try:
+        for stranger in strangers:
+            stranger.sendall(sent)
+        for _ in range(3):
+            assert running.ask(b"GET /metrics HTTP/1.1\r\n\r\n").endswith(PAGE)
+        assert running.most_connections <= MOST_CONNECTIONS
+    finally:
+        for stranger in strangers:
+            stranger.close()
+        running.stop()
+
+
+def test_who_is_alone_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is sent away while there is room, however slow."""
+    monkeypatch.setattr(module, "GRACE_SECONDS", 0.0)
+    running = Running()
+    slow = [running.connect() for _ in range(MOST_CONNECTIONS - 1)]
+    for connection in slow:
+        connection.sendall(b"GET /metrics ")
+    try:
+        assert running.ask(b"GET /metrics HTTP/1.1\r\n\r\n").endswith(PAGE)
+        for connection in slow:
+            connection.sendall(b"HTTP/1.1\r\n\r\n")
+            assert read_all(connection).endswith(PAGE)
+    finally:
+        running.stop()
+
+
 def test_a_client_that_never_reads_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SECONDS", 0.5)
     monkeypatch.setattr(__name__ + ".PAGE", b"x" * (64 << 20))  # more than the system's buffers take
@@ -233,6 +270,8 @@ def test_a_taken_port_is_an_error(running: Running) -> None:
 
 def test_stopping_ends_every_connection(running: Running) -> None:
     open_ones = [running.connect() for _ in range(10)]
+    for connection in open_ones:
+        connection.sendall(b"GET ")
     assert running.ask(b"GET /metrics HTTP/1.1\r\n\r\n").endswith(PAGE)  # so they were accepted
     running.loop.call_soon_threadsafe(running.task.cancel)
     running.thread.join(HANG_SECONDS)

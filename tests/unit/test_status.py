@@ -143,6 +143,37 @@ def test_a_killed_process_is_said_to_have_ended(
     assert "has ended" in capsys.readouterr().err
 
 
+def left_behind(runtime: Path, name: str) -> Path:
+    """The socket of a process that was killed."""
+    runtime.mkdir(mode=0o700, exist_ok=True)
+    with socket.socket(socket.AF_UNIX) as one:
+        one.bind(str(runtime / name))
+    return runtime / name
+
+
+def test_sockets_of_killed_processes_are_taken_away_by_the_next_start(runtime: Path) -> None:
+    """Whoever has their numbers now; and nobody's who answers, or is about to, and nothing else."""
+    mine = left_behind(runtime, f"{os.getpid()}.sock")  # this process has the number again, and shows nothing
+    others = left_behind(runtime, "1.sock"), left_behind(runtime, "999999999.sock")
+    kept = left_behind(runtime, "notes.sock"), runtime / "2.sock"
+    kept[1].write_text("a plain file")
+    with socket.socket(socket.AF_UNIX) as stopped:  # one that answers nobody now
+        stopped.bind(str(runtime / "3.sock"))
+        stopped.listen(0)
+        with connect(3):  # and takes nobody else any more
+            process = start(runtime)
+            try:
+                assert not mine.exists() and not any(path.exists() for path in others)
+                names = {path.name for path in runtime.iterdir()}
+                assert names == {*(path.name for path in kept), "3.sock", f"{process.pid}.sock"}
+                left_behind(runtime, "1.sock")
+                assert set(processes()) == {3, process.pid}
+                assert not (runtime / "1.sock").exists()
+            finally:
+                process.kill()
+                process.wait()
+
+
 def test_a_process_that_dies_while_it_is_watched(child: subprocess.Popen[str], runtime: Path) -> None:
     """On a terminal of its own: the watcher shows frames, says that the process has ended, and ends."""
     control, terminal = pty.openpty()

@@ -7,13 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from integrations.prometheus import ranks
-from integrations.prometheus.exporter import own_file, push_url
+from integrations.prometheus.exporter import push_url
+from swapd import ranks
+from swapd.ranks import own_file
+
+MARK = "_OOC_TEST_OF"
 
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "LOCAL_RANK", ranks._OWNER):
+    for name in (*ranks._RANKS, *ranks._LOCAL_RANKS, *ranks._SLURM_TASKS, "NODE_RANK", MARK):
         monkeypatch.setenv(name, "")  # so that what a test leaves there is undone
         monkeypatch.delenv(name)
     monkeypatch.setattr("sys.orig_argv", ["python", "train.py"])
@@ -26,6 +29,8 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
         (["python", "-u", "-m", "torch.distributed.run", "train.py"], True),
         (["python", "/x/bin/torchrun", "--nproc-per-node", "2", "train.py"], True),
         (["python", "-m", "accelerate", "launch"], True),
+        (["python", "/x/bin/accelerate-launch", "train.py"], True),
+        (["python", "-u", "-m", "deepspeed.launcher.launch", "train.py"], True),
         (["python", "-c", "import torch"], False),
         (["python", "-m", "train", "torchrun"], False),
         (["python", "-m"], False),
@@ -37,27 +42,27 @@ def test_launchers(arguments: list[str], launches: bool) -> None:
 
 
 def test_a_program_exports_and_its_child_processes_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert ranks.claim()
-    assert ranks.claim()  # a second session
+    assert ranks.claim(MARK)
+    assert ranks.claim(MARK)  # a second session
     monkeypatch.setattr(os, "getpid", lambda: 1)  # what a started process sees
-    assert not ranks.claim()
+    assert not ranks.claim(MARK)
 
 
 def test_ranks_export_whoever_launched_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert ranks.claim()  # an unknown launcher, which imported PyTorch
+    assert ranks.claim(MARK)  # an unknown launcher, which imported PyTorch
     monkeypatch.setattr(os, "getpid", lambda: 1)
     monkeypatch.setenv("LOCAL_RANK", "0")
-    assert ranks.claim()
+    assert ranks.claim(MARK)
     monkeypatch.setattr(os, "getpid", lambda: 2)
-    assert not ranks.claim()  # a worker of the rank
+    assert not ranks.claim(MARK)  # a worker of the rank
     monkeypatch.setenv("LOCAL_RANK", "1")
-    assert ranks.claim()
+    assert ranks.claim(MARK)
 
 
 def test_a_launcher_exports_nothing_and_leaves_no_mark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.orig_argv", ["python", "-m", "torch.distributed.run", "train.py"])
-    assert not ranks.claim()
-    assert ranks._OWNER not in os.environ
+    assert not ranks.claim(MARK)
+    assert MARK not in os.environ
 
 
 def test_rank_labels_and_files(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,8 +71,31 @@ def test_rank_labels_and_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_RANK", "3")
     assert (ranks.rank(), ranks.local_rank(), own_file(Path("/x/ooc.prom"))) == ("11", 3, Path("/x/ooc.rank11.prom"))
     assert own_file(None) is None
+    assert own_file(Path("/x/t.json.gz")) == Path("/x/t.rank11.json.gz")
+    assert own_file(Path("/x/none")) == Path("/x/none.rank11")
+    assert own_file(Path("/dev/stdout")) == Path("/dev/stdout")
     monkeypatch.setenv("LOCAL_RANK", "three")
     assert ranks.local_rank() is None
+
+
+@pytest.mark.parametrize(
+    ("variables", "number", "local"),
+    [
+        ({"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}, "5", 1),
+        ({"PMI_RANK": "2", "MPI_LOCALRANKID": "0"}, "2", 0),
+        ({"SLURM_PROCID": "9", "SLURM_LOCALID": "1"}, "9", 1),
+        ({"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "1"}, "0", None),
+        ({"RANK": "4", "LOCAL_RANK": "0", "SLURM_PROCID": "2", "SLURM_LOCALID": "0", "SLURM_NTASKS": "1"}, "4", 0),
+        ({"LOCAL_RANK": "1", "NODE_RANK": "0"}, "1", 1),
+        ({"LOCAL_RANK": "1", "NODE_RANK": "2"}, "2.1", 1),  # another host's rank 1 may write into the same folder
+    ],
+)
+def test_what_launchers_say(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], number: str, local: int | None
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert (ranks.rank(), ranks.local_rank()) == (number, local)
 
 
 def test_groups_at_a_pushgateway(monkeypatch: pytest.MonkeyPatch) -> None:
