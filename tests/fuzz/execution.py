@@ -1,0 +1,141 @@
+"""Runs a program's statements one by one and says, after each, what every bit is.
+
+The same code runs a program in plain memory while it is drawn, and out-of-core in a process of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import random
+import re
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy
+import torch
+
+from tests.fuzz import prelude
+from tests.stress.digests import digest, error_text
+
+OUT_OF_MEMORY = "OutOfMemoryError"
+
+
+@dataclass
+class Step:
+    """What one statement did: the error it raised, and what each variable of it was then."""
+
+    error: str = ""
+    digests: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a program is run, in plain memory as well."""
+
+    seed: int = 0
+    threads: int = 1
+    deterministic: bool = False
+    look_at_all: bool = False  # after each statement at every variable, not only at those that it names
+
+
+def fill_fresh_memory(byte: int) -> None:
+    """Plain memory that is allocated from now on begins as this byte (glibc's M_PERTURB), so that its use shows."""
+    libc = ctypes.CDLL(None)
+    libc.mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD: nothing comes as zeros from the system
+    libc.mallopt(-6, byte)
+
+
+def namespace(way: Way) -> dict[str, Any]:
+    """A fresh one, with every generator and mode of PyTorch's as the program expects it."""
+    torch.set_num_threads(way.threads)
+    torch.use_deterministic_algorithms(way.deterministic, warn_only=True)
+    torch.manual_seed(way.seed)
+    numpy.random.seed(way.seed)
+    random.seed(way.seed)
+    return {name: getattr(prelude, name) for name in prelude.__all__}
+
+
+def execute(statement: str, space: dict[str, Any], way: Way) -> Step:
+    """Runs one statement and looks at what it left."""
+    step = Step()
+    operands = _named(statement, space)
+    storages = {_storage(space[name]) for name in operands}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            exec(compile(statement, "<program>", "exec"), space)
+    except Exception as error:
+        step.error = error_text(error)
+        if type(error).__name__ == OUT_OF_MEMORY:
+            # What else there is must be as it was; the operands may have been written in part.
+            untouched = [name for name in _variables(space) if _storage(space[name]) not in storages]
+            step.error = f"{OUT_OF_MEMORY}: {error}"
+            step.digests = look(untouched, space)
+            return step
+    try:
+        step.digests = look(_variables(space) if way.look_at_all else _named(statement, space), space)
+    except torch.OutOfMemoryError as error:
+        step.error = f"{OUT_OF_MEMORY}: {error}"
+    return step
+
+
+def last_look(space: dict[str, Any]) -> Step:
+    """Every variable, after the last statement."""
+    return execute("pass", space, Way(look_at_all=True))
+
+
+def look(names: list[str], space: dict[str, Any]) -> dict[str, str]:
+    """The digests of variables, copied by ordinary operators into plain memory; generators are left as they were."""
+    state = torch.get_rng_state()
+    try:
+        return {name: _digest(space[name]) for name in names}
+    finally:
+        torch.set_rng_state(state)
+
+
+def _variables(space: dict[str, Any]) -> list[str]:
+    return [name for name in space if re.fullmatch(r"v\d+", name)]
+
+
+def _named(statement: str, space: dict[str, Any]) -> list[str]:
+    return [name for name in dict.fromkeys(re.findall(r"\bv\d+\b", statement)) if name in space]
+
+
+def _storage(value: Any) -> int | None:
+    with contextlib.suppress(RuntimeError, NotImplementedError, AttributeError):
+        return int(value.untyped_storage()._cdata)
+    return None
+
+
+@contextlib.contextmanager
+def _plain() -> Iterator[None]:
+    if prelude._session() is None:
+        yield
+        return
+    from integrations.pytorch.large_storages import plain_memory
+
+    with plain_memory():
+        yield
+
+
+def _digest(value: Any) -> str:
+    if isinstance(value, torch.nn.Module):
+        return ",".join(f"{name}:{_digest(tensor)}" for name, tensor in value.state_dict().items())
+    if isinstance(value, torch.UntypedStorage):
+        return _digest(torch.empty(0, dtype=torch.uint8).set_(value))
+    if isinstance(value, list | tuple):
+        return f"{type(value).__name__}[{','.join(map(_digest, value))}]"
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return digest(value)
+    head = f"{type(value).__name__}{value.stride()}{value.requires_grad}{value.is_conj()}"
+    grad = _digest(value.grad) if value.is_leaf and value.grad is not None else ""
+    with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+        source = value.detach().as_subclass(torch.Tensor)
+        with _plain():
+            target = torch.empty(source.shape, dtype=source.dtype)
+        target.copy_(source)
+        with _plain():
+            return f"{head}{digest(target)}{grad}"

@@ -1,0 +1,176 @@
+"""Runs programs out-of-core, each in a forked copy of a process that has imported everything and allocated nothing.
+
+python -m tests.fuzz.server < programs > results, a line of JSON each: {"steps": [...]} and, if the process died or
+hung, {"death": ...}. A copy has no history, so what a program does there it does again. A program with "fill" runs in
+plain memory that begins as that byte: where two bytes give two results, the program has none that is defined.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.fuzz.execution import OUT_OF_MEMORY, Step, execute, fill_fresh_memory, last_look, namespace
+from tests.fuzz.programs import ALWAYS, Program
+
+ROOT = Path(__file__).parents[2]
+HANGS_AFTER_SECONDS = 60
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a program gave: its steps up to where it ended, the session's summary, and how it died or hung, if so."""
+
+    steps: list[Step]
+    figures: dict[str, Any] | None
+    death: str
+
+
+class Server:
+    """The process, from outside."""
+
+    def __init__(self, library: dict[str, str] | None = None) -> None:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(("OOC_", "_OOC_"))}
+        environment |= {"PYTHONPATH": str(ROOT), "OMP_WAIT_POLICY": "passive", **(library or {})}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.fuzz.server"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env=environment,
+        )
+
+    def run(self, program: Program, fill: int | None = None) -> Result:
+        """What a program gives out-of-core, or in plain memory that is filled with a byte."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps({"program": program.to_json(), "fill": fill}) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the server of the fuzzer ended with status {self._process.wait()}")
+        result = json.loads(line)
+        return Result([Step(**row) for row in result["steps"]], result["figures"], result.get("death", ""))
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def _child(program: Program, fill: int | None, write: int, words: int) -> None:
+    """Runs the program; its steps go through the pipe, a line each, so that those before a death are known."""
+    import faulthandler
+
+    os.dup2(words, 1)
+    os.dup2(words, 2)
+    faulthandler.enable()
+    from integrations import pytorch as ooc
+
+    with os.fdopen(write, "w", buffering=1) as lines:
+        if fill is None:
+            os.environ.update(ALWAYS | program.settings)
+            ooc.enable()
+        else:
+            fill_fresh_memory(fill)
+        space = namespace(program.way)
+        for statement in program.statements:
+            lines.write(json.dumps({"begins": statement}) + "\n")
+            step = execute(statement, space, program.way)
+            lines.write(json.dumps({"step": asdict(step)}) + "\n")
+            if step.error.startswith(OUT_OF_MEMORY):
+                break  # what follows depends on what is missing now
+        else:
+            lines.write(json.dumps({"begins": "last look"}) + "\n")
+            lines.write(json.dumps({"step": asdict(last_look(space))}) + "\n")
+        lines.write(json.dumps({"begins": "the end"}) + "\n")
+        space.clear()
+        if fill is None:
+            lines.write(json.dumps({"figures": ooc.summary()}, default=str) + "\n")
+            ooc.disable()
+        lines.write(json.dumps({"ends": True}) + "\n")
+
+
+def _run(program: Program, fill: int | None) -> dict[str, Any]:
+    read, write = os.pipe()
+    with tempfile.TemporaryDirectory(prefix="ooc-fuzz-") as folder, open(f"{folder}/words", "w+b") as words:
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                os.close(read)
+                os.environ["OOC_SPLIT_STORE"] = f"{folder}/splits"
+                _child(program, fill, write, words.fileno())
+                status = 0
+            except BaseException:
+                import traceback
+
+                traceback.print_exc()
+                sys.stderr.flush()
+            finally:
+                os._exit(status)
+        os.close(write)
+        data, hangs = _read_all(read)
+        if hangs:
+            os.kill(child, signal.SIGABRT)  # so that the fault handler says where it stands
+            data += _read_all(read)[0]
+        os.close(read)
+        _, status = os.waitpid(child, 0)
+        rows = [json.loads(line) for line in data.decode().splitlines() if line.endswith("}")]
+        result: dict[str, Any] = {"steps": [row["step"] for row in rows if "step" in row]}
+        result["figures"] = next((row["figures"] for row in rows if "figures" in row), None)
+        if status != 0 or hangs:
+            words.seek(0)
+            last = [row["begins"] for row in rows if "begins" in row][-1:]
+            how = "hangs" if hangs else f"dies with status {os.waitstatus_to_exitcode(status)}"
+            result["death"] = f"{how} in {last}\n" + words.read().decode(errors="replace")[-6000:]
+        return result
+
+
+def _read_all(read: int) -> tuple[bytes, bool]:
+    """What comes until the other end is closed, and whether nothing came for too long."""
+    data = b""
+    while True:
+        if not select.select([read], [], [], HANGS_AFTER_SECONDS)[0]:
+            return data, True
+        if not (more := os.read(read, 1 << 20)):
+            return data, False
+        data += more
+
+
+def main() -> None:
+    lines = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    import torch
+
+    from integrations import pytorch  # noqa: F401
+    from integrations.pytorch import build, session  # noqa: F401
+    from integrations.pytorch.splitting import registry
+
+    torch.optim.AdamW([torch.nn.Parameter(torch.empty(0))], fused=True)  # imports what is imported late
+    build.load()
+    registry.find("aten::add.Tensor")  # imports every handler
+    gc.collect()
+    gc.freeze()  # or each copy writes to every page of what was imported
+    for line in sys.stdin:
+        asked = json.loads(line)
+        lines.write(json.dumps(_run(Program.from_json(asked["program"]), asked["fill"])) + "\n")
+
+
+if __name__ == "__main__":
+    main()
