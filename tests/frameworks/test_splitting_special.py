@@ -17,7 +17,7 @@ from integrations.pytorch.splitting import registry
 from integrations.pytorch.splitting.context import CannotSplit
 from integrations.pytorch.splitting.verification import difference
 
-ODD = 100_003  # elements: something is left at the end of threads' runs and of registers
+ODD = 70_003  # elements: something is left at the end of threads' runs and of registers
 NAN = 0x7FC00000
 PAYLOADS = (NAN, NAN + 0x1234, NAN - (1 << 31), NAN - (1 << 31) + 77, 0x7F800001)
 
@@ -64,7 +64,7 @@ def test_a_largest_element_that_is_no_number_has_the_bits_of_the_whole(name: str
 
 @pytest.mark.parametrize("name", ["amax", "amin", "max.dim", "min.dim", "argmax", "sum.dim_IntList", "cummax", "sort"])
 def test_reductions_of_special_numbers_along_a_dimension(name: str) -> None:
-    for x in (spoiled(500, 1001, every=1000), spoiled(64, 37 * 11), torch.randint(-1, 1, (300, 77)) * 0.5):
+    for x in (spoiled(120, 501, every=500), torch.randint(-1, 1, (300, 77)) * 0.5):
         for dim in (0, 1):
             dims = [dim] if name in ("amax", "amin", "sum.dim_IntList") else dim
             same_or_refused(name, [x, dims], 2 * x.nbytes // 3)
@@ -118,28 +118,28 @@ def test_operators_of_two_operands(name: str) -> None:
     if name == "nextafter":
         numbers = numbers[:1]
     for given in [(large, other), *((number, large) for number in numbers), *((large, number) for number in numbers)]:
-        assert same_or_refused(name, list(given), 200_000)
+        assert same_or_refused(name, list(given), 150_000)
     in_place = name.partition(".")[0] + "_" + ("" if "." not in name else ".Tensor")
     if registry.overload_of(f"aten::{in_place}") is not None:
         large = large.double() if name.startswith("float_power") else large
-        assert same_or_refused(in_place, [large, numbers[0]], 200_000)
+        assert same_or_refused(in_place, [large, numbers[0]], 150_000)
 
 
 def test_three_operands_of_which_some_are_numbers() -> None:
     large, number = spoiled(ODD, every=3), torch.tensor(0.75)
-    assert same_or_refused("where.self", [large > 0, number, large], 200_000)
-    assert same_or_refused("where.self", [large > 0, large, number.double()], 200_000)
-    assert same_or_refused("lerp.Tensor", [number, large, large.flip(0)], 300_000)
-    assert same_or_refused("masked_fill.Tensor", [large, large > 0, number], 200_000)
-    assert same_or_refused("masked_fill_.Tensor", [large, large > 0, number], 200_000)
-    assert same_or_refused("clamp.Tensor", [large, number.neg(), number], 200_000)
-    assert same_or_refused("addcmul", [number, large, large.flip(0)], 300_000)
+    assert same_or_refused("where.self", [large > 0, number, large], 150_000)
+    assert same_or_refused("where.self", [large > 0, large, number.double()], 150_000)
+    assert same_or_refused("lerp.Tensor", [number, large, large.flip(0)], 200_000)
+    assert same_or_refused("masked_fill.Tensor", [large, large > 0, number], 150_000)
+    assert same_or_refused("masked_fill_.Tensor", [large, large > 0, number], 150_000)
+    assert same_or_refused("clamp.Tensor", [large, number.neg(), number], 150_000)
+    assert same_or_refused("addcmul", [number, large, large.flip(0)], 200_000)
 
 
 def test_values_that_only_large_results_show() -> None:
     for function in ("exp", "log", "sin", "sqrt", "tanh", "sigmoid", "erf", "gelu", "silu", "reciprocal", "sign"):
         for dtype in (torch.float32, torch.bfloat16, torch.float64):
-            assert same_or_refused(function, [spoiled(ODD, every=3, dtype=dtype)], 200_000), function
-    x = spoiled(32, 16, 41, 43, every=997)
+            assert same_or_refused(function, [spoiled(ODD, every=3, dtype=dtype)], 150_000), function
+    x = spoiled(32, 4, 41, 43, every=997)
     assert same_or_refused("max_pool2d_with_indices", [x, [3, 3], [2, 2], [1, 1]], x.nbytes)
-    assert same_or_refused("_softmax", [spoiled(500, 1001, every=700), -1, False], 1_000_000)
+    assert same_or_refused("_softmax", [spoiled(200, 501, every=700), -1, False], 400_000)

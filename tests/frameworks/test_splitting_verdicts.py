@@ -60,16 +60,70 @@ def test_a_small_result_is_compared_for_many_arguments_once() -> None:
     division, seen = exact()
     verdicts = KeptHere()
     assert context(VALUES, verdicts).choose("", [division], whole) is division
-    assert len(seen) == 16
-    assert len({values.sum().item() for values in seen}) == 16
+    assert len({values.sum().item() for values in seen[:16]}) == 16
+    assert len(seen) == 32  # as many with special numbers
     assert context(VALUES, verdicts).choose("", [division], whole) is division
-    assert len(seen) == 16  # the verdict is kept
+    assert len(seen) == 32  # the verdict is kept
 
 
-def test_a_large_result_is_compared_once() -> None:
+def test_a_large_result_is_compared_once_and_on_every_kind_of_special_numbers() -> None:
     division, seen = exact()
     context(torch.randn(4096, 3), KeptHere()).choose("", [division], whole)
-    assert len(seen) == 1
+    plain, sparse, dense, not_positive, not_negative = seen
+    assert plain.isfinite().all()
+    assert 0 < (~sparse.isfinite()).sum() < 10 < 500 < (~dense.isfinite()).sum() < 4096
+    assert {values.view(torch.int32).max().item() for values in (not_positive, -not_negative)} == {0}
+    for zeros in (not_positive, not_negative):
+        assert (zeros == 0).any() and zeros[zeros == 0].signbit().unique().numel() == 2
+    bits = dense[dense.isnan()].view(torch.int32).unique()
+    assert (bits < 0).sum() == 2 and (bits > 0).sum() == 3  # of both signs, and with payloads
+
+
+@pytest.mark.parametrize("change", ["NaN", "zeros"])
+def test_a_division_that_changes_only_special_numbers_is_refused(change: str) -> None:
+    def run(values: Tensor) -> Tensor:
+        if change == "zeros":
+            return torch.where(values == 0, 0.0, values)
+        return torch.where(values.isnan(), torch.nan, values)
+
+    for mode in ("exact", "allow"):
+        found = Context(Call("aten::clone", (VALUES,), {}), 1 << 20, mode=mode)
+        splits = [Split("luck", 2, run)]
+        if mode == "exact":
+            with pytest.raises(CannotSplit, match="on special numbers"):
+                found.choose("", splits, torch.clone)
+        else:  # which rounds nothing
+            assert found.choose("", splits, torch.clone) is splits[0]
+            assert found.layer is not None and not found.layer.identical
+
+
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_every_result_is_compared(wrong: int) -> None:
+    def several(values: Tensor) -> tuple[Tensor, Tensor]:
+        return values * 2, values + 1
+
+    def run(values: Tensor) -> tuple[Tensor, Tensor]:
+        made = several(values)
+        made[wrong][1, 500] += 1e-3
+        return made
+
+    with pytest.raises(CannotSplit, match="in one piece by up to 0"):
+        context(VALUES, KeptHere()).choose("", [Split("second", 2, run)], several)
+
+
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_every_argument_that_is_written_is_compared(wrong: int) -> None:
+    def write(*values: Tensor) -> None:
+        for each in values:
+            each.mul_(2)
+
+    def run(*values: Tensor) -> None:
+        write(*values)
+        values[wrong][1, 500] += 1e-3
+
+    call = Call("aten::mul_.Tensor", (VALUES, VALUES.clone()), {})
+    with pytest.raises(CannotSplit, match="in one piece by up to 0"):
+        Context(call, 1 << 20).choose("", [Split("second", 2, run)], write)
 
 
 class Core:
@@ -117,4 +171,4 @@ def test_a_verdict_is_for_a_number_of_threads(tmp_path: Path) -> None:
             runs.append(len(seen))
     finally:
         torch.set_num_threads(threads)
-    assert runs == [2, 3, 5]  # compared and run; run; compared and run
+    assert runs == [6, 7, 13]  # compared five times and run; run; compared and run
