@@ -130,6 +130,27 @@ TEST(parts_of_a_variable_move_while_functions_use_others) {
   EXPECT_EQ(after.swap_in_bytes - before.swap_in_bytes, on_demand + 2 * t.chunk);
 }
 
+TEST(an_in_waits_for_as_many_outs_as_it_says_though_there_is_room) {
+  Quarters t(16);
+  t.iterate();
+  ASSERT_TRUE(t.install(t.iterate(), {{0, 0, 2, 0}, {0, 2, 2, 1}}, {{0, 0, 2, 1, 2, 4}}));
+  t.iterate();
+  t.use(0);
+  t.use(1);
+  t.settle();
+  EXPECT_EQ(t.there(t.a), std::string("00111111"));
+  t.use(2);  // function 1 has ended: the second out may start, and the in waits for it
+  EXPECT_TRUE(!t.tick_in());
+  while (t.there(t.a) == "00111111") ASSERT_TRUE(t.tick_out());
+  EXPECT_EQ(t.there(t.a), std::string("00001111"));
+  while (t.tick_out()) {}
+  EXPECT_TRUE(t.tick_in());
+  t.settle();
+  EXPECT_EQ(t.there(t.a), std::string("11001111"));
+  t.use(3);
+  t.boundary();
+}
+
 // What an ended iteration is still to move does not depend on other parts that the next one has used already.
 TEST(the_tail_of_an_iteration_goes_on_beside_uses_of_other_parts) {
   Quarters t(16);

@@ -85,6 +85,49 @@ TEST(single_failures_go_unnoticed_and_lasting_ones_lose_nothing) {
     }
 }
 
+TEST(a_copy_in_that_does_not_begin_leaves_a_freed_variable_to_the_one_under_way) {
+  RangesTest t({8, 64, 0, 4});
+  Array a = t.make_absent(4 * t.chunk);
+  t.write_all(a, t.chunk, 1);
+  t.swap_out();
+  std::vector<Transfer> transfers;
+  Lock lock(t.core.mutex());
+  Region* region = t.core.recorder().current().variables[0].handle.get();
+  Chunk chunks[4];
+  ASSERT_TRUE(t.core.take_idle(4, chunks));
+  ASSERT_TRUE(t.core.start_in(lock, {region, 0, 2}, chunks, transfers));
+  lock.unlock();
+  t.core.free(a.address);
+  ASSERT_EQ(control().inject_faults("cuMemMap"), 0);
+  lock.lock();
+  EXPECT_TRUE(!t.core.start_in(lock, {region, 2, 2}, chunks + 2, transfers));
+  lock.unlock();
+  control().clear_faults();
+  const Variable next = t.make(4 * t.chunk, 9);
+  EXPECT_TRUE(next.address != a.address);
+  lock.lock();
+  t.core.settle(lock, transfers[0]);
+  lock.unlock();
+  EXPECT_EQ(t.core.audit(), OOC_OK);
+  t.swap_out();
+  EXPECT_EQ(t.check(next), OOC_OK);
+}
+
+TEST(chunks_of_pieces_that_do_not_begin_are_given_back) {
+  RangesTest t({8, 64, 0, 4});
+  Array a = t.make_absent(8 * t.chunk);
+  ASSERT_EQ(t.write_range(a, 0, t.chunk, 1), OOC_OK);
+  t.swap_out();  // one piece is swapped, the other blank
+  for (const char* rules : {"cuMemMap", "cuMemMap:after=1"}) {
+    ASSERT_EQ(control().inject_faults(rules), 0);
+    EXPECT_EQ(t.begin("all", {a.whole(OOC_READ)}), OOC_DRIVER_FAILURE);
+    control().clear_faults();
+    EXPECT_EQ(t.core.audit(), OOC_OK);
+    t.swap_out();
+  }
+  t.check_all(a, 8 * t.chunk);
+}
+
 TEST(a_forked_child_has_the_bytes_and_the_parent_keeps_them) {
   RangesTest t({kBudget, 128, 0, 1});
   const Array a = assorted(t);
