@@ -203,6 +203,7 @@ TEST(a_variable_freed_during_two_copies_is_disposed_of_after_the_last) {
     ASSERT_EQ(transfers.size(), size_t{2});
     lock.unlock();
     t.core.free(a.address);
+    const ooc_stats before = t.stats();
     lock.lock();
     t.core.settle(lock, transfers[0]);
     lock.unlock();
@@ -212,10 +213,26 @@ TEST(a_variable_freed_during_two_copies_is_disposed_of_after_the_last) {
     t.core.settle(lock, transfers[1]);
     lock.unlock();
     EXPECT_EQ(t.core.audit(), OOC_OK);
+    EXPECT_EQ(t.stats().swap_out_bytes, before.swap_out_bytes);  // copies for nothing are none
+    EXPECT_EQ(t.stats().swap_in_bytes, before.swap_in_bytes);
     t.swap_out();
     EXPECT_EQ(t.check(next), OOC_OK);
     EXPECT_EQ(t.stats().live_bytes, 4 * t.chunk);
   }
+}
+
+TEST(what_takes_the_place_of_a_variable_freed_with_pinned_parts_may_leave) {
+  RangesTest t({8});
+  Array a = t.make_absent(2 * t.chunk);
+  t.write_all(a, t.chunk, 1);
+  ASSERT_EQ(t.begin("part", {a.range(0, 1, OOC_READ)}), OOC_OK);
+  t.core.free(a.address);
+  ASSERT_EQ(t.core.function_end(false), OOC_OK);
+  const Variable next = t.make(2 * t.chunk, 5);
+  EXPECT_EQ(next.address, a.address);
+  t.swap_out();
+  EXPECT_EQ(t.resident(next), 0u);
+  EXPECT_EQ(t.check(next), OOC_OK);
 }
 
 // Each of two threads finds chunks missing that the other brings in meanwhile, after it has taken chunks for them.
