@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from integrations.pytorch import build
+from integrations.pytorch.splitting import registry
 from integrations.pytorch.splitting.context import Call, CannotSplit, Context, KeptHere, Split
 from integrations.pytorch.splitting.registry import Handler
 from integrations.pytorch.splitting.runtime import Runtime
@@ -45,6 +46,60 @@ def context(values: Tensor, verdicts: KeptHere) -> Context:
 
 def whole(values: Tensor) -> Tensor:
     return values.sum(1)
+
+
+def test_results_of_other_strides_are_not_the_same() -> None:
+    transposed = Split("strides", 2, lambda values: values.t().contiguous().t())
+    with pytest.raises(CannotSplit):
+        context(VALUES, KeptHere()).choose("", [transposed], torch.clone)
+
+
+def test_the_generator_must_end_in_the_same_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    uniform = torch.ops.aten.uniform_.default
+
+    def greedy(part: Tensor, *bounds: float, generator: torch.Generator) -> None:
+        uniform(part, *bounds, generator=generator)
+        if part.numel() < 100_000 and part.storage_offset() + part.numel() == 100_000:
+            torch.rand(1, generator=generator)
+
+    handler = registry.find("aten::uniform_")
+    assert handler is not None
+    values, generator = torch.empty(100_000), torch.Generator()
+    call = Call("aten::uniform_", (values,), {"generator": generator})
+    monkeypatch.setattr(registry, "overload_of", lambda name: greedy)
+    with pytest.raises(CannotSplit):
+        handler.function(Context(call, 100_000), values, generator=generator)
+    monkeypatch.undo()
+    handler.function(Context(call, 100_000), values, generator=generator)
+
+
+def test_a_written_keyword_is_compared() -> None:
+    def write(values: Tensor, *, out: Tensor) -> None:
+        out.copy_(values)
+
+    def run(values: Tensor, *, out: Tensor) -> None:
+        out.copy_(values)[1, 500] += 1e-3
+
+    call = Call("aten::abs.out", (VALUES,), {"out": VALUES.clone()})
+    with pytest.raises(CannotSplit, match="in one piece by up to 0"):
+        Context(call, 1 << 20).choose("", [Split("out", 2, run)], write)
+
+
+def test_a_verdict_is_for_what_the_result_depends_on() -> None:
+    verdicts = KeptHere()
+    division, _ = exact()
+    context(VALUES, verdicts).choose("sums", [division], whole)
+    with pytest.raises(CannotSplit):
+        context(VALUES, verdicts).choose("means", [division], lambda values: values.mean(1))
+
+
+def test_the_first_candidate_that_is_the_same_is_taken() -> None:
+    verdicts, (right, seen) = KeptHere(), exact()
+    wrong = Split("wrong", 2, lambda values: whole(values) + 1)
+    elsewhere = Split("rows", 3, wrong.run)  # of the same way, in another number of parts
+    for _ in range(2):
+        assert context(VALUES, verdicts).choose("", [wrong, elsewhere, right], whole) is right
+    assert len(seen) == 32
 
 
 def test_two_numbers_that_agree_once_are_not_believed() -> None:
