@@ -3,8 +3,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstring>
 #include <memory>
+#include <thread>
 
 #include "daemon_fixture.h"
 #include "emulated_fixture.h"
@@ -111,6 +113,36 @@ TEST(a_copy_in_that_does_not_begin_leaves_a_freed_variable_to_the_one_under_way)
   EXPECT_EQ(t.core.audit(), OOC_OK);
   t.swap_out();
   EXPECT_EQ(t.check(next), OOC_OK);
+}
+
+TEST(a_function_on_host_memory_waits_for_what_is_on_its_way) {
+  RangesTest t({8, 64, 0, 4});
+  Array a = t.make_absent(4 * t.chunk);
+  t.write_all(a, t.chunk, 1);
+  t.swap_out();
+  std::vector<Transfer> transfers;
+  Lock lock(t.core.mutex());
+  Region* region = t.core.recorder().current().variables[0].handle.get();
+  Chunk chunks[2];
+  ASSERT_TRUE(t.core.take_idle(2, chunks));
+  ASSERT_TRUE(t.core.start_in(lock, {region, 1, 2}, chunks, transfers));
+  lock.unlock();
+  std::atomic<bool> began{false};
+  std::thread other([&] {
+    t.core.device().bind_thread();
+    const ooc_operand all = a.whole(OOC_READ);
+    EXPECT_EQ(t.core.function_begin_host(t.id("on host"), &all, 1), OOC_OK);
+    began = true;
+    EXPECT_TRUE(t.range_holds(a, 0, 4 * t.chunk));
+    EXPECT_EQ(t.core.function_end(false), OOC_OK);
+  });
+  usleep(50000);  // time to begin too early
+  EXPECT_TRUE(!began);
+  lock.lock();
+  t.core.settle(lock, transfers[0]);
+  lock.unlock();
+  other.join();
+  EXPECT_EQ(t.core.audit(), OOC_OK);
 }
 
 TEST(chunks_of_pieces_that_do_not_begin_are_given_back) {
