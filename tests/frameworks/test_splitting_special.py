@@ -17,7 +17,7 @@ from integrations.pytorch.splitting import registry
 from integrations.pytorch.splitting.context import CannotSplit
 from integrations.pytorch.splitting.verification import difference
 
-ODD = 70_003  # elements: something is left at the end of threads' runs and of registers
+ODD = 40_003  # elements: something is left at the end of threads' runs and of registers
 NAN = 0x7FC00000
 PAYLOADS = (NAN, NAN + 0x1234, NAN - (1 << 31), NAN - (1 << 31) + 77, 0x7F800001)
 
@@ -51,11 +51,10 @@ def same_or_refused(name: str, arguments: list[Any], part_bytes: int, **keywords
 @pytest.mark.parametrize("name", ["max", "min", "amax", "amin", "linalg_vector_norm"])
 def test_a_largest_element_that_is_no_number_has_the_bits_of_the_whole(name: str, threads: int) -> None:
     arguments = {"amax": [[]], "amin": [[]], "linalg_vector_norm": [float("inf")]}.get(name, [])
-    for place in (12_345, ODD - 1):
-        for payload in PAYLOADS[:3]:
-            x = torch.randn(ODD)
-            x[place : place + 1].view(torch.int32).fill_(payload)
-            same_or_refused(name, [x, *arguments], x.nbytes // 3)
+    for place, payload in ((12_345, PAYLOADS[0]), (777, PAYLOADS[1]), (ODD - 1, PAYLOADS[2])):
+        x = torch.randn(ODD)
+        x[place : place + 1].view(torch.int32).fill_(payload)
+        same_or_refused(name, [x, *arguments], x.nbytes // 3)
     zeros = -torch.rand(ODD)
     zeros[::3], zeros[1::7] = 0.0, -0.0
     for x in (zeros, -zeros, spoiled(ODD)):
@@ -114,15 +113,13 @@ POINTWISE = """
 def test_operators_of_two_operands(name: str) -> None:
     """Both large, or one a number in a tensor, which may be the first; and in place."""
     large, other = spoiled(ODD, every=3), spoiled(ODD, every=2)
-    numbers = (torch.tensor(1.5), torch.tensor(float("nan"), dtype=torch.float64), torch.tensor(2))
-    if name == "nextafter":
-        numbers = numbers[:1]
-    for given in [(large, other), *((number, large) for number in numbers), *((large, number) for number in numbers)]:
+    number, wide = torch.tensor(1.5), torch.tensor(float("nan"), dtype=torch.float64)
+    for given in [(large, other), (number, large), (large, number), *([(wide, large)] if name != "nextafter" else [])]:
         assert same_or_refused(name, list(given), 150_000)
     in_place = name.partition(".")[0] + "_" + ("" if "." not in name else ".Tensor")
     if registry.overload_of(f"aten::{in_place}") is not None:
         large = large.double() if name.startswith("float_power") else large
-        assert same_or_refused(in_place, [large, numbers[0]], 150_000)
+        assert same_or_refused(in_place, [large, number], 150_000)
 
 
 def test_three_operands_of_which_some_are_numbers() -> None:
@@ -137,7 +134,7 @@ def test_three_operands_of_which_some_are_numbers() -> None:
 
 
 def test_values_that_only_large_results_show() -> None:
-    for function in ("exp", "log", "sin", "sqrt", "tanh", "sigmoid", "erf", "gelu", "silu", "reciprocal", "sign"):
+    for function in ("exp", "log", "sin", "sqrt", "tanh", "erf", "gelu", "silu", "reciprocal"):
         for dtype in (torch.float32, torch.bfloat16, torch.float64):
             assert same_or_refused(function, [spoiled(ODD, every=3, dtype=dtype)], 150_000), function
     x = spoiled(32, 4, 41, 43, every=997)

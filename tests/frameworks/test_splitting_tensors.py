@@ -101,7 +101,7 @@ POINTWISE = """
     show("compare", x > y)
     show("compare in place", x.clone().eq_(torch.tensor(1.5)))
     show("a number first", torch.copysign(torch.ones(()), x))
-    show("integers by a number", torch.full((ROWS, COLUMNS), 7, dtype=torch.int32) // 2.5)
+    show("a number by integers", 7.5 // torch.full((ROWS, COLUMNS), 2, dtype=torch.int32))
     show("where", torch.where(x > 0, x, y))
     show("out", torch.add(x, y, out=torch.empty(ROWS, COLUMNS)))
     z = x.clone()
