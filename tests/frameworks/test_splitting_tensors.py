@@ -21,6 +21,15 @@ FACTORIES = """
     show("zero", filled.zero_())
     print(filled[-1, -3:].tolist(), float(filled[0, 0]), torch.tensor([filled[1, 2], filled[3, 4]]))
     print(filled)
+    torch.use_deterministic_algorithms(True)  # memory that is not initialised is filled
+    show("empty", torch.empty(shape))
+    show("empty_strided", torch.empty_strided(shape, (1, ROWS), dtype=torch.bfloat16))
+    show("empty_like", torch.empty_like(filled, dtype=torch.int16))
+    show("new_empty", filled.new_empty(shape, dtype=torch.complex64))
+    show("new_empty_strided", filled.new_empty_strided((ROWS, 2000), (2000, 1), dtype=torch.bool))
+    show("empty_permuted", torch.empty_permuted(shape, (1, 0), dtype=torch.uint8))
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    show("not filled", torch.empty(shape).zero_())
 """
 
 RANDOM = """
@@ -90,6 +99,9 @@ POINTWISE = """
     for name in ("exp", "sqrt", "erf", "neg", "isnan", "abs"):
         show(name, getattr(torch, name)(x))
     show("compare", x > y)
+    show("compare in place", x.clone().eq_(torch.tensor(1.5)))
+    show("a number first", torch.copysign(torch.ones(()), x))
+    show("a number by integers", 7.5 // torch.full((ROWS, COLUMNS), 2, dtype=torch.int32))
     show("where", torch.where(x > 0, x, y))
     show("out", torch.add(x, y, out=torch.empty(ROWS, COLUMNS)))
     z = x.clone()

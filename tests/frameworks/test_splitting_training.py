@@ -95,6 +95,17 @@ MODES = """
     other = torch.func.grad(lambda value: (value * inputs).sum())(weight.detach())
     show("torch.func", other)
     show("vmap", torch.func.vmap(lambda row: row * 2 + 1)(inputs))
+
+    def one():  # lists larger than the budget, of elements most of which fit
+        return [torch.rand(size) + 0.5 for size in (40_000, 50_000, 60_000, 300_000, 10_000)]
+
+    numbers = [0.5, -1.25, 2.0, 0.75, 3.0]
+    a, b, c, tensor = one(), one(), one(), torch.tensor(numbers)
+    for name, given in (("add", (a, numbers)), ("pow", (a, numbers)), ("pow", (2.0, a)), ("clamp_min", (a, numbers)),
+                        ("lerp", (a, b, numbers)), ("addcdiv", (a, b, c, numbers)), ("addcdiv", (a, b, c, tensor)),
+                        ("addcmul", (a, b, c, numbers)), ("addcmul_", (a, b, c, tensor)), ("mul_", (a, numbers))):
+        for result in getattr(torch, "_foreach_" + name)(*given) or a:
+            show(name, result)
 """
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from integrations.pytorch import build
+from integrations.pytorch.splitting import registry
 from integrations.pytorch.splitting.context import Call, CannotSplit, Context, KeptHere, Split
 from integrations.pytorch.splitting.registry import Handler
 from integrations.pytorch.splitting.runtime import Runtime
@@ -47,6 +48,60 @@ def whole(values: Tensor) -> Tensor:
     return values.sum(1)
 
 
+def test_results_of_other_strides_are_not_the_same() -> None:
+    transposed = Split("strides", 2, lambda values: values.t().contiguous().t())
+    with pytest.raises(CannotSplit):
+        context(VALUES, KeptHere()).choose("", [transposed], torch.clone)
+
+
+def test_the_generator_must_end_in_the_same_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    uniform = torch.ops.aten.uniform_.default
+
+    def greedy(part: Tensor, *bounds: float, generator: torch.Generator) -> None:
+        uniform(part, *bounds, generator=generator)
+        if part.numel() < 100_000 and part.storage_offset() + part.numel() == 100_000:
+            torch.rand(1, generator=generator)
+
+    handler = registry.find("aten::uniform_")
+    assert handler is not None
+    values, generator = torch.empty(100_000), torch.Generator()
+    call = Call("aten::uniform_", (values,), {"generator": generator})
+    monkeypatch.setattr(registry, "overload_of", lambda name: greedy)
+    with pytest.raises(CannotSplit):
+        handler.function(Context(call, 100_000), values, generator=generator)
+    monkeypatch.undo()
+    handler.function(Context(call, 100_000), values, generator=generator)
+
+
+def test_a_written_keyword_is_compared() -> None:
+    def write(values: Tensor, *, out: Tensor) -> None:
+        out.copy_(values)
+
+    def run(values: Tensor, *, out: Tensor) -> None:
+        out.copy_(values)[1, 500] += 1e-3
+
+    call = Call("aten::abs.out", (VALUES,), {"out": VALUES.clone()})
+    with pytest.raises(CannotSplit, match="in one piece by up to 0"):
+        Context(call, 1 << 20).choose("", [Split("out", 2, run)], write)
+
+
+def test_a_verdict_is_for_what_the_result_depends_on() -> None:
+    verdicts = KeptHere()
+    division, _ = exact()
+    context(VALUES, verdicts).choose("sums", [division], whole)
+    with pytest.raises(CannotSplit):
+        context(VALUES, verdicts).choose("means", [division], lambda values: values.mean(1))
+
+
+def test_the_first_candidate_that_is_the_same_is_taken() -> None:
+    verdicts, (right, seen) = KeptHere(), exact()
+    wrong = Split("wrong", 2, lambda values: whole(values) + 1)
+    elsewhere = Split("rows", 3, wrong.run)  # of the same way, in another number of parts
+    for _ in range(2):
+        assert context(VALUES, verdicts).choose("", [wrong, elsewhere, right], whole) is right
+    assert len(seen) == 32
+
+
 def test_two_numbers_that_agree_once_are_not_believed() -> None:
     luck, seen = lucky(2)
     with pytest.raises(CannotSplit) as raised:
@@ -60,16 +115,70 @@ def test_a_small_result_is_compared_for_many_arguments_once() -> None:
     division, seen = exact()
     verdicts = KeptHere()
     assert context(VALUES, verdicts).choose("", [division], whole) is division
-    assert len(seen) == 16
-    assert len({values.sum().item() for values in seen}) == 16
+    assert len({values.sum().item() for values in seen[:16]}) == 16
+    assert len(seen) == 32  # as many with special numbers
     assert context(VALUES, verdicts).choose("", [division], whole) is division
-    assert len(seen) == 16  # the verdict is kept
+    assert len(seen) == 32  # the verdict is kept
 
 
-def test_a_large_result_is_compared_once() -> None:
+def test_a_large_result_is_compared_once_and_on_every_kind_of_special_numbers() -> None:
     division, seen = exact()
     context(torch.randn(4096, 3), KeptHere()).choose("", [division], whole)
-    assert len(seen) == 1
+    plain, sparse, dense, not_positive, not_negative = seen
+    assert plain.isfinite().all()
+    assert 0 < (~sparse.isfinite()).sum() < 10 < 500 < (~dense.isfinite()).sum() < 4096
+    assert {values.view(torch.int32).max().item() for values in (not_positive, -not_negative)} == {0}
+    for zeros in (not_positive, not_negative):
+        assert (zeros == 0).any() and zeros[zeros == 0].signbit().unique().numel() == 2
+    bits = dense[dense.isnan()].view(torch.int32).unique()
+    assert (bits < 0).sum() == 2 and (bits > 0).sum() == 3  # of both signs, and with payloads
+
+
+@pytest.mark.parametrize("change", ["NaN", "zeros"])
+def test_a_division_that_changes_only_special_numbers_is_refused(change: str) -> None:
+    def run(values: Tensor) -> Tensor:
+        if change == "zeros":
+            return torch.where(values == 0, 0.0, values)
+        return torch.where(values.isnan(), torch.nan, values)
+
+    for mode in ("exact", "allow"):
+        found = Context(Call("aten::clone", (VALUES,), {}), 1 << 20, mode=mode)
+        splits = [Split("luck", 2, run)]
+        if mode == "exact":
+            with pytest.raises(CannotSplit, match="on special numbers"):
+                found.choose("", splits, torch.clone)
+        else:  # which rounds nothing
+            assert found.choose("", splits, torch.clone) is splits[0]
+            assert found.layer is not None and not found.layer.identical
+
+
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_every_result_is_compared(wrong: int) -> None:
+    def several(values: Tensor) -> tuple[Tensor, Tensor]:
+        return values * 2, values + 1
+
+    def run(values: Tensor) -> tuple[Tensor, Tensor]:
+        made = several(values)
+        made[wrong][1, 500] += 1e-3
+        return made
+
+    with pytest.raises(CannotSplit, match="in one piece by up to 0"):
+        context(VALUES, KeptHere()).choose("", [Split("second", 2, run)], several)
+
+
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_every_argument_that_is_written_is_compared(wrong: int) -> None:
+    def write(*values: Tensor) -> None:
+        for each in values:
+            each.mul_(2)
+
+    def run(*values: Tensor) -> None:
+        write(*values)
+        values[wrong][1, 500] += 1e-3
+
+    call = Call("aten::mul_.Tensor", (VALUES, VALUES.clone()), {})
+    with pytest.raises(CannotSplit, match="in one piece by up to 0"):
+        Context(call, 1 << 20).choose("", [Split("second", 2, run)], write)
 
 
 class Core:
@@ -117,4 +226,4 @@ def test_a_verdict_is_for_a_number_of_threads(tmp_path: Path) -> None:
             runs.append(len(seen))
     finally:
         torch.set_num_threads(threads)
-    assert runs == [2, 3, 5]  # compared and run; run; compared and run
+    assert runs == [6, 7, 13]  # compared five times and run; run; compared and run

@@ -200,6 +200,25 @@ TEST(host_memory_of_clean_copies_is_given_to_those_that_must_leave) {
   t.expect_intact({a, b});
 }
 
+TEST(host_memory_of_a_copy_under_way_is_not_given_to_another) {
+  CoreTest t({6, 4});
+  const std::vector<Variable> v = t.make_many(3, 2 * t.chunk);
+  t.let_go();
+  std::vector<Transfer> transfers;
+  Lock lock(t.core.mutex());
+  ASSERT_TRUE(t.core.start_out(lock, {t.region(v[0]), 0, 2}, transfers));
+  lock.unlock();
+  ASSERT_EQ(t.core.evict_all(), OOC_OK);  // there is room in host memory for one of the two
+  lock.lock();
+  for (const Transfer& transfer : transfers) t.core.settle(lock, transfer);
+  lock.unlock();
+  EXPECT_EQ(t.resident(v[0]) + t.resident(v[1]), 0u);
+  EXPECT_EQ(t.resident(v[2]), 2u);
+  EXPECT_EQ(t.core.audit(), OOC_OK);
+  t.core.free(v[2].address);
+  t.expect_intact({v[0], v[1]});
+}
+
 TEST(without_host_memory_clean_variables_can_still_leave) {
   CoreTest t({6, 4});
   const Variable clean = t.make(4 * t.chunk, 1);

@@ -185,6 +185,75 @@ TEST(a_copy_out_is_cancelled_only_where_something_was_written) {
   t.check_all(a, 2 * t.chunk);
 }
 
+TEST(a_variable_freed_during_two_copies_is_disposed_of_after_the_last) {
+  for (const Direction direction : {Direction::kOut, Direction::kIn}) {
+    RangesTest t({8, 64, 0, 4});
+    Array a = t.make_absent(4 * t.chunk);
+    t.write_all(a, t.chunk, 1);
+    if (direction == Direction::kIn) t.swap_out();
+    else t.let_go();
+    std::vector<Transfer> transfers;
+    Lock lock(t.core.mutex());
+    Region* region = t.core.recorder().current().variables[0].handle.get();
+    Chunk chunks[4];
+    if (direction == Direction::kIn) ASSERT_TRUE(t.core.take_idle(4, chunks));
+    for (uint32_t first : {0u, 2u})
+      ASSERT_TRUE(direction == Direction::kOut ? t.core.start_out(lock, {region, first, 2}, transfers)
+                                               : t.core.start_in(lock, {region, first, 2}, chunks + first, transfers));
+    ASSERT_EQ(transfers.size(), size_t{2});
+    lock.unlock();
+    t.core.free(a.address);
+    const ooc_stats before = t.stats();
+    lock.lock();
+    t.core.settle(lock, transfers[0]);
+    lock.unlock();
+    const Variable next = t.make(4 * t.chunk, 9);
+    EXPECT_TRUE(next.address != a.address);  // where the other copy is still at work
+    lock.lock();
+    t.core.settle(lock, transfers[1]);
+    lock.unlock();
+    EXPECT_EQ(t.core.audit(), OOC_OK);
+    EXPECT_EQ(t.stats().swap_out_bytes, before.swap_out_bytes);  // copies for nothing are none
+    EXPECT_EQ(t.stats().swap_in_bytes, before.swap_in_bytes);
+    t.swap_out();
+    EXPECT_EQ(t.check(next), OOC_OK);
+    EXPECT_EQ(t.stats().live_bytes, 4 * t.chunk);
+  }
+}
+
+TEST(what_takes_the_place_of_a_variable_freed_with_pinned_parts_may_leave) {
+  RangesTest t({8});
+  Array a = t.make_absent(2 * t.chunk);
+  t.write_all(a, t.chunk, 1);
+  ASSERT_EQ(t.begin("part", {a.range(0, 1, OOC_READ)}), OOC_OK);
+  t.core.free(a.address);
+  ASSERT_EQ(t.core.function_end(false), OOC_OK);
+  const Variable next = t.make(2 * t.chunk, 5);
+  EXPECT_EQ(next.address, a.address);
+  t.swap_out();
+  EXPECT_EQ(t.resident(next), 0u);
+  EXPECT_EQ(t.check(next), OOC_OK);
+}
+
+// Each of two threads finds chunks missing that the other brings in meanwhile, after it has taken chunks for them.
+TEST(chunks_taken_for_what_another_thread_brought_in_are_given_back) {
+  RangesTest t({20, 64, 0, 1});
+  for (unsigned round = 0; round < 40; ++round) {
+    Array a = t.make_absent(8 * t.chunk);
+    for (uint64_t i = 0; i < 8; i += 2) ASSERT_EQ(t.write_range(a, i * t.chunk, t.chunk, round), OOC_OK);
+    t.swap_out();  // a piece of its own for each: swapped, blank, swapped, ...
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 2; ++i)
+      threads.emplace_back([&] {
+        t.core.device().bind_thread();
+        EXPECT_EQ(t.check_range(a, 0, 8 * t.chunk), OOC_OK);
+      });
+    for (std::thread& thread : threads) thread.join();
+    ASSERT_EQ(t.core.audit(), OOC_OK);
+    t.core.free(a.address);
+  }
+}
+
 TEST(a_smaller_budget_takes_parts_too) {
   RangesTest t({8});
   Array a = t.make_absent(20 * t.chunk);

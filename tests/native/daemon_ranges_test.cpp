@@ -130,6 +130,55 @@ TEST(parts_of_a_variable_move_while_functions_use_others) {
   EXPECT_EQ(after.swap_in_bytes - before.swap_in_bytes, on_demand + 2 * t.chunk);
 }
 
+TEST(an_in_waits_for_as_many_outs_as_it_says_though_there_is_room) {
+  Quarters t(16);
+  t.iterate();
+  ASSERT_TRUE(t.install(t.iterate(), {{0, 0, 2, 0}, {0, 2, 2, 1}}, {{0, 0, 2, 1, 2, 4}}));
+  t.iterate();
+  t.use(0);
+  t.use(1);
+  t.settle();
+  EXPECT_EQ(t.there(t.a), std::string("00111111"));
+  t.use(2);  // function 1 has ended: the second out may start, and the in waits for it
+  EXPECT_TRUE(!t.tick_in());
+  while (t.there(t.a) == "00111111") ASSERT_TRUE(t.tick_out());
+  EXPECT_EQ(t.there(t.a), std::string("00001111"));
+  while (t.tick_out()) {}
+  EXPECT_TRUE(t.tick_in());
+  t.settle();
+  EXPECT_EQ(t.there(t.a), std::string("11001111"));
+  t.use(3);
+  t.boundary();
+}
+
+TEST(an_in_whose_function_has_begun_is_left_out) {
+  Quarters t(16);
+  t.iterate();
+  ASSERT_TRUE(t.install(t.iterate(), {{0, 0, 2, 0}}, {{0, 0, 2, 0, 1, 1}}));
+  t.iterate();
+  for (uint64_t quarter = 0; quarter < 3; ++quarter) t.use(quarter);  // the daemon has no time
+  t.settle();
+  EXPECT_EQ(t.there(t.a), std::string("00111111"));
+  t.use(3);
+  t.boundary();
+}
+
+TEST(an_in_waits_for_what_the_iteration_before_is_still_to_move_out) {
+  Quarters t(16);
+  t.iterate();
+  ASSERT_TRUE(t.install(t.iterate(), {{0, 6, 2, 3}}, {{0, 6, 2, -1, 0, 3}}));
+  t.iterate();
+  t.iterate();
+  const ooc_stats before = t.stats();
+  t.use(0);
+  t.settle();  // the last quarter leaves, and comes back for this iteration
+  EXPECT_EQ(t.stats().clean_drop_bytes - before.clean_drop_bytes, 2 * t.chunk);
+  EXPECT_EQ(t.there(t.a), std::string("11111111"));
+  EXPECT_EQ(t.stats().demand_swap_in_bytes, before.demand_swap_in_bytes);
+  for (uint64_t quarter = 1; quarter < 4; ++quarter) t.use(quarter);
+  t.boundary();
+}
+
 // What an ended iteration is still to move does not depend on other parts that the next one has used already.
 TEST(the_tail_of_an_iteration_goes_on_beside_uses_of_other_parts) {
   Quarters t(16);

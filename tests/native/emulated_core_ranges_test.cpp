@@ -3,8 +3,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstring>
 #include <memory>
+#include <thread>
 
 #include "daemon_fixture.h"
 #include "emulated_fixture.h"
@@ -83,6 +85,79 @@ TEST(single_failures_go_unnoticed_and_lasting_ones_lose_nothing) {
       for (const Array& array : program.arrays) t.check_all(array, 3 * t.chunk);
       if (failures != before) std::fprintf(stderr, "under %s: %s\n", rules.c_str(), last_error().c_str());
     }
+}
+
+TEST(a_copy_in_that_does_not_begin_leaves_a_freed_variable_to_the_one_under_way) {
+  RangesTest t({8, 64, 0, 4});
+  Array a = t.make_absent(4 * t.chunk);
+  t.write_all(a, t.chunk, 1);
+  t.swap_out();
+  std::vector<Transfer> transfers;
+  Lock lock(t.core.mutex());
+  Region* region = t.core.recorder().current().variables[0].handle.get();
+  Chunk chunks[4];
+  ASSERT_TRUE(t.core.take_idle(4, chunks));
+  ASSERT_TRUE(t.core.start_in(lock, {region, 0, 2}, chunks, transfers));
+  lock.unlock();
+  t.core.free(a.address);
+  ASSERT_EQ(control().inject_faults("cuMemMap"), 0);
+  lock.lock();
+  EXPECT_TRUE(!t.core.start_in(lock, {region, 2, 2}, chunks + 2, transfers));
+  lock.unlock();
+  control().clear_faults();
+  const Variable next = t.make(4 * t.chunk, 9);
+  EXPECT_TRUE(next.address != a.address);
+  lock.lock();
+  t.core.settle(lock, transfers[0]);
+  lock.unlock();
+  EXPECT_EQ(t.core.audit(), OOC_OK);
+  t.swap_out();
+  EXPECT_EQ(t.check(next), OOC_OK);
+}
+
+TEST(a_function_on_host_memory_waits_for_what_is_on_its_way) {
+  RangesTest t({8, 64, 0, 4});
+  Array a = t.make_absent(4 * t.chunk);
+  t.write_all(a, t.chunk, 1);
+  t.swap_out();
+  std::vector<Transfer> transfers;
+  Lock lock(t.core.mutex());
+  Region* region = t.core.recorder().current().variables[0].handle.get();
+  Chunk chunks[2];
+  ASSERT_TRUE(t.core.take_idle(2, chunks));
+  ASSERT_TRUE(t.core.start_in(lock, {region, 1, 2}, chunks, transfers));
+  lock.unlock();
+  std::atomic<bool> began{false};
+  std::thread other([&] {
+    t.core.device().bind_thread();
+    const ooc_operand all = a.whole(OOC_READ);
+    EXPECT_EQ(t.core.function_begin_host(t.id("on host"), &all, 1), OOC_OK);
+    began = true;
+    EXPECT_TRUE(t.range_holds(a, 0, 4 * t.chunk));
+    EXPECT_EQ(t.core.function_end(false), OOC_OK);
+  });
+  usleep(50000);  // time to begin too early
+  EXPECT_TRUE(!began);
+  lock.lock();
+  t.core.settle(lock, transfers[0]);
+  lock.unlock();
+  other.join();
+  EXPECT_EQ(t.core.audit(), OOC_OK);
+}
+
+TEST(chunks_of_pieces_that_do_not_begin_are_given_back) {
+  RangesTest t({8, 64, 0, 4});
+  Array a = t.make_absent(8 * t.chunk);
+  ASSERT_EQ(t.write_range(a, 0, t.chunk, 1), OOC_OK);
+  t.swap_out();  // one piece is swapped, the other blank
+  for (const char* rules : {"cuMemMap", "cuMemMap:after=1"}) {
+    ASSERT_EQ(control().inject_faults(rules), 0);
+    EXPECT_EQ(t.begin("all", {a.whole(OOC_READ)}), OOC_DRIVER_FAILURE);
+    control().clear_faults();
+    EXPECT_EQ(t.core.audit(), OOC_OK);
+    t.swap_out();
+  }
+  t.check_all(a, 8 * t.chunk);
 }
 
 TEST(a_forked_child_has_the_bytes_and_the_parent_keeps_them) {

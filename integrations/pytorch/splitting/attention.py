@@ -6,7 +6,7 @@ import torch
 from torch._ops import OpOverload
 
 from integrations.pytorch.splitting.context import Context, Sample
-from integrations.pytorch.splitting.dividers import divides
+from integrations.pytorch.splitting.dividers import PRODUCTS, divides
 from integrations.pytorch.splitting.parts import Axis, Named, Piece, along
 
 aten = torch.ops.aten
@@ -23,7 +23,7 @@ def _axes(named: Named, tensors: list[str], results: range) -> list[Axis]:
     return axes
 
 
-@divides("aten::_scaled_dot_product_flash_attention_for_cpu")
+@divides("aten::_scaled_dot_product_flash_attention_for_cpu", specials=PRODUCTS)
 def attention(context: Context, op: OpOverload, named: Named) -> list[Piece]:
     """[B, H, S, D] each. The kernel keeps blocks of scores for every thread."""
     axes = _axes(named, ["query", "key", "value"], range(2))
@@ -53,7 +53,7 @@ def _sample(named: Named) -> Sample:
     return make
 
 
-@divides("aten::_scaled_dot_product_flash_attention_for_cpu_backward", sample=_sample)
+@divides("aten::_scaled_dot_product_flash_attention_for_cpu_backward", sample=_sample, specials=PRODUCTS)
 def attention_backward(context: Context, op: OpOverload, named: Named) -> list[Piece]:
     """Gradients of queries, keys and values."""
     axes = _axes(named, ["grad_out", "query", "key", "value", "out", "logsumexp"], range(3))

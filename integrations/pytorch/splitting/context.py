@@ -17,22 +17,28 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from integrations.pytorch.splitting import copies, geometry
+from integrations.pytorch.splitting import copies, geometry, registry
+from integrations.pytorch.splitting.naming import named_shape
 from integrations.pytorch.splitting.tally import Layer, Tally
 from integrations.pytorch.splitting.verification import (
+    CHANGES_SPECIALS,
     INCOMPARABLE,
+    KINDS,
     Difference,
     difference,
     duplicate,
     map_tensors,
+    put_special,
     random_like,
+    tensors_in,
 )
 from swapd.splitting.store import Key, Verdict
 
 _SEED = 20181213  # of verification
 _ENOUGH_ELEMENTS, _MOST_TURNS = 4096, 16  # numbers to be compared; results to get them from
 _MOST_ROUNDING = 0.02  # of the largest value; a few units in the last place of bfloat16
-Sample = Callable[[torch.Generator], tuple[tuple[Any, ...], dict[str, Any]]]
+Given = tuple[tuple[Any, ...], dict[str, Any]]  # arguments and keywords
+Sample = Callable[[torch.Generator], Given]
 
 
 class CannotSplit(Exception):
@@ -50,6 +56,20 @@ class Split:
     how: str
     parts: int
     run: Callable[..., Any]  # called as the handler is, without the context; gives the operator's result
+
+
+@dataclass(frozen=True)
+class Specials:
+    """On which special data a division is tried, beside ordinary ones.
+
+    `kinds`: of `verification.KINDS`. `finite`: arguments, by name, that get none: the division looks at them itself.
+    """
+
+    kinds: tuple[str, ...] = KINDS
+    finite: frozenset[str] = frozenset()
+
+
+ALL_SPECIALS = Specials()
 
 
 class Verdicts(Protocol):
@@ -85,8 +105,8 @@ class Call:
     @property
     def shapes(self) -> str:
         """Sizes, types, strides where they are unusual, and everything that is no tensor."""
-        named = [f"{name}={_text(value)}" for name, value in self.keywords.items()]
-        return ", ".join([*map(_text, self.arguments), *named])
+        named = [f"{name}={named_shape(value)}" for name, value in self.keywords.items()]
+        return ", ".join([*map(named_shape, self.arguments), *named])
 
 
 class _Thread(threading.local):
@@ -152,7 +172,7 @@ class Context:
         shape = tuple(size if size is not None else like.shape if like is not None else ())
         kind = dtype if dtype is not None else like.dtype if like is not None else torch.get_default_dtype()
         if stride is None:
-            stride = like.stride() if like is not None and size is None else _contiguous(shape)
+            stride = like.stride() if like is not None and size is None else geometry.contiguous(shape)
         if self._managed and not self.verifying:
             made: Tensor = torch.ops.ooc.empty_absent(list(shape), list(stride), kind)
             return made
@@ -184,12 +204,18 @@ class Context:
         return _thread.verifying
 
     def choose(
-        self, key: str, candidates: Sequence[Split], whole: Callable[..., Any], sample: Sample | None = None
+        self,
+        key: str,
+        candidates: Sequence[Split],
+        whole: Callable[..., Any],
+        sample: Sample | None = None,
+        specials: Specials = ALL_SPECIALS,
     ) -> Split:
         """The first division whose result is identical, every bit; else, with OOC_SPLIT=allow, the nearest one.
 
         What is not known yet is found out: both run in plain memory on random data of the same shapes, called as the
-        handler was. Arguments that they write are compared as well.
+        handler was, and where that is identical on data with special numbers too. Arguments that they write are
+        compared as well.
 
         Args:
             key: what the result depends on beside the operator, its arguments, and `how` and `parts` of a candidate.
@@ -197,13 +223,14 @@ class Context:
             whole: the operator in one piece.
             sample: makes the arguments instead (positive variances, say). Without it floating point numbers come from a
                 normal distribution, and everything else is as in the call.
+            specials: what special numbers there are to be tried.
 
         Raises:
             CannotSplit: none may be taken.
         """
         if self.verifying:
             return candidates[0]
-        trial = _Trial(self, whole, sample)
+        trial = _Trial(self, whole, sample, specials)
         best: tuple[Verdict, Split] | None = None
         full = Key(self._key.device, self._key.library, self._key.operator, f"{self._key.shapes} {key}".rstrip())
         for candidate in candidates:
@@ -221,8 +248,10 @@ class Context:
         verdict, chosen = best
         if not verdict.identical and self.exact:
             raise CannotSplit(
-                f"in parts ({chosen.how}) the result differs from the one in one piece by up to "
-                f"{verdict.largest_difference:.3g}",
+                f"in parts ({chosen.how}) the result differs from the one in one piece "
+                + (
+                    f"by up to {verdict.largest_difference:.3g}" if verdict.largest_difference else "on special numbers"
+                ),
                 inexact=True,
             )
         if not verdict.largest_relative <= _MOST_ROUNDING:  # not rounding any more
@@ -289,20 +318,21 @@ class _Trial:
     A few numbers that agree may do so by luck, so that small results are compared for several arguments.
     """
 
-    def __init__(self, context: Context, whole: Callable[..., Any], sample: Sample | None) -> None:
-        self._context, self._whole, self._sample = context, whole, sample
-        self._made: tuple[tuple[Any, Any], Any] | None = None  # of the first arguments
+    def __init__(self, context: Context, whole: Callable[..., Any], sample: Sample | None, specials: Specials) -> None:
+        self._context, self._whole, self._sample, self._specials = context, whole, sample, specials
+        self._made: tuple[Given, Any] | None = None  # of the first arguments
 
     def compare(self, candidate: Split) -> Difference:
         with self._context.plain():
             try:
                 found = self._compare_once(candidate, 0)
                 assert self._made is not None
-                for turn in range(1, _turns(self._made[1][0])):
+                turns = _turns(self._made[1][0])
+                for turn in range(1, turns):
                     if not found.identical:
                         break
                     found = found.worse(self._compare_once(candidate, turn))
-                return found
+                return found if not found.identical or self._same_specials(candidate, turns) else CHANGES_SPECIALS
             except CannotSplit:
                 return INCOMPARABLE
             except (MemoryError, RuntimeError) as error:
@@ -310,27 +340,49 @@ class _Trial:
                     raise
                 raise CannotSplit(f"no host memory to find out whether parts give the same bits: {error}") from None
 
-    def _compare_once(self, candidate: Split, turn: int) -> Difference:
-        if turn > 0:
-            given, expected = self._run_whole(turn)
+    def _same_specials(self, candidate: Split, turns: int) -> bool:
+        kinds = self._specials.kinds
+        if not kinds or not any(t.is_floating_point() or t.is_complex() for t in tensors_in(self._made)):
+            return True
+        numbers = range(max(turns, len(kinds)))
+        return all(self._compare_once(candidate, n, kinds[n % len(kinds)]).identical for n in numbers)
+
+    def _compare_once(self, candidate: Split, turn: int, special: str | None = None) -> Difference:
+        if turn > 0 or special is not None:
+            given, expected = self._run_whole(turn, special)
         else:
-            self._made = self._made or self._run_whole(0)
+            self._made = self._made or self._run_whole(0, None)
             given, expected = self._made
         arguments, keywords = duplicate(given)
         found = candidate.run(*arguments, **keywords)
         return difference(expected, (found, arguments, keywords))
 
-    def _run_whole(self, turn: int) -> tuple[tuple[Any, Any], Any]:
+    def _run_whole(self, turn: int, special: str | None) -> tuple[Given, Any]:
         generator = torch.Generator().manual_seed(_SEED + turn)
         call = self._context.call
         if self._sample is not None:
-            given: tuple[Any, Any] = self._sample(generator)
+            given = self._sample(generator)
         else:
             copy = self._context.copy_out
             given = map_tensors((call.arguments, call.keywords), lambda t: random_like(t, generator, copy))
+        if special is not None:
+            given = self._with_specials(given, special, generator)
         arguments, keywords = duplicate(given)
         result = self._whole(*arguments, **keywords)
         return given, (result, arguments, keywords)
+
+    def _with_specials(self, given: Given, kind: str, generator: torch.Generator) -> Given:
+        overload = registry.overload_of(self._context.call.operator)
+        names = [a.name for a in overload._schema.arguments] if overload is not None else []
+
+        def changed(name: str, value: Any) -> Any:
+            return value if name in self._specials.finite else map_tensors(value, put)
+
+        def put(tensor: Tensor) -> Tensor:
+            return put_special(tensor, kind, generator)
+
+        arguments = [changed(names[n] if n < len(names) else "", value) for n, value in enumerate(given[0])]
+        return tuple(arguments), {name: changed(name, value) for name, value in given[1].items()}
 
 
 def _turns(result: Any) -> int:
@@ -344,35 +396,3 @@ def _turns(result: Any) -> int:
 
     map_tensors(result, count)
     return min(max(-(-_ENOUGH_ELEMENTS // max(elements, 1)), 1), _MOST_TURNS)
-
-
-def _contiguous(size: Sequence[int]) -> tuple[int, ...]:
-    strides, step = [], 1
-    for length in reversed(size):
-        strides.append(step)
-        step *= max(length, 1)
-    return tuple(reversed(strides))
-
-
-_TYPES = {
-    torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torch.bfloat16: "bf16", torch.int64: "i64",
-    torch.int32: "i32", torch.uint8: "u8", torch.bool: "bool",
-}  # fmt: skip
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, Tensor):
-        kind = _TYPES.get(value.dtype) or str(value.dtype).removeprefix("torch.")
-        size = "x".join(map(str, value.shape))
-        return f"{kind}[{size}]" + ("" if value.is_contiguous() else "/" + "x".join(map(str, value.stride())))
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_text, value)) + "]"
-    if isinstance(value, torch.Generator):
-        return "generator"
-    if isinstance(value, float) and value * 4 != int(value * 4 if abs(value) < 1e6 else 0):
-        return (
-            "*"  # a learning rate, say, which may change with each step; operators treat 2, 0.5 or -1 in special ways
-        )
-    if isinstance(value, torch.UntypedStorage):
-        return f"storage of {value.nbytes()} bytes"
-    return str(value).removeprefix("torch.")

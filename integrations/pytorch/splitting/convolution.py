@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from integrations.pytorch.splitting.context import Context
+from integrations.pytorch.splitting.context import CannotSplit, Context, Specials
 from integrations.pytorch.splitting.convolution_shapes import Convolution, Rows, layout, strides_of
-from integrations.pytorch.splitting.dividers import divides
+from integrations.pytorch.splitting.dividers import PRODUCTS, divides
 from integrations.pytorch.splitting.parts import (
     MOST_CANDIDATES,
     Named,
@@ -37,6 +37,7 @@ from integrations.pytorch.splitting.parts import (
 aten = torch.ops.aten
 IM2COL_ELEMENTS = 20480  # PyTorch takes no oneDNN kernel for one sample of up to so many elements
 NAMES = ("samples", "groups", "channels", "rows")
+SPECIALS = Specials(PRODUCTS.kinds, finite=frozenset({"weight"}))  # see _multiplied_by_zeros
 Kernel = Callable[[Convolution, Tensor, Tensor, Tensor | None, Sequence[int]], Tensor]
 
 
@@ -143,7 +144,7 @@ def run_pass(
     """
     result = context.empty(size=way.result, stride=strides_of(way.result, order), dtype=source.dtype)
     per = way.source[1] // way.shape.groups, way.lengths[2]
-    weights, sources = _Last(), _Last()  # what the next part may need again
+    weights, sources, looked_at = _Last(), _Last(), _Last()  # what the next part may need again
     for box in _boxes(way, sizes, weight):
         (n0, n), (g0, g), (c0, c), (r0, r) = box
         channels = (g0 * per[1] + c0, c) if g == 1 else (g0 * per[1], g * per[1])
@@ -165,6 +166,8 @@ def run_pass(
         if way.spread:
             _spread_rows(context, way.rows, shape, (r0, r), target, slab, start, part, part_bias, kernel)
         else:
+            if start < 0 or start + length > way.source[2]:
+                looked_at.get(box[1:3], lambda part=part: _multiplied_by_zeros(part))  # type: ignore[misc]
             context.move(target, kernel(_rows_unpadded(shape), slab, part, part_bias, target.shape))
     return result
 
@@ -197,6 +200,14 @@ def _boxes(way: Pass, sizes: Sequence[int], weight: Tensor) -> Iterator[tuple[tu
     else:
         for b, d, a, e in itertools.product(groups, channels, samples, rows):
             yield a, b, d, e
+
+
+def _multiplied_by_zeros(weight: Tensor) -> Tensor:
+    """Refuses an infinite weight: a zero beyond an edge, which the undivided one leaves out, would make it NaN."""
+    bounds = torch.stack(torch.aminmax(weight))
+    if not bool(bounds.isfinite().all()):
+        raise CannotSplit("its weight is not finite, and parts of its rows would multiply that by zeros at the edges")
+    return bounds
 
 
 def _rows_unpadded(shape: Convolution) -> Convolution:
@@ -276,7 +287,7 @@ def _forward(shape: Convolution, source: Tensor, weight: Tensor, bias: Tensor | 
     return made
 
 
-@divides("aten::convolution", "aten::_convolution")
+@divides("aten::convolution", "aten::_convolution", specials=SPECIALS)
 def convolution(context: Context, op: OpOverload, named: Named) -> list[Piece]:
     """One, two or three spatial dimensions, ordinary or transposed."""
     given, weight = named["input"], named["weight"]

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from integrations.pytorch.splitting.context import Context
-from integrations.pytorch.splitting.convolution import IM2COL_ELEMENTS, Pass, in_order, run_pass, unfolds
+from integrations.pytorch.splitting.convolution import IM2COL_ELEMENTS, SPECIALS, Pass, in_order, run_pass, unfolds
 from integrations.pytorch.splitting.convolution_shapes import Convolution, layout, strides_of
 from integrations.pytorch.splitting.dividers import Stage, divides_stages, with_mask
 from integrations.pytorch.splitting.parts import (
@@ -36,7 +36,7 @@ from integrations.pytorch.splitting.parts import (
 aten = torch.ops.aten
 
 
-@divides_stages("aten::convolution_backward")
+@divides_stages("aten::convolution_backward", specials=SPECIALS)
 def convolution_backward(context: Context, op: OpOverload, named: Named) -> list[Stage]:
     """Gradients of input, weight and bias; those that `output_mask` asks for."""
     given, weight, mask = named["input"], named["weight"], named["output_mask"]

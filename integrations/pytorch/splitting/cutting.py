@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from integrations.pytorch.splitting import geometry
 from integrations.pytorch.splitting.geometry import Index
+from integrations.pytorch.splitting.verification import map_tensors, tensors_in
 
 _GRAIN = 32768  # elements for which PyTorch uses another thread (at::internal::GRAIN_SIZE)
 _ALIGNED = 64  # elements; a multiple of every vector register, twice
@@ -122,3 +124,28 @@ def meta(tensor: Tensor) -> Tensor:
     if tensor.dim() == 0:
         return tensor
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+def meta_results(function: Callable[..., Any], arguments: Sequence[Any], keywords: Mapping[str, Any]) -> list[Tensor]:
+    """The tensors that an operator gives, without memory: their sizes, strides and types.
+
+    Some operators refuse a single number of the CPU beside a tensor of the device "meta". Their sizes are asked for
+    with numbers on "meta" too, and their types with one real element of each tensor: on "meta" a Python number in a
+    tensor is one no more, and counts more for the result's type.
+    """
+    try:
+        return tensors_in([function(*map_tensors(list(arguments), meta), **map_tensors(dict(keywords), meta))])
+    except RuntimeError:
+        if all(t.dim() for t in tensors_in([list(arguments), dict(keywords)])):
+            raise
+    sized = function(*map_tensors(list(arguments), _all_meta), **map_tensors(dict(keywords), _all_meta))
+    typed = function(*map_tensors(list(arguments), _one), **map_tensors(dict(keywords), _one))
+    return [t.to(real.dtype) for t, real in zip(tensors_in([sized]), tensors_in([typed]))]
+
+
+def _all_meta(tensor: Tensor) -> Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+def _one(tensor: Tensor) -> Tensor:
+    return torch.ones([1] * tensor.dim(), dtype=tensor.dtype) if tensor.dim() else tensor

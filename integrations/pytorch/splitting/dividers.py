@@ -13,13 +13,14 @@ from typing import Any, TypeVar
 from torch._ops import OpOverload
 
 from integrations.pytorch.splitting import registry
-from integrations.pytorch.splitting.context import Call, CannotSplit, Context, Sample, Split
+from integrations.pytorch.splitting.context import ALL_SPECIALS, Call, CannotSplit, Context, Sample, Specials, Split
 from integrations.pytorch.splitting.parts import Named, Piece, bind
 from integrations.pytorch.splitting.tally import Layer
-from integrations.pytorch.splitting.verification import Difference
+from integrations.pytorch.splitting.verification import SPARSE, Difference
 
 Divider = Callable[[Context, OpOverload, Named], Sequence[Piece]]
 _D = TypeVar("_D", bound=Divider)
+PRODUCTS = Specials((SPARSE,))  # of sums of products: with more special numbers among them every sum is NaN
 Sampler = Callable[[Named], Sample]
 
 
@@ -47,6 +48,7 @@ class Divided:
     stages: Stages
     sample: Sampler | None = None  # arguments of the verification, where random ones would not do
     moves: bool = False  # only moves or selects data: exact by construction, not verified
+    specials: Specials = ALL_SPECIALS
 
     def __call__(self, context: Context, *args: Any, **kwargs: Any) -> Any:
         """The operator's result, in parts."""
@@ -72,7 +74,7 @@ class Divided:
             context.used(chosen.how, chosen.parts)
         else:
             sample = None if self.sample is None else self.sample(named)
-            chosen = context.choose(stage.name, candidates, stage.whole, sample)
+            chosen = context.choose(stage.name, candidates, stage.whole, sample, self.specials)
             if isinstance(chosen, Piece) and chosen.rounds:
                 context.inexact()  # though it may have been identical on the data of the verification
         return chosen.run(*args, **kwargs)
@@ -130,28 +132,32 @@ class Description:
 DIVIDED: dict[str, Divided] = {}
 
 
-def divides_stages(*names: str, sample: Sampler | None = None, moves: bool = False) -> Callable[[Stages], Stages]:
+def divides_stages(
+    *names: str, sample: Sampler | None = None, moves: bool = False, specials: Specials = ALL_SPECIALS
+) -> Callable[[Stages], Stages]:
     """Registers what divides the stages of operators. One that this PyTorch does not have is left out."""
 
     def register(stages: Stages) -> Stages:
         for name in names:
             op = registry.overload_of(name)
             if op is not None:
-                DIVIDED[name] = Divided(op, stages, sample, moves)
+                DIVIDED[name] = Divided(op, stages, sample, moves, specials)
                 registry.handler(name)(DIVIDED[name])
         return stages
 
     return register
 
 
-def divides(*names: str, sample: Sampler | None = None, moves: bool = False) -> Callable[[_D], _D]:
+def divides(
+    *names: str, sample: Sampler | None = None, moves: bool = False, specials: Specials = ALL_SPECIALS
+) -> Callable[[_D], _D]:
     """Registers a divider of whole operators."""
 
     def register(divide: _D) -> _D:
         def stages(context: Context, op: OpOverload, named: Named) -> Sequence[Stage]:
             return [Stage("", tuple(range(len(op._schema.returns))), op, divide(context, op, named))]
 
-        divides_stages(*names, sample=sample, moves=moves)(stages)
+        divides_stages(*names, sample=sample, moves=moves, specials=specials)(stages)
         return divide
 
     return register

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -72,7 +73,7 @@ Finish = Callable[[Context, Tensor, dict[str, Any]], int]
 def _contents(name: str) -> Finish | None:
     """What fills the result of an operator; gives the number of parts, 0 where others count them."""
     if name in _EMPTY:
-        return lambda context, result, given: 0
+        return _not_initialised
     if name in _ZEROS:
         return lambda context, result, given: fill(context, result, 0)
     if name in _ONES:
@@ -89,6 +90,15 @@ def _contents(name: str) -> Finish | None:
             result.random_(given.get("low", 0), given["high"], generator=given.get("generator"))
         )
     return None
+
+
+def _not_initialised(context: Context, result: Tensor, given: dict[str, Any]) -> int:
+    """Where PyTorch fills such memory, so that nobody depends on what was there, with the numbers that it takes."""
+    if not (torch.are_deterministic_algorithms_enabled() and torch._C._get_deterministic_fill_uninitialized_memory()):
+        return 0
+    if result.is_floating_point() or result.is_complex():
+        return fill(context, result, math.nan)
+    return fill(context, result, True if result.dtype == torch.bool else torch.iinfo(result.dtype).max)
 
 
 def _by(result: Tensor) -> int:

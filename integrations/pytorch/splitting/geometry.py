@@ -22,6 +22,15 @@ def extent(size: Sequence[int], stride: Sequence[int]) -> int:
     return 1 + sum((length - 1) * step for length, step in zip(size, stride))
 
 
+def contiguous(size: Sequence[int]) -> tuple[int, ...]:
+    """Strides of a dense tensor, the last dimension inside."""
+    strides, step = [], 1
+    for length in reversed(size):
+        strides.append(step)
+        step *= max(length, 1)
+    return tuple(reversed(strides))
+
+
 def outer_first(size: Sequence[int], stride: Sequence[int]) -> list[int]:
     """The dimensions of more than one element and a stride, the one with the largest stride first."""
     moving = [d for d in range(len(size)) if size[d] > 1 and stride[d] != 0]

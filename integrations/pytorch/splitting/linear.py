@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from integrations.pytorch.splitting.context import Context
-from integrations.pytorch.splitting.dividers import divides
+from integrations.pytorch.splitting.dividers import PRODUCTS, divides
 from integrations.pytorch.splitting.parts import (
     PREFERRED,
     Axis,
@@ -43,7 +43,7 @@ def _added(op: OpOverload) -> dict[str, int]:
     return {"self": 1} if "self" not in _names(op) else {}
 
 
-@divides("aten::mm", "aten::addmm", "aten::_addmm_activation", "aten::bmm", "aten::baddbmm")
+@divides("aten::mm", "aten::addmm", "aten::_addmm_activation", "aten::bmm", "aten::baddbmm", specials=PRODUCTS)
 def product(context: Context, op: OpOverload, named: Named) -> list[Piece]:
     """[.., n, k] times [.., k, m]: by matrices of the batch, by columns (m), by rows (n)."""
     left, right = _names(op)
@@ -117,7 +117,7 @@ def _by_reduction(context: Context, op: OpOverload, named: Named) -> list[Piece]
     return [Piece(f"reduced dimension by {size}", -(-whole // size), run, need(size), rounds=True)]
 
 
-@divides("aten::mv", "aten::addmv")
+@divides("aten::mv", "aten::addmv", specials=PRODUCTS)
 def matrix_vector(context: Context, op: OpOverload, named: Named) -> list[Piece]:
     """[n, k] times [k]: by rows."""
     matrix = "mat" if "mat" in named else "self"

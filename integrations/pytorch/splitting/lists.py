@@ -87,7 +87,10 @@ class _Lists:
             return []
         arguments, keywords = self._one(place, self.arguments, self.keywords)
         with self.context.plain():
-            return list(self.overload(*map_tensors(arguments, meta), **map_tensors(keywords, meta)))
+            without = map_tensors(arguments, meta)
+            if self.scalars_last:
+                without[-1] = torch.ones(1, dtype=arguments[-1].dtype)  # is looked at, and must be of the CPU
+            return list(self.overload(*without, **map_tensors(keywords, meta)))
 
     def _cuts(self, place: int) -> list[Cut]:
         arguments, keywords = self._one(place, self.arguments, self.keywords)

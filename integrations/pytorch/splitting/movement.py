@@ -1,16 +1,20 @@
-"""Operators that only move data, or convert its type: exact however they are cut."""
+"""Operators that only move data, which is exact however they are cut; or convert its type, which is not.
+
+Of NaN a kernel may make one thing in a vector register and another one by one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from integrations.pytorch.splitting import registry
-from integrations.pytorch.splitting.context import CannotSplit, Context
-from integrations.pytorch.splitting.cutting import meta
+from integrations.pytorch.splitting.context import CannotSplit, Context, Split
+from integrations.pytorch.splitting.cutting import Cut, cut_elementwise, meta
 from integrations.pytorch.splitting.geometry import blocks, extent, narrowed
 
 _aten = torch.ops.aten
@@ -22,10 +26,40 @@ def strided(*tensors: Tensor) -> None:
         raise CannotSplit("its tensors are not strided ones on the CPU")
 
 
+def _converts(source: Tensor, target: Tensor) -> bool:
+    """Whether NaN and infinities are converted."""
+    return source.dtype != target.dtype and (source.is_floating_point() or source.is_complex())
+
+
+Pair = Callable[..., tuple[Tensor, Tensor]]
+
+
+def _converted(
+    context: Context, example: tuple[Tensor, Tensor], whole: Callable[..., Tensor], pair: Pair
+) -> Callable[..., Tensor]:
+    """A copy to another type, in the first of the ways to cut it that has the bits of the whole.
+
+    `whole`, `pair` and what is returned are called as the operator is; `pair` gives the target and the source.
+    """
+
+    def run(cut: Cut, *arguments: Any, **keywords: Any) -> Tensor:
+        target, source = pair(*arguments, **keywords)
+        for index in cut.indexes:
+            cut.part(target, index).copy_(cut.part(source, index))
+        return target
+
+    cuts = cut_elementwise([example[0]], [example[1]], context.part_bytes, context.chunk_bytes, context.threads)
+    splits = [Split(cut.how, len(cut.indexes), partial(run, cut)) for cut in cuts]
+    return context.choose("", splits, whole).run
+
+
 @registry.handler("aten::copy_", repeatable=True)
 def copy_(context: Context, target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     """Between any two layouts and types."""
     strided(target, source)
+    if _converts(source, target):
+        run = _converted(context, (target, source), _aten.copy_, lambda to, given, *_: (to, given))
+        return run(target, source)
     context.used("blocks", context.move(target, source))
     return target
 
@@ -34,6 +68,9 @@ def copy_(context: Context, target: Tensor, source: Tensor, non_blocking: bool =
 def copy(context: Context, target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     """As copy_, into a new tensor like the target."""
     strided(target, source)
+    if _converts(source, target):
+        run = _converted(context, (target, source), _aten.copy, lambda to, given, *_: (context.empty(like=to), given))
+        return run(target, source)
     made = context.empty(like=target)
     context.used("blocks", context.move(made, source))
     return made
@@ -49,6 +86,9 @@ def clone(context: Context, source: Tensor, **keywords: Any) -> Tensor:
     keywords.pop("pin_memory", None)
     with context.plain():
         made = context_like(_aten._to_copy(meta(source), **_known(keywords)))
+    if _converts(source, made):
+        run = _converted(context, (made, source), _aten._to_copy, lambda given, **_: (context.empty(like=made), given))
+        return run(source)
     result = context.empty(like=made)
     context.used("blocks", context.move(result, source))
     return result
@@ -65,12 +105,19 @@ def context_like(made: Tensor) -> Tensor:
     return made
 
 
+def _alike(tensors: Sequence[Tensor], result: Tensor) -> None:
+    """Raises CannotSplit where some are converted."""
+    if any(_converts(tensor, result) for tensor in tensors):
+        raise CannotSplit("its tensors are of unlike types")
+
+
 @registry.handler("aten::cat")
 def cat(context: Context, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """One tensor after the other."""
     strided(*tensors)
     with context.plain():
         like = context_like(_aten.cat([meta(t) for t in tensors], dim))
+    _alike(tensors, like)
     result, parts, start = context.empty(like=like), 0, 0
     for tensor in tensors:
         if tensor.dim() == 1 and tensor.shape[0] == 0:
@@ -88,6 +135,7 @@ def stack(context: Context, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     strided(*tensors)
     with context.plain():
         like = context_like(_aten.stack([meta(t) for t in tensors], dim))
+    _alike(tensors, like)
     result, parts = context.empty(like=like), 0
     for place, tensor in enumerate(tensors):
         parts += context.move(result.select(dim, place), tensor)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from integrations.pytorch.splitting import registry
 from integrations.pytorch.splitting.context import CannotSplit, Context, Split
-from integrations.pytorch.splitting.cutting import Cut, cut_elementwise, meta
+from integrations.pytorch.splitting.cutting import Cut, cut_elementwise, meta_results
 from integrations.pytorch.splitting.verification import map_tensors, tensors_in
 
 Overload = torch._ops.OpOverload
@@ -22,8 +22,9 @@ Overload = torch._ops.OpOverload
 
 # That are not tagged, of PyTorch 2.13.
 _MORE = """
-    _masked_scale _prelu_kernel _prelu_kernel_backward elu_backward hardsigmoid_backward hardswish_ hardswish_backward
-    hardtanh_backward leaky_relu_backward masked_fill masked_fill_ mish_backward softplus_backward
+    _masked_scale _prelu_kernel _prelu_kernel_backward complex elu_backward floor_divide floor_divide_
+    hardsigmoid_backward hardswish_ hardswish_backward hardtanh_backward leaky_relu_backward log_sigmoid_forward
+    masked_fill masked_fill_ mish_backward polar rsub softplus_backward
 """.split()
 
 
@@ -47,7 +48,7 @@ def elementwise(context: Context, overload: Overload, arguments: tuple[Any, ...]
         raise CannotSplit("its tensors are not strided")
     written = written_arguments(overload, arguments, keywords)
     with context.plain():
-        results = list(written) or as_list(overload(*_meta(arguments), **_meta(keywords)))
+        results = list(written) or meta_results(overload, arguments, keywords)
     if not results or any(r.shape != results[0].shape for r in results):
         raise CannotSplit("its results are of unlike sizes")
     read = [t for t in operands if not any(t is w for w in written)]
@@ -87,10 +88,6 @@ def _part(cut: Cut, value: Any, index: Any) -> Any:
     return map_tensors(value, lambda tensor: cut.part(tensor, index))
 
 
-def _meta(value: Any) -> Any:
-    return map_tensors(value, meta)
-
-
 def as_list(result: Any) -> list[Tensor]:
     """The tensors of an operator's result."""
     return [result] if isinstance(result, Tensor) else list(result)
@@ -98,7 +95,7 @@ def as_list(result: Any) -> list[Tensor]:
 
 def _expected_shape(context: Context, overload: Overload, arguments: Any, keywords: Any) -> torch.Size:
     with context.plain():
-        return as_list(overload(*_meta(arguments), **_meta(keywords)))[0].shape
+        return meta_results(overload, arguments, keywords)[0].shape
 
 
 def written_arguments(overload: Overload, arguments: Sequence[Any], keywords: dict[str, Any]) -> list[Tensor]:
@@ -115,10 +112,14 @@ def written_arguments(overload: Overload, arguments: Sequence[Any], keywords: di
 
 
 def _writes_pointwise(overload: Overload) -> bool:
-    wanted = [(a.name, str(a.type)) for a in overload._schema.arguments if not a.is_out]
-    if len(wanted) == len(overload._schema.arguments):
-        return False
+    arguments = overload._schema.arguments
+    wanted = [(a.name, str(a.type)) for a in arguments if not a.is_out]
     packet: Any = overload._overloadpacket
+    if len(wanted) == len(arguments):  # it writes none, or its first one
+        name = overload._schema.name.removeprefix("aten::")
+        if not (name.endswith("_") and overload._schema.is_mutable and hasattr(torch.ops.aten, name[:-1])):
+            return False
+        packet = getattr(torch.ops.aten, name[:-1])
     return any(
         torch.Tag.pointwise in other.tags and [(a.name, str(a.type)) for a in other._schema.arguments] == wanted
         for other in (getattr(packet, name) for name in packet.overloads())

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from integrations.pytorch.splitting import geometry, registry
-from integrations.pytorch.splitting.context import CannotSplit, Context, Split
+from integrations.pytorch.splitting.context import CannotSplit, Context, Specials, Split
 from integrations.pytorch.splitting.cutting import cut_elementwise
 
 _UNIT = 16
@@ -54,7 +54,7 @@ def _in_lines(name: str) -> registry.Function:
                 overload(part, *given, **{**named, "generator": generator})
             return (tensor, generator.get_state()) if context.verifying and generator is not None else tensor
 
-        context.choose("", [Split("lines of memory", len(cut.indexes), run)], whole)
+        context.choose("", [Split("lines of memory", len(cut.indexes), run)], whole, specials=Specials(()))
         return run(target, *arguments, **keywords)  # type: ignore[no-any-return]
 
     return fill

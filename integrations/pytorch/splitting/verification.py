@@ -1,4 +1,4 @@
-"""Whether a division changes bits: random arguments of the same shapes, and the comparison of two results.
+"""Whether a division changes bits: random and special arguments of the same shapes, and the comparison of two results.
 
 Everything here runs in plain host memory (`Context.plain`), whatever the budget is.
 """
@@ -17,6 +17,9 @@ from integrations.pytorch.splitting.geometry import extent
 
 _COMPARED_AT_ONCE = 1 << 22  # elements
 _ALIGNMENT = 64  # bytes, of every storage; what kernels choose by
+# Of data with special numbers: one element in 4096; one in 4; no others but zeros of both signs and -1, or and 1.
+SPARSE, DENSE, NOT_POSITIVE, NOT_NEGATIVE = "sparse", "dense", "not positive", "not negative"
+KINDS = (SPARSE, DENSE, NOT_POSITIVE, NOT_NEGATIVE)
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -76,6 +79,45 @@ def random_like(tensor: Tensor, generator: torch.Generator, copy: Callable[[Tens
     return made
 
 
+def put_special(tensor: Tensor, kind: str, generator: torch.Generator) -> Tensor:
+    """Writes special numbers of a kind (`KINDS`) to random places of a floating point tensor; returns it.
+
+    NaN of several payloads and both signs, infinities, zeros of both signs, subnormal numbers, and equal large ones.
+    On them a result may depend in another way than on ordinary numbers: on the order of comparisons, and on whether an
+    element is computed in a vector register.
+    """
+    if not (tensor.is_floating_point() or tensor.is_complex()) or not tensor.numel():
+        return tensor
+    line = tensor.as_strided((extent(tensor.shape, tensor.stride()),), (1,))
+    line = torch.view_as_real(line.resolve_conj()).view(-1) if tensor.is_complex() else line
+    if line.element_size() == 1:
+        return tensor  # of a float of one byte there are no kinds
+    if kind in (NOT_POSITIVE, NOT_NEGATIVE):
+        numbers = torch.tensor([0.0, -0.0, 1.0 if kind == NOT_NEGATIVE else -1.0], dtype=line.dtype)
+        for start in range(0, line.numel(), _COMPARED_AT_ONCE):
+            piece = line[start : start + _COMPARED_AT_ONCE]
+            piece.copy_(numbers[torch.randint(len(numbers), piece.shape, generator=generator)])
+        return tensor
+    numbers = _special_numbers(line.dtype)
+    count = max(line.numel() // (4096 if kind == SPARSE else 4), 1)
+    places = torch.randint(line.numel(), (count,), generator=generator)
+    bits = _BITS[line.element_size()]
+    line.view(bits)[places] = numbers.view(bits)[torch.randint(len(numbers), (count,), generator=generator)]
+    return tensor
+
+
+def _special_numbers(dtype: torch.dtype) -> Tensor:
+    large = torch.tensor([math.nan] * 4 + [math.inf, -math.inf, 0.0, -0.0, 4.0, 4.0], dtype=dtype)
+    bits = large.view(_BITS[large.element_size()])
+    sign = torch.iinfo(bits.dtype).min
+    bits[1] += 5
+    bits[2:4] += torch.tensor([9, 3], dtype=bits.dtype)
+    bits[2:4] ^= sign
+    subnormal = torch.tensor([1, sign + 7], dtype=bits.dtype)
+    signalling = bits[4:5] + 1
+    return torch.cat([bits, subnormal, signalling]).view(dtype)
+
+
 def duplicate(value: Any) -> Any:
     """The same tensors once more, with their strides and offsets."""
 
@@ -103,6 +145,7 @@ class Difference:
 
 IDENTICAL = Difference(True, 0.0, 0.0)
 INCOMPARABLE = Difference(False, math.inf, math.inf)
+CHANGES_SPECIALS = Difference(False, 0.0, 0.0)  # ordinary numbers are the same
 
 
 def difference(expected: Any, found: Any) -> Difference:
