@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import importlib.resources
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -209,7 +210,8 @@ def library_path(name: str = "libooc_alloc.so") -> Path:
 
     Raises OocError if it is not there: the package was neither installed nor built in place.
     """
-    path = Path(str(importlib.resources.files("ooc_alloc").joinpath("lib").joinpath(name)))
+    folder = os.environ.get("_OOC_LIBRARIES")  # those of another build, such as one with sanitizers
+    path = Path(folder or str(importlib.resources.files("ooc_alloc").joinpath("lib"))) / name
     if not path.exists():
         raise OocError(f"{name} is missing from {path.parent}: install the package, or `make native` in the checkout")
     return path

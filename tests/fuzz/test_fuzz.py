@@ -1,0 +1,59 @@
+"""Two minutes of random programs, those that once failed, and whether the fuzzer notices what it is there for.
+
+The seeds are fixed, so that a failure here is one of the change; `make fuzz` looks for new ones.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("hypothesis")
+
+from tests.fuzz import campaign
+from tests.fuzz.execution import Step, Way
+from tests.fuzz.programs import Program, difference
+from tests.fuzz.server import Server
+
+CORPUS = sorted((Path(__file__).parent / "corpus").glob("*.json"))
+SETTINGS = {"OOC_BUDGET": "512KiB", "OOC_CHUNK_SIZE": "16KiB", "OOC_SMALL_LIMIT": "1"}
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_minute_of_random_programs(number: int) -> None:
+    batch = campaign.run_batch(number, examples=1 << 20, seconds=60)
+    assert not batch.failure, f"{batch.failure}\n{batch.program and batch.program.script()}"
+    assert batch.counts["moved"] > 5
+
+
+def test_programs_that_once_failed() -> None:
+    assert CORPUS
+    with Server() as server:
+        for path in CORPUS:
+            program = Program.from_json(path.read_text(encoding="utf-8"))
+            program.plain = program.run_plain()
+            assert campaign.judge(server, program, Counter()) == "", path.name
+
+
+def test_a_program_that_reads_what_was_moved_away_is_noticed() -> None:
+    blind = "getattr(torch.ops.ooc, 'intercept_thread', print)(False)"
+    program = Program(SETTINGS, Way(), ["v1 = torch.ones(60000)", "evict()", "evict()", blind, "v1.add_(1)"])
+    program.plain = program.run_plain()
+    with Server() as server:
+        assert "dies with status -11 in ['v1.add_(1)']" in campaign.judge(server, program, Counter())
+
+
+def test_what_counts_as_a_difference() -> None:
+    plain = [Step(digests={"v1": "a"}), Step(digests={"v1": "b"})]
+    program = Program({}, Way(), ["first", "second"], plain)
+    assert difference(program, plain) == ""
+    assert "v1 is c" in difference(program, [plain[0], Step(digests={"v1": "c"})])
+    assert "v1 is None" in difference(program, [plain[0], Step()])
+    assert "ValueError" in difference(program, [plain[0], replace(plain[1], error="ValueError: no")])
+    refused = Step(error="OutOfMemoryError: set OOC_BUDGET=9", digests={"v1": "a"})
+    assert difference(program, [plain[0], refused]) == ""
+    assert "v1 changed" in difference(program, [plain[0], replace(refused, digests={"v1": "b"})])
+    assert "no idea" in difference(program, [plain[0], Step(error="OutOfMemoryError: no idea")])
