@@ -339,7 +339,7 @@ class Core {
   // The text of an out-of-memory error; the need counts for min_budget_bytes, unless measuring is off.
   std::string describe_need(const std::string& function, uint64_t need_chunks);
 
-  // residency.cpp
+  // room.cpp
   // Makes `chunks` idle (free, cached or under empty slabs). `pinned_too`: chunks that will be pinned beyond
   // pinned_chunks_; more than the budget can hold is refused at once unless another function may end.
   bool make_room(Lock& lock, uint64_t chunks, uint64_t pinned_too);
@@ -347,6 +347,9 @@ class Core {
   std::vector<Piece> choose_victims(uint64_t chunks, bool clean_only);
   bool evict(Lock& lock, const std::vector<Piece>& victims);
   int evict_unpinned(Lock& lock);
+  bool release_idle_threads();
+
+  // residency.cpp
   bool verify_clean(Region* region, uint32_t first, uint32_t count);
   bool ensure_host_block(Region* region, bool reclaim);
   bool reclaim_host(uint64_t bytes);
@@ -364,7 +367,6 @@ class Core {
     return host_chunks_ ? device_.mirrored(address) : address;
   }
   bool take_place(Region* region, uint32_t first, uint32_t count, bool copied);
-  bool release_idle_threads();
   bool copy_slots(Region* region, uint32_t first, uint32_t count, Direction direction);
   uint64_t idle_chunks() const { return pool_->available() + cached_chunks_ + (heap_backed_ - heap_used_); }
   static constexpr int kPatience = 100;  // attempts without any progress before giving up
