@@ -293,6 +293,33 @@ def test_driver_calls_that_fail(tmp_path: Path, plain_training: str, faults: str
     assert ended.figures["final"]
 
 
+# The operators are larger than the budget, so each runs in parts.
+IN_PARTS = """
+    import torch
+
+    def attempt(what):
+        try:
+            return what()
+        except RuntimeError as error:
+            print(type(error).__name__, error)
+
+    x = attempt(lambda: torch.arange(6 << 20, dtype=torch.float32))
+    if x is not None:
+        results = [attempt(lambda: x.add(1)), attempt(x.sum), attempt(lambda: x.view(-1, 1024) @ torch.ones(1024, 64))]
+        print([result.double().sum().item() for result in results if result is not None])
+"""
+
+
+@pytest.mark.parametrize("call", ["cuMemcpyDtoHAsync", "cuMemUnmap"])
+def test_a_driver_that_refuses_is_no_reason_for_smaller_parts(tmp_path: Path, call: str) -> None:
+    """Parts of parts of parts fail like the whole: this did not end."""
+    variables = {"OOC_BUDGET": "8MiB", "OOC_SMALL_LIMIT": "32KiB", "OOC_SPLIT_STORE": str(tmp_path / "store.db")}
+    ended = run_source(tmp_path, IN_PARTS, OOC_EMULATED_FAULTS=call, timeout=100, **variables).check()
+    first = ended.output.splitlines()[0]
+    assert first.startswith("RuntimeError") and call in first and "CUDA_ERROR_UNKNOWN" in first, ended.output
+    assert "safe" in first
+
+
 # ---- the two lines --------------------------------------------------------------------------------------------------
 
 SUMMARY_KEYS = """
