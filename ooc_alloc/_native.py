@@ -210,6 +210,7 @@ def library_path(name: str = "libooc_alloc.so") -> Path:
 _HANDLE = ctypes.c_void_p
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ooc_last_error": (ctypes.c_char_p, []),
+    "ooc_last_status": (ctypes.c_int, []),
     "ooc_abi_version": (ctypes.c_uint32, []),
     "ooc_device_memory": (
         ctypes.c_int,
@@ -363,6 +364,10 @@ class Core(TimelineCalls):
         text: bytes = self._library.ooc_last_error()
         return text.decode(errors="replace")
 
+    def _refusal(self) -> OocError:
+        """Why an allocation gave no address."""
+        return _ERRORS.get(self._library.ooc_last_status(), OutOfMemory)(self._last_error())
+
     def _check(self, status: int) -> None:
         if status != 0:
             raise _ERRORS.get(status, OocError)(self._last_error())
@@ -382,7 +387,7 @@ class Core(TimelineCalls):
         """Address of fresh device memory. Raises OutOfMemory."""
         address = self._library.ooc_core_malloc(self.handle, size_bytes)
         if not address:
-            raise OutOfMemory(self._last_error())
+            raise self._refusal()
         return int(address)
 
     def malloc_absent(self, size_bytes: int) -> int:
@@ -392,7 +397,7 @@ class Core(TimelineCalls):
         """
         address = self._library.ooc_core_malloc_absent(self.handle, size_bytes)
         if not address:
-            raise OutOfMemory(self._last_error())
+            raise self._refusal()
         return int(address)
 
     def malloc_pinned(self, size_bytes: int, stream: int = 0, access: int = READ | WRITE) -> tuple[int, int]:
@@ -408,7 +413,7 @@ class Core(TimelineCalls):
         token = ctypes.c_uint64()
         address = self._library.ooc_core_malloc_pinned(self.handle, size_bytes, stream, access, ctypes.byref(token))
         if not address:
-            raise OutOfMemory(self._last_error())
+            raise self._refusal()
         return int(address), token.value
 
     def free(self, address: int) -> None:

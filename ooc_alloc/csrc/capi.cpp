@@ -7,6 +7,7 @@
 
 namespace ooc {
 const char* last_error_text();
+int last_error_status();
 void plain_pair_forgets(const ooc_core* core);
 }  // namespace ooc
 
@@ -23,7 +24,7 @@ int guarded(Body body) {
   try {
     return body();
   } catch (const std::exception& error) {
-    ooc::set_last_error(error.what());
+    ooc::set_last_error(error.what(), OOC_INVALID);
     return OOC_INVALID;
   }
 }
@@ -31,6 +32,7 @@ int guarded(Body body) {
 }  // namespace
 
 const char* ooc_last_error(void) { return ooc::last_error_text(); }
+int ooc_last_status(void) { return ooc::last_error_status(); }
 uint32_t ooc_abi_version(void) { return OOC_ABI_VERSION; }
 
 int ooc_device_memory(const char* driver_library, int32_t ordinal, uint64_t* total, uint64_t* free) {

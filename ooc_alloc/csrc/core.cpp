@@ -12,6 +12,7 @@ namespace ooc {
 namespace {
 
 thread_local std::string last_error;
+thread_local int last_status = OOC_OK;
 
 constexpr uint64_t kHeapBytes = uint64_t{16} << 30;  // address space of slabs
 constexpr uint64_t kDefaultSpace = uint64_t{1} << 40;
@@ -24,8 +25,12 @@ double now_seconds() {
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
-void set_last_error(std::string message) { last_error = std::move(message); }
+void set_last_error(std::string message, int status) {
+  last_error = std::move(message);
+  last_status = status;
+}
 const char* last_error_text() { return last_error.c_str(); }
+int last_error_status() { return last_status; }
 
 Core::Core(const ooc_config& config)
     : small_limit_(config.small_limit_bytes),
@@ -102,7 +107,7 @@ Core::~Core() {
 }
 
 int Core::fail(int status, std::string message) {
-  set_last_error(std::move(message));
+  set_last_error(std::move(message), status);
   return status;
 }
 

@@ -59,6 +59,9 @@ struct Piece {
   bool on_demand = false;  // no plan asked for it to move
 };
 
+// kRefused: there may be enough, but the driver does not do its part.
+enum class Room { kMade, kNone, kRefused };
+
 // Read by other threads without the lock; copied only while nobody else looks.
 struct SharedFlag {
   SharedFlag() = default;
@@ -309,8 +312,8 @@ class Core {
   void* malloc_on(Lock& lock, uint64_t bytes, uint32_t stream);
   void* malloc_region(Lock& lock, uint64_t bytes, uint32_t stream);
   void* malloc_small(Lock& lock, uint64_t bytes, uint32_t stream);
-  void* malloc_failed(Lock& lock, uint64_t bytes);
-  bool back_heap_chunk(Lock& lock, uint64_t chunk);
+  void* malloc_failed(uint64_t bytes, Room room);
+  Room back_heap_chunk(Lock& lock, uint64_t chunk);
   void free_after(void* address, const Moments& uses);
   void free_small(void* address, const Moments& uses);
   void free_region(Region* region, const Moments& uses);
@@ -342,7 +345,11 @@ class Core {
   // room.cpp
   // Makes `chunks` idle (free, cached or under empty slabs). `pinned_too`: chunks that will be pinned beyond
   // pinned_chunks_; more than the budget can hold is refused at once unless another function may end.
-  bool make_room(Lock& lock, uint64_t chunks, uint64_t pinned_too);
+  Room make_room(Lock& lock, uint64_t chunks, uint64_t pinned_too);
+  // make_room, and takes it.
+  Room take_room(Lock& lock, uint32_t count, Chunk* chunks, uint64_t pinned_too);
+  std::string describe_refusal() const;
+  std::string refused() const { return "the driver refused " + device_.driver().last_refusal(); }
   // clean_only: only what can leave without a copy.
   std::vector<Piece> choose_victims(uint64_t chunks, bool clean_only);
   bool evict(Lock& lock, const std::vector<Piece>& victims);
@@ -476,6 +483,7 @@ class Core {
 };
 
 double now_seconds();
-void set_last_error(std::string message);
+// `status`: for ooc_last_status(), where the call that failed returns none.
+void set_last_error(std::string message, int status = OOC_OUT_OF_MEMORY);
 
 }  // namespace ooc

@@ -91,7 +91,7 @@ int Core::map_in_place(const std::vector<Hold>& runs) {
       while (last < end && (region->slots[last].chunk == kNoChunk) == absent) ++last;
       if (absent && !map_run_in_place(region, i, last - i))
         return fail(OOC_DRIVER_FAILURE,
-                    "the driver did not map host memory in place of a variable; its bytes are safe");
+                    "the driver did not map host memory in place of a variable; its bytes are safe: " + refused());
     }
   }
   return OOC_OK;

@@ -189,6 +189,9 @@ typedef struct {
 } ooc_region;
 
 OOC_API const char* ooc_last_error(void);
+// Its status code, for calls that return none: OOC_OUT_OF_MEMORY where a smaller allocation may do, else OOC_DRIVER_FAILURE
+// or OOC_INVALID.
+OOC_API int ooc_last_status(void);
 OOC_API uint32_t ooc_abi_version(void);
 
 // Bytes of a device, in all and free now.

@@ -67,8 +67,8 @@ bool Core::release_idle_threads() {
   return any;
 }
 
-bool Core::make_room(Lock& lock, uint64_t chunks, uint64_t pinned_too) {
-  if (idle_chunks() >= chunks) return true;
+Room Core::make_room(Lock& lock, uint64_t chunks, uint64_t pinned_too) {
+  if (idle_chunks() >= chunks) return Room::kMade;
   ThreadState* thread = find_thread_state();
   const bool counted = thread != nullptr && thread->in_function;
   const double began = now_seconds();
@@ -76,6 +76,7 @@ bool Core::make_room(Lock& lock, uint64_t chunks, uint64_t pinned_too) {
   ++room_waiters_;
   int fruitless = 0;
   bool clean_only = false;  // every other time after a failure: dirty variables may have nowhere to go
+  uint64_t refusals = device_.driver().refusals();  // when something last got out of the way
   while (idle_chunks() < chunks && fruitless < kPatience) {
     const bool others_run = active_functions() - (counted ? 1u : 0u) > starving_;
     const bool hopeless = pinned_chunks_ + heap_used_ + pinned_too > pool_->limit();
@@ -94,7 +95,10 @@ bool Core::make_room(Lock& lock, uint64_t chunks, uint64_t pinned_too) {
     const std::vector<Piece> victims = choose_victims(chunks - idle_chunks(), clean_only);
     if (!hopeless && (!victims.empty() || clean_only)) {
       const uint64_t before = idle_chunks();
-      if (evict(lock, victims) && idle_chunks() > before) continue;
+      if (evict(lock, victims) && idle_chunks() > before) {
+        refusals = device_.driver().refusals();
+        continue;
+      }
       ++fruitless;
       clean_only = !clean_only;
       if (moving_ > 0 || others_run) wait_a_while(lock);
@@ -116,7 +120,13 @@ bool Core::make_room(Lock& lock, uint64_t chunks, uint64_t pinned_too) {
   const double now = now_seconds();
   stalled(now, now - began, nullptr);
   if (ranges_.on()) ranges_.pop();
-  return idle_chunks() >= chunks;
+  if (idle_chunks() >= chunks) return Room::kMade;
+  return device_.driver().refusals() > refusals ? Room::kRefused : Room::kNone;
+}
+
+std::string Core::describe_refusal() const {
+  return "no room could be made on the device: " + refused() + ". Every variable is safe in one of the two memories. If this was passing, what failed can be run again; if the "
+         "driver goes on refusing, save what is needed and restart the process";
 }
 
 int Core::evict_unpinned(Lock& lock) {
