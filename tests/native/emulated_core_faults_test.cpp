@@ -9,13 +9,6 @@ using namespace ooc::testing;
 
 namespace {
 
-struct FaultsForTest {
-  explicit FaultsForTest(const std::string& rules) { ASSERT_EQ(control().inject_faults(rules.c_str()), 0); }
-  ~FaultsForTest() { control().clear_faults(); }
-  FaultsForTest(const FaultsForTest&) = delete;
-  FaultsForTest& operator=(const FaultsForTest&) = delete;
-};
-
 // Every driver call of the core after its creation.
 const char* const kCalls[] = {"cuMemCreate",        "cuMemRelease",       "cuMemMap",           "cuMemUnmap",
                               "cuMemSetAccess",     "cuMemcpyDtoHAsync",  "cuMemcpyHtoDAsync",  "cuEventCreate",
