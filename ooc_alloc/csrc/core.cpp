@@ -177,7 +177,7 @@ void Core::forget_host_copies(Region* region, uint32_t first, uint32_t count) {
 bool Core::cannot_begin(const ThreadState& thread) {
   while (pinned_chunks_ + heap_used_ > pool_->limit() && active_functions() == 0 &&
          absent_chunks(thread.held) > idle_chunks())
-    if (!release_idle_threads()) {
+    if (!release_idle_threads() && !pool_->recover()) {
       set_last_error(describe_need(recorder_.function_name(thread.function), 0));
       return true;
     }

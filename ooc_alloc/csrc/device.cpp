@@ -77,8 +77,7 @@ void Device::reserve(uint64_t bytes, bool with_mirror) {
 void Device::bind_thread() const {
   thread_local const Device* bound = nullptr;
   if (bound == this) return;
-  driver_->cuCtxSetCurrent(context_);
-  bound = this;
+  if (driver_->cuCtxSetCurrent(context_) == CUDA_SUCCESS) bound = this;  // else the call that needs it says so
 }
 
 CUstreamCaptureMode Device::set_capture_mode(CUstreamCaptureMode mode) const {

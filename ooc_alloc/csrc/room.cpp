@@ -85,7 +85,7 @@ Room Core::make_room(Lock& lock, uint64_t chunks, uint64_t pinned_too) {
       break;
     }
     if (hopeless && !others_run) {
-      if (release_idle_threads()) continue;
+      if (release_idle_threads() || pool_->recover()) continue;
       break;
     }
     if (!hopeless && scheduler_ != nullptr && scheduler_->relief_coming()) {

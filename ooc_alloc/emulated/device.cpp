@@ -127,8 +127,8 @@ CUresult enter(Call call, Needs needs, const void* return_address) noexcept {
   Device& device = Device::get();
   if (device.is_forked_child) return CUDA_ERROR_NOT_INITIALIZED;
   device.calls[static_cast<size_t>(call)].fetch_add(1, std::memory_order_relaxed);
-  device.sites.count(call, return_address);
   if (call == Call::cuInit) device.read_faults();
+  device.sites.count(call, return_address);
   if (needs != Needs::kNothing && !device.is_initialized) return CUDA_ERROR_NOT_INITIALIZED;
   if (needs != Needs::kNothing && Streams::in_host_function()) return CUDA_ERROR_NOT_PERMITTED;
   if (needs == Needs::kContext && (current_context() == nullptr || device.context_users == 0)) {

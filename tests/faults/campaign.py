@@ -1,0 +1,161 @@
+"""Every call site fails once, a few times, for good, and comes late, in small programs that know their bytes.
+
+A site is found by running (`sites.read_list`), not from a list, and then addressed by itself; sites that the binary has
+and no program reaches are listed as such. What a program says at its end is in `program.cpp`; a run that does not end
+within its time, or dies, fails.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.faults.sites import LIBRARIES, ROOT, Site, driver_sites, lines_of, read_list
+
+CORE = LIBRARIES / "libooc_alloc.so"
+DRIVER = LIBRARIES / "libooc_emulated_cuda.so"
+SCENARIOS = ("demand", "plans", "ranges", "host", "backed", "streams", "fork", "budget", "detach")
+SECONDS = 60.0  # of a run that takes well under one: longer is a hang
+# As program.cpp ends.
+_ENDINGS = {3: "bytes lost", 4: "books wrong", 5: "unnamed error", 6: "not recovered", 7: "bad use"}
+GOOD = ("right", "refused")
+# Work of these is enqueued, so it can never be done.
+ENQUEUE = ("cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync", "cuEventRecord", "cuStreamWaitEvent")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run: a scenario, a site and how it fails."""
+
+    scenario: str
+    site: Site
+    mode: str
+    settings: dict[str, str] = field(default_factory=dict, compare=False)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of it. `outcome` is one of GOOD, or what is wrong."""
+
+    scenario: str
+    call: str
+    site: str
+    line: str
+    mode: str
+    outcome: str
+    seconds: float
+    words: list[str]  # of refusals, each once
+
+
+def build(folder: Path) -> Path:
+    """Compiles the program; returns its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / "program"
+    source = Path(__file__).with_name("program.cpp")
+    command = [os.environ.get("CXX", "c++"), "-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Werror"]
+    command += [f"-I{ROOT}/ooc_alloc/csrc", f"-I{ROOT}/ooc_alloc/emulated", str(source), "-o", str(target)]
+    command += [f"-L{LIBRARIES}", "-looc_alloc", f"-Wl,-rpath,{LIBRARIES}", "-ldl"]
+    subprocess.run(command, check=True)
+    return target
+
+
+def run_once(program: Path, scenario: str, settings: dict[str, str], seconds: float = SECONDS) -> tuple[str, float, str, str]:
+    """Outcome, seconds, standard output and error of one run."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("OOC_", "FAULT"))}
+    began = time.monotonic()
+    try:
+        done = subprocess.run(
+            [str(program), scenario, str(DRIVER), "65536"],
+            env={**kept, "OOC_EMULATED_MEMORY": "64MiB", **settings},
+            capture_output=True, text=True, errors="replace", timeout=seconds,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as expired:
+        words = expired.stdout if isinstance(expired.stdout, str) else (expired.stdout or b"").decode(errors="replace")
+        return "hang", time.monotonic() - began, words, ""
+    if done.returncode == 0:
+        outcome = "refused" if "refused " in done.stdout else "right"
+    else:
+        outcome = _ENDINGS.get(done.returncode, f"died ({done.returncode})")
+    return outcome, time.monotonic() - began, done.stdout, done.stderr
+
+
+def modes(call: str, count: int) -> Iterator[tuple[str, str]]:
+    """Names and keys of fault rules, for a site that calls `count` times in a run where nothing fails."""
+    middle = count // 2
+    for first in sorted({0, 1, 2, middle} & set(range(count))):
+        yield f"once, call {first}", f"after={first},times=1"
+        yield f"4 times from call {first}", f"after={first},times=4"
+    for first in sorted({0, middle}):
+        yield f"always from call {first}", f"after={first}"
+    yield "late, each", "delay=3ms,times=50"
+    if call in ENQUEUE:
+        for first in sorted({0, middle}):
+            yield f"never done, call {first}", f"after={first},times=1,delay=never"
+
+
+def driver_cases(program: Path, scenarios: tuple[str, ...], folder: Path) -> list[Case]:
+    """Finds the sites by running each scenario undisturbed."""
+    cases = []
+    for scenario in scenarios:
+        path = folder / f"{scenario}.sites"
+        outcome, _, output, errors = run_once(program, scenario, {"OOC_EMULATED_SITES": str(path)})
+        if outcome != "right":
+            raise RuntimeError(f"{scenario} fails undisturbed: {outcome}\n{output}{errors}")
+        for site, count in read_list(path).items():
+            if site.module != CORE.name:
+                continue
+            for name, keys in modes(site.call, count):
+                settings = {"OOC_EMULATED_FAULTS": f"{site.call}:site={site.name},{keys}"}
+                if "never" in keys:
+                    settings["FAULTS_NEVER_END"] = "1"
+                cases.append(Case(scenario, site, name, settings))
+    return cases
+
+
+def carry_out(program: Path, cases: list[Case], jobs: int, said: Callable[[Result], None]) -> list[Result]:
+    """Runs all cases, `jobs` at a time; `said` hears of each."""
+    offsets = {case.site.offset for case in cases if case.site.module == CORE.name}
+    lines = lines_of(CORE, sorted(offsets))
+
+    def one(case: Case) -> Result:
+        outcome, seconds, output, errors = run_once(program, case.scenario, case.settings)
+        # Numbers differ from run to run.
+        words = sorted({re.sub(r"0x[0-9a-f]+|\d{3,}", "N", line) for line in output.splitlines() if line.startswith("refused ")})
+        if outcome not in GOOD:
+            words.append(errors.strip()[-400:])
+        line = lines.get(case.site.offset, ["?"])[0]
+        result = Result(case.scenario, case.site.call, case.site.name, line, case.mode, outcome, round(seconds, 3), words)
+        said(result)
+        return result
+
+    with ThreadPoolExecutor(jobs) as pool:
+        return list(pool.map(one, cases))
+
+
+def report(results: list[Result]) -> dict[str, Any]:
+    """Counts of what came of it, and the sites of the binary that nothing reached."""
+    reached = {(result.call, result.site) for result in results}
+    existing = driver_sites(CORE)
+    missed = sorted(site for site in existing if (site.call, site.name) not in reached)
+    lines = lines_of(CORE, [site.offset for site in missed]) if missed else {}
+    return {
+        "sites": len(reached),
+        "sites_in_binary": len(existing),
+        "sites_not_reached": [f"{site.call} {lines[site.offset][0]}" for site in missed],
+        "runs": len(results),
+        "outcomes": dict(Counter(result.outcome for result in results)),
+        "longest_seconds": max(result.seconds for result in results),
+    }
+
+
+def rows(results: list[Result]) -> list[dict[str, Any]]:
+    """As JSON."""
+    return [asdict(result) for result in results]
