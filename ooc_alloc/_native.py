@@ -19,7 +19,7 @@ from ooc_alloc.timeline import TimelineCalls
 
 READ = 1
 WRITE = 2
-ABI_VERSION = 3
+ABI_VERSION = 4
 
 
 class OocError(RuntimeError):
@@ -57,6 +57,7 @@ class _Config(ctypes.Structure):
         ("run_daemon", ctypes.c_int32),
         ("asynchronous", ctypes.c_int32),
         ("host_backed", ctypes.c_int32),
+        ("wait_limit_seconds", ctypes.c_double),
     ]
 
 
@@ -337,6 +338,7 @@ class Core(TimelineCalls):
         run_daemon: bool = True,
         asynchronous: bool = False,
         host_backed: bool = False,
+        wait_limit_seconds: float = 0.0,
     ) -> None:
         self._library = load_library()
         config = _Config(
@@ -354,6 +356,7 @@ class Core(TimelineCalls):
             run_daemon=int(run_daemon),
             asynchronous=int(asynchronous),
             host_backed=int(host_backed),
+            wait_limit_seconds=wait_limit_seconds,
         )
         handle = self._library.ooc_core_create(ctypes.byref(config))
         if not handle:

@@ -42,6 +42,7 @@ int Core::bring_in(Lock& lock, const Hold& hold, std::vector<Transfer>& transfer
     used += end - first;
     if (!started) {
       for (; used < chunks.size(); ++used) pool_->give(chunks[used]);
+      if (device_.lost()) return fail(OOC_DRIVER_FAILURE, describe_loss());
       return fail(OOC_DRIVER_FAILURE,
                   blank ? "mapping memory for a variable failed: " + refused()
                         : "mapping memory for a swap-in failed; the variable is safe in host memory: " + refused());
@@ -88,12 +89,13 @@ int Core::make_resident(Lock& lock, const std::vector<Hold>& holds) {
       if (status != OOC_OK) break;
     }
     for (const Transfer& transfer : transfers) {
-      if (!settle(lock, transfer) && ++failures > 3)
+      if (!settle(lock, transfer) && !device_.lost() && ++failures > 3)
         status = fail(OOC_DRIVER_FAILURE,
                       "copying a variable to the device failed; it is safe in host memory: " + refused());
       waited_for(transfer.region);
     }
     if (complete) break;
+    if (status == OOC_OK && device_.lost() && device_lost(lock)) status = fail(OOC_DRIVER_FAILURE, describe_loss());
     if (transfers.empty() && mapped == 0 && status == OOC_OK) {
       wait_a_while(lock);  // a prefetch is on its way
       waited_for(first);

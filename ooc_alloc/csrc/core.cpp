@@ -36,6 +36,7 @@ Core::Core(const ooc_config& config)
     : small_limit_(config.small_limit_bytes),
       strict_(config.strict != 0),
       device_(config.driver_library, config.device_ordinal) {
+  if (config.wait_limit_seconds > 0) device_.set_wait_limit(config.wait_limit_seconds);
   const uint64_t granularity = device_.granularity();
   const uint64_t wanted = std::max<uint64_t>(config.chunk_bytes, 1);
   chunk_bytes_ = (wanted + granularity - 1) / granularity * granularity;
@@ -200,6 +201,7 @@ int Core::function_begin(uint32_t function, const ooc_operand* operands, uint32_
     thread.in_function = true;
     return OOC_OK;
   }
+  if (order_ && device_.lost() && device_lost(lock)) return fail(OOC_DRIVER_FAILURE, describe_loss());
   release_held(thread.held);
   if (!orphans_.empty() && active_functions() == 0) release_held(orphans_);
   if (strict_)
@@ -246,6 +248,11 @@ int Core::function_begin(uint32_t function, const ooc_operand* operands, uint32_
     if (const int status = bring_operands(lock, thread)) return refuse_begin(thread, recorded, status);
   note_need();
   if (order_) begin_on_stream(thread, stream, recorded);
+  if (order_ && device_.lost()) {  // its stream may not wait for what it needs
+    thread.in_function = false;
+    progress_ -= kOneRuns;
+    return refuse_begin(thread, recorded, fail(OOC_DRIVER_FAILURE, describe_loss()));
+  }
   if (thread.writes)
     for (const Hold& hold : thread.held) {
       if (hold.whole() && hold.region->write_serial == serial) mark_written(hold.region);

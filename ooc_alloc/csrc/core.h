@@ -182,6 +182,8 @@ class Core {
   bool start_in(Lock& lock, Piece piece, const Chunk* chunks, std::vector<Transfer>& transfers);
   // Waits for a copy and ends its transition. False if the bytes did not arrive.
   bool settle(Lock& lock, const Transfer& transfer);
+  // Whether nothing can be moved, as what was enqueued may never be over (lost_device.cpp).
+  bool device_lost(Lock& lock);
   // Takes `count` chunks that are free, or cached, without evicting anything.
   bool take_idle(uint32_t count, Chunk* chunks);
   bool threads_want_room() const { return room_waiters_ > 0; }
@@ -305,7 +307,7 @@ class Core {
   bool move_host_block(Region* region);
   bool map_run_in_place(Region* region, uint32_t first, uint32_t count);
   void hold_in_place(ThreadState& thread, const std::vector<Hold>& runs, bool recorded);
-  void settle_regions(Lock& lock, const std::vector<Hold>& runs);
+  bool settle_regions(Lock& lock, const std::vector<Hold>& runs);
   void* malloc_in_place(uint64_t bytes);
 
   // memory.cpp
@@ -341,6 +343,11 @@ class Core {
   int bring_in(Lock& lock, const Hold& hold, std::vector<Transfer>& transfers, uint32_t& mapped);
   // The text of an out-of-memory error; the need counts for min_budget_bytes, unless measuring is off.
   std::string describe_need(const std::string& function, uint64_t need_chunks);
+
+  // lost_device.cpp
+  void abandon(const Transfer& transfer);
+  std::string describe_loss() const;
+  std::vector<Transfer> abandoned_;
 
   // room.cpp
   // Makes `chunks` idle (free, cached or under empty slabs). `pinned_too`: chunks that will be pinned beyond

@@ -137,7 +137,7 @@ void Core::thread_exits(ThreadState* thread) {
 void Core::before_fork() {
   Lock lock(mutex_);
   paused_ = true;
-  while (!detached_ && moving_ > 0) wait_a_while(lock);
+  while (!detached_ && moving_ > 0 && !(device_.lost() && device_lost(lock))) wait_a_while(lock);
   if (order_ && !detached_) order_->synchronize_all();  // the child copies what is there
   lock.release();  // held until after_fork
 }
@@ -171,7 +171,8 @@ bool Core::make_private(bool release_chunks) {
       const uint64_t offset = i * chunk_bytes_;
       const uint64_t bytes = std::min(region.bytes - std::min(region.bytes, offset), chunk_bytes_);
       if (region.slots[i].blank) continue;
-      const char* source = region.slots[i].chunk != kNoChunk ? address : region.host;
+      const bool there = region.slots[i].chunk != kNoChunk && !region.slots[i].arriving;
+      const char* source = there ? address : region.host;
       if (source != nullptr) std::memcpy(replacements.back().fresh + offset, source + offset, bytes);
     }
   }
@@ -196,7 +197,7 @@ void Core::release_everything() {
     if (!region.live) continue;
     hide_host_copy(&region, 0, region.count);
     for (uint32_t i = 0; i < region.count; ++i)
-      if (region.slots[i].chunk != kNoChunk && !unmap_slots(&region, i, 1)) forget_slots(&region, i, 1);
+      if (region.slots[i].resident() && !unmap_slots(&region, i, 1)) forget_slots(&region, i, 1);
   }
   for (uint64_t c = 0; c < heap_chunks_.size(); ++c) {
     HeapChunk& entry = heap_chunks_[c];
@@ -217,6 +218,11 @@ int Core::detach() {
   paused_ = false;
   if (detached_) return OOC_OK;
   if (active_functions() > 0) return fail(OOC_INVALID, "a function is running");
+  if (device_.lost()) {  // nothing may write behind the addresses any more
+    device_.destroy_copy_streams();
+    for (const Transfer& transfer : abandoned_) end_transition(transfer, false);
+    abandoned_.clear();
+  }
   if (!make_private(true)) return fail(OOC_OUT_OF_MEMORY, "not enough host memory to hold what is on the device");
   detached_ = true;
   changed_.notify_all();

@@ -39,6 +39,7 @@ void* Core::malloc_pinned(uint64_t bytes, CUstream stream, uint32_t access, uint
 void* Core::malloc_on(Lock& lock, uint64_t bytes, uint32_t stream) {
   bytes = std::max<uint64_t>(bytes, 1);
   if (detached_) return malloc_failed(bytes, Room::kNone);
+  if (order_ && device_.lost() && device_lost(lock)) return malloc_failed(bytes, Room::kRefused);
   if (bytes <= small_limit_) return malloc_small(lock, bytes, stream);
   return malloc_region(lock, bytes, stream);
 }
@@ -131,6 +132,10 @@ void* Core::malloc_region(Lock& lock, uint64_t bytes, uint32_t stream) {
     resident_chunks_ += count;
   }
   if (order_) wait_for_memory(stream, region->arrival);
+  if (order_ && device_.lost()) {
+    cache(region);
+    return malloc_failed(bytes, Room::kRefused);
+  }
   ThreadState* thread = find_thread_state();
   region->in_ranges = false;
   begin_variable(region, bytes, thread);
@@ -349,6 +354,7 @@ bool Core::unmap_slots(Region* region, uint32_t first, uint32_t count) {
   if (order_ && host_chunks_) {
     // The address gets another memory at once.
     order_->synchronize(moments_of(region, first, count), Edge::kUseBeforeUnmap);
+    if (device_.lost()) return false;
   } else if (order_) {
     const auto after = std::make_shared<const Moments>(moments_of(region, first, count));
     for (uint32_t i = first; i < first + count; ++i) {
@@ -412,8 +418,9 @@ bool Core::reclaim_cached(uint64_t wanted) {
     entry.listed = false;
     if (entry.users > 0 || entry.chunk == kNoChunk || entry.pending) continue;
     if (order_) order_->synchronize(entry.after, Edge::kUseBeforeUnmap);
-    entry.after.clear();
-    if (device_.unmap(address_of(heap_first_chunk_ + c), chunk_bytes_) != CUDA_SUCCESS) {
+    const bool used = order_ && device_.lost();
+    if (!used) entry.after.clear();
+    if (used || device_.unmap(address_of(heap_first_chunk_ + c), chunk_bytes_) != CUDA_SUCCESS) {
       entry.listed = true;
       idle_heap_chunks_.push_back(c);
       return false;

@@ -73,6 +73,7 @@ bool Core::drop_clean(const Piece& piece, uint32_t first, uint32_t count) {
 }
 
 bool Core::start_out(Lock& lock, Piece piece, std::vector<Transfer>& transfers, bool stay) {
+  if (device_.lost()) return false;
   Region* region = piece.region;
   const uint32_t end = piece.first + piece.count;
   for (uint32_t i = piece.first; i < end && i < region->count && region->live && region->pins == 0;) {
@@ -124,6 +125,10 @@ bool Core::start_out(Lock& lock, Piece piece, std::vector<Transfer>& transfers, 
 
 bool Core::start_in(Lock& lock, Piece piece, const Chunk* chunks, std::vector<Transfer>& transfers) {
   Region* region = piece.region;
+  if (device_.lost()) {
+    for (uint32_t i = 0; i < piece.count; ++i) pool_->give(chunks[i]);
+    return false;
+  }
   if (region->slots[piece.first].blank) return bring_blank(lock, piece, chunks);
   for (uint32_t i = 0; i < piece.count; ++i) {
     region->slots[piece.first + i].chunk = chunks[i];
@@ -136,7 +141,8 @@ bool Core::start_in(Lock& lock, Piece piece, const Chunk* chunks, std::vector<Tr
   if (order_) prepare_in(lock, region, piece, chunks);
   // A function used them in host memory (host_functions.cpp): the address is still taken.
   const bool shown = function_arena_ && region->arena == function_arena_.get();
-  const bool vacant = !shown || hide_host_copy(region, piece.first, piece.count);
+  const bool usable = !order_ || !device_.lost();  // else something enqueued may still use the address
+  const bool vacant = usable && (!shown || hide_host_copy(region, piece.first, piece.count));
   lock.unlock();
   char* address = arrival_address(region, piece.first);
   const CUresult mapped =
@@ -178,11 +184,16 @@ bool Core::settle(Lock& lock, const Transfer& transfer) {
   if (order_) return settle_enqueued(lock, transfer);
   lock.unlock();
   bool copied = device_.wait(transfer.event, transfer.direction) == CUDA_SUCCESS && !transfer.failed;
-  if (!copied && transfer.direction == Direction::kIn) {  // the data must come: once more, synchronously
+  if (!copied && !device_.lost() && transfer.direction == Direction::kIn) {  // the data must come: once more, synchronously
     const bool again = copy_slots(region, transfer.first, transfer.count, Direction::kIn);
     copied = device_.wait(nullptr, Direction::kIn) == CUDA_SUCCESS && again;  // in any case: parts may be under way
   }
   lock.lock();
+  if (!copied && device_.lost()) {
+    abandon(transfer);
+    changed_.notify_all();
+    return false;
+  }
   const bool out = transfer.direction == Direction::kOut;
   double& idle_since = out ? out_idle_since_ : in_idle_since_;  // copies of a direction do not overlap each other
   const double now = now_seconds();

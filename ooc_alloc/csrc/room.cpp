@@ -77,7 +77,7 @@ Room Core::make_room(Lock& lock, uint64_t chunks, uint64_t pinned_too) {
   int fruitless = 0;
   bool clean_only = false;  // every other time after a failure: dirty variables may have nowhere to go
   uint64_t refusals = device_.driver().refusals();  // when something last got out of the way
-  while (idle_chunks() < chunks && fruitless < kPatience) {
+  while (idle_chunks() < chunks && fruitless < kPatience && !(device_.lost() && device_lost(lock))) {
     const bool others_run = active_functions() - (counted ? 1u : 0u) > starving_;
     const bool hopeless = pinned_chunks_ + heap_used_ + pinned_too > pool_->limit();
     if (hopeless && counted && active_functions() > 1 && thread->may_yield) {
@@ -121,10 +121,11 @@ Room Core::make_room(Lock& lock, uint64_t chunks, uint64_t pinned_too) {
   stalled(now, now - began, nullptr);
   if (ranges_.on()) ranges_.pop();
   if (idle_chunks() >= chunks) return Room::kMade;
-  return device_.driver().refusals() > refusals ? Room::kRefused : Room::kNone;
+  return device_.lost() || device_.driver().refusals() > refusals ? Room::kRefused : Room::kNone;
 }
 
 std::string Core::describe_refusal() const {
+  if (device_.lost()) return describe_loss();
   return "no room could be made on the device: " + refused() + ". Every variable is safe in one of the two memories. If this was passing, what failed can be run again; if the "
          "driver goes on refusing, save what is needed and restart the process";
 }

@@ -79,6 +79,7 @@ struct Program {
     config.run_daemon = std::strcmp(scenario, "plans") == 0 || std::strcmp(scenario, "detach") == 0 || asynchronous;
     config.asynchronous = asynchronous;
     config.host_backed = backed;
+    if (std::getenv("FAULTS_NEVER_END") != nullptr) config.wait_limit_seconds = 0.3;
     core = ooc_core_create(&config);
     if (core == nullptr) {
       refused("create");

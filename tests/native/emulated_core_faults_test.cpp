@@ -12,7 +12,7 @@ namespace {
 // Every driver call of the core after its creation.
 const char* const kCalls[] = {"cuMemCreate",        "cuMemRelease",       "cuMemMap",           "cuMemUnmap",
                               "cuMemSetAccess",     "cuMemcpyDtoHAsync",  "cuMemcpyHtoDAsync",  "cuEventCreate",
-                              "cuEventRecord",      "cuEventSynchronize", "cuStreamSynchronize", "cuMemHostRegister",
+                              "cuEventRecord",      "cuEventQuery", "cuStreamQuery", "cuMemHostRegister",
                               "cuMemHostUnregister", "cuCtxSetCurrent"};
 
 // Uses, writes, allocates and frees at random. Whatever is refused must say why and change nothing. Returns how many
