@@ -27,7 +27,7 @@ class OocError(RuntimeError):
 
 
 class OutOfMemory(OocError, MemoryError):
-    """The pinned set of one function does not fit the budget, or host memory for swapped data is used up."""
+    """The pinned set of one function does not fit the budget, or host memory, for swapped data or books, is used up."""
 
 
 class DriverFailure(OocError):
@@ -38,7 +38,13 @@ class StrictViolation(OocError):
     """Strict mode found a function that wrote a variable it had declared as read only."""
 
 
-_ERRORS: dict[int, type[OocError]] = {1: OutOfMemory, 2: DriverFailure, 3: StrictViolation, 4: OocError}
+_ERRORS: dict[int, type[OocError]] = {
+    1: OutOfMemory,
+    2: DriverFailure,
+    3: StrictViolation,
+    4: OocError,
+    6: OutOfMemory,
+}
 
 
 class _Config(ctypes.Structure):

@@ -12,6 +12,7 @@ namespace ooc {
 namespace {
 
 thread_local std::string last_error;
+thread_local const char* last_literal = nullptr;  // in its place
 thread_local int last_status = OOC_OK;
 
 constexpr uint64_t kHeapBytes = uint64_t{16} << 30;  // address space of slabs
@@ -27,9 +28,16 @@ double now_seconds() {
 
 void set_last_error(std::string message, int status) {
   last_error = std::move(message);
+  last_literal = nullptr;
   last_status = status;
 }
-const char* last_error_text() { return last_error.c_str(); }
+int no_host_memory() noexcept {
+  last_literal =
+      "no host memory for the books of ooc_alloc: the system gives none; variables are safe where they are, end other "
+      "processes or free memory, and try again";
+  return last_status = OOC_NO_HOST_MEMORY;
+}
+const char* last_error_text() { return last_literal != nullptr ? last_literal : last_error.c_str(); }
 int last_error_status() { return last_status; }
 
 Core::Core(const ooc_config& config)

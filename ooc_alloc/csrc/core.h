@@ -492,5 +492,7 @@ class Core {
 double now_seconds();
 // `status`: for ooc_last_status(), where the call that failed returns none.
 void set_last_error(std::string message, int status = OOC_OUT_OF_MEMORY);
+// The error of std::bad_alloc, without a byte: its status.
+int no_host_memory() noexcept;
 
 }  // namespace ooc

@@ -153,6 +153,23 @@ struct Replacement {
 
 }  // namespace
 
+namespace {
+
+// There is no way back, and no way on without the bytes at their address.
+void put_in_place(const Replacement& r) {
+  if (mremap(r.fresh, r.bytes, r.bytes, MREMAP_MAYMOVE | MREMAP_FIXED, r.address) != MAP_FAILED) return;
+  const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
+  if (mmap(r.address, r.bytes, PROT_READ | PROT_WRITE, flags, -1, 0) == MAP_FAILED) {
+    static const char message[] = "ooc_alloc: the system does not move private memory to where variables are (mremap, mmap)\n";
+    if (write(STDERR_FILENO, message, sizeof message - 1) < 0) abort();
+    abort();
+  }
+  std::memcpy(r.address, r.fresh, r.bytes);
+  munmap(r.fresh, r.bytes);
+}
+
+}  // namespace
+
 // First all copies, then all moves: nothing is changed unless every copy could be made.
 bool Core::make_private(bool release_chunks) {
   std::vector<Replacement> replacements;
@@ -187,7 +204,7 @@ bool Core::make_private(bool release_chunks) {
     return false;
   }
   if (release_chunks) release_everything();
-  for (const Replacement& r : replacements) mremap(r.fresh, r.bytes, r.bytes, MREMAP_MAYMOVE | MREMAP_FIXED, r.address);
+  for (const Replacement& r : replacements) put_in_place(r);
   return true;
 }
 

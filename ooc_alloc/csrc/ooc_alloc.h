@@ -28,6 +28,7 @@ enum {
   OOC_DRIVER_FAILURE = 2,    // a driver call failed and retrying did not help; the data are still in one of the two places
   OOC_STRICT_VIOLATION = 3,  // strict mode: a function wrote a variable that it had declared as read only
   OOC_INVALID = 4,           // a bad argument
+  OOC_NO_HOST_MEMORY = 6,    // the system gives no memory for our own books; nothing was begun
   OOC_NESTED = 5,            // function_begin within a function of the same thread: it belongs to that one, do not end it
 };
 

@@ -15,12 +15,15 @@ def main() -> int:
     parser.add_argument("--scenarios", nargs="*", default=list(campaign.SCENARIOS))
     parser.add_argument("--calls", nargs="*", help="only sites that call these")
     parser.add_argument("--modes", nargs="*", help="only modes that begin with one of these words")
+    parser.add_argument("--own", action="store_true", help="only calls of the system and memory of our own")
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         program = campaign.build(folder)
-        cases = campaign.driver_cases(program, tuple(options.scenarios), folder)
+        scenarios = tuple(options.scenarios)
+        cases = [] if options.own else campaign.driver_cases(program, scenarios, folder)
+        cases += campaign.own_cases(program, campaign.build_interposer(folder), scenarios, folder)
         cases = [case for case in cases if not options.calls or case.site.call in options.calls]
         cases = [case for case in cases if not options.modes or case.mode.split()[0].strip(",") in options.modes]
         print(f"{len(cases)} runs", flush=True)

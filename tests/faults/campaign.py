@@ -55,16 +55,22 @@ class Result:
     words: list[str]  # of refusals, each once
 
 
-def build(folder: Path) -> Path:
-    """Compiles the program; returns its path."""
-    folder.mkdir(parents=True, exist_ok=True)
-    target = folder / "program"
-    source = Path(__file__).with_name("program.cpp")
+def _compile(source: str, target: Path, *arguments: str) -> Path:
     command = [os.environ.get("CXX", "c++"), "-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Werror"]
-    command += [f"-I{ROOT}/ooc_alloc/csrc", f"-I{ROOT}/ooc_alloc/emulated", str(source), "-o", str(target)]
-    command += [f"-L{LIBRARIES}", "-looc_alloc", f"-Wl,-rpath,{LIBRARIES}", "-ldl"]
+    command += [str(Path(__file__).with_name(source)), "-o", str(target), *arguments, "-ldl"]
     subprocess.run(command, check=True)
     return target
+
+
+def build(folder: Path) -> Path:
+    """Compiles the program; returns its path."""
+    headers = (f"-I{ROOT}/ooc_alloc/csrc", f"-I{ROOT}/ooc_alloc/emulated")
+    return _compile("program.cpp", folder / "program", *headers, f"-L{LIBRARIES}", "-looc_alloc", f"-Wl,-rpath,{LIBRARIES}")
+
+
+def build_interposer(folder: Path) -> Path:
+    """Compiles the library that makes calls of the system fail; returns its path."""
+    return _compile("interposer.cpp", folder / "libfault_interposer.so", "-shared", "-fPIC", "-Wno-attributes")
 
 
 def run_once(program: Path, scenario: str, settings: dict[str, str], seconds: float = SECONDS) -> tuple[str, float, str, str]:
@@ -117,6 +123,28 @@ def driver_cases(program: Path, scenarios: tuple[str, ...], folder: Path) -> lis
                 if "never" in keys:
                     settings["FAULTS_NEVER_END"] = "1"
                 cases.append(Case(scenario, site, name, settings))
+    return cases
+
+
+def _late(call: str) -> list[tuple[str, str]]:
+    return [] if call == "operator_new" else [("late, each", "0 50 3")]
+
+
+def own_cases(program: Path, interposer: Path, scenarios: tuple[str, ...], folder: Path) -> list[Case]:
+    """The same for calls of the system and memory of our own, which the interposer sees."""
+    cases = []
+    preload = {"LD_PRELOAD": str(interposer)}
+    for scenario in scenarios:
+        path = folder / f"{scenario}.own"
+        outcome, _, output, errors = run_once(program, scenario, {**preload, "FAULT_SITES": str(path)})
+        if outcome != "right":
+            raise RuntimeError(f"{scenario} fails undisturbed: {outcome}\n{output}{errors}")
+        for site, count in read_list(path).items():
+            firsts = sorted({0, 1, count // 2, count - 1} & set(range(count)))
+            shapes = [(f"once, call {first}", f"{first} 1 0") for first in firsts]
+            shapes += [(f"always from call {first}", f"{first} 1000000 0") for first in sorted({0, count // 2})]
+            for name, keys in shapes + _late(site.call):
+                cases.append(Case(scenario, site, name, {**preload, "FAULT_RULE": f"{site.call} {site.name} {keys}"}))
     return cases
 
 

@@ -187,6 +187,7 @@ struct Program {
     if (never != nullptr && !asynchronous) {  // the device is lost, and what it held is saved
       if (ooc_core_detach(core) != OOC_OK) end(kNotRecovered, "detach");
       if (!plain_holds()) end(kBytesLost, "after detach");
+      std::fflush(nullptr);
       _exit(kRight);
     }
     if (never == nullptr) {
@@ -199,7 +200,10 @@ struct Program {
       if (ooc_core_synchronize(core) != OOC_OK) refused("synchronize");
     }
     if (ooc_core_audit(core) != OOC_OK) end(kBooksWrong, "the audit after all");
-    if (never != nullptr) _exit(kRight);
+    if (never != nullptr) {  // destroying it would wait for the device
+      std::fflush(nullptr);
+      _exit(kRight);
+    }
     while (!live.empty()) free(live.size() - 1);
     if (ooc_core_audit(core) != OOC_OK) end(kBooksWrong, "the audit of nothing");
     ooc_core_destroy(core);
