@@ -5,6 +5,7 @@
 
 #include "core.h"
 #include "daemon.h"
+#include "own_memory.h"
 
 namespace ooc {
 const char* last_error_text();
@@ -36,11 +37,30 @@ int guarded(Body body) {
   }
 }
 
+// For calls that begin something: not without memory to finish it.
+template <class Body>
+int gated(Body body) {
+  return ooc::own_memory::ready() ? guarded(body) : ooc::no_host_memory();
+}
+
+// What has begun when memory was gone has not begun.
+template <class Body>
+int begun(ooc_core* core, Body body) {
+  return gated([&] {
+    try {
+      return body();
+    } catch (...) {
+      core->core.undo_begin();
+      throw;
+    }
+  });
+}
+
 // For calls that give something else than a status: `otherwise`, if an exception ended them.
 template <class Value, class Body>
 Value guarded_or(Value otherwise, Body body) {
   Value value = otherwise;
-  guarded([&] {
+  gated([&] {
     value = body();
     return static_cast<int>(OOC_OK);
   });
@@ -142,16 +162,16 @@ const char* ooc_core_function_name(ooc_core* core, uint32_t id) {
 }
 
 int ooc_core_function_begin(ooc_core* core, uint32_t function_id, const ooc_operand* operands, uint32_t count) {
-  return guarded([&] { return core->core.function_begin(function_id, operands, count); });
+  return begun(core, [&] { return core->core.function_begin(function_id, operands, count); });
 }
 
 int ooc_core_function_begin_on(ooc_core* core, uint32_t function_id, const ooc_operand* operands, uint32_t count,
                                void* stream) {
-  return guarded([&] { return core->core.function_begin(function_id, operands, count, static_cast<ooc::CUstream>(stream)); });
+  return begun(core, [&] { return core->core.function_begin(function_id, operands, count, static_cast<ooc::CUstream>(stream)); });
 }
 
 int ooc_core_function_begin_host(ooc_core* core, uint32_t function_id, const ooc_operand* operands, uint32_t count) {
-  return guarded([&] { return core->core.function_begin_host(function_id, operands, count); });
+  return begun(core, [&] { return core->core.function_begin_host(function_id, operands, count); });
 }
 
 void ooc_core_set_measuring(ooc_core* core, int on) { core->core.set_measuring(on != 0); }
@@ -163,7 +183,7 @@ int ooc_core_function_end(ooc_core* core, int keep_allocations) {
 int ooc_core_in_function(ooc_core* core) { return core->core.in_function() ? 1 : 0; }
 
 int ooc_core_pin(ooc_core* core, const void* address, uint32_t access, uint64_t* token) {
-  return guarded([&] { return core->core.pin(address, access, token); });
+  return gated([&] { return core->core.pin(address, access, token); });
 }
 
 int ooc_core_unpin(ooc_core* core, uint64_t token, uint32_t access) {
@@ -191,7 +211,7 @@ void ooc_core_release_cached(ooc_core* core) {
 }
 
 int ooc_core_set_budget(ooc_core* core, uint64_t bytes) {
-  return guarded([&] { return core->core.set_budget(bytes); });
+  return gated([&] { return core->core.set_budget(bytes); });
 }
 
 int ooc_core_synchronize(ooc_core* core) {
@@ -199,7 +219,7 @@ int ooc_core_synchronize(ooc_core* core) {
 }
 
 int ooc_core_boundary(ooc_core* core, ooc_iteration* ended) {
-  return guarded([&] {
+  return gated([&] {
     const int status = core->core.boundary(ended);
     ended->planned = core->daemon.has_plan(ended->fingerprint) ? 1 : 0;
     return status;
@@ -238,7 +258,7 @@ int ooc_core_trace_copy(ooc_core* core, uint64_t fingerprint, ooc_trace_arrays* 
 }
 
 int ooc_core_install_plan(ooc_core* core, const ooc_plan* plan) {
-  return guarded([&] {
+  return gated([&] {
     if (core->daemon.install(*plan)) return static_cast<int>(OOC_OK);
     ooc::set_last_error("the plan does not belong to a trace that is kept, or names variables or functions beyond it");
     return static_cast<int>(OOC_INVALID);

@@ -199,6 +199,16 @@ int Core::refuse_begin(ThreadState& thread, bool recorded, int status) {
   return status;
 }
 
+void Core::undo_begin() {
+  ThreadState* thread = find_thread_state();
+  if (thread == nullptr) return;
+  const Lock lock(mutex_);
+  if (thread->in_function && !detached_) progress_ -= kOneRuns;
+  thread->in_function = false;
+  release_held(thread->held);
+  changed_.notify_all();
+}
+
 int Core::function_begin(uint32_t function, const ooc_operand* operands, uint32_t count, CUstream stream) {
   ThreadState& thread = thread_state();
   if (thread.in_function) return fail(OOC_NESTED, "a function began within a function of the same thread");

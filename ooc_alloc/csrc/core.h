@@ -133,6 +133,8 @@ class Core {
   int function_begin_host(uint32_t function, const ooc_operand* operands, uint32_t count);
   int function_end(bool keep_allocations);
   bool in_function();
+  // After an exception of function_begin.
+  void undo_begin();
   void set_measuring(bool on) { measuring_ = on; }
   int pin(const void* address, uint32_t access, uint64_t* token);
   int unpin(uint64_t token, uint32_t access);

@@ -19,6 +19,7 @@
 #include <unordered_map>
 
 #include "core.h"
+#include "own_memory.h"
 
 namespace ooc {
 namespace {
@@ -49,9 +50,11 @@ int fork_pipe[2] = {-1, -1};
 
 void prepare() {
   registry_mutex().lock();
-  if (registry().empty()) return;
-  if (pipe2(fork_pipe, O_CLOEXEC) != 0) fork_pipe[0] = fork_pipe[1] = -1;
-  for (auto& [id, core] : registry()) core->before_fork();
+  if (!registry().empty()) {
+    if (pipe2(fork_pipe, O_CLOEXEC) != 0) fork_pipe[0] = fork_pipe[1] = -1;
+    for (auto& [id, core] : registry()) core->before_fork();
+  }
+  own_memory::before_fork();
 }
 
 void close_end(int end) {
@@ -60,6 +63,7 @@ void close_end(int end) {
 }
 
 void parent() {
+  own_memory::after_fork();
   if (!registry().empty()) {
     close_end(1);
     char byte;
@@ -72,6 +76,7 @@ void parent() {
 }
 
 void child() {
+  own_memory::after_fork();
   if (!registry().empty()) {
     close_end(0);
     for (auto& [id, core] : registry()) core->after_fork(true);

@@ -1,4 +1,4 @@
-// Preloaded (LD_PRELOAD): calls of the system and of operator new that come from our own libraries fail, by call site.
+// Preloaded (LD_PRELOAD): calls of the system and of malloc that come from our own libraries fail, by call site.
 //
 //   FAULT_MODULES   libraries whose calls count, by file name, separated by colons (libooc_alloc.so)
 //   FAULT_RULE      FUNCTION MODULE+0xOFFSET AFTER TIMES DELAY_MS   one rule; the site as FAULT_SITES has it. A delay: the call
@@ -89,6 +89,7 @@ Entry* find(const char* function, const void* address) {
 
 struct Frames {
   const char* function;
+  bool skip_first = false;  // the library's own operator new, on behalf of the frame above
   Entry* found = nullptr;
   int depth = 0;
 };
@@ -101,8 +102,9 @@ _Unwind_Reason_Code look(_Unwind_Context* context, void* data) {
   Entry* entry = find(frames->function, address);
   if (entry == nullptr) return _URC_END_OF_STACK;
   if (entry->ours) {
+    const bool skip = frames->skip_first && frames->found == nullptr;
     frames->found = entry;
-    return _URC_END_OF_STACK;
+    return skip ? _URC_NO_REASON : _URC_END_OF_STACK;
   }
   const bool passes = std::strncmp(entry->module, "libstdc++", 9) == 0 || std::strstr(entry->module, "fault_interposer") != nullptr;
   return passes ? _URC_NO_REASON : _URC_END_OF_STACK;
@@ -113,8 +115,8 @@ bool fails(const char* function, const void* address, bool through_library = fal
   if (inside || stopped.load(std::memory_order_relaxed) || process == 0) return false;
   inside = true;
   Entry* entry = find(function, address);
-  if (entry != nullptr && !entry->ours && through_library && std::strncmp(entry->module, "libstdc++", 9) == 0) {
-    Frames frames{function};
+  if (entry != nullptr && through_library && (entry->ours || std::strncmp(entry->module, "libstdc++", 9) == 0)) {
+    Frames frames{function, entry->ours};
     _Unwind_Backtrace(look, &frames);
     entry = frames.found;
   }
@@ -209,14 +211,12 @@ extern "C" void* mremap(void* a, size_t b, size_t c, int flags, ...) noexcept {
   return MAP_FAILED;
 }
 
-void* operator new(size_t bytes) {
-  static const auto real = real_of<void* (*)(size_t)>("_Znwm");
-  if (fails("operator_new", SITE, true)) throw std::bad_alloc();
-  return real(bytes);
-}
-void* operator new(size_t bytes, const std::nothrow_t& nothrow) noexcept {
-  static const auto real = real_of<void* (*)(size_t, const std::nothrow_t&)>("_ZnwmRKSt9nothrow_t");
-  return fails("operator_new", SITE, true) ? nullptr : real(bytes, nothrow);
+// Our libraries' operator new is their own and calls this. The real one is glibc's, as looking it up would allocate.
+extern "C" void* __libc_malloc(size_t bytes);
+extern "C" void* malloc(size_t bytes) noexcept {
+  if (!fails("malloc", SITE, true)) return __libc_malloc(bytes);
+  errno = ENOMEM;
+  return nullptr;
 }
 
 // Threads: by this, not by pthread_create, whose caller is libstdc++.
