@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 from pathlib import Path
@@ -25,5 +26,6 @@ def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
         temporary.write_bytes(content)
         os.replace(temporary, target)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # that the write failed is what has to be said
+            temporary.unlink(missing_ok=True)
         raise

@@ -10,15 +10,16 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.faults.sites import LIBRARIES, ROOT, Site, driver_sites, lines_of, read_list
+from tests.faults.sites import LIBRARIES, ROOT, Site, driver_sites, imported_sites, lines_of, read_list
 
 CORE = LIBRARIES / "libooc_alloc.so"
 DRIVER = LIBRARIES / "libooc_emulated_cuda.so"
@@ -26,7 +27,17 @@ SCENARIOS = ("demand", "plans", "ranges", "host", "backed", "streams", "fork", "
 SECONDS = 20.0  # of a run that takes well under one: longer is a hang
 # As program.cpp ends.
 _ENDINGS = {3: "bytes lost", 4: "books wrong", 5: "unnamed error", 6: "not recovered", 7: "bad use"}
+TORCH = "torch"
+TORCH_SETTINGS = {
+    "OOC_ALLOC": "emulated",
+    "OOC_BUDGET": "6MiB",
+    "OOC_CHUNK_SIZE": "64KiB",
+    "OOC_SMALL_LIMIT": "32KiB",
+    "OMP_NUM_THREADS": "1",
+    "OOC_WAIT_LIMIT": "2s",
+}
 GOOD = ("right", "refused")
+SYSTEM = ("mmap", "munmap", "mremap", "mprotect", "write", "read", "pipe2", "posix_memalign", "dlopen")
 # Work of these is enqueued, so it can never be done.
 ENQUEUE = ("cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync", "cuEventRecord", "cuStreamWaitEvent")
 
@@ -76,13 +87,19 @@ def build_interposer(folder: Path) -> Path:
 def run_once(program: Path, scenario: str, settings: dict[str, str], seconds: float = SECONDS) -> tuple[str, float, str, str]:
     """Outcome, seconds, standard output and error of one run."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("OOC_", "FAULT"))}
+    command = [str(program), scenario, str(DRIVER), "65536"]
+    if scenario == TORCH:
+        command[0] = str(Path(__file__).with_name("torch_program.py"))
+        command.insert(0, sys.executable)
+        kept |= {**TORCH_SETTINGS, "OOC_SPLIT_STORE": str(program.with_name("verdicts.db")), "PYTHONPATH": str(ROOT)}
+        seconds *= 3
+    else:
+        kept["OOC_EMULATED_MEMORY"] = "64MiB"
     began = time.monotonic()
     try:
         done = subprocess.run(
-            [str(program), scenario, str(DRIVER), "65536"],
-            env={**kept, "OOC_EMULATED_MEMORY": "64MiB", **settings},
-            capture_output=True, text=True, errors="replace", timeout=seconds,
-        )  # fmt: skip
+            command, env={**kept, **settings}, capture_output=True, text=True, errors="replace", timeout=seconds
+        )
     except subprocess.TimeoutExpired as expired:
         words = expired.stdout if isinstance(expired.stdout, str) else (expired.stdout or b"").decode(errors="replace")
         return "hang", time.monotonic() - began, words, ""
@@ -109,9 +126,11 @@ def modes(call: str, count: int) -> Iterator[tuple[str, str]]:
 
 def driver_cases(program: Path, scenarios: tuple[str, ...], folder: Path) -> list[Case]:
     """Finds the sites by running each scenario undisturbed."""
-    cases = []
+    cases: list[Case] = []
     for scenario in scenarios:
         path = folder / f"{scenario}.sites"
+        if scenario == TORCH:  # what exact parts are has to be known before, or the first run asks the device more often
+            run_once(program, scenario, {})
         outcome, _, output, errors = run_once(program, scenario, {"OOC_EMULATED_SITES": str(path)})
         if outcome != "right":
             raise RuntimeError(f"{scenario} fails undisturbed: {outcome}\n{output}{errors}")
@@ -119,7 +138,11 @@ def driver_cases(program: Path, scenarios: tuple[str, ...], folder: Path) -> lis
             if site.module != CORE.name:
                 continue
             for name, keys in modes(site.call, count):
+                if scenario == TORCH and not (name.startswith(("always from call 0", "once, call 0")) or "never" in keys):
+                    continue  # it takes seconds where the others take milliseconds
                 settings = {"OOC_EMULATED_FAULTS": f"{site.call}:site={site.name},{keys}"}
+                if scenario == TORCH:
+                    settings["FAULTS_DIGEST"] = output.split()[-1]
                 if "never" in keys:
                     settings["FAULTS_NEVER_END"] = "1"
                 cases.append(Case(scenario, site, name, settings))
@@ -171,19 +194,19 @@ def carry_out(program: Path, cases: list[Case], jobs: int, said: Callable[[Resul
 def report(results: list[Result]) -> dict[str, Any]:
     """Counts of what came of it, and the sites of the binary that nothing reached."""
     reached = {(result.call, result.site) for result in results}
-    existing = driver_sites(CORE)
+    existing = {site for site in driver_sites(CORE) | imported_sites(CORE, SYSTEM)}
     missed = sorted(site for site in existing if (site.call, site.name) not in reached)
     lines = lines_of(CORE, [site.offset for site in missed]) if missed else {}
+    kinds = Counter("driver" if call.startswith("cu") else "memory" if call == "malloc" else "system" for call, _ in reached)
+    outcomes = Counter(result.outcome for result in results)
     return {
         "sites": len(reached),
-        "sites_in_binary": len(existing),
+        "sites_by_kind": dict(kinds),
+        "sites_of_driver_and_system_in_binary": len(existing),
         "sites_not_reached": [f"{site.call} {lines[site.offset][0]}" for site in missed],
         "runs": len(results),
-        "outcomes": dict(Counter(result.outcome for result in results)),
+        "outcomes": dict(outcomes),
+        "bytes_lost": outcomes["bytes lost"],
+        "hangs": outcomes["hang"],
         "longest_seconds": max(result.seconds for result in results),
     }
-
-
-def rows(results: list[Result]) -> list[dict[str, Any]]:
-    """As JSON."""
-    return [asdict(result) for result in results]

@@ -263,6 +263,37 @@ def test_summary_that_cannot_be_written(tmp_path: Path, place: str) -> None:
     assert "Traceback" not in ended.errors
 
 
+OUTPUTS = ("OOC_SUMMARY", "OOC_TRACE", "OOC_METRICS_FILE", "OOC_REPORT", "OOC_TIMELINE")
+
+
+@pytest.mark.parametrize("fails", ["write", "rename"])
+def test_no_output_can_be_written(tmp_path: Path, plain_training: str, fails: str) -> None:
+    """All of them at once: the results are right, each is named in a warning, and what was there before is whole."""
+    refuse = """
+        import errno, os, integrations.pytorch
+
+        def replace(source, target):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), source)
+
+        os.replace = replace
+    """
+    files = {name: tmp_path / f"{name}.json" for name in OUTPUTS}
+    for path in files.values():
+        path.write_text("old")
+    places = {name: "/dev/full" if fails == "write" else str(path) for name, path in files.items()}
+    script = write_script(tmp_path, code(refuse if fails == "rename" else "", TRAIN_SIX))
+    ended = run([script], {**EMULATED, "OOC_BUDGET": TRAINING_BUDGET, **places}).check()
+    assert ended.output == plain_training
+    assert "Traceback" not in ended.errors, ended.errors
+    reason = "No space left on device" if fails == "write" else "Input/output error"
+    warnings = [line for line in ended.errors.splitlines() if reason in line]
+    for words in ("the summary", "the trace", "the metrics"):
+        assert sum(words in line for line in warnings) == 1, (words, ended.errors)
+    assert len(warnings) == len(OUTPUTS), ended.errors
+    assert {path.read_text() for path in files.values()} == {"old"}
+    assert not list(tmp_path.glob(".*.tmp"))
+
+
 # ---- driver calls that fail -----------------------------------------------------------------------------------------
 
 
