@@ -73,6 +73,7 @@ int Core::make_resident(Lock& lock, const std::vector<Hold>& holds) {
     }
     before = now;
   };
+  if (device_.lost()) device_lost(lock);  // it may have been found again
   if (ranges_.on()) ranges_.push("wait for variables");
   int status = OOC_OK, failures = 0;
   while (status == OOC_OK) {

@@ -219,7 +219,7 @@ int Core::function_begin(uint32_t function, const ooc_operand* operands, uint32_
     thread.in_function = true;
     return OOC_OK;
   }
-  if (order_ && device_.lost() && device_lost(lock)) return fail(OOC_DRIVER_FAILURE, describe_loss());
+  if (device_.lost() && device_lost(lock) && order_) return fail(OOC_DRIVER_FAILURE, describe_loss());
   release_held(thread.held);
   if (!orphans_.empty() && active_functions() == 0) release_held(orphans_);
   if (strict_)

@@ -5,6 +5,9 @@
 // transfers stay unsettled, and no new ones begin. Variables that are on the device can be used where functions run on the
 // host; everything else is refused, with the reason. Should the device turn out to have done its work after all, the
 // transfers count as failed (the variable is where it was) and all goes on.
+#include <chrono>
+#include <thread>
+
 #include "core.h"
 
 namespace ooc {
@@ -12,13 +15,16 @@ namespace ooc {
 void Core::abandon(const Transfer& transfer) { abandoned_.push_back(transfer); }
 
 bool Core::device_lost(Lock& lock) {
-  if (!device_.lost()) return false;
-  if (order_) {
-    if (!order_->all_over()) return true;
-    device_.found();
-    return false;
+  // What was under way when it was lost may need a little longer.
+  constexpr int kAttempts = 30;
+  const auto over = [this] { return order_ ? order_->all_over() : device_.idle(); };
+  for (int attempt = 0; attempt < kAttempts && device_.lost() && !over(); ++attempt) {
+    lock.unlock();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    lock.lock();
   }
-  if (!device_.idle()) return true;
+  if (!device_.lost()) return false;
+  if (!over()) return true;
   device_.found();
   const std::vector<Transfer> late = std::move(abandoned_);
   abandoned_.clear();
@@ -26,7 +32,6 @@ bool Core::device_lost(Lock& lock) {
     if (transfer.event != nullptr) device_.recycle(transfer.event);
     end_transition(transfer, false);
   }
-  (void)lock;
   return false;
 }
 
