@@ -18,7 +18,9 @@ def main() -> int:
     parser.add_argument("--scenarios", nargs="*", default=[*campaign.SCENARIOS, campaign.TORCH])
     parser.add_argument("--calls", nargs="*", help="only sites that call these")
     parser.add_argument("--modes", nargs="*", help="only modes that begin with one of these words")
-    parser.add_argument("--kinds", nargs="*", default=["driver", "own"], help="own: the system's calls, and our own memory")
+    parser.add_argument(
+        "--kinds", nargs="*", default=["driver", "own"], help="own: the system's calls, and our own memory"
+    )
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", type=Path, help="folder for runs.jsonl and summary.json")
     options = parser.parse_args()

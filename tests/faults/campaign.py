@@ -84,7 +84,9 @@ def _compile(source: str, target: Path, *arguments: str) -> Path:
 def build(folder: Path) -> Path:
     """Compiles the program; returns its path."""
     headers = (f"-I{ROOT}/ooc_alloc/csrc", f"-I{ROOT}/ooc_alloc/emulated")
-    return _compile("program.cpp", folder / "program", *headers, f"-L{LIBRARIES}", "-looc_alloc", f"-Wl,-rpath,{LIBRARIES}")
+    return _compile(
+        "program.cpp", folder / "program", *headers, f"-L{LIBRARIES}", "-looc_alloc", f"-Wl,-rpath,{LIBRARIES}"
+    )
 
 
 def build_interposer(folder: Path) -> Path:
@@ -92,7 +94,9 @@ def build_interposer(folder: Path) -> Path:
     return _compile("interposer.cpp", folder / "libfault_interposer.so", "-shared", "-fPIC", "-Wno-attributes")
 
 
-def run_once(program: Path, scenario: str, settings: dict[str, str], seconds: float = SECONDS) -> tuple[str, float, str, str]:
+def run_once(
+    program: Path, scenario: str, settings: dict[str, str], seconds: float = SECONDS
+) -> tuple[str, float, str, str]:
     """Outcome, seconds, standard output and error of one run."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("OOC_", "FAULT"))}
     command = [str(program), scenario, str(DRIVER), "65536"]
@@ -137,7 +141,9 @@ def driver_cases(program: Path, scenarios: tuple[str, ...], folder: Path) -> lis
     cases: list[Case] = []
     for scenario in scenarios:
         path = folder / f"{scenario}.sites"
-        if scenario == TORCH:  # what exact parts are has to be known before, or the first run asks the device more often
+        if (
+            scenario == TORCH
+        ):  # what exact parts are has to be known before, or the first run asks the device more often
             run_once(program, scenario, {})
         trouble = TROUBLE if scenario == "troubled" else ""
         undisturbed = {"OOC_EMULATED_SITES": str(path), "OOC_EMULATED_FAULTS": trouble}
@@ -148,7 +154,9 @@ def driver_cases(program: Path, scenarios: tuple[str, ...], folder: Path) -> lis
             if site.module != CORE.name:
                 continue
             for name, keys in modes(site.call, count):
-                if scenario == TORCH and not (name.startswith(("always from call 0", "once, call 0")) or "never" in keys):
+                if scenario == TORCH and not (
+                    name.startswith(("always from call 0", "once, call 0")) or "never" in keys
+                ):
                     continue  # it takes seconds where the others take milliseconds
                 settings = {"OOC_EMULATED_FAULTS": f"{site.call}:site={site.name},{keys};{trouble}"}
                 if scenario == TORCH:
@@ -189,11 +197,15 @@ def carry_out(program: Path, cases: list[Case], jobs: int, said: Callable[[Resul
     def one(case: Case) -> Result:
         outcome, seconds, output, errors = run_once(program, case.scenario, case.settings)
         # Numbers differ from run to run.
-        words = sorted({re.sub(r"0x[0-9a-f]+|\d{3,}", "N", line) for line in output.splitlines() if line.startswith("refused ")})
+        words = sorted(
+            {re.sub(r"0x[0-9a-f]+|\d{3,}", "N", line) for line in output.splitlines() if line.startswith("refused ")}
+        )
         if outcome not in GOOD:
             words.append(errors.strip()[-400:])
         line = lines.get(case.site.offset, ["?"])[0]
-        result = Result(case.scenario, case.site.call, case.site.name, line, case.mode, outcome, round(seconds, 3), words)
+        result = Result(
+            case.scenario, case.site.call, case.site.name, line, case.mode, outcome, round(seconds, 3), words
+        )
         said(result)
         return result
 
@@ -204,10 +216,12 @@ def carry_out(program: Path, cases: list[Case], jobs: int, said: Callable[[Resul
 def report(results: list[Result]) -> dict[str, Any]:
     """Counts of what came of it, and the sites of the binary that nothing reached."""
     reached = {(result.call, result.site) for result in results}
-    existing = {site for site in driver_sites(CORE) | imported_sites(CORE, SYSTEM)}
+    existing = driver_sites(CORE) | imported_sites(CORE, SYSTEM)
     missed = sorted(site for site in existing if (site.call, site.name) not in reached)
     lines = lines_of(CORE, [site.offset for site in missed]) if missed else {}
-    kinds = Counter("driver" if call.startswith("cu") else "memory" if call == "malloc" else "system" for call, _ in reached)
+    kinds = Counter(
+        "driver" if call.startswith("cu") else "memory" if call == "malloc" else "system" for call, _ in reached
+    )
     outcomes = Counter(result.outcome for result in results)
     return {
         "sites": len(reached),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import subprocess
 from collections.abc import Iterable
@@ -64,23 +65,25 @@ def _source(path: str) -> list[str]:
 
 
 def _called(places: list[str], pattern: re.Pattern[str]) -> str:
-    """The function that the line of source of an indirect call names, if it fits; a statement may go on to a second line."""
+    """The function that the line of source of an indirect call names, or nothing."""
     file, _, line = places[0].rpartition(":")
     if not line.isdigit():
         return ""
-    near = _source(file)[max(int(line) - 1, 0) : int(line) + 1]
-    match = pattern.search(near[0]) if near else None
+    lines = _source(file)
+    match = pattern.search(lines[int(line) - 1]) if int(line) <= len(lines) else None
     return match[1] if match else ""
 
 
 def driver_sites(library: Path) -> set[Site]:
     """Every call through the driver table that the binary has: indirect calls whose line of source makes one."""
-    output = subprocess.run(["objdump", "-d", "--no-show-raw-insn", str(library)], capture_output=True, text=True, check=True)
+    output = subprocess.run(
+        ["objdump", "-d", "--no-show-raw-insn", str(library)], capture_output=True, text=True, check=True
+    )
     addresses = re.findall(r"^\s*([0-9a-f]+):\t(\w+)", output.stdout, re.M)
     indirect = re.compile(r"^\s*([0-9a-f]+):\tcall\s+\*", re.M)
     starts = {int(match, 16) for match in indirect.findall(output.stdout)}
     order = [int(address, 16) for address, _ in addresses]
-    returns = [after for before, after in zip(order, order[1:]) if before in starts]
+    returns = [after for before, after in itertools.pairwise(order) if before in starts]
     calls = re.compile(r"(?:->|\.|\b)(cu[A-Z]\w+)\(")
     found = set()
     for offset, places in lines_of(library, returns).items():
@@ -91,7 +94,9 @@ def driver_sites(library: Path) -> set[Site]:
 
 def imported_sites(library: Path, functions: Iterable[str]) -> set[Site]:
     """Every direct call of these imported functions, by their symbols, that the binary has."""
-    output = subprocess.run(["objdump", "-d", "--no-show-raw-insn", str(library)], capture_output=True, text=True, check=True)
+    output = subprocess.run(
+        ["objdump", "-d", "--no-show-raw-insn", str(library)], capture_output=True, text=True, check=True
+    )
     wanted = set(functions)
     found, pending = set(), ""
     for line in output.stdout.splitlines():

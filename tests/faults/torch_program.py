@@ -1,7 +1,8 @@
 """What the campaign runs in PyTorch: training with too little memory, and operators larger than the budget.
 
 A step may be refused, with a reason. Where nothing was refused, the digest must be that of the undisturbed run. At the
-end the failures stop: tensors that nobody wrote must hold what they held, and the books must add up. Ends as program.cpp.
+end the failures stop: tensors that nobody wrote must hold what they held, and the books must add up. The exit status is
+one of program.cpp's.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ def main(driver: str) -> None:
             hashed.update(repr(attempt(step)).encode())
     large = attempt(lambda: values(3, 3 << 20))  # larger than the budget, so each of these runs in parts
     if large is not None:
-        for operation in (lambda: large.add(1).sum().item(), lambda: (large.view(-1, 512) @ torch.ones(512, 8)).sum().item()):
+        thin = torch.ones(512, 8)
+        for operation in (lambda: large.add(1).sum().item(), lambda: (large.view(-1, 512) @ thin).sum().item()):
             hashed.update(repr(attempt(operation)).encode())
     if refusals == 0:
         print("digest", hashed.hexdigest())
