@@ -176,9 +176,12 @@ CUresult Device::poll(Query query, const char* what) {
   using Clock = std::chrono::steady_clock;
   const Clock::time_point began = Clock::now();
   constexpr std::chrono::duration<double> kSpin{20e-6}, kLongest{1e-3};
+  int refused = 0;
   while (true) {
     const CUresult result = query();
-    if (result != CUDA_ERROR_NOT_READY) return result;
+    if (result == CUDA_SUCCESS) return result;
+    refused = result == CUDA_ERROR_NOT_READY ? 0 : refused + 1;
+    if (refused == kRetries) return result;  // one that fails now and then answers in the end
     const std::chrono::duration<double> waited = Clock::now() - began;
     if (lost()) return result;
     if (waited.count() > wait_limit_) {
@@ -190,14 +193,21 @@ CUresult Device::poll(Query query, const char* what) {
   }
 }
 
+// A query that says "not yet" is none that failed.
 CUresult Device::await(CUevent event) {
-  return driver_->counted(Counted::kEventSynchronize,
-                          poll([&] { return driver_->cuEventQuery(event); }, "the wait for an event (cuEventQuery)"));
+  const auto query = [&] {
+    const CUresult result = driver_->cuEventQuery(event);
+    return result == CUDA_ERROR_NOT_READY ? result : driver_->counted(Counted::kEventSynchronize, result);
+  };
+  return poll(query, "the wait for an event (cuEventQuery)");
 }
 
 CUresult Device::await(CUstream stream) {
-  return driver_->counted(Counted::kStreamSynchronize,
-                          poll([&] { return driver_->cuStreamQuery(stream); }, "the wait for a stream (cuStreamQuery)"));
+  const auto query = [&] {
+    const CUresult result = driver_->cuStreamQuery(stream);
+    return result == CUDA_ERROR_NOT_READY ? result : driver_->counted(Counted::kStreamSynchronize, result);
+  };
+  return poll(query, "the wait for a stream (cuStreamQuery)");
 }
 
 void Device::lose(const std::string& how) {

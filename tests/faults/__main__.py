@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import gzip
 import json
 import sys
 import tempfile
@@ -22,7 +23,7 @@ def main() -> int:
         "--kinds", nargs="*", default=["driver", "own"], help="own: the system's calls, and our own memory"
     )
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--out", type=Path, help="folder for runs.jsonl and summary.json")
+    parser.add_argument("--out", type=Path, help="folder for runs.jsonl.gz and summary.json")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -49,7 +50,8 @@ def main() -> int:
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)
         lines = [json.dumps(dataclasses.asdict(result)) for result in results]
-        (options.out / "runs.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        packed = gzip.compress(("\n".join(lines) + "\n").encode(), mtime=0)
+        (options.out / "runs.jsonl.gz").write_bytes(packed)
         summary = {"machine": describe(), **found}
         (options.out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
     return 0 if all(result.outcome in campaign.GOOD for result in results) else 1
