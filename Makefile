@@ -35,7 +35,7 @@ editable := $(pip) install --quiet --config-settings=wheel.cmake=false --editabl
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help venv native demo test lint unit-test native-test asan tsan test-programs test-strict test-gpu \
+.PHONY: help venv native demo test lint unit-test native-test asan tsan test-programs test-strict test-faults test-gpu \
   check-cuda-build bench bench-splitting bench-gpu monitoring-tools dashboards dashboard-pictures wheel clean
 .DELETE_ON_ERROR:
 
@@ -110,6 +110,9 @@ test-strict: venv native ## the long suite: every operator of PyTorch's own data
 # The driver itself is asked: where its library lies differs from machine to machine.
 gpu_there = $(PYTHON) -c 'import ctypes as c, sys; d = c.CDLL("libcuda.so.1"); n = c.c_int(); \
   sys.exit(not (d.cuInit(0) == 0 and d.cuDeviceGetCount(c.byref(n)) == 0 and n.value > 0))' 2>/dev/null
+
+test-faults: venv native ## every call site of the driver, the system and our memory fails once, always, and comes late: FAULTS="--out folder"
+	$(python) -m tests.faults --jobs $(JOBS) $(FAULTS)
 
 test-gpu: ## on an NVIDIA GPU: the driver's contract, the core, PyTorch; offline from a checkout with VENV=system
 	@if $(gpu_there); then $(MAKE) gpu-native-test gpu-torch-test; \

@@ -21,7 +21,7 @@ from ooc_alloc.timeline import TimelineCalls
 
 READ = 1
 WRITE = 2
-ABI_VERSION = 3
+ABI_VERSION = 4
 
 
 class OocError(RuntimeError):
@@ -29,7 +29,7 @@ class OocError(RuntimeError):
 
 
 class OutOfMemory(OocError, MemoryError):
-    """The pinned set of one function does not fit the budget, or host memory for swapped data is used up."""
+    """The pinned set of one function does not fit the budget, or host memory, for swapped data or books, is used up."""
 
 
 class DriverFailure(OocError):
@@ -40,7 +40,13 @@ class StrictViolation(OocError):
     """Strict mode found a function that wrote a variable it had declared as read only."""
 
 
-_ERRORS: dict[int, type[OocError]] = {1: OutOfMemory, 2: DriverFailure, 3: StrictViolation, 4: OocError}
+_ERRORS: dict[int, type[OocError]] = {
+    1: OutOfMemory,
+    2: DriverFailure,
+    3: StrictViolation,
+    4: OocError,
+    6: OutOfMemory,
+}
 
 
 def set_built_in(owner: type, name: str, value: Any) -> None:
@@ -66,6 +72,7 @@ class _Config(ctypes.Structure):
         ("run_daemon", ctypes.c_int32),
         ("asynchronous", ctypes.c_int32),
         ("host_backed", ctypes.c_int32),
+        ("wait_limit_seconds", ctypes.c_double),
     ]
 
 
@@ -220,6 +227,7 @@ def library_path(name: str = "libooc_alloc.so") -> Path:
 _HANDLE = ctypes.c_void_p
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ooc_last_error": (ctypes.c_char_p, []),
+    "ooc_last_status": (ctypes.c_int, []),
     "ooc_abi_version": (ctypes.c_uint32, []),
     "ooc_device_memory": (
         ctypes.c_int,
@@ -354,6 +362,7 @@ class Core(TimelineCalls):
         run_daemon: bool = True,
         asynchronous: bool = False,
         host_backed: bool = False,
+        wait_limit_seconds: float = 0.0,
     ) -> None:
         self._library = load_library()
         config = _Config(
@@ -371,6 +380,7 @@ class Core(TimelineCalls):
             run_daemon=int(run_daemon),
             asynchronous=int(asynchronous),
             host_backed=int(host_backed),
+            wait_limit_seconds=wait_limit_seconds,
         )
         handle = self._library.ooc_core_create(ctypes.byref(config))
         if not handle:
@@ -380,6 +390,10 @@ class Core(TimelineCalls):
     def _last_error(self) -> str:
         text: bytes = self._library.ooc_last_error()
         return text.decode(errors="replace")
+
+    def _refusal(self) -> OocError:
+        """Why an allocation gave no address."""
+        return _ERRORS.get(self._library.ooc_last_status(), OutOfMemory)(self._last_error())
 
     def _check(self, status: int) -> None:
         if status != 0:
@@ -400,7 +414,7 @@ class Core(TimelineCalls):
         """Address of fresh device memory. Raises OutOfMemory."""
         address = self._library.ooc_core_malloc(self.handle, size_bytes)
         if not address:
-            raise OutOfMemory(self._last_error())
+            raise self._refusal()
         return int(address)
 
     def malloc_absent(self, size_bytes: int) -> int:
@@ -410,7 +424,7 @@ class Core(TimelineCalls):
         """
         address = self._library.ooc_core_malloc_absent(self.handle, size_bytes)
         if not address:
-            raise OutOfMemory(self._last_error())
+            raise self._refusal()
         return int(address)
 
     def malloc_pinned(self, size_bytes: int, stream: int = 0, access: int = READ | WRITE) -> tuple[int, int]:
@@ -426,7 +440,7 @@ class Core(TimelineCalls):
         token = ctypes.c_uint64()
         address = self._library.ooc_core_malloc_pinned(self.handle, size_bytes, stream, access, ctypes.byref(token))
         if not address:
-            raise OutOfMemory(self._last_error())
+            raise self._refusal()
         return int(address), token.value
 
     def free(self, address: int) -> None:

@@ -71,7 +71,8 @@ def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
         temporary.write_bytes(content)
         os.replace(temporary, target)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # that the write failed is what has to be said
+            temporary.unlink(missing_ok=True)
         raise
 
 

@@ -131,6 +131,7 @@ class Session:
             strict=config.strict,
             asynchronous=cuda is not None,
             host_backed=config.host_backed,
+            wait_limit_seconds=config.wait_limit,
         )
         self.budget_bytes = int(self.core.stats()["budget_bytes"])
         self.device_name = self.core.device_name

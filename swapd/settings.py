@@ -245,6 +245,13 @@ SETTINGS = (
     Setting("metrics_cert", "FILE", "serve metrics over TLS, with this certificate [no TLS]", parse_path),
     Setting("metrics_key", "FILE", "the certificate's key [in the certificate's file]", parse_path),
     Setting("metrics_file", "FILE", "write metrics there, for node_exporter's textfile collector", parse_path),
+    Setting(
+        "wait_limit",
+        "TIME",
+        "a longer wait for the device is an error [30min]",
+        parse_interval,
+        _seconds_text,
+    ),
     Setting("metrics_interval", "TIME", "how often the file is written [15s]", parse_interval, _seconds_text),
     Setting("metrics_push", "URL", "push metrics to this pushgateway at exit", parse_gateway),
     Setting("metrics_job", "NAME", "name of the job at the pushgateway [ooc]", parse_job),

@@ -13,11 +13,16 @@ int Core::bring_in(Lock& lock, const Hold& hold, std::vector<Transfer>& transfer
     return static_cast<uint32_t>(std::count_if(begin + hold.first, begin + hold.end(region), absent));
   };
   std::vector<Chunk> chunks;
+  const uint64_t refusals = device_.driver().refusals();
   int attempts = 0;
   do {
     wait_for_kept(lock, hold);
     if (hold.get() == nullptr || wanted() == 0) return OOC_OK;
-    if (++attempts > kPatience || !make_room(lock, wanted(), 0)) return OOC_OUT_OF_MEMORY;
+    Room room = Room::kMade;
+    if (++attempts <= kPatience) room = make_room(lock, wanted(), 0);
+    else room = device_.driver().refusals() > refusals ? Room::kRefused : Room::kNone;
+    if (room == Room::kRefused) return fail(OOC_DRIVER_FAILURE, describe_refusal());
+    if (room == Room::kNone) return OOC_OUT_OF_MEMORY;
     if (hold.get() == nullptr) return OOC_OK;
     chunks.resize(wanted());
   } while (!take_idle(static_cast<uint32_t>(chunks.size()), chunks.data()));
@@ -37,9 +42,10 @@ int Core::bring_in(Lock& lock, const Hold& hold, std::vector<Transfer>& transfer
     used += end - first;
     if (!started) {
       for (; used < chunks.size(); ++used) pool_->give(chunks[used]);
+      if (device_.lost()) return fail(OOC_DRIVER_FAILURE, describe_loss());
       return fail(OOC_DRIVER_FAILURE,
-                  blank ? "mapping memory for a variable failed"
-                        : "mapping memory for a swap-in failed; the variable is safe in host memory");
+                  blank ? "mapping memory for a variable failed: " + refused()
+                        : "mapping memory for a swap-in failed; the variable is safe in host memory: " + refused());
     }
     if (blank) {
       mapped += end - first;
@@ -67,6 +73,7 @@ int Core::make_resident(Lock& lock, const std::vector<Hold>& holds) {
     }
     before = now;
   };
+  if (device_.lost()) device_lost(lock);  // it may have been found again
   if (ranges_.on()) ranges_.push("wait for variables");
   int status = OOC_OK, failures = 0;
   while (status == OOC_OK) {
@@ -83,11 +90,13 @@ int Core::make_resident(Lock& lock, const std::vector<Hold>& holds) {
       if (status != OOC_OK) break;
     }
     for (const Transfer& transfer : transfers) {
-      if (!settle(lock, transfer) && ++failures > 3)
-        status = fail(OOC_DRIVER_FAILURE, "copying a variable to the device failed; it is safe in host memory");
+      if (!settle(lock, transfer) && !device_.lost() && ++failures > 3)
+        status = fail(OOC_DRIVER_FAILURE,
+                      "copying a variable to the device failed; it is safe in host memory: " + refused());
       waited_for(transfer.region);
     }
     if (complete) break;
+    if (status == OOC_OK && device_.lost() && device_lost(lock)) status = fail(OOC_DRIVER_FAILURE, describe_loss());
     if (transfers.empty() && mapped == 0 && status == OOC_OK) {
       wait_a_while(lock);  // a prefetch is on its way
       waited_for(first);

@@ -12,6 +12,7 @@ void Core::unmap_stale() {
     if (region.moving > 0) continue;  // the owner of the transition may be at it
     for (const Region::Stale& stale : region.stale) {
       order_->synchronize(stale.after, Edge::kUseBeforeUnmap);
+      if (device_.lost()) return;
       if (device_.unmap(address_of(region.first + stale.first), stale.count * chunk_bytes_) != CUDA_SUCCESS)
         region.leaky = true;
     }
@@ -35,6 +36,7 @@ bool Core::shrink_to_limit(Lock& lock) {
     if (victims.empty() && !clean_only && moving_ == 0 && active_functions() == 0 && !release_idle_threads()) break;
     ++fruitless;
     clean_only = !clean_only;
+    if (device_.lost() && device_lost(lock)) break;
     if (moving_ > 0 || active_functions() > 0) wait_a_while(lock);
   }
   return pool_->created() <= pool_->limit();
@@ -56,6 +58,10 @@ int Core::set_budget(uint64_t bytes) {
   release_held(thread.held);
   pool_->set_limit(chunks);
   if (!shrink_to_limit(lock)) {
+    if (device_.lost()) {
+      pool_->set_limit(before);
+      return fail(OOC_DRIVER_FAILURE, describe_loss());
+    }
     const uint64_t least = (pinned_chunks_ + heap_used_) * chunk_bytes_;
     pool_->set_limit(before);
     return fail(OOC_OUT_OF_MEMORY,
@@ -78,6 +84,7 @@ int Core::synchronize() {
   Lock lock(mutex_);
   if (detached_) return OOC_OK;
   if (order_) order_->synchronize_all();
+  if (device_.lost() && device_lost(lock)) return fail(OOC_DRIVER_FAILURE, describe_loss());
   lock.unlock();
   for (const Direction direction : {Direction::kOut, Direction::kIn})
     if (const CUresult result = device_.wait(nullptr, direction); result != CUDA_SUCCESS)

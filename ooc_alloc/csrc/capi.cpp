@@ -1,12 +1,15 @@
 // The C interface over Core and Daemon. Exceptions end here.
 #include <algorithm>
 #include <exception>
+#include <new>
 
 #include "core.h"
 #include "daemon.h"
+#include "own_memory.h"
 
 namespace ooc {
 const char* last_error_text();
+int last_error_status();
 void plain_pair_forgets(const ooc_core* core);
 }  // namespace ooc
 
@@ -22,15 +25,59 @@ template <class Body>
 int guarded(Body body) {
   try {
     return body();
+  } catch (const std::bad_alloc&) {
+    return ooc::no_host_memory();
   } catch (const std::exception& error) {
-    ooc::set_last_error(error.what());
+    try {
+      ooc::set_last_error(error.what(), OOC_INVALID);
+    } catch (const std::bad_alloc&) {
+      return ooc::no_host_memory();
+    }
     return OOC_INVALID;
   }
+}
+
+// For calls that begin something: not without memory to finish it.
+template <class Body>
+int gated(Body body) {
+  return ooc::own_memory::ready() ? guarded(body) : ooc::no_host_memory();
+}
+
+// What has begun when memory was gone has not begun.
+template <class Body>
+int begun(ooc_core* core, Body body) {
+  return gated([&] {
+    try {
+      return body();
+    } catch (...) {
+      core->core.undo_begin();
+      throw;
+    }
+  });
+}
+
+// For calls that give something else than a status: `otherwise`, if an exception ended them.
+template <class Value, class Body>
+Value guarded_or(Value otherwise, Body body) {
+  Value value = otherwise;
+  gated([&] {
+    value = body();
+    return static_cast<int>(OOC_OK);
+  });
+  return value;
+}
+template <class Body>
+void guarded_void(Body body) {
+  guarded([&] {
+    body();
+    return static_cast<int>(OOC_OK);
+  });
 }
 
 }  // namespace
 
 const char* ooc_last_error(void) { return ooc::last_error_text(); }
+int ooc_last_status(void) { return ooc::last_error_status(); }
 uint32_t ooc_abi_version(void) { return OOC_ABI_VERSION; }
 
 int ooc_device_memory(const char* driver_library, int32_t ordinal, uint64_t* total, uint64_t* free) {
@@ -58,10 +105,12 @@ ooc_core* ooc_core_create(const ooc_config* config) {
 void ooc_core_destroy(ooc_core* core) {
   if (core == nullptr) return;
   ooc::plain_pair_forgets(core);
-  core->daemon.stop();
+  guarded_void([&] { core->daemon.stop(); });
   if (!core->core.forked()) delete core;  // in a child nothing of it may be called any more
 }
-void ooc_core_stop_daemon(ooc_core* core) { core->daemon.stop(); }
+void ooc_core_stop_daemon(ooc_core* core) {
+  guarded_void([&] { core->daemon.stop(); });
+}
 int32_t ooc_core_device_ordinal(ooc_core* core) { return core->core.device().ordinal(); }
 const char* ooc_core_device_name(ooc_core* core) { return core->core.device().name().c_str(); }
 
@@ -74,54 +123,38 @@ uint64_t ooc_core_small_limit(ooc_core* core) { return core->core.small_limit_by
 uintptr_t ooc_core_slab_address(ooc_core* core) { return reinterpret_cast<uintptr_t>(core->core.slab_address()); }
 
 void* ooc_core_malloc(ooc_core* core, uint64_t bytes) {
-  void* address = nullptr;
-  guarded([&] {
-    address = core->core.malloc(bytes);
-    return 0;
-  });
-  return address;
+  return guarded_or<void*>(nullptr, [&] { return core->core.malloc(bytes); });
 }
 
 void* ooc_core_malloc_absent(ooc_core* core, uint64_t bytes) {
-  void* address = nullptr;
-  guarded([&] {
-    address = core->core.malloc_absent(bytes);
-    return 0;
-  });
-  return address;
+  return guarded_or<void*>(nullptr, [&] { return core->core.malloc_absent(bytes); });
 }
 
 void* ooc_core_malloc_on(ooc_core* core, uint64_t bytes, void* stream) {
-  void* address = nullptr;
-  guarded([&] {
-    address = core->core.malloc(bytes, static_cast<ooc::CUstream>(stream));
-    return 0;
-  });
-  return address;
+  return guarded_or<void*>(nullptr, [&] { return core->core.malloc(bytes, static_cast<ooc::CUstream>(stream)); });
 }
 
 void* ooc_core_malloc_pinned(ooc_core* core, uint64_t bytes, void* stream, uint32_t access, uint64_t* token) {
-  void* address = nullptr;
-  guarded([&] {
-    address = core->core.malloc_pinned(bytes, static_cast<ooc::CUstream>(stream), access, token);
-    return 0;
-  });
-  return address;
+  return guarded_or<void*>(nullptr, [&] { return core->core.malloc_pinned(bytes, static_cast<ooc::CUstream>(stream), access, token); });
 }
 
-void ooc_core_free(ooc_core* core, void* address) { core->core.free(address); }
+void ooc_core_free(ooc_core* core, void* address) {
+  guarded_void([&] { core->core.free(address); });
+}
 
 void ooc_core_free_on(ooc_core* core, void* address, void* stream) {
-  core->core.free(address, static_cast<ooc::CUstream>(stream));
+  guarded_void([&] { core->core.free(address, static_cast<ooc::CUstream>(stream)); });
 }
 
 void ooc_core_record_use(ooc_core* core, void* address, void* stream) {
-  core->core.record_use(address, static_cast<ooc::CUstream>(stream));
+  guarded_void([&] { core->core.record_use(address, static_cast<ooc::CUstream>(stream)); });
 }
 
 uint32_t ooc_core_function_id(ooc_core* core, const char* name) {
-  ooc::Lock lock(core->core.mutex());
-  return core->core.recorder().function_id(name);
+  return guarded_or(uint32_t{0}, [&] {
+    const ooc::Lock lock(core->core.mutex());
+    return core->core.recorder().function_id(name);
+  });
 }
 
 const char* ooc_core_function_name(ooc_core* core, uint32_t id) {
@@ -130,16 +163,16 @@ const char* ooc_core_function_name(ooc_core* core, uint32_t id) {
 }
 
 int ooc_core_function_begin(ooc_core* core, uint32_t function_id, const ooc_operand* operands, uint32_t count) {
-  return guarded([&] { return core->core.function_begin(function_id, operands, count); });
+  return begun(core, [&] { return core->core.function_begin(function_id, operands, count); });
 }
 
 int ooc_core_function_begin_on(ooc_core* core, uint32_t function_id, const ooc_operand* operands, uint32_t count,
                                void* stream) {
-  return guarded([&] { return core->core.function_begin(function_id, operands, count, static_cast<ooc::CUstream>(stream)); });
+  return begun(core, [&] { return core->core.function_begin(function_id, operands, count, static_cast<ooc::CUstream>(stream)); });
 }
 
 int ooc_core_function_begin_host(ooc_core* core, uint32_t function_id, const ooc_operand* operands, uint32_t count) {
-  return guarded([&] { return core->core.function_begin_host(function_id, operands, count); });
+  return begun(core, [&] { return core->core.function_begin_host(function_id, operands, count); });
 }
 
 void ooc_core_set_measuring(ooc_core* core, int on) { core->core.set_measuring(on != 0); }
@@ -151,7 +184,7 @@ int ooc_core_function_end(ooc_core* core, int keep_allocations) {
 int ooc_core_in_function(ooc_core* core) { return core->core.in_function() ? 1 : 0; }
 
 int ooc_core_pin(ooc_core* core, const void* address, uint32_t access, uint64_t* token) {
-  return guarded([&] { return core->core.pin(address, access, token); });
+  return gated([&] { return core->core.pin(address, access, token); });
 }
 
 int ooc_core_unpin(ooc_core* core, uint64_t token, uint32_t access) {
@@ -166,16 +199,20 @@ int ooc_core_evict_all(ooc_core* core) {
   return guarded([&] { return core->core.evict_all(); });
 }
 
-void ooc_core_settle(ooc_core* core) { core->daemon.settle(); }
-
-uint32_t ooc_core_residency(ooc_core* core, const void* address, uint8_t* chunks, uint32_t count) {
-  return core->core.residency(address, chunks, count);
+void ooc_core_settle(ooc_core* core) {
+  guarded_void([&] { core->daemon.settle(); });
 }
 
-void ooc_core_release_cached(ooc_core* core) { core->core.release_cached(); }
+uint32_t ooc_core_residency(ooc_core* core, const void* address, uint8_t* chunks, uint32_t count) {
+  return guarded_or(uint32_t{0}, [&] { return core->core.residency(address, chunks, count); });
+}
+
+void ooc_core_release_cached(ooc_core* core) {
+  guarded_void([&] { core->core.release_cached(); });
+}
 
 int ooc_core_set_budget(ooc_core* core, uint64_t bytes) {
-  return guarded([&] { return core->core.set_budget(bytes); });
+  return gated([&] { return core->core.set_budget(bytes); });
 }
 
 int ooc_core_synchronize(ooc_core* core) {
@@ -183,7 +220,7 @@ int ooc_core_synchronize(ooc_core* core) {
 }
 
 int ooc_core_boundary(ooc_core* core, ooc_iteration* ended) {
-  return guarded([&] {
+  return gated([&] {
     const int status = core->core.boundary(ended);
     ended->planned = core->daemon.has_plan(ended->fingerprint) ? 1 : 0;
     return status;
@@ -222,15 +259,19 @@ int ooc_core_trace_copy(ooc_core* core, uint64_t fingerprint, ooc_trace_arrays* 
 }
 
 int ooc_core_install_plan(ooc_core* core, const ooc_plan* plan) {
-  return guarded([&] {
+  return gated([&] {
     if (core->daemon.install(*plan)) return static_cast<int>(OOC_OK);
     ooc::set_last_error("the plan does not belong to a trace that is kept, or names variables or functions beyond it");
     return static_cast<int>(OOC_INVALID);
   });
 }
 
-void ooc_core_forget_plans(ooc_core* core) { core->daemon.forget(); }
-void ooc_core_read_stats(ooc_core* core, ooc_stats* stats) { core->core.read_stats(stats); }
+void ooc_core_forget_plans(ooc_core* core) {
+  guarded_void([&] { core->daemon.forget(); });
+}
+void ooc_core_read_stats(ooc_core* core, ooc_stats* stats) {
+  guarded_void([&] { core->core.read_stats(stats); });
+}
 
 int ooc_core_timeline_start(ooc_core* core, uint64_t capacity) {
   return guarded([&] {
@@ -239,19 +280,25 @@ int ooc_core_timeline_start(ooc_core* core, uint64_t capacity) {
   });
 }
 
-void ooc_core_timeline_stop(ooc_core* core) { core->core.timeline_stop(); }
+void ooc_core_timeline_stop(ooc_core* core) {
+  guarded_void([&] { core->core.timeline_stop(); });
+}
 
 uint32_t ooc_core_timeline_read(ooc_core* core, uint64_t* from, ooc_event* events, uint32_t count, ooc_timeline* state) {
-  return core->core.timeline_read(from, events, count, state);
+  return guarded_or(uint32_t{0}, [&] { return core->core.timeline_read(from, events, count, state); });
 }
 
 int ooc_core_ranges_load(ooc_core* core, const char* library) {
   return guarded([&] { return core->core.ranges_load(library); });
 }
 
-uint32_t ooc_core_place_id(ooc_core* core, const char* text) { return core->core.place_id(text); }
+uint32_t ooc_core_place_id(ooc_core* core, const char* text) {
+  return guarded_or(uint32_t{0}, [&] { return core->core.place_id(text); });
+}
 const char* ooc_core_place_text(ooc_core* core, uint32_t place) { return core->core.place_text(place); }
-void ooc_core_set_place(ooc_core* core, const void* address, uint32_t place) { core->core.set_place(address, place); }
+void ooc_core_set_place(ooc_core* core, const void* address, uint32_t place) {
+  guarded_void([&] { core->core.set_place(address, place); });
+}
 
 int ooc_core_trace_places(ooc_core* core, uint64_t fingerprint, uint32_t* place) {
   ooc::Lock lock(core->core.mutex());
@@ -264,7 +311,9 @@ int ooc_core_trace_places(ooc_core* core, uint64_t fingerprint, uint32_t* place)
   return OOC_OK;
 }
 
-uint32_t ooc_core_regions(ooc_core* core, ooc_region* regions, uint32_t count) { return core->core.regions(regions, count); }
+uint32_t ooc_core_regions(ooc_core* core, ooc_region* regions, uint32_t count) {
+  return guarded_or(uint32_t{0}, [&] { return core->core.regions(regions, count); });
+}
 
 int ooc_core_audit(ooc_core* core) {
   return guarded([&] { return core->core.audit(); });

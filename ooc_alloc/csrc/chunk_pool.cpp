@@ -58,6 +58,15 @@ bool ChunkPool::take(uint32_t count, Chunk* out) {
   return true;
 }
 
+bool ChunkPool::recover() {
+  if (!lowered()) return false;
+  const Chunk chunk = create();
+  if (chunk == kNoChunk) return false;
+  free_.push_back(chunk);
+  limit_ = configured_limit_;
+  return true;
+}
+
 Chunk ChunkPool::take_beyond_limit() {
   Chunk chunk = kNoChunk;
   return available() > 0 && take(1, &chunk) ? chunk : create();

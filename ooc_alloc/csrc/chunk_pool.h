@@ -30,6 +30,8 @@ class ChunkPool {
   // Precondition: count <= available(). False if the driver refuses; then nothing is taken and limit() has shrunk to
   // what the device really has.
   bool take(uint32_t count, Chunk* out);
+  // Asks the driver once more where it had lowered the limit. False: it gives no chunk now either.
+  bool recover();
   // One chunk beyond the limit, for memory that cannot be refused; kNoChunk if the driver has none.
   Chunk take_beyond_limit();
   // A chunk beyond the limit goes back to the driver, any other one is kept.

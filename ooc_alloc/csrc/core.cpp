@@ -12,6 +12,8 @@ namespace ooc {
 namespace {
 
 thread_local std::string last_error;
+thread_local const char* last_literal = nullptr;  // in its place
+thread_local int last_status = OOC_OK;
 
 constexpr uint64_t kHeapBytes = uint64_t{16} << 30;  // address space of slabs
 constexpr uint64_t kDefaultSpace = uint64_t{1} << 40;
@@ -24,13 +26,25 @@ double now_seconds() {
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
-void set_last_error(std::string message) { last_error = std::move(message); }
-const char* last_error_text() { return last_error.c_str(); }
+void set_last_error(std::string message, int status) {
+  last_error = std::move(message);
+  last_literal = nullptr;
+  last_status = status;
+}
+int no_host_memory() noexcept {
+  last_literal =
+      "no host memory for the books of ooc_alloc: the system gives none; variables are safe where they are, end other "
+      "processes or free memory, and try again";
+  return last_status = OOC_NO_HOST_MEMORY;
+}
+const char* last_error_text() { return last_literal != nullptr ? last_literal : last_error.c_str(); }
+int last_error_status() { return last_status; }
 
 Core::Core(const ooc_config& config)
     : small_limit_(config.small_limit_bytes),
       strict_(config.strict != 0),
       device_(config.driver_library, config.device_ordinal) {
+  if (config.wait_limit_seconds > 0) device_.set_wait_limit(config.wait_limit_seconds);
   const uint64_t granularity = device_.granularity();
   const uint64_t wanted = std::max<uint64_t>(config.chunk_bytes, 1);
   chunk_bytes_ = (wanted + granularity - 1) / granularity * granularity;
@@ -102,7 +116,7 @@ Core::~Core() {
 }
 
 int Core::fail(int status, std::string message) {
-  set_last_error(std::move(message));
+  set_last_error(std::move(message), status);
   return status;
 }
 
@@ -172,7 +186,7 @@ void Core::forget_host_copies(Region* region, uint32_t first, uint32_t count) {
 bool Core::cannot_begin(const ThreadState& thread) {
   while (pinned_chunks_ + heap_used_ > pool_->limit() && active_functions() == 0 &&
          absent_chunks(thread.held) > idle_chunks())
-    if (!release_idle_threads()) {
+    if (!release_idle_threads() && !pool_->recover()) {
       set_last_error(describe_need(recorder_.function_name(thread.function), 0));
       return true;
     }
@@ -185,6 +199,16 @@ int Core::refuse_begin(ThreadState& thread, bool recorded, int status) {
   return status;
 }
 
+void Core::undo_begin() {
+  ThreadState* thread = find_thread_state();
+  if (thread == nullptr) return;
+  const Lock lock(mutex_);
+  if (thread->in_function && !detached_) progress_ -= kOneRuns;
+  thread->in_function = false;
+  release_held(thread->held);
+  changed_.notify_all();
+}
+
 int Core::function_begin(uint32_t function, const ooc_operand* operands, uint32_t count, CUstream stream) {
   ThreadState& thread = thread_state();
   if (thread.in_function) return fail(OOC_NESTED, "a function began within a function of the same thread");
@@ -195,6 +219,7 @@ int Core::function_begin(uint32_t function, const ooc_operand* operands, uint32_
     thread.in_function = true;
     return OOC_OK;
   }
+  if (device_.lost() && device_lost(lock) && order_) return fail(OOC_DRIVER_FAILURE, describe_loss());
   release_held(thread.held);
   if (!orphans_.empty() && active_functions() == 0) release_held(orphans_);
   if (strict_)
@@ -241,6 +266,11 @@ int Core::function_begin(uint32_t function, const ooc_operand* operands, uint32_
     if (const int status = bring_operands(lock, thread)) return refuse_begin(thread, recorded, status);
   note_need();
   if (order_) begin_on_stream(thread, stream, recorded);
+  if (order_ && device_.lost()) {  // its stream may not wait for what it needs
+    thread.in_function = false;
+    progress_ -= kOneRuns;
+    return refuse_begin(thread, recorded, fail(OOC_DRIVER_FAILURE, describe_loss()));
+  }
   if (thread.writes)
     for (const Hold& hold : thread.held) {
       if (hold.whole() && hold.region->write_serial == serial) mark_written(hold.region);

@@ -59,6 +59,9 @@ struct Piece {
   bool on_demand = false;  // no plan asked for it to move
 };
 
+// kRefused: there may be enough, but the driver does not do its part.
+enum class Room { kMade, kNone, kRefused };
+
 // Read by other threads without the lock; copied only while nobody else looks.
 struct SharedFlag {
   SharedFlag() = default;
@@ -130,6 +133,8 @@ class Core {
   int function_begin_host(uint32_t function, const ooc_operand* operands, uint32_t count);
   int function_end(bool keep_allocations);
   bool in_function();
+  // After an exception of function_begin.
+  void undo_begin();
   void set_measuring(bool on) { measuring_ = on; }
   int pin(const void* address, uint32_t access, uint64_t* token);
   int unpin(uint64_t token, uint32_t access);
@@ -180,6 +185,8 @@ class Core {
   bool start_in(Lock& lock, Piece piece, const Chunk* chunks, std::vector<Transfer>& transfers);
   // Waits for a copy and ends its transition. False if the bytes did not arrive.
   bool settle(Lock& lock, const Transfer& transfer);
+  // Whether nothing can be moved, as what was enqueued may never be over (lost_device.cpp).
+  bool device_lost(Lock& lock);
   // Takes `count` chunks that are free, or cached, without evicting anything.
   bool take_idle(uint32_t count, Chunk* chunks);
   bool threads_want_room() const { return room_waiters_ > 0; }
@@ -303,15 +310,15 @@ class Core {
   bool move_host_block(Region* region);
   bool map_run_in_place(Region* region, uint32_t first, uint32_t count);
   void hold_in_place(ThreadState& thread, const std::vector<Hold>& runs, bool recorded);
-  void settle_regions(Lock& lock, const std::vector<Hold>& runs);
+  bool settle_regions(Lock& lock, const std::vector<Hold>& runs);
   void* malloc_in_place(uint64_t bytes);
 
   // memory.cpp
   void* malloc_on(Lock& lock, uint64_t bytes, uint32_t stream);
   void* malloc_region(Lock& lock, uint64_t bytes, uint32_t stream);
   void* malloc_small(Lock& lock, uint64_t bytes, uint32_t stream);
-  void* malloc_failed(Lock& lock, uint64_t bytes);
-  bool back_heap_chunk(Lock& lock, uint64_t chunk);
+  void* malloc_failed(uint64_t bytes, Room room);
+  Room back_heap_chunk(Lock& lock, uint64_t chunk);
   void free_after(void* address, const Moments& uses);
   void free_small(void* address, const Moments& uses);
   void free_region(Region* region, const Moments& uses);
@@ -340,14 +347,26 @@ class Core {
   // The text of an out-of-memory error; the need counts for min_budget_bytes, unless measuring is off.
   std::string describe_need(const std::string& function, uint64_t need_chunks);
 
-  // residency.cpp
+  // lost_device.cpp
+  void abandon(const Transfer& transfer);
+  std::string describe_loss() const;
+  std::vector<Transfer> abandoned_;
+
+  // room.cpp
   // Makes `chunks` idle (free, cached or under empty slabs). `pinned_too`: chunks that will be pinned beyond
   // pinned_chunks_; more than the budget can hold is refused at once unless another function may end.
-  bool make_room(Lock& lock, uint64_t chunks, uint64_t pinned_too);
+  Room make_room(Lock& lock, uint64_t chunks, uint64_t pinned_too);
+  // make_room, and takes it.
+  Room take_room(Lock& lock, uint32_t count, Chunk* chunks, uint64_t pinned_too);
+  std::string describe_refusal() const;
+  std::string refused() const { return "the driver refused " + device_.driver().last_refusal(); }
   // clean_only: only what can leave without a copy.
   std::vector<Piece> choose_victims(uint64_t chunks, bool clean_only);
   bool evict(Lock& lock, const std::vector<Piece>& victims);
   int evict_unpinned(Lock& lock);
+  bool release_idle_threads();
+
+  // residency.cpp
   bool verify_clean(Region* region, uint32_t first, uint32_t count);
   bool ensure_host_block(Region* region, bool reclaim);
   bool reclaim_host(uint64_t bytes);
@@ -365,7 +384,6 @@ class Core {
     return host_chunks_ ? device_.mirrored(address) : address;
   }
   bool take_place(Region* region, uint32_t first, uint32_t count, bool copied);
-  bool release_idle_threads();
   bool copy_slots(Region* region, uint32_t first, uint32_t count, Direction direction);
   uint64_t idle_chunks() const { return pool_->available() + cached_chunks_ + (heap_backed_ - heap_used_); }
   static constexpr int kPatience = 100;  // attempts without any progress before giving up
@@ -475,6 +493,9 @@ class Core {
 };
 
 double now_seconds();
-void set_last_error(std::string message);
+// `status`: for ooc_last_status(), where the call that failed returns none.
+void set_last_error(std::string message, int status = OOC_OUT_OF_MEMORY);
+// The error of std::bad_alloc, without a byte: its status.
+int no_host_memory() noexcept;
 
 }  // namespace ooc

@@ -2,7 +2,10 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
+#include <chrono>
 #include <stdexcept>
+#include <thread>
 
 namespace ooc {
 namespace {
@@ -77,8 +80,7 @@ void Device::reserve(uint64_t bytes, bool with_mirror) {
 void Device::bind_thread() const {
   thread_local const Device* bound = nullptr;
   if (bound == this) return;
-  driver_->cuCtxSetCurrent(context_);
-  bound = this;
+  if (driver_->cuCtxSetCurrent(context_) == CUDA_SUCCESS) bound = this;  // else the call that needs it says so
 }
 
 CUstreamCaptureMode Device::set_capture_mode(CUstreamCaptureMode mode) const {
@@ -168,12 +170,81 @@ CUevent Device::record(Direction direction) {
   return nullptr;
 }
 
+// Sleeps grow with what was waited already, so that a wait is a few percent too long at most.
+template <typename Query>
+CUresult Device::poll(Query query, const char* what) {
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point began = Clock::now();
+  constexpr std::chrono::duration<double> kSpin{20e-6}, kLongest{1e-3};
+  int refused = 0;
+  while (true) {
+    const CUresult result = query();
+    if (result == CUDA_SUCCESS) return result;
+    refused = result == CUDA_ERROR_NOT_READY ? 0 : refused + 1;
+    if (refused == kRetries) return result;  // one that fails now and then answers in the end
+    const std::chrono::duration<double> waited = Clock::now() - began;
+    if (lost()) return result;
+    if (waited.count() > wait_limit_) {
+      lose(std::string(what) + " did not end within " + std::to_string(wait_limit_) + " seconds");
+      return result;
+    }
+    if (waited < kSpin) std::this_thread::yield();
+    else std::this_thread::sleep_for(std::min(waited / 16, kLongest));
+  }
+}
+
+// A query that says "not yet" is none that failed.
+CUresult Device::await(CUevent event) {
+  const auto query = [&] {
+    const CUresult result = driver_->cuEventQuery(event);
+    return result == CUDA_ERROR_NOT_READY ? result : driver_->counted(Counted::kEventSynchronize, result);
+  };
+  return poll(query, "the wait for an event (cuEventQuery)");
+}
+
+CUresult Device::await(CUstream stream) {
+  const auto query = [&] {
+    const CUresult result = driver_->cuStreamQuery(stream);
+    return result == CUDA_ERROR_NOT_READY ? result : driver_->counted(Counted::kStreamSynchronize, result);
+  };
+  return poll(query, "the wait for a stream (cuStreamQuery)");
+}
+
+void Device::lose(const std::string& how) {
+  const std::lock_guard<std::mutex> lock(loss_mutex_);
+  if (lost_) return;
+  loss_ = how;
+  lost_ = true;
+}
+
+std::string Device::loss() const {
+  const std::lock_guard<std::mutex> lock(loss_mutex_);
+  return loss_;
+}
+
+bool Device::idle() const {
+  bind_thread();
+  return driver_->cuStreamQuery(out_) == CUDA_SUCCESS && driver_->cuStreamQuery(in_) == CUDA_SUCCESS;
+}
+
+void Device::recycle(CUevent event) {
+  const std::lock_guard<std::mutex> lock(events_mutex_);
+  events_.push_back(event);
+}
+
+void Device::destroy_copy_streams() {
+  for (CUstream* stream : {&out_, &in_}) {
+    if (*stream != nullptr) driver_->cuStreamDestroy(*stream);
+    *stream = nullptr;
+  }
+}
+
 // The memory of a copy that may still be under way must not be unmapped, so this does not give up easily.
 CUresult Device::drain(Direction direction) {
   constexpr int kPatience = 20;
   CUresult result = CUDA_ERROR_UNKNOWN;
-  for (int attempt = 0; attempt < kPatience && result != CUDA_SUCCESS; ++attempt)
-    result = driver_->counted(Counted::kStreamSynchronize, driver_->cuStreamSynchronize(stream(direction)));
+  for (int attempt = 0; attempt < kPatience && result != CUDA_SUCCESS && !lost(); ++attempt) result = await(stream(direction));
+  if (result != CUDA_SUCCESS) lose("the driver does not say whether copies are over: it refused " + driver_->last_refusal());
   return result;
 }
 
@@ -182,12 +253,11 @@ CUresult Device::wait(CUevent event, Direction direction) {
   if (event == nullptr) return drain(direction);
   CUresult result = CUDA_SUCCESS;
   for (int attempt = 0; attempt < kRetries; ++attempt) {
-    result = driver_->counted(Counted::kEventSynchronize, driver_->cuEventSynchronize(event));
-    if (result == CUDA_SUCCESS) break;
+    result = await(event);
+    if (result == CUDA_SUCCESS || lost()) break;
   }
   if (result != CUDA_SUCCESS) result = drain(direction);
-  std::lock_guard<std::mutex> lock(events_mutex_);
-  events_.push_back(event);
+  if (result == CUDA_SUCCESS) recycle(event);
   return result;
 }
 

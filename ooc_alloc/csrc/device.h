@@ -16,6 +16,9 @@ namespace ooc {
 
 enum class Direction { kOut, kIn };  // device to host, host to device
 
+// Seconds. No copy takes so long, nor do the kernels that somebody enqueues before a copy.
+constexpr double kWaitLimit = 1800;
+
 class Device {
  public:
   // Throws std::runtime_error with the driver's words.
@@ -62,6 +65,20 @@ class Device {
   // An event after everything enqueued in a direction; null if the driver has none (then the stream is drained).
   CUevent record(Direction direction);
   CUresult wait(CUevent event, Direction direction);
+  // Waits without end would hang with a device that hangs: after the limit they end with CUDA_ERROR_NOT_READY, and the
+  // device is lost.
+  CUresult await(CUevent event);
+  CUresult await(CUstream stream);
+  void set_wait_limit(double seconds) { wait_limit_ = seconds; }
+
+  // Whether work that was enqueued may never be over (lost_device.cpp).
+  bool lost() const { return __builtin_expect(lost_.load(std::memory_order_acquire), false); }
+  void lose(const std::string& how);
+  void found() { lost_ = false; }
+  std::string loss() const;
+  bool idle() const;  // nothing is under way on the copy streams
+  void recycle(CUevent event);
+  void destroy_copy_streams();  // ends or waits for what is under way; nothing can be copied any more
   CUstream stream(Direction direction) const { return direction == Direction::kOut ? out_ : in_; }
 
   struct Calls {
@@ -73,6 +90,8 @@ class Device {
   template <typename HandleOf>
   CUresult map_each(char* address, uint32_t count, uint64_t chunk_bytes, HandleOf handle_of);
   CUresult drain(Direction direction);
+  template <typename Query>
+  CUresult poll(Query query, const char* what);
 
   std::unique_ptr<Driver> driver_;
   std::string name_;
@@ -88,6 +107,10 @@ class Device {
   std::mutex events_mutex_;
   std::vector<CUevent> events_;
   Calls calls_;
+  double wait_limit_ = kWaitLimit;
+  std::atomic<bool> lost_{false};
+  mutable std::mutex loss_mutex_;
+  std::string loss_;
 };
 
 // While one exists, the thread does not end the captures of others. For calls that may come at any time; null: none needed.

@@ -2,6 +2,8 @@
 
 #include <dlfcn.h>
 
+#include <iterator>
+
 namespace ooc {
 namespace {
 
@@ -48,6 +50,22 @@ std::unique_ptr<Driver> load_driver(const char* library, std::string& error) {
     return nullptr;
   }
   return driver;
+}
+
+void Driver::note_failure(Counted call, CUresult result) const {
+  ++failures_[static_cast<size_t>(call)];
+  if (call != Counted::kHostRegister)
+    last_refusal_ = static_cast<uint64_t>(call) << 32 | static_cast<uint32_t>(result);
+}
+
+std::string Driver::last_refusal() const {
+  static constexpr const char* kNames[] = {
+      "cuMemCreate",        "cuMemMap",          "cuMemSetAccess", "cuMemUnmap",    "cuMemcpyDtoHAsync",  "cuMemcpyHtoDAsync",
+      "cuMemHostRegister",  "cuEventCreate",     "cuEventRecord",  "the wait for an event", "the wait for a stream",
+      "cuStreamWaitEvent"};
+  static_assert(std::size(kNames) == static_cast<size_t>(Counted::kCount));
+  const uint64_t last = last_refusal_;
+  return std::string(kNames[last >> 32]) + ", with " + describe(*this, static_cast<CUresult>(last & 0xffffffff));
 }
 
 std::string describe(const Driver& driver, CUresult result) {

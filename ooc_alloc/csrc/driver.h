@@ -101,9 +101,13 @@ struct Driver {
 
   // Passes a call's result on, and counts a failure.
   CUresult counted(Counted call, CUresult result) const {
-    if (result != CUDA_SUCCESS) ++failures_[static_cast<size_t>(call)];
+    if (__builtin_expect(result != CUDA_SUCCESS, false)) note_failure(call, result);
     return result;
   }
+  // Failures that stand in somebody's way: host memory that is not pinned serves all the same.
+  uint64_t refusals() const { return failures() - failures(Counted::kHostRegister); }
+  // "cuMemcpyDtoHAsync, with CUDA_ERROR_UNKNOWN (999): unknown error": the last of them.
+  std::string last_refusal() const;
   uint64_t failures(Counted call) const { return failures_[static_cast<size_t>(call)]; }
   uint64_t failures() const {
     uint64_t sum = 0;
@@ -112,6 +116,9 @@ struct Driver {
   }
 
  private:
+  [[gnu::cold]] void note_failure(Counted call, CUresult result) const;
+
+  mutable std::atomic<uint64_t> last_refusal_{0};  // call * 2^32 + result
   mutable std::array<std::atomic<uint64_t>, static_cast<size_t>(Counted::kCount)> failures_{};
 };
 

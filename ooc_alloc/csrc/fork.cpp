@@ -19,6 +19,7 @@
 #include <unordered_map>
 
 #include "core.h"
+#include "own_memory.h"
 
 namespace ooc {
 namespace {
@@ -49,9 +50,11 @@ int fork_pipe[2] = {-1, -1};
 
 void prepare() {
   registry_mutex().lock();
-  if (registry().empty()) return;
-  if (pipe2(fork_pipe, O_CLOEXEC) != 0) fork_pipe[0] = fork_pipe[1] = -1;
-  for (auto& [id, core] : registry()) core->before_fork();
+  if (!registry().empty()) {
+    if (pipe2(fork_pipe, O_CLOEXEC) != 0) fork_pipe[0] = fork_pipe[1] = -1;
+    for (auto& [id, core] : registry()) core->before_fork();
+  }
+  own_memory::before_fork();
 }
 
 void close_end(int end) {
@@ -60,6 +63,7 @@ void close_end(int end) {
 }
 
 void parent() {
+  own_memory::after_fork();
   if (!registry().empty()) {
     close_end(1);
     char byte;
@@ -72,6 +76,7 @@ void parent() {
 }
 
 void child() {
+  own_memory::after_fork();
   if (!registry().empty()) {
     close_end(0);
     for (auto& [id, core] : registry()) core->after_fork(true);
@@ -137,7 +142,7 @@ void Core::thread_exits(ThreadState* thread) {
 void Core::before_fork() {
   Lock lock(mutex_);
   paused_ = true;
-  while (!detached_ && moving_ > 0) wait_a_while(lock);
+  while (!detached_ && moving_ > 0 && !(device_.lost() && device_lost(lock))) wait_a_while(lock);
   if (order_ && !detached_) order_->synchronize_all();  // the child copies what is there
   lock.release();  // held until after_fork
 }
@@ -150,6 +155,23 @@ struct Replacement {
   char* fresh;
   uint64_t bytes;
 };
+
+}  // namespace
+
+namespace {
+
+// There is no way back, and no way on without the bytes at their address.
+void put_in_place(const Replacement& r) {
+  if (mremap(r.fresh, r.bytes, r.bytes, MREMAP_MAYMOVE | MREMAP_FIXED, r.address) != MAP_FAILED) return;
+  const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
+  if (mmap(r.address, r.bytes, PROT_READ | PROT_WRITE, flags, -1, 0) == MAP_FAILED) {
+    static const char message[] = "ooc_alloc: the system does not move private memory to where variables are (mremap, mmap)\n";
+    if (write(STDERR_FILENO, message, sizeof message - 1) < 0) abort();
+    abort();
+  }
+  std::memcpy(r.address, r.fresh, r.bytes);
+  munmap(r.fresh, r.bytes);
+}
 
 }  // namespace
 
@@ -171,7 +193,8 @@ bool Core::make_private(bool release_chunks) {
       const uint64_t offset = i * chunk_bytes_;
       const uint64_t bytes = std::min(region.bytes - std::min(region.bytes, offset), chunk_bytes_);
       if (region.slots[i].blank) continue;
-      const char* source = region.slots[i].chunk != kNoChunk ? address : region.host;
+      const bool there = region.slots[i].chunk != kNoChunk && !region.slots[i].arriving;
+      const char* source = there ? address : region.host;
       if (source != nullptr) std::memcpy(replacements.back().fresh + offset, source + offset, bytes);
     }
   }
@@ -186,7 +209,7 @@ bool Core::make_private(bool release_chunks) {
     return false;
   }
   if (release_chunks) release_everything();
-  for (const Replacement& r : replacements) mremap(r.fresh, r.bytes, r.bytes, MREMAP_MAYMOVE | MREMAP_FIXED, r.address);
+  for (const Replacement& r : replacements) put_in_place(r);
   return true;
 }
 
@@ -196,7 +219,7 @@ void Core::release_everything() {
     if (!region.live) continue;
     hide_host_copy(&region, 0, region.count);
     for (uint32_t i = 0; i < region.count; ++i)
-      if (region.slots[i].chunk != kNoChunk && !unmap_slots(&region, i, 1)) forget_slots(&region, i, 1);
+      if (region.slots[i].resident() && !unmap_slots(&region, i, 1)) forget_slots(&region, i, 1);
   }
   for (uint64_t c = 0; c < heap_chunks_.size(); ++c) {
     HeapChunk& entry = heap_chunks_[c];
@@ -217,6 +240,11 @@ int Core::detach() {
   paused_ = false;
   if (detached_) return OOC_OK;
   if (active_functions() > 0) return fail(OOC_INVALID, "a function is running");
+  if (device_.lost()) {  // nothing may write behind the addresses any more
+    device_.destroy_copy_streams();
+    for (const Transfer& transfer : abandoned_) end_transition(transfer, false);
+    abandoned_.clear();
+  }
   if (!make_private(true)) return fail(OOC_OUT_OF_MEMORY, "not enough host memory to hold what is on the device");
   detached_ = true;
   changed_.notify_all();

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <iterator>
+#include <stdexcept>
+#include <string>
 
 namespace ooc {
 
@@ -17,7 +19,10 @@ HostArena::HostArena(const Driver& driver, uint64_t budget_bytes, HostChunks* ch
     return;
   }
   void* range = mmap(nullptr, budget_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  base_ = range == MAP_FAILED ? nullptr : static_cast<char*>(range);
+  if (range == MAP_FAILED)
+    throw std::runtime_error("no address space for " + std::to_string(budget_) +
+                             " bytes of host memory (mmap failed); lower OOC_HOST_BUDGET");
+  base_ = static_cast<char*>(range);
 }
 
 HostArena::~HostArena() {

@@ -36,7 +36,8 @@ bool Core::take_place(Region* region, uint32_t first, uint32_t count, bool copie
   std::vector<Chunk> chunks;
   for (uint32_t i = first; i < first + count; ++i) chunks.push_back(region->slots[i].chunk);
   char* address = address_of(region->first + first);
-  const bool mirror_gone = device_.unmap(device_.mirrored(address), count * chunk_bytes_) == CUDA_SUCCESS;
+  const bool usable = !order_ || !device_.lost();
+  const bool mirror_gone = usable && device_.unmap(device_.mirrored(address), count * chunk_bytes_) == CUDA_SUCCESS;
   if (copied && mirror_gone && !region->doomed && hide_host_copy(region, first, count)) {
     if (device_.map(address, chunks.data(), count, *pool_, chunk_bytes_) == CUDA_SUCCESS) return true;
     show_host_copy(region, first, count);

@@ -26,13 +26,17 @@ void Core::prepare_host_functions() {
   arena_->share_budget(function_arena_.get());
 }
 
-// Until nothing of the variables moves. What is under way ends without this thread.
-void Core::settle_regions(Lock& lock, const std::vector<Hold>& runs) {
+// Until nothing of the variables moves. What is under way ends without this thread. False: it does not.
+bool Core::settle_regions(Lock& lock, const std::vector<Hold>& runs) {
   const auto moves = [](const Hold& run) {
     const Region* region = run.get();
     return region != nullptr && region->moving > 0;
   };
-  while (std::any_of(runs.begin(), runs.end(), moves)) wait_a_while(lock);
+  while (std::any_of(runs.begin(), runs.end(), moves)) {
+    if (device_.lost() && device_lost(lock)) return false;
+    wait_a_while(lock);
+  }
+  return true;
 }
 
 // The host copy of a variable of which nothing moves, to memory that can be mapped. False: there is no such memory
@@ -90,7 +94,7 @@ int Core::map_in_place(const std::vector<Hold>& runs) {
       while (last < end && (region->slots[last].chunk == kNoChunk) == absent) ++last;
       if (absent && !map_run_in_place(region, i, last - i))
         return fail(OOC_DRIVER_FAILURE,
-                    "the driver did not map host memory in place of a variable; its bytes are safe");
+                    "the driver did not map host memory in place of a variable; its bytes are safe: " + refused());
     }
   }
   return OOC_OK;
@@ -135,10 +139,11 @@ int Core::function_begin_host(uint32_t function, const ooc_operand* operands, ui
     if (const int status = evict_unpinned(lock)) return status;
   ++serial_;
   const std::vector<Hold> runs = runs_of(operands, count);
-  settle_regions(lock, runs);  // from here on the lock is not given up
+  if (!settle_regions(lock, runs)) return fail(OOC_DRIVER_FAILURE, describe_loss());  // from here on the lock is not given up
   if (order_) {
     if (thread.stream < StreamOrder::kFirstCompute) thread.stream = order_->compute_stream(nullptr);
     order_->synchronize_all();
+    if (device_.lost()) return fail(OOC_DRIVER_FAILURE, describe_loss());
     unmap_stale();
   }
   if (const int status = map_in_place(runs)) return status;

@@ -38,7 +38,8 @@ void* Core::malloc_pinned(uint64_t bytes, CUstream stream, uint32_t access, uint
 
 void* Core::malloc_on(Lock& lock, uint64_t bytes, uint32_t stream) {
   bytes = std::max<uint64_t>(bytes, 1);
-  if (detached_) return malloc_failed(lock, bytes);
+  if (detached_) return malloc_failed(bytes, Room::kNone);
+  if (order_ && device_.lost() && device_lost(lock)) return malloc_failed(bytes, Room::kRefused);
   if (bytes <= small_limit_) return malloc_small(lock, bytes, stream);
   return malloc_region(lock, bytes, stream);
 }
@@ -105,13 +106,11 @@ void* Core::malloc_region(Lock& lock, uint64_t bytes, uint32_t stream) {
     }
   } else {
     std::vector<Chunk> chunks(count);
-    int attempts = 0;
-    do {
-      if (++attempts <= kPatience && make_room(lock, count, count)) continue;
+    if (const Room room = take_room(lock, count, chunks.data(), count); room != Room::kMade) {
       const ThreadState* thread = find_thread_state();
       const bool on_host = thread != nullptr && thread->in_function && thread->on_host;
-      return on_host ? malloc_in_place(bytes) : malloc_failed(lock, bytes);
-    } while (!take_idle(count, chunks.data()));
+      return on_host ? malloc_in_place(bytes) : malloc_failed(bytes, room);
+    }
     region = new_region(count);
     if (region == nullptr) {
       for (Chunk chunk : chunks) pool_->give(chunk);
@@ -123,7 +122,8 @@ void* Core::malloc_region(Lock& lock, uint64_t bytes, uint32_t stream) {
     if (result != CUDA_SUCCESS) {
       for (Chunk chunk : chunks) pool_->give(chunk);
       destroy(region);
-      set_last_error("mapping " + std::to_string(count) + " chunks failed: " + describe(device_.driver(), result));
+      set_last_error("mapping " + std::to_string(count) + " chunks failed: " + describe(device_.driver(), result),
+                     OOC_DRIVER_FAILURE);
       return nullptr;
     }
     for (uint32_t i = 0; i < count; ++i) region->slots[i].chunk = chunks[i];
@@ -132,6 +132,10 @@ void* Core::malloc_region(Lock& lock, uint64_t bytes, uint32_t stream) {
     resident_chunks_ += count;
   }
   if (order_) wait_for_memory(stream, region->arrival);
+  if (order_ && device_.lost()) {
+    cache(region);
+    return malloc_failed(bytes, Room::kRefused);
+  }
   ThreadState* thread = find_thread_state();
   region->in_ranges = false;
   begin_variable(region, bytes, thread);
@@ -156,7 +160,11 @@ void Core::begin_variable(Region* region, uint64_t bytes, const ThreadState* thr
 
 // A function that only reads and does not fit is run to its end on host memory where kernels can use that, so that the
 // error can name what it needs; its results are dropped (function_end).
-void* Core::malloc_failed(Lock&, uint64_t bytes) {
+void* Core::malloc_failed(uint64_t bytes, Room room) {
+  if (room == Room::kRefused) {
+    set_last_error(describe_refusal(), OOC_DRIVER_FAILURE);
+    return nullptr;
+  }
   ThreadState* thread = find_thread_state();
   const bool measuring =
       measuring_ && thread != nullptr && thread->in_function && !thread->writes && device_.host_accessible();
@@ -195,11 +203,13 @@ void* Core::malloc_small(Lock& lock, uint64_t bytes, uint32_t stream) {
       ++heap_used_;
       if (heap_chunks_[c].chunk == kNoChunk) ++heap_backed_;  // so that it is not taken for idle before it is backed
     }
-  for (uint64_t c = first; c <= last; ++c)
-    if ((heap_chunks_[c].chunk == kNoChunk || heap_chunks_[c].pending) && !back_heap_chunk(lock, c)) {
-      free_small(address_of(heap_first_chunk_) + offset, {});
-      return malloc_failed(lock, bytes);
-    }
+  for (uint64_t c = first; c <= last; ++c) {
+    if (heap_chunks_[c].chunk != kNoChunk && !heap_chunks_[c].pending) continue;
+    const Room room = back_heap_chunk(lock, c);
+    if (room == Room::kMade) continue;
+    free_small(address_of(heap_first_chunk_) + offset, {});
+    return malloc_failed(bytes, room);
+  }
   if (order_)
     for (uint64_t c = first; c <= last; ++c) {
       order_->prune(heap_chunks_[c].after);
@@ -211,7 +221,7 @@ void* Core::malloc_small(Lock& lock, uint64_t bytes, uint32_t stream) {
   return address_of(heap_first_chunk_) + offset;
 }
 
-bool Core::back_heap_chunk(Lock& lock, uint64_t c) {
+Room Core::back_heap_chunk(Lock& lock, uint64_t c) {
   const ThreadState* thread = find_thread_state();
   const uint32_t waiting = thread != nullptr && thread->in_function ? 1 : 0;
   while (heap_chunks_[c].pending) {  // whoever backs it must not wait for the end of this thread's function
@@ -219,11 +229,10 @@ bool Core::back_heap_chunk(Lock& lock, uint64_t c) {
     changed_.wait(lock);
     starving_ -= waiting;
   }
-  if (heap_chunks_[c].chunk != kNoChunk) return true;
+  if (heap_chunks_[c].chunk != kNoChunk) return Room::kMade;
   heap_chunks_[c].pending = true;
   Chunk chunk = kNoChunk;
-  int attempts = 0;
-  while (++attempts <= kPatience && make_room(lock, 1, 0) && !take_idle(1, &chunk)) continue;
+  const Room room = take_room(lock, 1, &chunk, 0);
   CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
   if (chunk != kNoChunk) {
     lock.unlock();
@@ -239,7 +248,8 @@ bool Core::back_heap_chunk(Lock& lock, uint64_t c) {
     pool_->give(chunk);
   }
   changed_.notify_all();
-  return result == CUDA_SUCCESS;
+  if (result == CUDA_SUCCESS) return Room::kMade;
+  return chunk != kNoChunk ? Room::kRefused : room;
 }
 
 void Core::free_small(void* address, const Moments& uses) {
@@ -347,6 +357,7 @@ bool Core::unmap_slots(Region* region, uint32_t first, uint32_t count) {
   if (order_ && host_chunks_) {
     // The address gets another memory at once.
     order_->synchronize(moments_of(region, first, count), Edge::kUseBeforeUnmap);
+    if (device_.lost()) return false;
   } else if (order_) {
     const auto after = std::make_shared<const Moments>(moments_of(region, first, count));
     for (uint32_t i = first; i < first + count; ++i) {
@@ -410,8 +421,9 @@ bool Core::reclaim_cached(uint64_t wanted) {
     entry.listed = false;
     if (entry.users > 0 || entry.chunk == kNoChunk || entry.pending) continue;
     if (order_) order_->synchronize(entry.after, Edge::kUseBeforeUnmap);
-    entry.after.clear();
-    if (device_.unmap(address_of(heap_first_chunk_ + c), chunk_bytes_) != CUDA_SUCCESS) {
+    const bool used = order_ && device_.lost();
+    if (!used) entry.after.clear();
+    if (used || device_.unmap(address_of(heap_first_chunk_ + c), chunk_bytes_) != CUDA_SUCCESS) {
       entry.listed = true;
       idle_heap_chunks_.push_back(c);
       return false;
@@ -425,6 +437,15 @@ bool Core::reclaim_cached(uint64_t wanted) {
 
 bool Core::take_idle(uint32_t count, Chunk* chunks) {
   return reclaim_cached(count) && pool_->take(count, chunks);
+}
+
+Room Core::take_room(Lock& lock, uint32_t count, Chunk* chunks, uint64_t pinned_too) {
+  const uint64_t refusals = device_.driver().refusals();
+  for (int attempt = 0; attempt < kPatience; ++attempt) {
+    if (const Room room = make_room(lock, count, pinned_too); room != Room::kMade) return room;
+    if (take_idle(count, chunks)) return Room::kMade;
+  }
+  return device_.driver().refusals() > refusals ? Room::kRefused : Room::kNone;
 }
 
 void Core::release_cached() {

@@ -18,7 +18,7 @@ extern "C" {
 #endif
 
 #define OOC_API __attribute__((visibility("default")))
-#define OOC_ABI_VERSION 3
+#define OOC_ABI_VERSION 4
 
 typedef struct ooc_core ooc_core;
 
@@ -28,6 +28,7 @@ enum {
   OOC_DRIVER_FAILURE = 2,    // a driver call failed and retrying did not help; the data are still in one of the two places
   OOC_STRICT_VIOLATION = 3,  // strict mode: a function wrote a variable that it had declared as read only
   OOC_INVALID = 4,           // a bad argument
+  OOC_NO_HOST_MEMORY = 6,    // the system gives no memory for our own books; nothing was begun
   OOC_NESTED = 5,            // function_begin within a function of the same thread: it belongs to that one, do not end it
 };
 
@@ -48,6 +49,7 @@ typedef struct {
   int32_t run_daemon;            // 1: start the worker threads (0: plans are carried out by nobody; for tests)
   int32_t asynchronous;          // 1: functions run on streams of the device, and the host does not wait for them
   int32_t host_backed;           // 1: the address of a swapped variable leads to its host copy; the host waits for copies
+  double wait_limit_seconds;     // a wait for the device that takes longer ends with an error; 0: 1800
 } ooc_config;
 
 // One operand of a function: a variable, or a range of addresses within one. Pointers that the core does not own are
@@ -189,6 +191,9 @@ typedef struct {
 } ooc_region;
 
 OOC_API const char* ooc_last_error(void);
+// Its status code, for calls that return none: OOC_OUT_OF_MEMORY where a smaller allocation may do, else OOC_DRIVER_FAILURE
+// or OOC_INVALID.
+OOC_API int ooc_last_status(void);
 OOC_API uint32_t ooc_abi_version(void);
 
 // Bytes of a device, in all and free now.

@@ -190,7 +190,10 @@ void Core::free_host_block(Region* region) {
   const auto shown = [](const Slot& slot) { return slot.host_mapped; };
   if (order_ && std::any_of(region->slots.begin(), region->slots.end(), shown))
     order_->synchronize(all_moments(region), Edge::kUseBeforeUnmap);
-  if (!hide_host_copy(region, 0, region->count)) region->leaky = true;
+  if ((order_ && device_.lost()) || !hide_host_copy(region, 0, region->count)) {
+    region->leaky = true;  // what its addresses lead to stays there, so they serve nobody else
+    for (Slot& slot : region->slots) slot.host_mapped = false;
+  }
   if (order_) {
     Moments reads;
     for (const Moment& moment : arrival_of(region, 0, region->count))
@@ -234,6 +237,10 @@ void Core::unmap_stale(Lock& lock, Region* region, Piece piece) {
     const Region::Stale old = region->stale[i];
     region->stale.erase(region->stale.begin() + static_cast<std::ptrdiff_t>(i));
     order_->synchronize(old.after, Edge::kUseBeforeUnmap);
+    if (device_.lost()) {  // the map that comes next is refused
+      region->stale.push_back(old);
+      return;
+    }
     lock.unlock();
     device_.unmap(address_of(region->first + old.first), old.count * chunk_bytes_);
     lock.lock();
@@ -285,6 +292,7 @@ bool Core::bury_one(Lock& lock) {
 void Core::bury_all() {
   for (const Grave& grave : graves_) {
     order_->synchronize(grave.after, Edge::kUseBeforeUnmap);
+    if (device_.lost()) return;
     bool leaky = grave.leaky;
     for (const auto& [first, count] : grave.mapped)
       if (device_.unmap(address_of(grave.first + first), count * chunk_bytes_) != CUDA_SUCCESS) leaky = true;

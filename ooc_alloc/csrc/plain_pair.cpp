@@ -16,7 +16,8 @@
 
 namespace ooc {
 
-void set_last_error(std::string message);
+void set_last_error(std::string message, int status);
+int last_error_status();
 
 namespace {
 
@@ -30,7 +31,7 @@ enum class Complaint { kBadArgument, kBadSetup, kOutOfMemory, kCount };
 // The caller gets a null pointer, which some turn into a tensor without memory: the user should read why.
 void* complain(Complaint kind, const std::string& message) {
   static std::atomic<bool> said[static_cast<size_t>(Complaint::kCount)];
-  set_last_error(message);
+  set_last_error(message, kind == Complaint::kOutOfMemory ? last_error_status() : OOC_INVALID);
   if (!said[static_cast<size_t>(kind)].exchange(true))
     std::fprintf(stderr, "ooc_malloc: %s (said once; ooc_last_error() has the latest)\n", message.c_str());
   return nullptr;

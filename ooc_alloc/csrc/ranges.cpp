@@ -153,7 +153,8 @@ bool Core::bring_blank(Lock& lock, Piece piece, const Chunk* chunks) {
   if (order_) unmap_stale(lock, region, piece);
   lock.unlock();
   char* address = address_of(region->first + piece.first);
-  const CUresult mapped = device_.map(address, chunks, piece.count, *pool_, chunk_bytes_);
+  const bool usable = !order_ || !device_.lost();
+  const CUresult mapped = usable ? device_.map(address, chunks, piece.count, *pool_, chunk_bytes_) : CUDA_ERROR_UNKNOWN;
   lock.lock();
   for (uint32_t i = piece.first; i < end; ++i) {
     Slot& slot = region->slots[i];

@@ -2,7 +2,7 @@
 
 #include <sys/mman.h>
 
-#include <new>
+#include <stdexcept>
 
 namespace ooc {
 
@@ -13,7 +13,7 @@ SmallHeap::SmallHeap(uint64_t range_bytes, uint64_t chunk_bytes, uint64_t granul
       granule_of_(granule_bytes) {
   void* table = mmap(nullptr, granules_ * sizeof(uint32_t), PROT_READ | PROT_WRITE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (table == MAP_FAILED) throw std::bad_alloc();
+  if (table == MAP_FAILED) throw std::runtime_error("no address space for the table of small variables (mmap failed)");
   starts_ = static_cast<uint32_t*>(table);
   for (auto& row : bins_)
     for (auto& bin : row) bin = kNone;

@@ -68,9 +68,12 @@ void StreamOrder::collect(Stream& stream) {
 void StreamOrder::drain(Stream& stream) {
   device_.bind_thread();
   const uint64_t issued = stream.issued;
-  constexpr int kPatience = 20;  // then the device is lost, and nothing on it reads or writes any more
-  for (int attempt = 0; attempt < kPatience; ++attempt)
-    if (driver().counted(Counted::kStreamSynchronize, driver().cuStreamSynchronize(stream.handle)) == CUDA_SUCCESS) break;
+  constexpr int kPatience = 20;
+  CUresult result = CUDA_ERROR_UNKNOWN;
+  for (int attempt = 0; attempt < kPatience && result != CUDA_SUCCESS && !device_.lost(); ++attempt)
+    result = device_.await(stream.handle);
+  // Then nothing waits for what is enqueued, and nothing that it uses is given to anybody (lost_device.cpp).
+  if (result != CUDA_SUCCESS) device_.lose("the driver does not say whether work is over: it refused " + driver().last_refusal());
   stream.over = std::max(stream.over, issued);
   for (const Mark& mark : stream.marks) events_.push_back(mark.event);
   stream.marks.clear();
@@ -133,6 +136,7 @@ void StreamOrder::make_wait(uint32_t waiter, const Moments& moments, Edge edge) 
 }
 
 bool StreamOrder::over(const Moments& moments) {
+  if (device_.lost()) return false;
   for (const Moment& moment : moments) {
     Stream& stream = streams_[moment.stream];
     if (moment.number <= stream.over) continue;
@@ -159,11 +163,23 @@ void StreamOrder::synchronize(const Moments& moments, Edge edge) {
     if (mark == nullptr) continue;
     device_.bind_thread();
     const uint64_t number = mark->number;
-    if (driver().counted(Counted::kEventSynchronize, driver().cuEventSynchronize(mark->event)) == CUDA_SUCCESS)
+    if (device_.await(mark->event) == CUDA_SUCCESS)
       stream.over = std::max(stream.over, number);
     else drain(stream);
     collect(stream);
   }
+}
+
+bool StreamOrder::all_over() {
+  device_.bind_thread();
+  for (Stream& stream : streams_)
+    if (driver().cuStreamQuery(stream.handle) != CUDA_SUCCESS) return false;
+  for (Stream& stream : streams_) {
+    stream.over = stream.issued;
+    for (const Mark& mark : stream.marks) events_.push_back(mark.event);
+    stream.marks.clear();
+  }
+  return true;
 }
 
 void StreamOrder::synchronize_all() {

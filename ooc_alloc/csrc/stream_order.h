@@ -55,6 +55,8 @@ class StreamOrder {
   // The host waits.
   void synchronize(const Moments& moments, Edge edge);
   void synchronize_all();
+  // Whether nothing is under way on any stream; then it is known to be over.
+  bool all_over();
   // Forgets what is over.
   void prune(Moments& moments);
 

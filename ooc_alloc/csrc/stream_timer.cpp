@@ -45,7 +45,7 @@ void StreamTimer::anchor(CUstream stream, double now) {
   give_back(anchor_.event);
   anchor_ = {record(stream), now};
   if (anchor_.event == nullptr) return;
-  if (driver().cuEventSynchronize(anchor_.event) == CUDA_SUCCESS) anchor_.time = now_seconds();
+  if (device_.await(anchor_.event) == CUDA_SUCCESS) anchor_.time = now_seconds();
 }
 
 void StreamTimer::move_anchor(CUstream stream) {
@@ -124,7 +124,7 @@ void StreamTimer::drop_iteration() {
 std::vector<double> StreamTimer::finish_iteration(CUstream stream) {
   std::vector<double> seconds;
   const CUevent end = complete_ && !functions_.empty() ? record(stream) : nullptr;
-  if (end != nullptr && driver().counted(Counted::kEventSynchronize, driver().cuEventSynchronize(end)) == CUDA_SUCCESS) {
+  if (end != nullptr && device_.await(end) == CUDA_SUCCESS) {
     for (size_t i = 0; i < functions_.size(); ++i) {
       const CUevent next = i + 1 < functions_.size() ? functions_[i + 1].before : end;
       double time = 0;

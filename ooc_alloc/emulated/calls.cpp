@@ -40,6 +40,8 @@ constexpr ErrorText kErrors[] = {
 
 }  // namespace
 
+const char* name_of(Call call) { return kCallNames[static_cast<size_t>(call)]; }
+
 bool find_call(std::string_view name, Call& call) {
   for (size_t i = 0; i < kCallCount; ++i) {
     if (name != kCallNames[i]) continue;

@@ -24,6 +24,7 @@ struct ErrorText {
   const char* text;  // "out of memory"
 };
 
+const char* name_of(Call call);                         // "cuMemMap"
 bool find_call(std::string_view name, Call& call);      // "cuMemMap"; false if there is none
 const ErrorText* find_error(CUresult result);           // null if unknown
 const ErrorText* find_error(std::string_view name);     // by name

@@ -11,8 +11,6 @@ constexpr uint64_t kLargestDefaultMemory = 64ull << 30;
 constexpr uint64_t kLargestMemory = 1ull << 42;
 constexpr double kSlowestLink = 1024;  // bytes per second: below it, a typing mistake
 
-constexpr Unit kTimeUnits[] = {{"ns", 1e-9}, {"us", 1e-6}, {"ms", 1e-3}, {"s", 1}};
-
 // "10GiB/s", "unlimited"
 bool parse_rate(std::string_view text, double& bytes_per_second) {
   text = trim(text);

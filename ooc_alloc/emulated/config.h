@@ -33,6 +33,8 @@ bool read_environment(Config& config, std::string& error);
 // Whether the device can be made like that; the same limits for the environment and for the control interface.
 bool validate(const Config& config, std::string& error);
 
+constexpr Unit kTimeUnits[] = {{"ns", 1e-9}, {"us", 1e-6}, {"ms", 1e-3}, {"s", 1}};
+
 // Parts of the grammars, also used by the fault rules; the others are in quantities.h.
 bool parse_integer(std::string_view text, uint64_t& value);
 bool parse_bandwidth(std::string_view text, Config& config);  // the value of OOC_EMULATED_BANDWIDTH

@@ -131,6 +131,14 @@ OOC_EMULATED_API void ooc_emulated_clear_faults(void) {
   });
 }
 
+OOC_EMULATED_API void ooc_emulated_watch_sites(void) { Device::get().sites.watch(); }
+
+OOC_EMULATED_API const char* ooc_emulated_sites(void) {
+  thread_local std::string text;
+  text = Device::get().sites.list();
+  return text.c_str();
+}
+
 OOC_EMULATED_API int ooc_emulated_access(const void* address, uint64_t bytes) {
   Device& device = Device::get();
   const Guard lock(device.memory_mutex);

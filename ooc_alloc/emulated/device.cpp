@@ -28,9 +28,11 @@ void Device::lock_all() {
   d2h.mutex.lock();
   host.mutex.lock();
   faults.mutex.lock();
+  sites.mutex.lock();
 }
 
 void Device::unlock_all() {
+  sites.mutex.unlock();
   faults.mutex.unlock();
   host.mutex.unlock();
   d2h.mutex.unlock();
@@ -63,11 +65,23 @@ bool Device::initialize(std::string& error) {
   const std::lock_guard<std::mutex> lock(memory_mutex);
   if (is_initialized) return true;
   if (!configure_from_environment(error)) return false;
-  const char* rules = std::getenv("OOC_EMULATED_FAULTS");
-  if (rules != nullptr && !has_read_faults_ && !faults.add(rules, error)) return false;
-  has_read_faults_ = true;
+  if (!wrong_faults_.empty()) {
+    error = wrong_faults_;
+    has_read_faults_ = false;  // they may be right the next time
+    return false;
+  }
   is_initialized = true;
   return true;
+}
+
+void Device::read_faults() {
+  const std::lock_guard<std::mutex> lock(memory_mutex);
+  if (has_read_faults_) return;
+  has_read_faults_ = true;
+  wrong_faults_.clear();
+  if (const char* rules = std::getenv("OOC_EMULATED_FAULTS")) faults.add(rules, wrong_faults_);
+  const char* file = std::getenv("OOC_EMULATED_SITES");
+  if (file != nullptr && *file != '\0') sites.watch(file);
 }
 
 bool Device::get_config(Config& config, std::string& error) {
@@ -104,16 +118,23 @@ std::string& last_error() {
   return error;
 }
 
-CUresult enter(Call call, Needs needs) noexcept {
+CUresult enter_always(Call call, const void* return_address) noexcept {
+  Device::get().sites.count(call, return_address);
+  return Device::get().faults.check(call, return_address);
+}
+
+CUresult enter(Call call, Needs needs, const void* return_address) noexcept {
   Device& device = Device::get();
   if (device.is_forked_child) return CUDA_ERROR_NOT_INITIALIZED;
   device.calls[static_cast<size_t>(call)].fetch_add(1, std::memory_order_relaxed);
+  if (call == Call::cuInit) device.read_faults();
+  device.sites.count(call, return_address);
   if (needs != Needs::kNothing && !device.is_initialized) return CUDA_ERROR_NOT_INITIALIZED;
   if (needs != Needs::kNothing && Streams::in_host_function()) return CUDA_ERROR_NOT_PERMITTED;
   if (needs == Needs::kContext && (current_context() == nullptr || device.context_users == 0)) {
     return CUDA_ERROR_INVALID_CONTEXT;
   }
-  return device.faults.check(call);
+  return device.faults.check(call, return_address);
 }
 
 }  // namespace ooc::emulated

@@ -57,6 +57,11 @@ uint64_t ooc_emulated_call_count(const char* name);
 int ooc_emulated_inject_faults(const char* rules);
 void ooc_emulated_clear_faults(void);
 
+/* Counts calls by where they come from, from now on. OOC_EMULATED_SITES=FILE does the same, and writes the list at exit. */
+void ooc_emulated_watch_sites(void);
+/* The list (see sites.h), valid until the calling thread asks again. */
+const char* ooc_emulated_sites(void);
+
 /* The weakest access of the range: -1 if a byte of it is not mapped, else 0 (none), 1 (read) or 3 (read and write). */
 int ooc_emulated_access(const void* address, uint64_t bytes);
 

@@ -17,7 +17,8 @@ bool is_accessible(Device& device, CUdeviceptr address, size_t bytes, CUmemAcces
   return device.addresses->access(address, bytes) >= access;
 }
 
-CUresult copy_to_device(Call call, CUdeviceptr target, const void* source, size_t bytes, CUstream stream) {
+CUresult copy_to_device(Call call, CUdeviceptr target, const void* source, size_t bytes, CUstream stream,
+    const void* site = __builtin_return_address(0)) {
   return perform(call, Needs::kContext, [=](Device& device) {
     if (bytes == 0) return CUDA_SUCCESS;
     if (source == nullptr || !is_accessible(device, target, bytes, CU_MEM_ACCESS_FLAGS_PROT_READWRITE)) {
@@ -29,10 +30,11 @@ CUresult copy_to_device(Call call, CUdeviceptr target, const void* source, size_
     command.source = source;
     command.bytes = bytes;
     return device.streams.enqueue(stream, std::move(command));
-  });
+  }, site);
 }
 
-CUresult copy_to_host(Call call, void* target, CUdeviceptr source, size_t bytes, CUstream stream) {
+CUresult copy_to_host(Call call, void* target, CUdeviceptr source, size_t bytes, CUstream stream,
+    const void* site = __builtin_return_address(0)) {
   return perform(call, Needs::kContext, [=](Device& device) {
     if (bytes == 0) return CUDA_SUCCESS;
     if (target == nullptr || !is_accessible(device, source, bytes, CU_MEM_ACCESS_FLAGS_PROT_READ)) {
@@ -44,10 +46,11 @@ CUresult copy_to_host(Call call, void* target, CUdeviceptr source, size_t bytes,
     command.source = reinterpret_cast<const void*>(source);
     command.bytes = bytes;
     return device.streams.enqueue(stream, std::move(command));
-  });
+  }, site);
 }
 
-CUresult copy_within_device(Call call, CUdeviceptr target, CUdeviceptr source, size_t bytes, CUstream stream) {
+CUresult copy_within_device(Call call, CUdeviceptr target, CUdeviceptr source, size_t bytes, CUstream stream,
+    const void* site = __builtin_return_address(0)) {
   return perform(call, Needs::kContext, [=](Device& device) {
     if (bytes == 0) return CUDA_SUCCESS;
     if (!is_accessible(device, target, bytes, CU_MEM_ACCESS_FLAGS_PROT_READWRITE) ||
@@ -59,10 +62,11 @@ CUresult copy_within_device(Call call, CUdeviceptr target, CUdeviceptr source, s
     command.source = reinterpret_cast<const void*>(source);
     command.bytes = bytes;
     return device.streams.enqueue(stream, std::move(command));
-  });
+  }, site);
 }
 
-CUresult fill(Call call, CUdeviceptr target, unsigned char value, size_t bytes, CUstream stream) {
+CUresult fill(Call call, CUdeviceptr target, unsigned char value, size_t bytes, CUstream stream,
+    const void* site = __builtin_return_address(0)) {
   return perform(call, Needs::kContext, [=](Device& device) {
     if (bytes == 0) return CUDA_SUCCESS;
     if (!is_accessible(device, target, bytes, CU_MEM_ACCESS_FLAGS_PROT_READWRITE)) return CUDA_ERROR_INVALID_VALUE;
@@ -72,7 +76,7 @@ CUresult fill(Call call, CUdeviceptr target, unsigned char value, size_t bytes, 
     command.value = value;
     command.bytes = bytes;
     return device.streams.enqueue(stream, std::move(command));
-  });
+  }, site);
 }
 
 }  // namespace

@@ -133,6 +133,7 @@ CUresult cuCtxGetCurrent(CUcontext* context) {
 
 // These two work in any state, a forked child included: messages about a failure need them.
 CUresult cuGetErrorName(CUresult result, const char** name) {
+  if (const CUresult refusal = emulated::enter_always(Call::cuGetErrorName, __builtin_return_address(0))) return refusal;
   if (name == nullptr) return CUDA_ERROR_INVALID_VALUE;
   const emulated::ErrorText* error = emulated::find_error(result);
   *name = error != nullptr ? error->name : nullptr;
@@ -140,6 +141,7 @@ CUresult cuGetErrorName(CUresult result, const char** name) {
 }
 
 CUresult cuGetErrorString(CUresult result, const char** text) {
+  if (const CUresult refusal = emulated::enter_always(Call::cuGetErrorString, __builtin_return_address(0))) return refusal;
   if (text == nullptr) return CUDA_ERROR_INVALID_VALUE;
   const emulated::ErrorText* error = emulated::find_error(result);
   *text = error != nullptr ? error->text : nullptr;

@@ -1,5 +1,9 @@
 #include "faults.h"
 
+#include <chrono>
+#include <thread>
+#include <utility>
+
 #include "config.h"
 
 namespace ooc::emulated {
@@ -7,7 +11,25 @@ namespace {
 
 constexpr const char* kForm =
     "use rules such as cuMemCreate:after=10,times=2,error=2;cuMemcpyDtoHAsync:every=50;cuMemMap:probability=0.01,seed=7 "
-    "(keys: after, every, times, probability, seed, error)";
+    "(keys: after, every, times, probability, seed, error, site, delay)";
+
+thread_local double delay_of_work = 0;
+
+// Calls that leave their work to a stream.
+bool enqueues(Call call) {
+  switch (call) {
+    case Call::cuMemcpyHtoDAsync:
+    case Call::cuMemcpyDtoHAsync:
+    case Call::cuMemcpyDtoDAsync:
+    case Call::cuMemsetD8Async:
+    case Call::cuLaunchHostFunc:
+    case Call::cuEventRecord:
+    case Call::cuStreamWaitEvent:
+      return true;
+    default:
+      return false;
+  }
+}
 
 // A number in [0, 1) that depends on both arguments alone (the mixing function of splitmix64).
 double draw(uint64_t seed, uint64_t number) {
@@ -40,6 +62,12 @@ bool parse_setting(std::string_view setting, FaultRule& rule) {
   if (key == "seed") return parse_integer(value, rule.seed);
   if (key == "probability") return parse_number(value, rule.probability) && rule.probability <= 1;
   if (key == "error") return parse_error(value, rule.error);
+  if (key == "site") return parse_site(value, rule.site);
+  if (key == "delay" && value == "never") {
+    rule.delay_seconds = kNever;
+    return enqueues(rule.call);
+  }
+  if (key == "delay") return parse_quantity(value, kTimeUnits, rule.delay_seconds) && rule.delay_seconds <= 60;
   return false;
 }
 
@@ -63,6 +91,7 @@ bool parse_faults(std::string_view text, std::vector<FaultRule>& rules, std::str
         return false;
       }
     }
+    if (rule.delay_seconds > 0 && part.find("error") == std::string_view::npos) rule.error = CUDA_SUCCESS;
     parsed.push_back(rule);
   }
   rules.insert(rules.end(), parsed.begin(), parsed.end());
@@ -82,19 +111,28 @@ void Faults::clear() {
   any_.store(false, std::memory_order_relaxed);
 }
 
-CUresult Faults::check_rules(Call call) {
-  const std::lock_guard<std::mutex> lock(mutex);
+double Faults::take_delay() { return std::exchange(delay_of_work, 0); }
+
+CUresult Faults::check_rules(Call call, const void* return_address) {
+  std::unique_lock<std::mutex> lock(mutex);
   CUresult result = CUDA_SUCCESS;
+  double delay = 0;
+  bool decided = false;
   for (FaultRule& rule : rules_) {
-    if (rule.call != call) continue;
+    if (rule.call != call || (!rule.site.module.empty() && !is_at(rule.site, return_address))) continue;
     rule.calls += 1;  // of every rule, whichever decides
-    if (result != CUDA_SUCCESS || rule.calls <= rule.after || rule.failures >= rule.times) continue;
+    if (decided || rule.calls <= rule.after || rule.failures >= rule.times) continue;
     if ((rule.calls - rule.after) % rule.every != 0) continue;
     if (rule.probability < 1 && draw(rule.seed, rule.calls) >= rule.probability) continue;
     rule.failures += 1;
     injected_.fetch_add(1, std::memory_order_relaxed);
     result = rule.error;
+    delay = rule.delay_seconds;
+    decided = true;
   }
+  lock.unlock();
+  delay_of_work = enqueues(call) && result == CUDA_SUCCESS ? delay : 0;
+  if (delay > 0 && delay_of_work == 0) std::this_thread::sleep_for(std::chrono::duration<double>(delay));
   return result;
 }
 

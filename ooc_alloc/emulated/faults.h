@@ -1,4 +1,4 @@
-// Failures on request. A fault rule makes chosen calls of one driver function fail before they do anything.
+// Failures on request. A fault rule makes chosen calls of one driver function fail before they do anything, or come late.
 //
 //   rules := rule { ';' rule }
 //   rule  := function [ ':' key '=' value { ',' key '=' value } ]
@@ -11,6 +11,9 @@
 //   seed=N        (default 0)
 //   times=N       no more than N failures (default: no limit)
 //   error=E       the result, as a number or as CUDA_ERROR_... (default 999, CUDA_ERROR_UNKNOWN)
+//   site=S        only calls from this place, such as libooc_alloc.so+0x1a2b4 (see sites.h; OOC_EMULATED_SITES=FILE lists them)
+//   delay=T       the call succeeds and comes late: it takes the time T (such as 20ms) longer, or what it enqueues does;
+//                 `never`, for calls that enqueue work: the work is never done. Without error= nothing fails
 //
 //   cuMemCreate:after=10,times=2,error=2;cuMemcpyDtoHAsync:every=50;cuMemMap:probability=0.01,seed=7
 //
@@ -19,14 +22,17 @@
 
 #include <atomic>
 #include <cstdint>
+#include <limits>
 #include <mutex>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "calls.h"
+#include "sites.h"
 
 namespace ooc::emulated {
+
+constexpr double kNever = std::numeric_limits<double>::infinity();
 
 struct FaultRule {
   Call call{};
@@ -36,6 +42,8 @@ struct FaultRule {
   double probability = 1;
   uint64_t seed = 0;
   CUresult error = CUDA_ERROR_UNKNOWN;
+  Site site;                 // no module: anywhere
+  double delay_seconds = 0;  // kNever: for ever
 
   uint64_t calls = 0;     // seen since the rule was added
   uint64_t failures = 0;  // of them
@@ -49,10 +57,13 @@ class Faults {
   bool add(std::string_view rules, std::string& error);
   void clear();
 
-  // The failure to return from this call, or CUDA_SUCCESS.
-  CUresult check(Call call) {
-    return any_.load(std::memory_order_relaxed) ? check_rules(call) : CUDA_SUCCESS;
+  // The failure to return from this call, or CUDA_SUCCESS. One that is to come late has then slept, or left its delay for
+  // take_delay().
+  CUresult check(Call call, const void* return_address) {
+    return any_.load(std::memory_order_relaxed) ? check_rules(call, return_address) : CUDA_SUCCESS;
   }
+  // How much later than usual the work is to be done that this thread is about to enqueue; once.
+  static double take_delay();
 
   uint64_t injected() const { return injected_.load(std::memory_order_relaxed); }
   void reset_stats() { injected_.store(0, std::memory_order_relaxed); }
@@ -60,7 +71,7 @@ class Faults {
   std::mutex mutex;  // public for the fork handlers; guards the rules
 
  private:
-  CUresult check_rules(Call call);
+  CUresult check_rules(Call call, const void* return_address);
 
   std::vector<FaultRule> rules_;
   std::atomic<bool> any_{false};

@@ -10,6 +10,8 @@
 #include <thread>
 #include <vector>
 
+#include "faults.h"
+
 namespace ooc::emulated {
 namespace {
 
@@ -88,6 +90,7 @@ CUresult Streams::push(const std::shared_ptr<Stream>& stream, Command command) {
     stream->thread = std::thread([this, stream] { work(*stream); });
   }
   command.ready = std::chrono::steady_clock::now();
+  command.delay_seconds = Faults::take_delay();
   stream->queue.push_back(std::move(command));
   stream->enqueued += 1;
   stream->wake.notify_one();
@@ -103,7 +106,9 @@ void Streams::work(Stream& stream) {
     if (stream.queue.empty()) return;
     const Command command = std::move(stream.queue.front());
     stream.queue.pop_front();
-    const TimePoint start = std::max(command.ready, stream.clock);
+    if (!delay(stream, lock, command.delay_seconds)) return;
+    const TimePoint late = command.delay_seconds > 0 ? std::chrono::steady_clock::now() : command.ready;
+    const TimePoint start = std::max(late, stream.clock);
     if (command.kind == Command::Kind::kRecord) {
       stream.clock = command.record->time = start;
       command.record->is_done = true;
@@ -121,6 +126,19 @@ void Streams::work(Stream& stream) {
     stream.completed += 1;
     if (waiting_ > 0) progress_.notify_all();
   }
+}
+
+// False: the work is never done, and the stream is destroyed.
+bool Streams::delay(Stream& stream, Lock& lock, double seconds) {
+  if (seconds == 0) return true;
+  if (seconds == kNever) {
+    stream.wake.wait(lock, [&] { return stream.is_stopping; });
+    return false;
+  }
+  lock.unlock();
+  std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
+  lock.lock();
+  return true;
 }
 
 TimePoint Streams::execute(const Command& command, TimePoint start) {
@@ -152,6 +170,8 @@ CUresult Streams::enqueue(CUstream handle, Command command) {
   }
   finish_blocking_streams(lock);
   lock.unlock();
+  if (const double seconds = Faults::take_delay(); seconds > 0)
+    std::this_thread::sleep_for(std::chrono::duration<double>(std::min(seconds, 60.0)));
   execute(command, std::chrono::steady_clock::now());
   return CUDA_SUCCESS;
 }

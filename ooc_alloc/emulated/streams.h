@@ -38,6 +38,7 @@ struct Command {
   void* user_data = nullptr;
   std::shared_ptr<EventRecord> record{};
   TimePoint ready{};  // when it was enqueued
+  double delay_seconds = 0;  // on request (faults.h)
 };
 
 class Streams {
@@ -73,6 +74,7 @@ class Streams {
   bool blocking_streams_are_idle() const;
   void finish_blocking_streams(Lock& lock);
   void work(Stream& stream);
+  static bool delay(Stream& stream, Lock& lock, double seconds);
   static TimePoint execute(const Command& command, TimePoint start);
 
   std::unordered_map<CUstream, std::shared_ptr<Stream>> streams_;

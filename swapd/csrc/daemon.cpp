@@ -4,6 +4,8 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <cstdio>
+#include <exception>
 
 namespace ooc {
 namespace {
@@ -22,15 +24,27 @@ bool overlap(Trace::Range one, const Move& move) {
 // Its bytes are not on the device, and may be brought there.
 bool may_come(const Slot& slot) { return slot.chunk == kNoChunk && slot.kept == 0; }
 
-// The program's signals are for its own threads.
+class BlockSignals {
+ public:
+  BlockSignals() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~BlockSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  BlockSignals(const BlockSignals&) = delete;
+  BlockSignals& operator=(const BlockSignals&) = delete;
+
+ private:
+  sigset_t before_;
+};
+
+// The program's signals are for its own threads. Throws if the system has no thread to give.
 template <class Body>
 std::thread thread_without_signals(const char* name, Body body) {
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
+  const BlockSignals blocked;
   std::thread thread(body);
   pthread_setname_np(thread.native_handle(), name);
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
   return thread;
 }
 
@@ -40,8 +54,19 @@ Daemon::Daemon(Core& core, bool start_threads) : core_(core) {
   Lock lock(core_.mutex());
   core_.set_scheduler(this);
   if (!start_threads) return;
-  out_thread_ = thread_without_signals("ooc-swap-out", [this] { serve(0, &Daemon::tick_out); });
-  in_thread_ = thread_without_signals("ooc-swap-in", [this] { serve(1, &Daemon::tick_in); });
+  try {
+    out_thread_ = thread_without_signals("ooc-swap-out", [this] { serve(0, &Daemon::tick_out); });
+    in_thread_ = thread_without_signals("ooc-swap-in", [this] { serve(1, &Daemon::tick_in); });
+  } catch (const std::exception& error) {  // one direction alone would fill the device, or the host
+    std::fprintf(stderr, "ooc_alloc: the system gives no thread for the swap daemon (%s): variables move on demand alone\n",
+                 error.what());
+    stop_ = true;
+    core_.changed().notify_all();
+    lock.unlock();
+    if (out_thread_.joinable()) out_thread_.join();
+    lock.lock();
+    stop_ = false;
+  }
 }
 
 Daemon::~Daemon() { stop(); }

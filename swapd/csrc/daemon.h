@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "core.h"
+#include "own_memory.h"
 #include "scheduler.h"
 
 namespace ooc {
@@ -96,7 +97,7 @@ class Daemon : public Scheduler {
   Run* run_with_ins();
   void drop_finished_runs();
   // What is under way is always settled: a fork waits for it.
-  bool may_start() const { return !stop_ && !core_.paused() && !core_.detached(); }
+  bool may_start() const { return !stop_ && !core_.paused() && !core_.detached() && own_memory::ready(); }
   Region* bound(const Run& run, uint32_t variable) const;
   bool used_since(const Run& run, const Move& move, const Region* region) const;
   bool leaves_before(const Run& run, const Move& move, const Region* region) const;

@@ -15,6 +15,7 @@
 
 namespace ooc {
 const char* last_error_text();
+int last_error_status();
 }
 
 namespace ooc::testing {
@@ -48,6 +49,7 @@ inline ooc_config make_config(const Limits& limits) {
 }
 
 inline std::string last_error() { return last_error_text(); }
+inline int last_status() { return last_error_status(); }
 
 inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 

@@ -1,6 +1,7 @@
 // The emulated device under control: configuration, the pace of the links, and failures on request.
 #include <algorithm>
 #include <chrono>
+#include <sstream>
 
 #include "emulated_fixture.h"
 
@@ -23,13 +24,6 @@ void record(const Event& event, const Stream& stream) {
 }
 
 // Fault rules for one test.
-struct FaultsForTest {
-  explicit FaultsForTest(const char* rules) { ASSERT_EQ(control().inject_faults(rules), 0); }
-  ~FaultsForTest() { control().clear_faults(); }
-  FaultsForTest(const FaultsForTest&) = delete;
-  FaultsForTest& operator=(const FaultsForTest&) = delete;
-};
-
 // The results of `calls` calls of cuMemGetInfo: 'x' where one fails.
 std::string outcomes(int calls) {
   std::string result;
@@ -238,7 +232,73 @@ TEST(a_fault_has_the_result_asked_for_and_no_effect) {
   EXPECT_OK(driver().cuMemRelease(handle));
 }
 
+// Where two functions ask, only one is refused.
+TEST(a_fault_can_be_for_one_call_site) {
+  struct Asking {
+    static __attribute__((noinline)) CUresult here(size_t* free, size_t* total) {
+      const CUresult result = driver().cuMemGetInfo(free, total);
+      return *total > 0 ? result : CUDA_ERROR_INVALID_VALUE;  // so that it is not a jump
+    }
+    static __attribute__((noinline)) CUresult there(size_t* free, size_t* total) {
+      const CUresult result = driver().cuMemGetInfo(free, total);
+      return *total > 1 ? result : CUDA_ERROR_INVALID_VALUE;
+    }
+  };
+  control().watch_sites();
+  size_t free = 0, total = 0;
+  for (int i = 0; i < 1234; ++i) EXPECT_OK(Asking::here(&free, &total));
+  for (int i = 0; i < 2345; ++i) EXPECT_OK(Asking::there(&free, &total));
+  std::istringstream list(control().sites());
+  std::string call, site, there;
+  uint64_t count = 0, here = 0;
+  while (list >> call >> site >> count) {
+    if (call != "cuMemGetInfo") continue;
+    if (count == 2345) there = site;
+    here += count == 1234;
+  }
+  EXPECT_EQ(here, uint64_t{1});
+  ASSERT_TRUE(contains(there, "emulated_control_test+0x"));
+  const FaultsForTest faults("cuMemGetInfo:site=" + there + ",after=1,times=1");
+  EXPECT_OK(Asking::there(&free, &total));
+  EXPECT_OK(Asking::here(&free, &total));
+  EXPECT_OK(Asking::here(&free, &total));
+  EXPECT_EQ(Asking::there(&free, &total), CUDA_ERROR_UNKNOWN);
+  EXPECT_OK(Asking::there(&free, &total));
+}
+
+TEST(work_can_be_done_late_or_never) {
+  Range range(1);
+  range.fill(0);
+  write(range.base, Bytes(range.chunk, 7));
+  Bytes bytes(range.chunk);
+  {
+    const FaultsForTest faults("cuMemcpyDtoHAsync:delay=300ms,times=1");
+    const Stream stream;
+    ASSERT_OK(driver().cuMemcpyDtoHAsync(bytes.data(), range.base, range.chunk, stream.handle));
+    EXPECT_EQ(driver().cuStreamQuery(stream.handle), CUDA_ERROR_NOT_READY);
+    ASSERT_OK(driver().cuStreamSynchronize(stream.handle));
+    EXPECT_EQ(bytes[0], 7);
+  }
+  {
+    const FaultsForTest faults("cuEventRecord:delay=never");
+    const Stream stream;
+    const Event event;
+    record(event, stream);
+    ASSERT_OK(driver().cuMemcpyDtoHAsync(bytes.data(), range.base, range.chunk, stream.handle));
+    EXPECT_EQ(driver().cuEventQuery(event.handle), CUDA_ERROR_NOT_READY);
+  }
+  const auto start = std::chrono::steady_clock::now();
+  {
+    const FaultsForTest faults("cuMemGetInfo:delay=20ms,times=1");  // nothing is enqueued: the call itself takes long
+    EXPECT_EQ(outcomes(2), std::string(".."));
+  }
+  EXPECT_TRUE(std::chrono::steady_clock::now() - start >= std::chrono::milliseconds(20));
+}
+
 TEST(wrong_fault_rules_are_explained) {
+  EXPECT_TRUE(contains(refusal("cuMemGetInfo:site=somewhere"), "site=somewhere"));
+  EXPECT_TRUE(contains(refusal("cuMemGetInfo:delay=2min"), "delay=2min"));
+  EXPECT_TRUE(contains(refusal("cuMemGetInfo:delay=never"), "delay=never"));  // nobody would come back from it
   EXPECT_TRUE(contains(refusal("cuMemFoo:every=1"), "cuMemFoo"));
   EXPECT_TRUE(contains(refusal("cuMemGetInfo:every=1;cuMemGetInfo_v2"), "cuMemGetInfo_v2"));
   EXPECT_TRUE(contains(refusal("cuMemGetInfo:every=0"), "every=0"));

@@ -9,17 +9,10 @@ using namespace ooc::testing;
 
 namespace {
 
-struct FaultsForTest {
-  explicit FaultsForTest(const std::string& rules) { ASSERT_EQ(control().inject_faults(rules.c_str()), 0); }
-  ~FaultsForTest() { control().clear_faults(); }
-  FaultsForTest(const FaultsForTest&) = delete;
-  FaultsForTest& operator=(const FaultsForTest&) = delete;
-};
-
 // Every driver call of the core after its creation.
 const char* const kCalls[] = {"cuMemCreate",        "cuMemRelease",       "cuMemMap",           "cuMemUnmap",
                               "cuMemSetAccess",     "cuMemcpyDtoHAsync",  "cuMemcpyHtoDAsync",  "cuEventCreate",
-                              "cuEventRecord",      "cuEventSynchronize", "cuStreamSynchronize", "cuMemHostRegister",
+                              "cuEventRecord",      "cuEventQuery", "cuStreamQuery", "cuMemHostRegister",
                               "cuMemHostUnregister", "cuCtxSetCurrent"};
 
 // Uses, writes, allocates and frees at random. Whatever is refused must say why and change nothing. Returns how many
@@ -140,9 +133,37 @@ TEST(what_a_failing_driver_refused_is_counted_and_reported) {
     EXPECT_EQ(t.update(dirty, 2), OOC_OK);
     EXPECT_TRUE(t.stats().driver_failure_count > 0);
     EXPECT_EQ(t.check(live[2]), OOC_OK);  // the clean one can leave
-    EXPECT_EQ(t.call("pair", {reads(live[2]), reads(live[3])}), OOC_OUT_OF_MEMORY);
-    EXPECT_TRUE(contains(last_error(), "driver refused"));
+    EXPECT_EQ(t.call("pair", {reads(live[2]), reads(live[3])}), OOC_DRIVER_FAILURE);
+    EXPECT_TRUE(contains(last_error(), "cuMemcpyDtoHAsync"));
   }
+  t.expect_intact(live);
+}
+
+// A smaller function would not be helped: whoever divides functions that do not fit must not begin to.
+TEST(room_that_the_driver_does_not_give_is_no_lack_of_memory) {
+  CoreTest t({4, 64, 0, 1});
+  const std::vector<Variable> live = t.make_many(4, 2 * t.chunk);
+  t.let_go();
+  {
+    const FaultsForTest faults("cuMemcpyDtoHAsync");
+    EXPECT_EQ(t.check(live[0]), OOC_DRIVER_FAILURE);
+    EXPECT_TRUE(contains(last_error(), "cuMemcpyDtoHAsync") && contains(last_error(), "CUDA_ERROR_UNKNOWN"));
+    EXPECT_TRUE(contains(last_error(), "safe"));
+    t.let_go();
+    EXPECT_TRUE(t.core.malloc(2 * t.chunk) == nullptr);
+    EXPECT_EQ(last_status(), OOC_DRIVER_FAILURE);
+    EXPECT_TRUE(contains(last_error(), "cuMemcpyDtoHAsync") && contains(last_error(), "safe"));
+    EXPECT_TRUE(t.core.malloc(5 * t.chunk) == nullptr);  // this one fits nowhere, whatever the driver does
+    EXPECT_EQ(last_status(), OOC_OUT_OF_MEMORY);
+    EXPECT_TRUE(contains(last_error(), "smallest budget"));
+    const Variable& newest = live.back();  // on the device, and nothing has to move
+    EXPECT_EQ(t.check(newest), OOC_OK);
+    EXPECT_EQ(t.call("f", {reads(newest)}, [&] {  // nor is what it needs measured in host memory
+      EXPECT_TRUE(t.core.malloc(2 * t.chunk) == nullptr);
+      EXPECT_EQ(last_status(), OOC_DRIVER_FAILURE);
+    }), OOC_OK);
+  }
+  t.let_go();
   t.expect_intact(live);
 }
 

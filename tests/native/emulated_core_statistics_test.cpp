@@ -23,8 +23,8 @@ const std::map<std::string, Field> kFailures = {
     {"cuMemHostRegister", &ooc_stats::driver_failures_host_register},
     {"cuEventCreate", &ooc_stats::driver_failures_event_create},
     {"cuEventRecord", &ooc_stats::driver_failures_event_record},
-    {"cuEventSynchronize", &ooc_stats::driver_failures_event_synchronize},
-    {"cuStreamSynchronize", &ooc_stats::driver_failures_stream_synchronize},
+    {"cuEventQuery", &ooc_stats::driver_failures_event_synchronize},
+    {"cuStreamQuery", &ooc_stats::driver_failures_stream_synchronize},
     {"cuStreamWaitEvent", &ooc_stats::driver_failures_stream_wait_event},
 };
 

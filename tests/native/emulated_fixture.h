@@ -19,6 +19,8 @@ struct Control {
   OOC_CONTROL_MEMBER(call_count);
   OOC_CONTROL_MEMBER(inject_faults);
   OOC_CONTROL_MEMBER(clear_faults);
+  OOC_CONTROL_MEMBER(watch_sites);
+  OOC_CONTROL_MEMBER(sites);
   OOC_CONTROL_MEMBER(access);
   OOC_CONTROL_MEMBER(physical_offset);
 #undef OOC_CONTROL_MEMBER
@@ -55,6 +57,16 @@ class ConfigForTest {
 
  private:
   ooc_emulated_config before_;
+};
+
+class FaultsForTest {
+ public:
+  explicit FaultsForTest(const std::string& rules) {
+    if (control().inject_faults(rules.c_str()) != 0) fail(__FILE__, __LINE__, control().error());
+  }
+  ~FaultsForTest() { control().clear_faults(); }
+  FaultsForTest(const FaultsForTest&) = delete;
+  FaultsForTest& operator=(const FaultsForTest&) = delete;
 };
 
 template <typename T>

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import stat
 import subprocess
@@ -88,3 +90,46 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path,
         WRITERS[writer](folder)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     assert (folder / "inside").read_text() == "kept"
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize("step", ["open", "write", "close", "rename", "rename, and the clean-up"])
+def test_whichever_step_fails_the_old_file_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, error: int
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    real_open = io.open
+
+    def failing(*_: object, **__: object) -> None:
+        raise OSError(error, os.strerror(error))
+
+    class Failing(io.FileIO):
+        def write(self, content: object) -> int:
+            if step == "write":
+                super().write(bytes(content)[:2])  # type: ignore[call-overload]
+                failing()
+            return super().write(content)  # type: ignore[arg-type]
+
+        def close(self) -> None:
+            closes = not self.closed
+            super().close()
+            if step == "close" and closes:
+                failing()
+
+    def opened(name: object, mode: str = "r", *rest: object, **more: object) -> object:
+        if "w" not in mode:
+            return real_open(name, mode, *rest, **more)  # type: ignore[call-overload]
+        return failing() if step == "open" else Failing(os.fspath(name), mode)  # type: ignore[call-overload]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(io, "open", opened)
+        if step.startswith("rename"):
+            patch.setattr(os, "replace", failing)
+        if step.endswith("clean-up"):
+            patch.setattr(Path, "unlink", lambda *_, **__: os.stat(tmp_path / "another failure"))
+        with pytest.raises(OSError, match=os.strerror(error)):
+            write_whole(path, b"the new content")
+    assert path.read_bytes() == b"old"
+    left = [each.name for each in tmp_path.iterdir()]
+    assert left == ["file"] if not step.endswith("clean-up") else "file" in left

@@ -75,7 +75,7 @@ class DeviceBackedCpuAllocator final : public c10::Allocator {
       if (bytes > 0) address = plain_blocks().allocate(bytes);
     } else if (bytes > 0) {
       address = ooc_core_malloc(core, bytes);
-      if (address == nullptr) raise(OOC_OUT_OF_MEMORY);
+      if (address == nullptr) raise(ooc_last_status());
       const bool may_leave = owned(address) && !in_slab(address);
       if (may_leave && bytes <= kStaysOutsideFunctions && !ooc_core_in_function(core))
         ooc_core_pin(core, address, OOC_READ | OOC_WRITE, nullptr);
@@ -213,7 +213,7 @@ at::Tensor empty_absent(at::IntArrayRef size, at::IntArrayRef stride, at::Scalar
     memory = cpu_allocator.allocate(bytes);
   } else {
     void* address = ooc_core_malloc_absent(core, bytes);
-    if (address == nullptr) raise(OOC_OUT_OF_MEMORY);
+    if (address == nullptr) raise(ooc_last_status());
     if (places_wanted.load(std::memory_order_relaxed)) note_place(address);
     memory = {address, address, &free_block, c10::Device(c10::DeviceType::CPU)};
   }

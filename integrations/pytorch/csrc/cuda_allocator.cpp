@@ -103,6 +103,7 @@ void* CudaAllocator::take_from_core(size_t bytes, cudaStream_t stream) {
       discard(std::move(spare));
       block = ooc_core_malloc_on(managed_, bytes, stream);
     }
+    if (block == nullptr && ooc_last_status() == OOC_DRIVER_FAILURE) raise(OOC_DRIVER_FAILURE);
     if (block == nullptr) out_of_memory(bytes, message);
   }
   if (owned(block)) return block;

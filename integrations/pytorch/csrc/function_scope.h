@@ -12,7 +12,7 @@ class FunctionScope {
     const int status = on_host ? ooc_core_function_begin_host(core, id, operands.begin(), operands.size())
                                : begin(id, operands);
     ended_ = nested_ = status == OOC_NESTED;
-    if (status != OOC_OK && !nested_) raise(on_host ? OOC_OUT_OF_MEMORY : status);
+    if (status != OOC_OK && !nested_) raise(on_host && status != OOC_DRIVER_FAILURE ? OOC_OUT_OF_MEMORY : status);
   }
   ~FunctionScope() {
     if (!ended_) finish(false, [](Operands&) {});

@@ -1,0 +1,102 @@
+#include "own_memory.h"
+
+#include <pthread.h>
+#include <sys/mman.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <new>
+
+namespace ooc::own_memory {
+namespace {
+
+constexpr size_t kSegmentBytes = size_t{1} << 20;  // far more than one operation takes
+constexpr int kSegments = 64;                      // a segment is used again when all that was taken from it is freed
+
+struct Segment {
+  char* start = nullptr;
+  size_t used = 0;
+  uint64_t live = 0;  // blocks
+};
+Segment segments[kSegments];
+int current = 0;
+std::atomic<bool> ever_used{false};
+pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+
+struct Guard {
+  Guard() { pthread_mutex_lock(&mutex); }
+  ~Guard() { pthread_mutex_unlock(&mutex); }
+  Guard(const Guard&) = delete;
+  Guard& operator=(const Guard&) = delete;
+};
+
+}  // namespace
+
+bool refill() noexcept {
+  const Guard guard;
+  for (int i = 0; i < kSegments; ++i) {
+    Segment& segment = segments[i];
+    if (segment.live > 0) continue;
+    if (segment.start == nullptr) {
+      const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE;
+      void* memory = mmap(nullptr, kSegmentBytes, PROT_READ | PROT_WRITE, flags, -1, 0);
+      if (memory == MAP_FAILED) return false;
+      segment.start = static_cast<char*>(memory);
+    }
+    segment.used = 0;
+    current = i;
+    whole.store(true, std::memory_order_relaxed);
+    return true;
+  }
+  return false;
+}
+
+[[gnu::cold, maybe_unused]] static void* take(size_t bytes) noexcept {
+  const Guard guard;
+  Segment& segment = segments[current];
+  bytes = (bytes + 15) / 16 * 16;
+  if (segment.start == nullptr || bytes > kSegmentBytes - segment.used) return nullptr;
+  void* block = segment.start + segment.used;
+  segment.used += bytes;
+  ++segment.live;
+  whole.store(false, std::memory_order_relaxed);
+  ever_used.store(true, std::memory_order_release);
+  return block;
+}
+
+[[gnu::cold, maybe_unused]] static bool give(void* block) noexcept {
+  const Guard guard;
+  for (Segment& segment : segments) {
+    const auto offset = static_cast<size_t>(static_cast<char*>(block) - segment.start);
+    if (segment.start == nullptr || offset >= kSegmentBytes) continue;
+    --segment.live;
+    return true;
+  }
+  return false;
+}
+
+void before_fork() noexcept { pthread_mutex_lock(&mutex); }
+void after_fork() noexcept { pthread_mutex_unlock(&mutex); }
+
+[[maybe_unused]] static void* allocate(size_t bytes) noexcept {
+  void* block = std::malloc(bytes > 0 ? bytes : 1);
+  return __builtin_expect(block != nullptr, true) ? block : take(bytes);
+}
+
+[[maybe_unused]] static void release(void* block) noexcept {
+  if (__builtin_expect(ever_used.load(std::memory_order_acquire), false) && give(block)) return;
+  std::free(block);
+}
+
+}  // namespace ooc::own_memory
+
+// Sanitizers have operators of their own.
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+void* operator new(size_t bytes) {
+  if (void* block = ooc::own_memory::allocate(bytes)) return block;
+  throw std::bad_alloc();
+}
+void* operator new(size_t bytes, const std::nothrow_t&) noexcept { return ooc::own_memory::allocate(bytes); }
+void operator delete(void* block) noexcept { ooc::own_memory::release(block); }
+void operator delete(void* block, size_t) noexcept { ooc::own_memory::release(block); }
+#endif

@@ -1,0 +1,45 @@
+"""A sample of the campaign (`make test-faults`): two programs, and the failures that found something."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.faults import campaign
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("faults")
+
+
+@pytest.fixture(scope="module")
+def program(folder: Path) -> Path:
+    return campaign.build(folder)
+
+
+def wrong(results: list[campaign.Result]) -> list[campaign.Result]:
+    return [result for result in results if result.outcome not in campaign.GOOD]
+
+
+def test_driver_sites(program: Path, folder: Path) -> None:
+    cases = campaign.driver_cases(program, ("demand", "streams"), folder)
+    shapes = ("4 times from call 0", "always from call 0")
+    chosen = [case for case in cases if case.mode in shapes or "never" in case.mode]
+    assert len({case.site for case in chosen}) > 40, "sites were not found"
+    results = campaign.carry_out(program, chosen, 2, lambda _: None)
+    assert not wrong(results)
+    words = [word for result in results for word in result.words]
+    assert any("the device is lost" in word for word in words)
+    assert any("the driver refused cuMem" in word for word in words)
+
+
+def test_sites_of_the_system_and_of_our_memory(program: Path, folder: Path) -> None:
+    cases = campaign.own_cases(program, campaign.build_interposer(folder), ("detach",), folder)
+    chosen = [case for case in cases if case.mode in ("once, call 1", "always from call 0")]
+    calls = {case.site.call for case in chosen}
+    assert {"mmap", "mremap", "thread", "malloc"} <= calls
+    results = campaign.carry_out(program, chosen, 2, lambda _: None)
+    assert not wrong(results)
+    assert any("no host memory for the books" in word for result in results for word in result.words)
