@@ -126,7 +126,7 @@ Room Core::make_room(Lock& lock, uint64_t chunks, uint64_t pinned_too) {
 
 std::string Core::describe_refusal() const {
   if (device_.lost()) return describe_loss();
-  const bool no_memory = arena_->refusal() == HostArena::Refusal::kSystem;
+  const bool no_memory = arena_->refusal() == Refusal::kSystem;
   return "no room could be made on the device: " + refused() + (no_memory ? "; " + arena_->describe(host_used()) : "") +
          ". Every variable is safe in one of the two memories. If this was passing, what failed can be run again; if the "
          "driver goes on refusing, save what is needed and restart the process";
