@@ -25,7 +25,8 @@ from torch.utils.dlpack import from_dlpack, to_dlpack
 
 __all__ = [
     "Double", "F", "Named", "Sub", "boundary", "budget", "bump", "checkpoint", "evict", "from_dlpack", "gc",
-    "hooked", "make_model", "nn", "numpy", "peek", "poke", "roundtrip", "saved_on_host", "to_dlpack", "together", "torch", "train",
+    "hooked", "make_model", "nn", "numpy", "peek", "poke", "roundtrip", "saved_on_host", "to_dlpack", "together",
+    "torch", "train",
 ]  # fmt: skip
 
 warnings.simplefilter("ignore")

@@ -86,7 +86,7 @@ def programs(draw: st.DrawFn, most: int = 30) -> Program:
 
 def _kind(error: str) -> str:
     """The type of an error: what a message says of shapes may be of a part."""
-    return error.partition(":")[0].replace("NotImplementedError", "RuntimeError")
+    return error.partition(":")[0]
 
 
 def difference(program: Program, found: list[Step], plain_steps: list[Step] | None = None) -> str:

@@ -194,7 +194,7 @@ def multiply(names: Names) -> str | None:
 
 
 def move(names: Names) -> str | None:
-    x = names.tensor(lambda tensor: tensor.dim() > 0 and 0 < tensor.shape[0] and _smaller(tensor))
+    x = names.tensor(lambda tensor: tensor.dim() > 0 and tensor.shape[0] > 0 and _smaller(tensor))
     if x is None:
         return None
     rows = names.space[x].shape[0]
