@@ -225,7 +225,7 @@ at::Tensor empty_absent(at::IntArrayRef size, at::IntArrayRef stride, at::Scalar
   return tensor;
 }
 
-void refuse(c10::string_view reason, bool inexact) { cannot_split(std::string(reason), inexact); }
+void refuse(c10::string_view reason, bool inexact, bool raised) { cannot_split(std::string(reason), inexact, raised); }
 
 bool in_scope() { return core != nullptr && ooc_core_in_function(core) != 0; }
 
@@ -243,7 +243,7 @@ TORCH_LIBRARY(ooc, m) {
   m.def("ranges(bool on) -> bool", ranges);
   m.def("plain(bool on) -> bool", plain);
   m.def("empty_absent(int[] size, int[] stride, ScalarType dtype) -> Tensor", empty_absent);
-  m.def("cannot_split(str reason, bool inexact) -> ()", refuse);
+  m.def("cannot_split(str reason, bool inexact, bool raised) -> ()", refuse);
   m.def("record_places(bool on, str[] skipped, str here) -> ()", record_places);
 }
 
@@ -262,6 +262,12 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
 #endif
 
 TORCH_LIBRARY_IMPL(_, Fake, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }
+
+TORCH_LIBRARY_IMPL(aten, AutogradCPU, m) {
+  Silence silence;
+  c10::WarningUtils::WarningHandlerGuard guard(&silence);
+  m.impl(kComputes, torch::CppFunction::makeFallthrough());
+}
 
 TORCH_LIBRARY_IMPL(aten, Fake, m) {
   namespace ops = at::_ops;

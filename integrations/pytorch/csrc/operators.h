@@ -53,13 +53,17 @@ inline bool schema_hides_writes(std::string_view name) {
   return std::find(std::begin(kNames), std::end(kNames), name) != std::end(kNames);
 }
 
+// Declared as composite, though it reads its input itself where no gradient is wanted. Composite operators are called
+// above our key; this one is made to come by it.
+constexpr const char* kComputes = "aten::max_pool1d";
+
 inline OperatorInfo inspect(const c10::OperatorHandle& op) {
   OperatorInfo info;
   const auto& schema = op.schema();
   const std::string name = c10::toString(op.operator_name());
   info.id = ooc_core_function_id(core, name.c_str());
   const std::string space(op.operator_name().getNamespace().value_or(""));
-  info.composite = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
+  info.composite = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) && name != kComputes;
   bool aliases = false, writes = false, tensors = false;
   // A schema outside PyTorch's own operators is not believed when it declares no writes.
   const bool trusted = space == "aten" || space == "prims" || space == "torchvision" || space == "ooc";

@@ -14,6 +14,7 @@ thread_local int depth = 0;
 
 struct Refusal {
   bool is = false, inexact = false;
+  bool raised = false;  // an error of the operator's own, which undivided it may raise in other words, or not at all
   std::string reason;
 };
 thread_local Refusal refusal;  // of the operator that Python splits in this thread
@@ -169,6 +170,7 @@ class Attempt {
     if (narrower && in_ranges()) return remember(*info_.split, key_, Way::kRanges);
     if (way != Way::kHost && in_parts()) return remember(*info_.split, key_, Way::kParts);
     if (on_host()) return remember(*info_.split, key_, Way::kHost);
+    if (raised_) std::rethrow_exception(raised_);
     TORCH_CHECK_WITH(OutOfMemoryError, false, failure_, reasons_);
   }
 
@@ -214,6 +216,7 @@ class Attempt {
       return true;
     } catch (const std::exception&) {
       if (!refusal.is) throw;
+      if (refusal.raised) raised_ = std::current_exception();
     }
     reasons_ += " It cannot run in parts: " + refusal.reason + ".";
     if (refusal.inexact) reasons_ += " OOC_SPLIT=allow takes parts that differ in rounding.";
@@ -234,6 +237,7 @@ class Attempt {
   c10::DispatchKeySet keys_;
   torch::jit::Stack* stack_;
   std::string name_, failure_, reasons_;
+  std::exception_ptr raised_;
   std::vector<c10::IValue> arguments_;
   size_t below_ = 0;
   uint64_t key_ = 0;
@@ -281,6 +285,8 @@ void recover(const c10::OperatorHandle& op, const OperatorInfo& info, c10::Dispa
   Attempt(op, info, keys, stack).run(Way::kRanges, &error);
 }
 
-void cannot_split(std::string reason, bool inexact) { refusal = {true, inexact, std::move(reason)}; }
+void cannot_split(std::string reason, bool inexact, bool raised) {
+  refusal = {true, inexact, raised, std::move(reason)};
+}
 
 }  // namespace ooc_torch

@@ -75,7 +75,8 @@ void run_in_way(Way way, const c10::OperatorHandle& op, const OperatorInfo& info
 void recover(const c10::OperatorHandle& op, const OperatorInfo& info, c10::DispatchKeySet keys,
              torch::jit::Stack* stack, bool began, const c10::OutOfMemoryError& error);
 
-// Python's words on why it cannot split the operator that it runs; `inexact`: it could if rounding did not matter.
-void cannot_split(std::string reason, bool inexact);
+// Python's words on why it cannot split the operator that it runs; `inexact`: it could if rounding did not matter;
+// `raised`: the parts raise an error, which is thrown again if the operator cannot run in any other way.
+void cannot_split(std::string reason, bool inexact, bool raised);
 
 }  // namespace ooc_torch
