@@ -35,7 +35,8 @@ editable := $(pip) install --quiet --config-settings=wheel.cmake=false --editabl
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help venv native demo test lint unit-test native-test asan tsan test-programs test-strict test-faults test-gpu \
+.PHONY: help venv native demo test lint unit-test native-test asan tsan test-programs test-strict test-faults fuzz fuzz-asan \
+  soak test-gpu \
   check-cuda-build bench bench-splitting bench-gpu monitoring-tools dashboards dashboard-pictures wheel clean
 .DELETE_ON_ERROR:
 
@@ -107,12 +108,23 @@ test-programs: venv native ## the Python tests of whole programs, with those mar
 test-strict: venv native ## the long suite: every operator of PyTorch's own database with eviction before each one
 	$(python) -m pytest tests/stress -m "" $(PYTEST)
 
+test-faults: venv native ## every call site of the driver, the system and our memory fails, in each way; FAULTS="--out folder"
+	$(python) -m tests.faults --jobs $(JOBS) $(FAULTS)
+
+fuzz: venv native ## random programs against plain memory, going on from where the last run stopped; FUZZ="--minutes 120"
+	$(python) -m tests.fuzz --jobs $(JOBS) $(FUZZ)
+
+# The interpreter is not built with the sanitizer, so its runtime is loaded first.
+fuzz-asan: venv native ## the fuzzer's corpus, and two minutes of random programs, under AddressSanitizer
+	$(call native_build,build/asan-libraries,-DCMAKE_BUILD_TYPE=RelWithDebInfo -DOOC_SANITIZE=address+undefined -DOOC_BUILD_TESTS=OFF)
+	OOC_TEST_LIBRARIES=$(CURDIR)/build/asan-libraries $(pytest) tests/fuzz $(PYTEST)
+
+soak: venv native ## an hour of training under random signals and changing budgets; SOAK="--minutes 60"
+	$(python) -m tests.soak $(SOAK)
+
 # The driver itself is asked: where its library lies differs from machine to machine.
 gpu_there = $(PYTHON) -c 'import ctypes as c, sys; d = c.CDLL("libcuda.so.1"); n = c.c_int(); \
   sys.exit(not (d.cuInit(0) == 0 and d.cuDeviceGetCount(c.byref(n)) == 0 and n.value > 0))' 2>/dev/null
-
-test-faults: venv native ## every call site of the driver, the system and our memory fails once, always, and comes late: FAULTS="--out folder"
-	$(python) -m tests.faults --jobs $(JOBS) $(FAULTS)
 
 test-gpu: ## on an NVIDIA GPU: the driver's contract, the core, PyTorch; offline from a checkout with VENV=system
 	@if $(gpu_there); then $(MAKE) gpu-native-test gpu-torch-test; \

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import hashlib
 import random
 import re
 import warnings
@@ -130,7 +131,7 @@ def _digest(value: Any) -> str:
         return f"{type(value).__name__}[{','.join(map(_digest, value))}]"
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return digest(value)
-    head = f"{type(value).__name__}{value.stride()}{value.requires_grad}{value.is_conj()}"
+    head = f"{type(value).__name__}{value.dtype}{tuple(value.shape)}{value.stride()}{value.requires_grad}{value.is_conj()}"
     grad = _digest(value.grad) if value.is_leaf and value.grad is not None else ""
     with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
         source = value.detach().as_subclass(torch.Tensor)
@@ -138,4 +139,5 @@ def _digest(value: Any) -> str:
             target = torch.empty(source.shape, dtype=source.dtype)
         target.copy_(source)
         with _plain():
-            return f"{head}{digest(target)}{grad}"
+            data = target.view(-1).view(torch.uint8).numpy()
+            return f"{head}:{hashlib.blake2b(data, digest_size=8).hexdigest()}{grad}"

@@ -36,11 +36,15 @@ class Result:
 
 
 class Server:
-    """The process, from outside."""
+    """The process, from outside. OOC_TEST_LIBRARIES names a folder of libraries built with AddressSanitizer."""
 
-    def __init__(self, library: dict[str, str] | None = None) -> None:
+    def __init__(self) -> None:
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("OOC_", "_OOC_"))}
-        environment |= {"PYTHONPATH": str(ROOT), "OMP_WAIT_POLICY": "passive", **(library or {})}
+        environment |= {"PYTHONPATH": str(ROOT), "OMP_WAIT_POLICY": "passive"}
+        if libraries := os.environ.get("OOC_TEST_LIBRARIES"):
+            command = [os.environ.get("CXX", "c++"), "-print-file-name=libasan.so"]
+            runtime = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+            environment |= {"_OOC_LIBRARIES": libraries, "LD_PRELOAD": runtime, "ASAN_OPTIONS": "detect_leaks=0"}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.fuzz.server"],
             stdin=subprocess.PIPE,
