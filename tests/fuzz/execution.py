@@ -131,7 +131,8 @@ def _digest(value: Any) -> str:
         return f"{type(value).__name__}[{','.join(map(_digest, value))}]"
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return digest(value)
-    head = f"{type(value).__name__}{value.dtype}{tuple(value.shape)}{value.stride()}{value.requires_grad}{value.is_conj()}"
+    head = f"{type(value).__name__}{value.dtype}{tuple(value.shape)}{value.stride()}"
+    head += f"{value.requires_grad}{value.is_conj()}"
     grad = _digest(value.grad) if value.is_leaf and value.grad is not None else ""
     with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
         source = value.detach().as_subclass(torch.Tensor)

@@ -40,7 +40,8 @@ def test_programs_that_once_failed() -> None:
 
 def test_a_program_that_reads_what_was_moved_away_is_noticed() -> None:
     blind = "getattr(torch.ops.ooc, 'intercept_thread', print)(False)"
-    program = Program(SETTINGS, Way(), ["v1 = torch.ones(60000)", "v2 = torch.zeros(1)", "evict()", blind, "v1.add_(1)"])
+    statements = ["v1 = torch.ones(60000)", "v2 = torch.zeros(1)", "evict()", blind, "v1.add_(1)"]
+    program = Program(SETTINGS, Way(), statements)
     program.plain = program.run_plain()
     with Server() as server:
         assert "dies with status -11 in ['v1.add_(1)']" in campaign.judge(server, program, Counter())
