@@ -30,7 +30,7 @@ from swapd.simulator import simulate
 
 COUNTERS = """
     swap_out_bytes swap_in_bytes swap_out_count swap_in_count demand_swap_in_count demand_swap_in_bytes
-    demand_swap_out_bytes clean_drop_bytes cancelled_swap_out_count budget_overrun_count divergence_count
+    demand_swap_out_bytes clean_drop_bytes cancelled_swap_out_count divergence_count
     stall_seconds stall_swap_in_seconds stall_room_seconds copy_out_seconds copy_in_seconds
     driver_calls_map driver_calls_unmap driver_calls_set_access functions
 """.split()

@@ -21,7 +21,7 @@ from ooc_alloc.timeline import TimelineCalls
 
 READ = 1
 WRITE = 2
-ABI_VERSION = 4
+ABI_VERSION = 5
 
 
 class OocError(RuntimeError):
@@ -99,13 +99,13 @@ _COUNTERS = """
     small_live_bytes device_bytes device_peak_bytes free_bytes cached_bytes slab_bytes slab_used_bytes resident_bytes
     pinned_bytes host_bytes host_used_bytes host_peak_bytes min_budget_bytes waste_at_live_peak_bytes swap_out_bytes
     swap_in_bytes swap_out_count swap_in_count demand_swap_in_count demand_swap_in_bytes demand_swap_out_bytes
-    clean_drop_count clean_drop_bytes cancelled_swap_out_count write_back_bytes budget_overrun_count divergence_count
-    plan_switch_count plan_count planned_iteration_count functions iterations allocations frees cache_hits
-    driver_failure_count driver_calls_map driver_calls_unmap driver_calls_set_access driver_calls_create
-    external_pin_count event_create_count chunks_resident chunks_leaving chunks_arriving chunks_cached chunks_free
-    chunks_slab chunks_slab_empty chunks_lost waste_bytes host_unpinned_bytes driver_failures_mem_create
-    driver_failures_mem_map driver_failures_mem_set_access driver_failures_mem_unmap driver_failures_copy_out
-    driver_failures_copy_in driver_failures_host_register driver_failures_event_create driver_failures_event_record
+    clean_drop_count clean_drop_bytes cancelled_swap_out_count write_back_bytes divergence_count plan_switch_count
+    plan_count planned_iteration_count functions iterations allocations frees cache_hits driver_failure_count
+    driver_calls_map driver_calls_unmap driver_calls_set_access driver_calls_create external_pin_count
+    event_create_count chunks_resident chunks_leaving chunks_arriving chunks_cached chunks_free chunks_slab
+    chunks_slab_empty chunks_lost waste_bytes host_unpinned_bytes driver_failures_mem_create driver_failures_mem_map
+    driver_failures_mem_set_access driver_failures_mem_unmap driver_failures_copy_out driver_failures_copy_in
+    driver_failures_host_register driver_failures_event_create driver_failures_event_record
     driver_failures_event_synchronize driver_failures_stream_synchronize driver_failures_stream_wait_event
     host_backed_function_count
 """.split()
@@ -336,7 +336,7 @@ class Core(TimelineCalls):
         budget_bytes: device bytes to use; 0 means 90% of what is free.
         host_budget_bytes: host bytes for swapped data.
         chunk_bytes: size of a physical chunk, rounded up to the driver's granularity.
-        small_limit_bytes: allocations up to this size stay in resident slabs.
+        small_limit_bytes: allocations up to this size go to slabs, which stay resident, up to half of the budget.
         strict: evict everything before every function and verify clean copies.
         run_daemon: start the swap threads.
         asynchronous: functions run on streams of the device, and the host does not wait for them.

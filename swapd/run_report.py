@@ -201,12 +201,6 @@ def _comparison(recording: Recording, predicted: Predicted, spans: list[Span]) -
 def _run_advice(summary: dict[str, Any], steps: list[Step]) -> Iterator[str]:
     """What the run itself shows."""
     moved = summary["swap_out_bytes"] + summary["swap_in_bytes"]
-    if summary["budget_overrun_count"]:
-        yield (
-            f"Small variables alone exceeded the budget {summary['budget_overrun_count']} times: set OOC_BUDGET to "
-            f"{format_bytes(summary['min_budget_bytes'])} or more, or lower OOC_SMALL_LIMIT so that fewer of them "
-            "count as small."
-        )
     if moved and not summary["plan_count"]:
         yield (
             "No plan was made: no sequence of functions came twice. If batches differ in shape, pad them to a few "

@@ -225,7 +225,11 @@ SETTINGS = (
     Setting("host_budget", "BYTES|%", "host bytes for swapped data [80% of what is free]", parse_amount),
     Setting("chunk_size", "BYTES", "size of a physical chunk [2MiB, or less; see README]", parse_bytes, exact_bytes),
     Setting(
-        "small_limit", "BYTES", "largest allocation that is never swapped [1MiB, or less]", parse_bytes, exact_bytes
+        "small_limit",
+        "BYTES",
+        "largest allocation that goes to slabs, which stay [1MiB, or less]",
+        parse_bytes,
+        exact_bytes,
     ),
     Setting("policy", "|".join(POLICIES), "scheduling policy; demand is no plan [auto]", parse_policy),
     Setting("window", "BYTES|auto", "schedule window [auto]", parse_window, exact_bytes),

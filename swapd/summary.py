@@ -19,7 +19,7 @@ VERSION = 1
 
 _COPIED = """
     budget_bytes live_peak_bytes device_peak_bytes host_peak_bytes swap_out_bytes swap_in_bytes swap_out_count
-    swap_in_count demand_swap_in_count clean_drop_count budget_overrun_count divergence_count plan_count functions
+    swap_in_count demand_swap_in_count clean_drop_count divergence_count plan_count functions
     stall_seconds min_budget_bytes chunk_bytes clean_drop_bytes demand_swap_in_bytes demand_swap_out_bytes
     planned_iteration_count plan_switch_count driver_failure_count stall_swap_in_seconds stall_room_seconds
     cancelled_swap_out_count write_back_bytes external_pin_count allocations copy_out_seconds copy_in_seconds

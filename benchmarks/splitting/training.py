@@ -59,7 +59,7 @@ def measure(cases: list[str], steps: int, target: Path) -> list[str]:
         record["identical"] = all(record[name] == plain[name] for name in ("losses", "state_fingerprint"))
         results.save(target, "training", f"{case}-split", record)
         summary = record["summary"]
-        if summary["device_peak_bytes"] > BUDGETS[case] or summary["budget_overrun_count"]:
+        if summary["device_peak_bytes"] > BUDGETS[case]:
             complaints.append(f"{case}: the device held {summary['device_peak_bytes']} bytes")
         if record["split"] == "exact" and not record["identical"]:
             complaints.append(f"{case}: other bits than in plain PyTorch")

@@ -22,8 +22,8 @@ def _figures() -> Row:
             figure("Needed in-core", "Of all ranks chosen together.", Query(f"sum({series('ooc_live_peak_bytes')})")),
             figure(
                 "Peak over the budget",
-                "Most device memory ever held, over the budget; the fullest rank. Above 1 only small "
-                "allocations have gone beyond it.",
+                "Most device memory ever held, over the budget; the fullest rank. It is above 1 only where the "
+                "program has lowered the budget since.",
                 Query(f"max({series('ooc_device_peak_bytes')} / {series('ooc_budget_bytes')})"),
                 "percentunit",
                 Steps(((1.0001, "red"),)),
@@ -81,21 +81,12 @@ def _device() -> Row:
                 Query(f"max({series('ooc_pinned_bytes')} / {series('ooc_budget_bytes')})", "fullest rank"),
                 unit="percentunit",
                 most=1,
-                size=(8, 8),
             ),
             time_series(
                 "Chunks",
                 "All ranks chosen together.",
                 Query(f"sum by (state) ({series('ooc_chunks')})", "{{state}}"),
                 stacked=True,
-                size=(8, 8),
-            ),
-            time_series(
-                "Beyond the budget",
-                "Chunks a second that small allocations took although none was left. It should be 0.",
-                Query(f"sum({rate('ooc_budget_overruns_total')})", "overruns"),
-                size=(8, 8),
-                soft_most=1,
             ),
         ],
     )

@@ -228,10 +228,6 @@ _STALLS = (
         "divergence_count",
     ),
     _counter("ooc_plan_switches_total", "", "Departures after which another plan took over.", "plan_switch_count"),
-    _counter(
-        "ooc_budget_overruns_total", "", "Chunks taken beyond the budget, for small allocations.",
-        "budget_overrun_count",
-    ),
 )  # fmt: skip
 
 _PLANNER = (

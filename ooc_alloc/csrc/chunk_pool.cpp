@@ -6,14 +6,13 @@ namespace ooc {
 
 ChunkPool::ChunkPool(const Driver& driver, int device, uint64_t chunk_bytes, uint64_t limit_chunks)
     : driver_(driver), chunk_bytes_(chunk_bytes), limit_(limit_chunks), configured_limit_(limit_chunks) {
-  handles_.reserve(2 * limit_chunks + 1024);  // they are read without the lock: the vector must not move
+  handles_.reserve(limit_chunks);  // they are read without the lock: the vector must not move, and no limit is higher
   properties_.type = CU_MEM_ALLOCATION_TYPE_PINNED;
   properties_.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
   properties_.location.id = device;
 }
 
 Chunk ChunkPool::create() {
-  if (unused_indexes_.empty() && handles_.size() == handles_.capacity()) return kNoChunk;
   constexpr int kRetries = 3;
   CUmemGenericAllocationHandle handle = 0;
   CUresult result = CUDA_ERROR_UNKNOWN;
@@ -65,11 +64,6 @@ bool ChunkPool::recover() {
   free_.push_back(chunk);
   limit_ = configured_limit_;
   return true;
-}
-
-Chunk ChunkPool::take_beyond_limit() {
-  Chunk chunk = kNoChunk;
-  return available() > 0 && take(1, &chunk) ? chunk : create();
 }
 
 void ChunkPool::give(Chunk chunk) {

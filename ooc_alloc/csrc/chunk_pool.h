@@ -32,9 +32,7 @@ class ChunkPool {
   bool take(uint32_t count, Chunk* out);
   // Asks the driver once more where it had lowered the limit. False: it gives no chunk now either.
   bool recover();
-  // One chunk beyond the limit, for memory that cannot be refused; kNoChunk if the driver has none.
-  Chunk take_beyond_limit();
-  // A chunk beyond the limit goes back to the driver, any other one is kept.
+  // A chunk beyond a lowered limit goes back to the driver, any other one is kept.
   void give(Chunk chunk);
   // Another limit, at most the one it was made with. Chunks beyond it go back as they are given, free ones by trim().
   void set_limit(uint64_t chunks) { limit_ = configured_limit_ = chunks; }

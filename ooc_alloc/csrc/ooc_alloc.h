@@ -18,7 +18,7 @@ extern "C" {
 #endif
 
 #define OOC_API __attribute__((visibility("default")))
-#define OOC_ABI_VERSION 4
+#define OOC_ABI_VERSION 5
 
 typedef struct ooc_core ooc_core;
 
@@ -41,7 +41,7 @@ typedef struct {
   uint64_t budget_bytes;         // 0: 90% of the device memory that is free now
   uint64_t host_budget_bytes;    // host bytes for swapped data, at least one chunk
   uint64_t chunk_bytes;          // rounded up to the driver's granularity
-  uint64_t small_limit_bytes;    // allocations up to this size stay in resident slabs; 0: every allocation is a region
+  uint64_t small_limit_bytes;    // allocations up to this size go to slabs (ooc_core_small_limit); 0: every allocation is a region
   uint64_t small_alignment;      // of slab allocations, a power of two; 0: 64
   uint64_t address_space_bytes;  // of regions; 0: 1 TiB
   uint64_t copy_piece_bytes;     // longest single copy, so that an urgent one does not wait long; 0: 4 MiB
@@ -70,7 +70,8 @@ typedef struct {
   uint64_t chunk_bytes, budget_bytes, host_budget_bytes, device_total_bytes;
   uint64_t live_bytes, live_peak_bytes;                  // requested bytes of everything allocated, resident or not
   uint64_t region_live_bytes, small_live_bytes;          // the two parts of live_bytes
-  uint64_t device_bytes, device_peak_bytes;              // physical device memory held: regions, caches, slabs, free chunks
+  uint64_t device_bytes, device_peak_bytes;              // physical device memory held: regions, caches, slabs, free chunks;
+                                                         // never more than the budget that is in force
   uint64_t free_bytes, cached_bytes, slab_bytes, slab_used_bytes, resident_bytes;  // parts of device_bytes
   uint64_t pinned_bytes;                                 // regions that running functions or users hold on the device
   uint64_t host_bytes, host_used_bytes, host_peak_bytes; // host arena: taken from the system, in use, most taken
@@ -80,7 +81,7 @@ typedef struct {
   uint64_t demand_swap_in_count, demand_swap_in_bytes, demand_swap_out_bytes;
   uint64_t clean_drop_count, clean_drop_bytes, cancelled_swap_out_count;
   uint64_t write_back_bytes;  // of the swap-outs: copied ahead, while the variable stayed on the device
-  uint64_t budget_overrun_count, divergence_count, plan_switch_count, plan_count, planned_iteration_count;
+  uint64_t divergence_count, plan_switch_count, plan_count, planned_iteration_count;
   uint64_t functions, iterations, allocations, frees, cache_hits;
   uint64_t driver_failure_count, driver_calls_map, driver_calls_unmap, driver_calls_set_access, driver_calls_create;
   uint64_t external_pin_count;

@@ -82,9 +82,6 @@ def _fragmentation(summary: dict[str, Any]) -> str:
 def _attention(summary: dict[str, Any]) -> list[Text]:
     """Sentences about what should not have happened."""
     texts = []
-    if overruns := summary.get("budget_overrun_count"):
-        need = _bytes(summary, "min_budget_bytes")
-        texts.append(Text(f"the budget was exceeded {overruns} times; {need} would do", style="red"))
     if divergences := summary.get("divergence_count"):
         texts.append(Text(f"the program left its recorded sequence {divergences} times", style="yellow"))
     if failures := summary.get("driver_failure_count"):

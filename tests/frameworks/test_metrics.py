@@ -37,7 +37,6 @@ SAME: dict[str, tuple[str, dict[str, str]]] = {
     "clean_drop_bytes": ("clean_drop_bytes_total", {}),
     "write_back_bytes": ("write_back_bytes_total", {}),
     "cancelled_swap_out_count": ("cancelled_swap_outs_total", {}),
-    "budget_overrun_count": ("budget_overruns_total", {}),
     "divergence_count": ("divergences_total", {}),
     "plan_count": ("plans_total", {}),
     "plan_switch_count": ("plan_switches_total", {}),

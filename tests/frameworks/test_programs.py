@@ -116,7 +116,8 @@ class Library:
             )
             check_identical(folders[0] / "results.pt", folders[1] / "results.pt")
             figures = measured.figures
-            assert figures["swap_in_bytes"] == figures["swap_out_bytes"] == figures["budget_overrun_count"] == 0
+            assert figures["swap_in_bytes"] == figures["swap_out_bytes"] == 0
+            assert figures["device_peak_bytes"] <= figures["budget_bytes"]
             self._known[name] = Known(
                 folders[0] / "results.pt", figures["live_peak_bytes"], figures["min_budget_bytes"]
             )
@@ -146,7 +147,6 @@ def check_identical(first: Path, second: Path) -> None:
 def check_within_budget(figures: dict[str, Any], budget: int) -> None:
     assert figures["budget_bytes"] == budget
     assert 0 < figures["device_peak_bytes"] <= budget
-    assert figures["budget_overrun_count"] == 0
     assert figures["min_budget_bytes"] <= budget
     assert figures["external_fragmentation_ratio"] == 0
     assert figures["driver_failure_count"] == 0
@@ -234,7 +234,6 @@ def test_compiled_graph_too_large(tmp_path: Path) -> None:
     ended = run_source(tmp_path, GRAPH_TOO_LARGE, OOC_BUDGET="10MiB", **caches).check()
     assert "compiled_graph" in ended.output
     assert "OOC_BUDGET=" in ended.output
-    assert ended.figures["budget_overrun_count"] == 0
     assert ended.figures["device_peak_bytes"] <= 10 << 20
 
 

@@ -74,7 +74,6 @@ def check_figures(figures: dict[str, Any], budget: str = BUDGET) -> None:
     assert figures["final"]
     assert figures["swap_out_bytes"] > 0
     assert 0 < figures["device_peak_bytes"] <= figures["budget_bytes"] == int(budget)
-    assert figures["budget_overrun_count"] == 0
     assert figures["external_fragmentation_ratio"] == 0
 
 

@@ -43,23 +43,6 @@ TEST(chunks_are_created_once_and_recycled) {
   EXPECT_EQ(pool.created_peak(), uint64_t{3});
 }
 
-TEST(a_chunk_beyond_the_limit_goes_back_first) {
-  Pool pool(2);
-  Chunk chunks[2];
-  ASSERT_TRUE(pool.take(2, chunks));
-  const Chunk beyond = pool.take_beyond_limit();
-  ASSERT_TRUE(beyond != kNoChunk);
-  EXPECT_EQ(pool.created(), uint64_t{3});
-  EXPECT_EQ(pool.available(), uint64_t{0});
-  pool.give(chunks[0]);  // whichever comes back first pays for the overrun
-  EXPECT_EQ(pool.created(), uint64_t{2});
-  EXPECT_EQ(pool.free(), uint64_t{0});
-  pool.give(chunks[1]);
-  pool.give(beyond);
-  EXPECT_EQ(pool.created(), uint64_t{2});
-  EXPECT_EQ(pool.created_peak(), uint64_t{3});
-}
-
 TEST(free_chunks_go_back_to_the_driver) {
   Pool pool(4);
   size_t before = 0, with = 0, after = 0, total = 0;

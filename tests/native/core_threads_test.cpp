@@ -87,7 +87,6 @@ TEST(threads_share_variables_under_one_budget) {
   for (unsigned i = 1; i <= 4; ++i) threads.emplace_back([&t, i] { t.work(i, 150); });
   for (std::thread& thread : threads) thread.join();
   t.check_shared();
-  EXPECT_EQ(t.stats().budget_overrun_count, uint64_t{0});
   EXPECT_TRUE(t.stats().swap_out_count > 50);
 }
 
@@ -152,7 +151,6 @@ TEST(whatever_a_plan_says_the_bytes_are_right) {
   t.check_shared();
   t.expect_intact(own);
   EXPECT_TRUE(t.stats().planned_iteration_count > 0);
-  EXPECT_EQ(t.stats().budget_overrun_count, uint64_t{0});
 }
 
 TEST(nonsense_plans_are_harmless_tick_by_tick) {  // the same without threads: what fails here can be repeated

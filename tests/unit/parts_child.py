@@ -161,7 +161,6 @@ def main() -> None:
         "wrong": program.wrong,
         "followed": ended.followed_plan,
         "peak": after["device_peak_bytes"],
-        "overruns": after["budget_overrun_count"],
         "divergences": after["divergence_count"],
         "ins": len(plan.ins) if plan else 0,
         "unplannable": daemon.unplannable_sequences,

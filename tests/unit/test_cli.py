@@ -28,7 +28,7 @@ print(json.dumps({"variables": ours, "arguments": sys.argv[1:]}))
 SUMMARIZE = """
 import json, os, sys
 summary = {"device": "emulated", "budget_bytes": 1 << 20, "live_peak_bytes": 3 << 20, "step_seconds": [0.5, 0.25],
-           "stall_seconds": 0.25, "budget_overrun_count": 2, "min_budget_bytes": 2 << 20, "policy": "[auto]"}
+           "stall_seconds": 0.25, "divergence_count": 2, "min_budget_bytes": 2 << 20, "policy": "[auto]"}
 json.dump(summary, open(os.environ["OOC_SUMMARY"], "w"))
 print("the program's own words")
 sys.exit(int(sys.argv[1]))
@@ -171,7 +171,7 @@ def test_the_summary_is_shown_and_the_status_passed_on(
     assert out == "the program's own words\n"
     text = " ".join(err.split())
     assert "live peak 3.00 MiB, 3.00 times the budget of 1.00 MiB" in text
-    assert "the budget was exceeded 2 times; 2.00 MiB would do" in text
+    assert "the program left its recorded sequence 2 times" in text
     assert "policy [auto]" in text
     assert "250 ms, 33.3% of the steps" in text
     assert json.loads(kept.read_text())["live_peak_bytes"] == 3 * MIB

@@ -49,7 +49,7 @@ def test_every_kind_of_metric_that_an_operator_needs_is_there() -> None:
         requested_bytes host_bytes budget_bytes live_peak_bytes oversubscription_ratio internal_fragmentation_ratio
         internal_fragmentation_bytes external_fragmentation_ratio external_fragmentation_bytes chunks swap_bytes_total
         swap_operations_total swap_seconds_total link_achieved_bytes_per_second link_probed_bytes_per_second
-        stall_seconds_total demand_swap_ins_total divergences_total clean_drops_total budget_overruns_total plans_total
+        stall_seconds_total demand_swap_ins_total divergences_total clean_drops_total plans_total
         planning_seconds_total policy_info window_bytes step_seconds step_over_bound_ratio functions_total
         driver_errors_total min_budget_bytes build_info device_info
     """.split()

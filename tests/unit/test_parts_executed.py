@@ -22,7 +22,7 @@ def run(kind: str, policy: str) -> dict[str, Any]:
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     assert found["wrong"] == 0
-    assert found["peak"] <= BUDGET < WEIGHT / 3.5 and found["overruns"] == found["divergences"] == 0
+    assert found["peak"] <= BUDGET < WEIGHT / 3.5 and found["divergences"] == 0
     return found
 
 

@@ -59,7 +59,7 @@ def test_residency_is_the_plans_at_every_function(tmp_path: Path, policy: str, t
     assert found["followed"] and found["violations"] == []
     assert found["compared"] > 1000 and found["absent"] > 1000
     assert found["different"] == []
-    assert found["stats"]["budget_overrun_count"] == 0
+    assert found["stats"]["device_peak_bytes"] <= found["stats"]["budget_bytes"]
 
 
 # Those that do not fit, and whose allocations between iterations (pinned beside the function before them) do.
@@ -84,7 +84,7 @@ def test_parts_run_as_planned(tmp_path: Path, policy: str, training: bool) -> No
     assert found["followed"] and found["violations"] == [] and found["parts"] >= 3 * 32
     assert found["compared"] > 1000 and found["absent"] > 1000
     assert found["different"] == []
-    assert found["stats"]["device_peak_bytes"] <= budget and found["stats"]["budget_overrun_count"] == 0
+    assert found["stats"]["device_peak_bytes"] <= budget
     # The next part comes in while this one runs; only where the plan itself says so late does a function ask for it.
     assert found["planned_ins"] >= 47 and found["late_ins"] <= 4
     assert found["demand_ins_of_the_last"] <= found["late_ins"]

@@ -22,7 +22,7 @@ HOSTILE = "</title></td><script>alert(1)</script><img src=x onerror=alert(1)>'\"
 SUMMARY: dict[str, Any] = {
     "pid": 4711, "device": "emulated", "budget_bytes": 10_000, "live_peak_bytes": 20_000, "oversubscription": 2.0,
     "device_peak_bytes": 10_000, "swap_out_bytes": 5000, "swap_in_bytes": 4000, "demand_swap_in_bytes": 100,
-    "clean_drop_bytes": 10, "policy": "auto", "budget_overrun_count": 0, "plan_count": 1, "divergence_count": 0,
+    "clean_drop_bytes": 10, "policy": "auto", "plan_count": 1, "divergence_count": 0,
     "driver_failure_count": 0, "min_budget_bytes": 9000,
 }  # fmt: skip
 STEPS = [Step(2.0, 1.0, False), Step(1.0, 0.25, True)]
@@ -160,7 +160,6 @@ def test_one_place_that_most_waiting_is_for_is_named() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"budget_overrun_count": 3}, "OOC_SMALL_LIMIT"),
         ({"plan_count": 0}, "No plan was made"),
         ({"divergence_count": 9}, "departed from its plan 9 times"),
         ({"driver_failure_count": 2}, "swapd doctor"),

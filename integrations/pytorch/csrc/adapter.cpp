@@ -34,7 +34,7 @@ bool allocating = false;
 // ---- the allocator --------------------------------------------------------------------------------------------------
 
 // What PyTorch makes without an operator it also reads without one if it is small: numbers wrapped as tensors, states of
-// random generators (5056 bytes). With the usual limit of small allocations these never leave anyway.
+// random generators (5056 bytes). In slabs these never leave anyway; elsewhere they are pinned.
 constexpr size_t kStaysOutsideFunctions = 8192;
 
 // Blocks allocated in a thread whose memory is plain. oneDNN frees by address alone, so they are known by that.

@@ -3,7 +3,7 @@
 //   allocated, active   bytes of live blocks, each rounded up to 512, on the device or swapped out
 //   requested           the same, not rounded
 //   reserved            device memory that the core holds. So allocated may be more than reserved
-//   small, large        blocks in resident slabs, and those that can be swapped
+//   small, large        blocks up to OOC_SMALL_LIMIT, and larger ones
 //
 // Thread-safe. Nothing here calls the core or the device; frames of the Python stack are taken by the caller.
 #pragma once
