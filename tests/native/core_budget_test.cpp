@@ -99,6 +99,30 @@ TEST(the_smallest_budget_that_is_reported_is_enough_and_no_less_is) {
   }
 }
 
+// With little more than half of the budget in slabs, small variables would take whole chunks.
+TEST(the_smallest_budget_holds_the_small_variables_of_a_function) {
+  const auto program = [](CoreTest& t) {
+    bool made = true;
+    ASSERT_EQ(t.begin("many", {}), OOC_OK);
+    std::vector<void*> small;
+    for (int i = 0; i < 96; ++i) {
+      small.push_back(t.core.malloc(t.chunk / 4));
+      made = made && t.owns(small.back());
+    }
+    made = t.core.function_end(false) == OOC_OK && made;
+    for (void* address : small) t.core.free(address);
+    return made;
+  };
+  Limits limits{200, 400, granularity() / 4};
+  {
+    CoreTest roomy(limits);
+    EXPECT_TRUE(program(roomy));
+    limits.budget_chunks = roomy.stats().min_budget_bytes / granularity();
+  }
+  CoreTest exact(limits);
+  EXPECT_TRUE(program(exact));
+}
+
 TEST(the_driver_never_holds_more_than_the_budget) {
   const uint64_t before = physical_bytes();
   CoreTest t({6, 64, granularity() / 4});
