@@ -159,7 +159,9 @@ void Core::hold(Region* region, ThreadState* thread) {
 }
 
 void Core::note_need() {
-  stats_.min_budget_bytes = std::max(stats_.min_budget_bytes, (pinned_chunks_ + heap_used_) * chunk_bytes_);
+  // With less than twice the slabs, small variables would take chunks of their own.
+  const uint64_t chunks = heap_used_ + std::max(pinned_chunks_, heap_used_);
+  stats_.min_budget_bytes = std::max(stats_.min_budget_bytes, chunks * chunk_bytes_);
 }
 
 // The time counts as waiting, in one of two ways, and not as the running function's.
