@@ -11,7 +11,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=campaign.__doc__)
     parser.add_argument("--minutes", type=float, default=120, help="how long [120]")
     parser.add_argument("--jobs", type=int, default=2, help="batches at a time [2]")
-    path = Path("out/fuzz/batches.jsonl")
+    path = campaign.ROOT / "benchmarks/results/emulated/fuzz/batches.jsonl"
     parser.add_argument("--results", type=Path, default=path, help="file of results [%(default)s]")
     parser.add_argument("--batch", type=int, help="only this batch")
     chosen = parser.parse_args()
