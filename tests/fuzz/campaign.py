@@ -79,8 +79,8 @@ def _broken_promise(program: Program, result: Result) -> str:
     return "" if figures.get("external_fragmentation_ratio", 0) == 0 else "the books do not add up"
 
 
-class _SmallEnough(BaseException):
-    """Ends Hypothesis's search for a smaller program."""
+class _Enough(BaseException):
+    """Ends Hypothesis's search: for a program that fails, or for a smaller one."""
 
 
 def run_batch(number: int, examples: int = BATCH_PROGRAMS, seconds: float = float("inf")) -> Batch:
@@ -103,10 +103,9 @@ def run_batch(number: int, examples: int = BATCH_PROGRAMS, seconds: float = floa
         @given(programs())
         def check(program: Program) -> None:
             nonlocal found
-            if batch.failure and time.monotonic() - found > SHRINKING_SECONDS:
-                raise _SmallEnough
-            if time.monotonic() - began > seconds and not batch.failure:
-                return
+            now = time.monotonic()
+            if now - found > SHRINKING_SECONDS if batch.failure else now - began > seconds:
+                raise _Enough
             reason = judge(server, program, batch.counts)
             if reason:
                 found = found if batch.failure else time.monotonic()
@@ -115,8 +114,8 @@ def run_batch(number: int, examples: int = BATCH_PROGRAMS, seconds: float = floa
 
         try:
             check()
-        except (AssertionError, Flaky, _SmallEnough):
-            if not batch.failure:
+        except (AssertionError, Flaky, _Enough) as end:
+            if not batch.failure and not isinstance(end, _Enough):
                 raise
     batch.seconds = time.monotonic() - began
     return batch

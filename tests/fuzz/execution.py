@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import hashlib
-import random
 import re
 import warnings
 from collections.abc import Iterator
@@ -55,7 +54,6 @@ def namespace(way: Way) -> dict[str, Any]:
     torch.use_deterministic_algorithms(way.deterministic, warn_only=True)
     torch.manual_seed(way.seed)
     numpy.random.seed(way.seed)
-    random.seed(way.seed)
     return {name: getattr(prelude, name) for name in prelude.__all__}
 
 
@@ -131,9 +129,14 @@ def _digest(value: Any) -> str:
         return f"{type(value).__name__}[{','.join(map(_digest, value))}]"
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return digest(value)
-    head = f"{type(value).__name__}{value.dtype}{tuple(value.shape)}{value.stride()}"
-    head += f"{value.requires_grad}{value.is_conj()}"
-    grad = _digest(value.grad) if value.is_leaf and value.grad is not None else ""
+    head = f"{type(value).__name__}{value.dtype}{tuple(value.shape)}{value.stride()}{value.is_conj()}"
+    try:
+        head += str(value.requires_grad)
+        grad = _digest(value.grad) if value.is_leaf and value.grad is not None else ""
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:  # a view whose history was lost says so when it is asked
+        grad = error_text(error)
     with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
         source = value.detach().as_subclass(torch.Tensor)
         with _plain():

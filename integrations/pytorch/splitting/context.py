@@ -42,11 +42,12 @@ Sample = Callable[[torch.Generator], Given]
 
 
 class CannotSplit(Exception):
-    """A handler finds no division. `inexact`: there is one, and it changes bits, so OOC_SPLIT=allow would take it."""
+    """No division is found. `inexact`: there is one that changes bits; `cause`: the operator refuses its arguments."""
 
-    def __init__(self, reason: str, inexact: bool = False) -> None:
+    def __init__(self, reason: str, inexact: bool = False, cause: Exception | None = None) -> None:
         super().__init__(reason)
         self.inexact = inexact
+        self.cause = cause
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,10 @@ def results_of(context: Context, op: OpOverload, named: Named) -> tuple[Any, ...
             _shapes.clear()
         meta = {name: _to_meta(value) for name, value in named.items()}
         with context.plain():  # no functions for the core
-            _shapes[key] = as_tuple(op(**meta))
+            try:
+                _shapes[key] = as_tuple(op(**meta))
+            except RuntimeError as error:  # arguments that it does not take: what is said of them is the operator's own
+                raise CannotSplit(str(error), cause=error) from None
     return _shapes[key]
 
 

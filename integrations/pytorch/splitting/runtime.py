@@ -179,14 +179,8 @@ def _run(operator: str, found: Handler, writes: bool, arguments: tuple[Any, ...]
         with torch._C.DisableTorchFunction():
             return runtime.run(operator, found, writes, arguments, keywords)
     except CannotSplit as error:
-        torch.ops.ooc.cannot_split(str(error), error.inexact, False)
-        raise
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError as error:  # by what the parts are given; plain PyTorch's own is raised by the whole operator
-        if not writes:
-            torch.ops.ooc.cannot_split(str(error), False, True)
-        raise
+        torch.ops.ooc.cannot_split(str(error), error.inexact, error.cause is not None)
+        raise error.cause or error
 
 
 def _host_backed(operator: str, shapes: str) -> None:
