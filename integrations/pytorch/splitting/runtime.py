@@ -180,7 +180,7 @@ def _run(operator: str, found: Handler, writes: bool, arguments: tuple[Any, ...]
             return runtime.run(operator, found, writes, arguments, keywords)
     except CannotSplit as error:
         torch.ops.ooc.cannot_split(str(error), error.inexact, error.cause is not None)
-        raise error.cause or error
+        raise (error.cause or error) from None
 
 
 def _host_backed(operator: str, shapes: str) -> None:
