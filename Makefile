@@ -117,7 +117,7 @@ fuzz: venv native ## random programs against plain memory, going on from where t
 # The interpreter is not built with the sanitizer, so its runtime is loaded first.
 fuzz-asan: venv native ## the fuzzer's corpus, and two minutes of random programs, under AddressSanitizer
 	$(call native_build,build/asan-libraries,-DCMAKE_BUILD_TYPE=RelWithDebInfo -DOOC_SANITIZE=address+undefined -DOOC_BUILD_TESTS=OFF)
-	OOC_TEST_LIBRARIES=$(CURDIR)/build/asan-libraries $(pytest) tests/fuzz $(PYTEST)
+	OOC_TEST_LIBRARIES=$(CURDIR)/build/asan-libraries $(pytest) tests/fuzz -m "" $(PYTEST)
 
 soak: venv native ## an hour of training under random signals and changing budgets; SOAK="--minutes 60"
 	$(python) -m tests.soak $(SOAK)

@@ -228,9 +228,9 @@ def raw(names: Names) -> str | None:
 
 
 def storages(names: Names) -> str | None:
-    """Tensors that get another memory."""
+    """Tensors that get another memory. An array keeps its tensor, not that tensor's memory, so there may be none."""
     x = names.tensor(_plain)
-    if x is None:
+    if x is None or names.live(numpy.ndarray):
         return None
     tensor = names.space[x]
     y = names.tensor(lambda other: other.dtype == tensor.dtype and other is not tensor)
