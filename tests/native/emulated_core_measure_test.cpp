@@ -48,6 +48,27 @@ TEST(the_need_of_a_function_is_measured_to_its_end) {
   EXPECT_EQ(run(scarce, scarce.make(2 * scarce.chunk, 1), {3, 2, 1, 4}), OOC_OUT_OF_MEMORY);
 }
 
+TEST(what_a_function_frees_counts_while_it_is_there) {
+  CoreTest t({6});
+  const Variable operand = t.make(2 * t.chunk, 1);
+  const auto names = [](uint64_t bytes) { return contains(last_error(), "needs " + std::to_string(bytes) + " bytes"); };
+  const auto alternately = [&](uint64_t first, uint64_t second) {
+    if (const int status = t.begin("casting", {reads(operand)})) return status;
+    void* temporary = t.core.malloc(first * t.chunk);
+    void* result = first > second ? nullptr : t.core.malloc(second * t.chunk);
+    t.core.free(temporary);
+    if (result == nullptr) result = t.core.malloc(second * t.chunk);
+    const int status = t.core.function_end(false);
+    t.core.free(result);
+    return status;
+  };
+  EXPECT_EQ(alternately(2, 3), OOC_OUT_OF_MEMORY);  // both at once, and the first is gone at the end
+  EXPECT_TRUE(names(7 * t.chunk));
+  EXPECT_EQ(alternately(5, 3), OOC_OUT_OF_MEMORY);  // one after the other
+  EXPECT_TRUE(names(7 * t.chunk));
+  EXPECT_EQ(t.stats().min_budget_bytes, 7 * t.chunk);
+}
+
 TEST(a_function_that_writes_is_not_measured) {
   CoreTest t({4});
   Variable operand = t.make(2 * t.chunk, 1);
