@@ -111,7 +111,8 @@ int Core::make_resident(Lock& lock, const std::vector<Hold>& holds) {
   ThreadState* thread = find_thread_state();
   if (thread != nullptr && thread->yielded) return status;
   const bool inside = thread != nullptr && thread->in_function;
-  return fail(status, describe_need(inside ? recorder_.function_name(thread->function) : "(a pinned variable)", 0));
+  const std::string function = inside ? recorder_.function_name(thread->function) : "(a pinned variable)";
+  return fail(status, describe_need(function, pinned_chunks_));
 }
 
 // The functions of several threads may not fit together. Then one that only begins lets go of its operands, waits until
@@ -150,11 +151,10 @@ int Core::bring_operands(Lock& lock, ThreadState& thread) {
   }
 }
 
-std::string Core::describe_need(const std::string& function, uint64_t extra_chunks) {
-  const uint64_t need = pinned_chunks_ + extra_chunks;
-  const uint64_t smallest = std::max(stats_.min_budget_bytes, (need + heap_used_) * chunk_bytes_);
+std::string Core::describe_need(const std::string& function, uint64_t need_chunks) {
+  const uint64_t smallest = std::max(stats_.min_budget_bytes, (need_chunks + heap_used_) * chunk_bytes_);
   if (measuring_) stats_.min_budget_bytes = smallest;  // else the function may yet run in another way
-  std::string text = "function " + function + " needs " + std::to_string(need * chunk_bytes_) +
+  std::string text = "function " + function + " needs " + std::to_string(need_chunks * chunk_bytes_) +
                      " bytes on the device at once, beside " + std::to_string(heap_used_ * chunk_bytes_) +
                      " bytes of small variables; the budget is " + std::to_string(pool_->limit() * chunk_bytes_) +
                      " bytes" + (pool_->lowered() ? ", which is all that the device gave. " : ". ");

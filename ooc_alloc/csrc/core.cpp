@@ -189,7 +189,7 @@ bool Core::cannot_begin(const ThreadState& thread) {
   while (pinned_chunks_ + heap_used_ > pool_->limit() && active_functions() == 0 &&
          absent_chunks(thread.held) > idle_chunks())
     if (!release_idle_threads() && !pool_->recover()) {
-      set_last_error(describe_need(recorder_.function_name(thread.function), 0));
+      set_last_error(describe_need(recorder_.function_name(thread.function), pinned_chunks_));
       return true;
     }
   return false;
@@ -262,7 +262,7 @@ int Core::function_begin(uint32_t function, const ooc_operand* operands, uint32_
   progress_ += kOneRuns;
   thread.in_function = true;
   thread.operand_count = static_cast<uint32_t>(thread.held.size());
-  thread.measured_bytes = 0;
+  thread.measured_chunks = thread.measured_need = 0;
   const uint64_t serial = serial_;
   if (missing)
     if (const int status = bring_operands(lock, thread)) return refuse_begin(thread, recorded, status);
@@ -286,7 +286,7 @@ int Core::function_begin(uint32_t function, const ooc_operand* operands, uint32_
 int Core::function_end(bool keep_allocations) {
   ThreadState& thread = thread_state();
   if (!thread.in_function) return fail(OOC_INVALID, "a function ended that had not begun");
-  const bool simple = !order_ && !keep_allocations && thread.measured_bytes == 0;
+  const bool simple = !order_ && !keep_allocations && thread.measured_need == 0;
   Lock lock(mutex_, std::defer_lock);
   if (!simple) lock.lock();
   thread.in_function = false;
@@ -307,9 +307,9 @@ int Core::function_end(bool keep_allocations) {
         ++stats_.external_pin_count;
       }
   if (awaited) changed_.notify_all();
-  if (thread.measured_bytes == 0) return OOC_OK;
-  const uint64_t need = thread.measured_bytes / chunk_bytes_;
-  thread.measured_bytes = 0;
+  if (thread.measured_need == 0) return OOC_OK;
+  const uint64_t need = thread.measured_need;
+  thread.measured_chunks = thread.measured_need = 0;
   return fail(OOC_OUT_OF_MEMORY, describe_need(recorder_.function_name(thread.function), need));
 }
 

@@ -100,7 +100,8 @@ struct ThreadState {
   uint32_t stream = 0;         // of the running function, or of the last one
   CUstream stream_handle = nullptr;
   uint32_t operand_count = 0;  // first entries of held: operands; the others were allocated by the function
-  uint64_t measured_bytes = 0; // allocations that did not fit and were served by the host to learn the need
+  uint64_t measured_chunks = 0;  // of allocations that did not fit, which the host serves to learn the need
+  uint64_t measured_need = 0;    // the most chunks there were at once since the first of these; 0: all fitted
   std::string failure;
   uint32_t number = 0;         // 1, 2, ... in the timeline
   uint64_t event = Timeline::kNoEvent;  // of the running function, or of the last one
@@ -319,6 +320,8 @@ class Core {
   void* malloc_small(Lock& lock, uint64_t bytes, uint32_t stream);
   void* malloc_failed(uint64_t bytes, Room room);
   Room back_heap_chunk(Lock& lock, uint64_t chunk);
+  void measure_need(ThreadState& thread);
+  void free_host_block(void* address);
   void free_after(void* address, const Moments& uses);
   void free_small(void* address, const Moments& uses);
   void free_region(Region* region, const Moments& uses);

@@ -161,7 +161,7 @@ int Core::function_begin_host(uint32_t function, const ooc_operand* operands, ui
   progress_ += kOneRuns;
   thread.in_function = true;
   thread.operand_count = static_cast<uint32_t>(thread.held.size());
-  thread.measured_bytes = 0;
+  thread.measured_chunks = thread.measured_need = 0;
   note_need();
   if (order_) begin_on_stream(thread, thread.stream_handle, recorded);
   if (watched()) watch_function(thread, recorded);

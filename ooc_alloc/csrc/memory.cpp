@@ -141,6 +141,7 @@ void* Core::malloc_region(Lock& lock, uint64_t bytes, uint32_t stream) {
   begin_variable(region, bytes, thread);
   hold(region, thread);
   note_need();
+  if (thread != nullptr && thread->measured_need > 0) measure_need(*thread);
   return address_of(region->first);
 }
 
@@ -168,12 +169,12 @@ void* Core::malloc_failed(uint64_t bytes, Room room) {
   ThreadState* thread = find_thread_state();
   const bool measuring =
       measuring_ && thread != nullptr && thread->in_function && !thread->writes && device_.host_accessible();
-  const uint64_t chunks = (bytes + chunk_bytes_ - 1) / chunk_bytes_;
+  const uint64_t chunks = chunk_of_(bytes + chunk_bytes_ - 1);
   if (!detached_ && !measuring) {
     const std::string function = thread != nullptr && thread->in_function
                                      ? recorder_.function_name(thread->function)
                                      : "(an allocation outside any function)";
-    set_last_error(describe_need(function, chunks));
+    set_last_error(describe_need(function, pinned_chunks_ + chunks));
     return nullptr;
   }
   void* block = nullptr;
@@ -182,8 +183,25 @@ void* Core::malloc_failed(uint64_t bytes, Room room) {
     return nullptr;
   }
   host_blocks_[block] = bytes;
-  if (!detached_) thread->measured_bytes += chunks * chunk_bytes_;
+  if (!detached_) {
+    thread->measured_chunks += chunks;
+    measure_need(*thread);
+  }
   return block;
+}
+
+void Core::measure_need(ThreadState& thread) {
+  thread.measured_need = std::max(thread.measured_need, pinned_chunks_ + thread.measured_chunks);
+}
+
+void Core::free_host_block(void* address) {
+  const auto block = host_blocks_.find(address);
+  if (block == host_blocks_.end()) return;
+  ThreadState* thread = find_thread_state();
+  if (thread != nullptr && thread->in_function && thread->measured_need > 0)
+    thread->measured_chunks -= std::min(thread->measured_chunks, chunk_of_(block->second + chunk_bytes_ - 1));
+  host_blocks_.erase(block);
+  ::free(address);
 }
 
 void Core::free(void* address) {
@@ -203,7 +221,7 @@ void Core::free(void* address, CUstream stream) {
 
 void Core::free_after(void* address, const Moments& uses) {
   if (!owns(address)) {
-    if (host_blocks_.erase(address) != 0) ::free(address);
+    free_host_block(address);
     return;
   }
   ++stats_.frees;
