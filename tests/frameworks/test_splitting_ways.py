@@ -45,6 +45,31 @@ def test_off_raises(tmp_path: Path) -> None:
     assert (figures["split_function_count"], figures["host_backed_function_count"]) == (0, 0)
 
 
+def test_a_part_that_does_not_fit_is_not_divided_again(tmp_path: Path) -> None:
+    """What is pinned leaves no room: the error comes after some tries, not after each of them on each of six levels."""
+    source = """
+        from integrations.pytorch.splitting import runtime
+
+        matrix = torch.ones(2048, 16)
+        pinned = torch.zeros(124 << 10).numpy()
+        tries, ordinary = 0, runtime.Runtime.run
+
+        def run(*arguments):
+            global tries
+            tries += 1
+            assert tries < 50, "too many tries"
+            return ordinary(*arguments)
+
+        runtime.Runtime.run = run
+        try:
+            matrix @ matrix[0]
+        except torch.OutOfMemoryError as error:
+            print(error)
+    """
+    ended = out_of_core(tmp_path, source).check()
+    assert "aten::mv needs" in ended.output and "OOC_BUDGET=" in ended.output
+
+
 def test_nothing_changes_where_everything_fits(tmp_path: Path) -> None:
     source = """
         model = torch.nn.Sequential(torch.nn.Linear(100, 100), torch.nn.ReLU(), torch.nn.Linear(100, 100))
