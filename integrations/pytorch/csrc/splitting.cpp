@@ -3,6 +3,8 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <algorithm>
+
 #include "operators.h"
 
 namespace ooc_torch __attribute__((visibility("hidden"))) {
@@ -11,6 +13,7 @@ namespace {
 
 constexpr int kDeepest = 6;  // operators in parts within parts of operators
 thread_local int depth = 0;
+thread_local std::vector<const SplitState*> dividing;  // operators whose parts this thread runs
 
 struct Refusal {
   bool is = false, inexact = false;
@@ -31,6 +34,21 @@ class Deeper {
   Deeper(const Deeper&) = delete;
   Deeper& operator=(const Deeper&) = delete;
 };
+
+class Dividing {
+ public:
+  explicit Dividing(const SplitState& state) { dividing.push_back(&state); }
+  ~Dividing() { dividing.pop_back(); }
+  Dividing(const Dividing&) = delete;
+  Dividing& operator=(const Dividing&) = delete;
+};
+
+// A part that does not fit is not divided again: whoever divides makes smaller parts, and need not try every way on
+// every level. The bound is for operators that divide into parts of each other.
+bool must_run_whole(const SplitState& state) {
+  return depth >= kDeepest || std::find(dividing.begin(), dividing.end(), &state) != dividing.end() ||
+         ooc_core_in_function(core);
+}
 
 // ---- what is remembered ---------------------------------------------------------------------------------------------
 
@@ -212,6 +230,7 @@ class Attempt {
     const c10::impl::ExcludeDispatchKeyGuard guard(above_ours());
     refusal = {};
     try {
+      const Dividing parts(*info_.split);
       op->callBoxed(stack_);
       return true;
     } catch (const std::exception&) {
@@ -270,7 +289,7 @@ Way remembered_way(const OperatorInfo& info, const torch::jit::Stack& stack) {
   SplitState& state = *info.split;
   const std::lock_guard<std::mutex> lock(state.mutex);
   const auto found = state.ways.find(key);
-  if (found == state.ways.end() || depth >= kDeepest || ooc_core_in_function(core)) return Way::kWhole;
+  if (found == state.ways.end() || must_run_whole(state)) return Way::kWhole;
   return found->second;
 }
 
@@ -281,7 +300,7 @@ void run_in_way(Way way, const c10::OperatorHandle& op, const OperatorInfo& info
 
 void recover(const c10::OperatorHandle& op, const OperatorInfo& info, c10::DispatchKeySet keys,
              torch::jit::Stack* stack, bool began, const c10::OutOfMemoryError& error) {
-  if (depth >= kDeepest || ooc_core_in_function(core) || (began && info.split->writes)) throw;
+  if (must_run_whole(*info.split) || (began && info.split->writes)) throw;
   Attempt(op, info, keys, stack).run(Way::kRanges, &error);
 }
 
