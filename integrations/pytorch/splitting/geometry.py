@@ -75,13 +75,15 @@ def narrowed(tensor: Tensor, index: Index) -> Tensor:
 def blocks(tensors: Sequence[Tensor], part_bytes: int, chunk_bytes: int, extra_bytes: int = 0) -> Iterator[Index]:
     """Cuts tensors that broadcast to the shape of the first one into blocks of which all together touch little.
 
-    Each block touches at most `part_bytes` in all tensors together; one element is never cut. `extra_bytes` are those
-    that a part takes beside, for each element of the first.
+    Each block touches at most `part_bytes` in all tensors together, or no more than a single element may. `extra_bytes`
+    are those that a part takes beside, for each element of the first.
     Method: halve the dimension whose halves touch least; of equally good ones, that with the first's largest stride.
     """
     views = [_Shape(t) for t in tensors]
-    yield from _halved(views, [(-d, 0, n) for d, n in zip(range(tensors[0].dim(), 0, -1), tensors[0].shape)],
-                       part_bytes, chunk_bytes, extra_bytes)  # fmt: skip
+    box = [(-d, 0, n) for d, n in zip(range(tensors[0].dim(), 0, -1), tensors[0].shape)]
+    one = [(dimension, 0, min(length, 1)) for dimension, _, length in box]
+    least = _touched(views, one, chunk_bytes, 0) + (chunk_bytes if extra_bytes else 0)
+    yield from _halved(views, box, max(part_bytes, least), chunk_bytes, extra_bytes)
 
 
 class _Shape:
