@@ -50,6 +50,15 @@ class CannotSplit(Exception):
         self.cause = cause
 
 
+@contextmanager
+def its_own_errors() -> Iterator[None]:
+    """An operator is asked on "meta" for its results. Where that fails, the operator itself says why it refuses."""
+    try:
+        yield
+    except Exception as error:
+        raise CannotSplit(str(error), cause=error) from None
+
+
 @dataclass(frozen=True)
 class Split:
     """One way to do it in parts. `how` names everything that the rounding depends on, but for the number of parts."""

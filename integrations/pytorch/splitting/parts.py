@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from integrations.pytorch.splitting.context import CannotSplit, Context, Split
+from integrations.pytorch.splitting.context import CannotSplit, Context, Split, its_own_errors
 from integrations.pytorch.splitting.geometry import extent, rounded
 
 PREFERRED = (64, 32, 16, 8, 4, 1)  # blocks of these multiples leave vector kernels the remainders that the whole has
@@ -102,11 +102,8 @@ def results_of(context: Context, op: OpOverload, named: Named) -> tuple[Any, ...
         if len(_shapes) > 4096:
             _shapes.clear()
         meta = {name: _to_meta(value) for name, value in named.items()}
-        with context.plain():  # no functions for the core
-            try:
-                _shapes[key] = as_tuple(op(**meta))
-            except RuntimeError as error:  # arguments that it does not take: what is said of them is the operator's own
-                raise CannotSplit(str(error), cause=error) from None
+        with context.plain(), its_own_errors():  # no functions for the core
+            _shapes[key] = as_tuple(op(**meta))
     return _shapes[key]
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from integrations.pytorch.splitting import registry
-from integrations.pytorch.splitting.context import CannotSplit, Context, Split
+from integrations.pytorch.splitting.context import CannotSplit, Context, Split, its_own_errors
 from integrations.pytorch.splitting.cutting import Cut, cut_elementwise, meta_results
 from integrations.pytorch.splitting.verification import map_tensors, tensors_in
 
@@ -47,8 +47,10 @@ def elementwise(context: Context, overload: Overload, arguments: tuple[Any, ...]
     if any(t.layout != torch.strided for t in operands):
         raise CannotSplit("its tensors are not strided")
     written = written_arguments(overload, arguments, keywords)
-    with context.plain():
-        results = list(written) or meta_results(overload, arguments, keywords)
+    results = list(written)
+    if not results:
+        with context.plain(), its_own_errors():
+            results = meta_results(overload, arguments, keywords)
     if not results or any(r.shape != results[0].shape for r in results):
         raise CannotSplit("its results are of unlike sizes")
     read = [t for t in operands if not any(t is w for w in written)]
@@ -94,7 +96,7 @@ def as_list(result: Any) -> list[Tensor]:
 
 
 def _expected_shape(context: Context, overload: Overload, arguments: Any, keywords: Any) -> torch.Size:
-    with context.plain():
+    with context.plain(), its_own_errors():
         return meta_results(overload, arguments, keywords)[0].shape
 
 
