@@ -70,6 +70,23 @@ def test_a_part_that_does_not_fit_is_not_divided_again(tmp_path: Path) -> None:
     assert "aten::mv needs" in ended.output and "OOC_BUDGET=" in ended.output
 
 
+def test_what_ran_in_parts_and_does_no_more_names_its_need(tmp_path: Path) -> None:
+    source = """
+        matrix = torch.ones(1024, 512)
+        print((matrix @ matrix[0]).sum().item())
+        pinned = torch.zeros(124 << 10).numpy()
+        try:
+            matrix @ matrix[0]
+        except torch.OutOfMemoryError as error:
+            print(error)
+        del pinned
+        print((matrix @ matrix[0]).sum().item())
+    """
+    first, error, last = out_of_core(tmp_path, source).check().output.splitlines()
+    assert first == last == str(1024 * 512.0)
+    assert error.startswith("function aten::mv needs") and "OOC_BUDGET=" in error and "in parts" in error
+
+
 def test_nothing_changes_where_everything_fits(tmp_path: Path) -> None:
     source = """
         model = torch.nn.Sequential(torch.nn.Linear(100, 100), torch.nn.ReLU(), torch.nn.Linear(100, 100))
