@@ -188,6 +188,7 @@ class Attempt {
     if (narrower && in_ranges()) return remember(*info_.split, key_, Way::kRanges);
     if (way != Way::kHost && in_parts()) return remember(*info_.split, key_, Way::kParts);
     if (on_host()) return remember(*info_.split, key_, Way::kHost);
+    if (failure_.empty() && once(false)) return;  // what is remembered need not be tried whole; now its need is known
     if (raised_) std::rethrow_exception(raised_);
     TORCH_CHECK_WITH(OutOfMemoryError, false, failure_, reasons_);
   }
