@@ -88,7 +88,8 @@ def last_look(space: dict[str, Any]) -> Step:
 
 def look(names: list[str], space: dict[str, Any]) -> dict[str, str]:
     """The digests of variables, copied by ordinary operators into plain memory; generators are left as they were."""
-    state = torch.get_rng_state()
+    with _plain():  # after an error there may be no room for it
+        state = torch.get_rng_state()
     try:
         return {name: _digest(space[name]) for name in names}
     finally:

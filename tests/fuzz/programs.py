@@ -90,9 +90,13 @@ def _kind(error: str) -> str:
 
 
 def difference(program: Program, found: list[Step], plain_steps: list[Step] | None = None) -> str:
-    """The first step that is not as in plain memory; empty if there is none. Out of memory is told, not wrong."""
+    """The first step that is not as in plain memory; empty if there is none. Out of memory is told, not wrong.
+
+    What a variable was before an error is what a step last saw of it. Other plain steps than the program's own may have
+    seen more: every change by way of another variable, too.
+    """
     before: dict[str, str] = {}
-    for number, (plain, step) in enumerate(zip(plain_steps or program.plain, found)):
+    for number, (seen, plain, step) in enumerate(zip(program.plain, plain_steps or program.plain, found)):
         at = f"step {number}, {program.statements[number] if number < len(program.statements) else '(at the end)'}"
         if step.error.startswith(OUT_OF_MEMORY) and step.error != plain.error:
             for name, digest in step.digests.items():
@@ -102,7 +106,7 @@ def difference(program: Program, found: list[Step], plain_steps: list[Step] | No
         if _kind(step.error) != _kind(plain.error):
             return f"{at}: {step.error or 'no error'}, plain {plain.error or 'no error'}"
         before |= plain.digests
-        for name, digest in plain.digests.items():
-            if step.digests.get(name) != digest:
-                return f"{at}: {name} is {step.digests.get(name)}, plain {digest}"
+        for name in seen.digests:
+            if step.digests.get(name) != plain.digests.get(name):
+                return f"{at}: {name} is {step.digests.get(name)}, plain {plain.digests.get(name)}"
     return ""

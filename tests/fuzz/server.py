@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +55,10 @@ class Server:
         )
 
     def run(self, program: Program, fill: int | None = None) -> Result:
-        """What a program gives out-of-core, or in plain memory that is filled with a byte."""
+        """What a program gives out-of-core, or in plain memory that begins as a byte; then steps see everything."""
         assert self._process.stdin is not None and self._process.stdout is not None
+        if fill is not None:
+            program = replace(program, way=replace(program.way, look_at_all=True))
         self._process.stdin.write(json.dumps({"program": program.to_json(), "fill": fill}) + "\n")
         self._process.stdin.flush()
         line = self._process.stdout.readline()

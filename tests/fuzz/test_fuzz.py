@@ -60,3 +60,7 @@ def test_what_counts_as_a_difference() -> None:
     assert difference(program, [plain[0], refused]) == ""
     assert "v1 changed" in difference(program, [plain[0], replace(refused, digests={"v1": "b"})])
     assert "no idea" in difference(program, [plain[0], Step(error="OutOfMemoryError: no idea")])
+    elsewhere = [Step(digests={"v1": "c", "v2": "b"}), plain[1]]
+    assert difference(program, [Step(digests={"v1": "c"}), plain[1]], elsewhere) == ""
+    after = [Step(digests={"v1": "c"}), replace(refused, digests={"v2": "b"})]
+    assert difference(program, after, elsewhere) == ""
