@@ -72,7 +72,9 @@ def execute(statement: str, space: dict[str, Any], way: Way) -> Step:
             # What else there is must be as it was; the operands may have been written in part.
             untouched = [name for name in _variables(space) if _storage(space[name]) not in storages]
             step.error = f"{OUT_OF_MEMORY}: {error}"
-            step.digests = look(untouched, space)
+            for name in untouched:
+                with contextlib.suppress(torch.OutOfMemoryError):  # beside what is pinned there may be no room for it
+                    step.digests |= look([name], space)
             return step
     try:
         step.digests = look(_variables(space) if way.look_at_all else _named(statement, space), space)

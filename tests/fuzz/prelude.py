@@ -13,7 +13,7 @@ import pickle
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy
@@ -22,6 +22,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.dlpack import from_dlpack, to_dlpack
+
+from ooc_alloc._native import OutOfMemory
 
 __all__ = [
     "Double", "F", "Named", "Sub", "boundary", "budget", "bump", "checkpoint", "evict", "from_dlpack", "gc",
@@ -54,9 +56,10 @@ def evict() -> None:
 
 
 def budget(share: float) -> None:
-    """The budget becomes this share of what it was at the start."""
+    """The budget becomes this share of what it was at the start, if what is pinned fits into that."""
     if (session := _session()) is not None:
-        session.core.set_budget(int(session.budget_bytes * share))
+        with suppress(OutOfMemory):
+            session.core.set_budget(int(session.budget_bytes * share))
 
 
 # ---- subclasses ------------------------------------------------------------------------------------------------------
