@@ -53,13 +53,13 @@ def judge(server: Server, program: Program, counts: Counter[str]) -> str:
     counts["errors_in_plain_memory"] += sum(bool(step.error) for step in program.plain)
     _count_figures(result, counts)
     reason = result.death or difference(program, result.steps) or _broken_promise(program, result)
-    if not reason or result.death:
-        return reason
+    if not reason:
+        return ""
     plain = [server.run(program, fill) for fill in _FILLS]
-    if plain[0].death or plain[0].steps != plain[1].steps:
+    if plain[0].death or (plain[0].steps != plain[1].steps and not result.death):
         counts["undefined"] += 1
         return ""
-    return difference(program, result.steps, plain[0].steps) or _broken_promise(program, result)
+    return result.death or difference(program, result.steps, plain[0].steps) or _broken_promise(program, result)
 
 
 def _count_figures(result: Result, counts: Counter[str]) -> None:

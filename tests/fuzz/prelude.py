@@ -101,7 +101,7 @@ def hooked(tensor: torch.Tensor, scale: float) -> torch.Tensor:
     def hook(gradient: torch.Tensor) -> torch.Tensor:
         return torch.from_numpy(gradient.detach().numpy() * numpy.asarray(scale, gradient.detach().numpy().dtype))
 
-    if tensor.requires_grad:
+    if tensor.requires_grad and tensor._base is None:  # PyTorch dies of one on a view whose base was written
         tensor.register_hook(hook)
     return tensor
 
