@@ -15,7 +15,7 @@ from tests.fuzz.execution import OUT_OF_MEMORY, Step, Way, execute, last_look, n
 _CHUNK_KIB, _BUDGET_CHUNKS = [16, 4, 64], [64, 128, 32, 256]
 _SETTINGS = {
     "OOC_SMALL_LIMIT": ["1", "1KiB", "4KiB", "16KiB"],
-    "OOC_SPLIT": ["exact", "off", "exact", "allow"],
+    "OOC_SPLIT": ["exact", "off", "exact"],
     "OOC_STRICT": ["0", "0", "1"],
     "OOC_POLICY": ["auto", "window", "idle", "demand"],
     "OOC_HOST_BACKED": ["0", "0", "0", "1"],
