@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.errors import Flaky
 
@@ -86,6 +87,7 @@ class _Enough(BaseException):
 def run_batch(number: int, examples: int = BATCH_PROGRAMS, seconds: float = float("inf")) -> Batch:
     """So many programs, or as many as there is time for; it ends with the first that fails, made small."""
     batch = Batch(number)
+    torch.use_deterministic_algorithms(False)  # imports much
     gc.collect()
     gc.freeze()  # programs collect garbage, of which what was imported is none
     began = found = time.monotonic()

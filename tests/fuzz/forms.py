@@ -66,7 +66,7 @@ OUT = _lines("""
     torch.mul({x}, 2, out={out})
     torch.exp({x}, out={out})
     torch.cumsum({x}, 0, out={out})
-    torch.cat([{x}, {x}], out={out})
+    torch.cat([{x}, {x}], out=torch.empty(0, dtype={x}.dtype))
     torch.sort({x}, out=({out}, {out}.long()))
 """)
 
@@ -268,7 +268,7 @@ REPEATED = _lines("""
     t = torch.cat([{x}.detach(), {y}.detach()]); del t
     {x}.detach().add_({y}.detach().abs().sqrt())
     t = ({x}.detach() + {y}.detach()).sum()
-    {x}.data = {x}.detach() + 1
+    {x}.detach().copy_({x}.detach() + 1)
 """)
 
 FORGOTTEN = ["del {x}", "del {x}; gc.collect()", "{x} = None"]

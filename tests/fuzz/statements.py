@@ -32,6 +32,7 @@ class Names:
     def __init__(self, draw: Callable[[Any], Any]) -> None:
         self.draw = draw
         self.space: dict[str, Any] = {}
+        self.exported = False  # arrays, or tensors by way of DLPack, have been made of somebody's memory
         self._made = 0
 
     def choose(self, values: Sequence[Any]) -> Any:
@@ -214,7 +215,10 @@ def lists(names: Names) -> str | None:
 def alias(names: Names) -> str | None:
     """An array over a tensor's memory, or a tensor over the memory of an array or of another tensor."""
     x = names.tensor()
-    return x and names.fill(forms.ALIASES, x=x)
+    if x is None:
+        return None
+    names.exported = True
+    return names.fill(forms.ALIASES, x=x)
 
 
 def through_array(names: Names) -> str | None:
@@ -228,9 +232,9 @@ def raw(names: Names) -> str | None:
 
 
 def storages(names: Names) -> str | None:
-    """Tensors that get another memory. An array keeps its tensor, not that tensor's memory, so there may be none."""
+    """Tensors that get another memory. What was exported keeps its tensor, not that tensor's memory."""
     x = names.tensor(_plain)
-    if x is None or names.live(numpy.ndarray):
+    if x is None or names.exported:
         return None
     tensor = names.space[x]
     y = names.tensor(lambda other: other.dtype == tensor.dtype and other is not tensor)
