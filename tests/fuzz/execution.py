@@ -60,7 +60,7 @@ def namespace(way: Way) -> dict[str, Any]:
 def execute(statement: str, space: dict[str, Any], way: Way) -> Step:
     """Runs one statement and looks at what it left."""
     step = Step()
-    operands = _named(statement, space)
+    known, operands = _variables(space), _named(statement, space)
     storages = {_storage(space[name]) for name in operands}
     try:
         with warnings.catch_warnings():
@@ -70,7 +70,7 @@ def execute(statement: str, space: dict[str, Any], way: Way) -> Step:
         step.error = error_text(error)
         if type(error).__name__ == OUT_OF_MEMORY:
             # What else there is must be as it was; the operands may have been written in part.
-            untouched = [name for name in _variables(space) if _storage(space[name]) not in storages]
+            untouched = [name for name in known if name in space and _storage(space[name]) not in storages]
             step.error = f"{OUT_OF_MEMORY}: {error}"
             for name in untouched:
                 with contextlib.suppress(torch.OutOfMemoryError):  # beside what is pinned there may be no room for it
