@@ -83,6 +83,13 @@ def _plain(tensor: torch.Tensor) -> bool:
     return not tensor.requires_grad
 
 
+def _has_history(tensor: torch.Tensor) -> bool:
+    try:
+        return tensor.grad_fn is not None
+    except RuntimeError:  # a view whose base was written has lost it
+        return False
+
+
 def _smaller(tensor: torch.Tensor) -> bool:
     return tensor.nbytes < SMALLER_BYTES
 
@@ -244,7 +251,7 @@ def storages(names: Names) -> str | None:
 
 
 def autograd(names: Names) -> str | None:
-    x = names.tensor(lambda tensor: tensor.requires_grad and tensor.grad_fn is not None and is_float(tensor))
+    x = names.tensor(lambda tensor: tensor.requires_grad and is_float(tensor) and _has_history(tensor))
     if x is None:
         leaf = names.tensor(lambda tensor: is_float(tensor) and _smaller(tensor))
         return leaf and names.fill(forms.GRAPH_BEGINS, x=leaf)
