@@ -255,7 +255,7 @@ def autograd(names: Names) -> str | None:
     if x is None:
         leaf = names.tensor(lambda tensor: is_float(tensor) and _smaller(tensor))
         return leaf and names.fill(forms.GRAPH_BEGINS, x=leaf)
-    leaf = names.tensor(lambda tensor: tensor.requires_grad and tensor.is_leaf)
+    leaf = names.tensor(lambda tensor: tensor.requires_grad and not _has_history(tensor))
     return names.fill(forms.GRAPHS + (forms.GRADIENTS if leaf else []), x=x, leaf=leaf)
 
 
