@@ -22,8 +22,6 @@ CORPUS = sorted((Path(__file__).parent / "corpus").glob("*.json"))
 SETTINGS = {"OOC_BUDGET": "512KiB", "OOC_CHUNK_SIZE": "16KiB", "OOC_SMALL_LIMIT": "1"}
 
 
-# Slow until plain PyTorch survives every program that can be drawn: one of seed 1 aborts the process that draws it.
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [1, 2])
 def test_a_minute_of_random_programs(number: int) -> None:
     batch = campaign.run_batch(number, examples=1 << 20, seconds=60)
