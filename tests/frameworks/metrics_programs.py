@@ -44,7 +44,8 @@ Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 def run_numpy(folder: Path, source: str, **variables: str) -> Ended:
-    return run_source(folder, code(PROGRAM, source), **{**NUMPY, **variables})
+    """Without PyTorch, which would be a second user of the same settings."""
+    return run_source(folder, code(PROGRAM, source), options=("-s",), **{**NUMPY, **variables})
 
 
 def samples(text: str) -> Samples:

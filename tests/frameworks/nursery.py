@@ -2,69 +2,84 @@
 
     python nursery.py MODULE...        then, a line of JSON each:
     -> {"id": 1, "program": "lstm.py", "arguments": [...], "variables": {...}, "output": FILE, "errors": FILE}
+    -> {"kill": 1}
     <- {"id": 1, "status": 0}
 
-The children run at the same time. Each is as a fresh interpreter that has just imported PyTorch: the allocator is
-turned on by the same function as at the end of `import torch`, and what runs at exit runs.
+The children run at the same time, and an answer comes when one ends. Each is as a fresh interpreter that has just
+imported PyTorch: the program is its `__main__`, the allocator is turned on by the same function as at the end of
+`import torch`, and the interpreter ends as it always does.
 """
 
 from __future__ import annotations
 
-import atexit
 import importlib
 import json
 import os
-import runpy
+import select
+import signal
 import sys
-import traceback
+from types import ModuleType
 from typing import Any
 
 
-def run_child(request: dict[str, Any]) -> int:
-    """Runs the program in this process, which is the child; returns its exit status."""
+def run_child(request: dict[str, Any]) -> None:
+    """Runs the program in this process, which is the child."""
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for name, descriptor in (("output", 1), ("errors", 2)):
         file = os.open(request[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(file, descriptor)
         os.close(file)
+    path = request["program"]
     os.environ.update(request["variables"])
-    sys.argv = [request["program"], *request["arguments"]]
-    sys.path[0] = os.path.dirname(request["program"])
-    status = 0
-    try:
-        from integrations.pytorch.autoload import activate
+    sys.argv = [path, *request["arguments"]]
+    sys.path[0] = os.path.dirname(path)
+    with open(path, encoding="utf-8") as source:
+        program = compile(source.read(), path, "exec")
+    module = sys.modules["__main__"] = ModuleType("__main__")
+    module.__dict__.update({"__file__": path, "__builtins__": __builtins__})
+    from integrations.pytorch.autoload import activate
 
-        activate()
-        runpy.run_path(request["program"], run_name="__main__")
-    except SystemExit as ending:
-        status = ending.code if isinstance(ending.code, int) else int(ending.code is not None)
-    except BaseException:
-        traceback.print_exc()
-        status = 1
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    return status
+    activate()
+    exec(program, module.__dict__)
 
 
 def main() -> None:
     for name in sys.argv[1:]:
         importlib.import_module(name)
-    running: dict[int, int] = {}
-    requests = os.fdopen(os.dup(0), "rb", buffering=0)
-    answers = os.fdopen(os.dup(1), "w")
-    print("ready", file=answers, flush=True)
-    for line in iter(requests.readline, b""):
-        request = json.loads(line)
-        if "wait" in request:
-            process = next(process for process, number in running.items() if number == request["wait"])
-            _, status = os.waitpid(process, 0)
-            number = running.pop(process)
-            print(json.dumps({"id": number, "status": os.waitstatus_to_exitcode(status)}), file=answers, flush=True)
+    numbers: dict[int, int] = {}  # of requests, by process
+    requests, answers = os.dup(0), os.dup(1)
+    ended, wake = os.pipe()
+    os.set_blocking(wake, False)
+    default = signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake)
+    os.write(answers, b"ready\n")
+    data = b""
+    while True:
+        ready, _, _ = select.select([requests, ended], [], [])
+        if ended in ready:
+            os.read(ended, 4096)
+            while numbers and (found := os.waitpid(-1, os.WNOHANG))[0]:
+                answer = {"id": numbers.pop(found[0]), "status": os.waitstatus_to_exitcode(found[1])}
+                os.write(answers, json.dumps(answer).encode() + b"\n")
+        if requests not in ready:
             continue
-        process = os.fork()
-        if process == 0:
-            os._exit(run_child(request))
-        running[process] = request["id"]
+        if not (more := os.read(requests, 1 << 16)):
+            break
+        *lines, data = (data + more).split(b"\n")
+        for request in map(json.loads, lines):
+            if "kill" in request:
+                for process in (process for process, number in numbers.items() if number == request["kill"]):
+                    os.kill(process, signal.SIGKILL)
+            elif process := os.fork():
+                numbers[process] = request["id"]
+            else:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, default)
+                for descriptor in (requests, answers, ended, wake):
+                    os.close(descriptor)
+                return run_child(request)
+    for process in numbers:
+        os.kill(process, signal.SIGKILL)
 
 
 if __name__ == "__main__":

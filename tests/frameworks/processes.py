@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import importlib.util
+import itertools
 import json
 import os
 import subprocess
 import sys
+import tempfile
 import textwrap
-from dataclasses import dataclass, field
+import threading
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -67,17 +73,95 @@ def read_summary(path: Path) -> dict[str, Any] | None:
     return summary
 
 
+class Nursery:
+    """Forks a process for each program from one that has imported some modules, PyTorch among them (see nursery.py)."""
+
+    def __init__(self, *modules: str, path: Path = HERE) -> None:
+        command = [sys.executable, str(HERE / "nursery.py"), "torch", "torch._dynamo", *modules]
+        settings = environment({})
+        settings["PYTHONPATH"] = f"{path}:{settings['PYTHONPATH']}"
+        self._process = subprocess.Popen(command, env=settings, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._numbers = itertools.count()
+        self._waiting: dict[int, Future[int]] = {}
+        self._lock = threading.Lock()
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == b"ready\n"
+        threading.Thread(target=self._answer, daemon=True).start()
+
+    def _answer(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            answer = json.loads(line)
+            with self._lock:
+                waiting = self._waiting.pop(answer["id"])
+            waiting.set_result(answer["status"])
+        for waiting in self._waiting.values():
+            waiting.set_exception(RuntimeError("the nursery ended"))
+
+    def _send(self, request: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(request).encode() + b"\n")
+        self._process.stdin.flush()
+
+    def run(self, arguments: list[str | Path], variables: dict[str, str], timeout: float) -> Ended:
+        """Runs a script. A process that does not end in time is killed: its status is -9."""
+        with tempfile.TemporaryDirectory() as folder:
+            words = {"output": Path(folder, "output"), "errors": Path(folder, "errors")}
+            request = {"program": str(arguments[0]), "arguments": [str(argument) for argument in arguments[1:]]}
+            request |= {"variables": variables, **{name: str(path) for name, path in words.items()}}
+            with self._lock:
+                number, waiting = next(self._numbers), Future[int]()
+                self._waiting[number] = waiting
+                self._send({"id": number, **request})
+            try:
+                status = waiting.result(timeout)
+            except TimeoutError:
+                with self._lock:
+                    self._send({"kill": number})
+                raise AssertionError(
+                    f"{arguments} did not end in {timeout} s\n{words['errors'].read_text(errors='replace')[-4000:]}"
+                ) from None
+            return Ended(status, *(path.read_text(errors="replace") for path in words.values()))
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(timeout=60)
+
+
+@functools.cache
+def _shared_nursery() -> Nursery:
+    """The one of this process."""
+    nursery = Nursery()
+    atexit.register(nursery.close)
+    return nursery
+
+
 def run(
     arguments: list[str | Path],
     variables: dict[str, str],
     *,
     summary: Path | None = None,
     timeout: float = TIMEOUT_SECONDS,
+    nursery: Nursery | None = None,
 ) -> Ended:
-    """Runs `python *arguments`. A process that does not end in time fails the test, with its last words."""
+    """Runs `python *arguments`. A process that does not end in time fails the test, with its last words.
+
+    A script is forked from a process that has imported PyTorch; what has options of the interpreter, or variables that
+    are read before a script begins, has an interpreter of its own (so has `-s script.py`).
+    """
     if summary is not None:
         summary.unlink(missing_ok=True)
         variables = {**variables, "OOC_SUMMARY": str(summary)}
+    early = [name for name in variables if not name.startswith("OOC_") and variables[name] != environment({}).get(name)]
+    if str(arguments[0]).endswith(".py") and not early:
+        ended = (nursery or _shared_nursery()).run(arguments, variables, timeout)
+    else:
+        ended = _run_interpreter(arguments, variables, timeout)
+    return replace(ended, summary_path=summary, summary=read_summary(summary) if summary is not None else None)
+
+
+def _run_interpreter(arguments: list[str | Path], variables: dict[str, str], timeout: float) -> Ended:
     command = [sys.executable, *map(str, arguments)]
     try:
         done = subprocess.run(
@@ -87,8 +171,7 @@ def run(
         errors = expired.stderr or b""
         words = errors.decode(errors="replace") if isinstance(errors, bytes) else errors
         raise AssertionError(f"{arguments} did not end in {timeout} s\n{words[-4000:]}") from None
-    found = read_summary(summary) if summary is not None else None
-    return Ended(done.returncode, done.stdout, done.stderr, summary, found)
+    return Ended(done.returncode, done.stdout, done.stderr)
 
 
 def code(*parts: str) -> str:
@@ -103,7 +186,9 @@ def write_script(folder: Path, source: str, name: str = "script.py") -> Path:
     return path
 
 
-def run_source(folder: Path, source: str, *, timeout: float = TIMEOUT_SECONDS, **variables: str) -> Ended:
+def run_source(
+    folder: Path, source: str, *, options: tuple[str, ...] = (), timeout: float = TIMEOUT_SECONDS, **variables: str
+) -> Ended:
     """Runs a script given as text, on the emulated device unless `OOC_ALLOC` says otherwise, with a summary."""
     script = write_script(folder, source)
-    return run([script], {**EMULATED, **variables}, summary=folder / "summary.json", timeout=timeout)
+    return run([*options, script], {**EMULATED, **variables}, summary=folder / "summary.json", timeout=timeout)

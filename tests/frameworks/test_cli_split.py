@@ -1,14 +1,11 @@
 """`swapd split`: a small model's plan with and without measurements, and clear words where there is none."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import ROOT, run_source, write_script
+from processes import HERE, run, run_source, write_script
 
 from swapd.cli import main
 from swapd.cli.output import Failure
@@ -41,16 +38,10 @@ WEIGHTS = [4 * (8 * 27 + 8), 0, 0, 4 * (16 * 72 + 16), 4 * (1024 * 64 + 64)]
 
 def swapd(*arguments: object, store: Path | None = None, status: int = 0) -> tuple[str, str]:
     """What `swapd split` prints, and its errors."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("OOC_")}
-    environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-    if store is not None:
-        environment["OOC_SPLIT_STORE"] = str(store)
-    command = [sys.executable, "-c", "import sys; from swapd.cli import main; sys.exit(main())", "split"]
-    done = subprocess.run(
-        [*command, *map(str, arguments)], capture_output=True, text=True, env=environment, timeout=300, check=False
-    )
-    assert done.returncode == status, f"{done.stdout}\n{done.stderr}"
-    return done.stdout, done.stderr
+    variables = {} if store is None else {"OOC_SPLIT_STORE": str(store)}
+    ended = run([HERE / "command.py", "split", *map(str, arguments)], variables)
+    assert ended.status == status, f"{ended.output}\n{ended.errors}"
+    return ended.output, ended.errors
 
 
 @pytest.fixture(scope="module")
@@ -132,11 +123,7 @@ def test_verdicts_are_found(script: Path, tmp_path: Path, identical: int, words:
     path = tmp_path / "store.sqlite"
     arguments = ["--budget", "100KiB", "--batch", 4, f"{script}:make"]
     layer = facts(*arguments, store=path)["layers"][-1]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-    subprocess.run(
-        [sys.executable, "-c", VERDICT, path, layer["operator"], layer["shapes"], str(identical)],
-        check=True, env=environment, timeout=100,
-    )  # fmt: skip
+    run([write_script(tmp_path, VERDICT), path, layer["operator"], layer["shapes"], str(identical)], {}).check()
     assert facts(*arguments, store=path)["layers"][-1]["exactness"].startswith(words)
 
 

@@ -113,7 +113,7 @@ EXAMPLE = ROOT / "examples" / "cholesky_numpy.py"
 
 
 def test_example() -> None:
-    figures = json.loads(run([EXAMPLE, "--tiles", "8", "--tile", "128", "--json"], {}).check().output)
+    figures = json.loads(run(["-s", EXAMPLE, "--tiles", "8", "--tile", "128", "--json"], {}).check().output)
     summary = figures["summary"]
     assert figures["different_tiles"] == 0 and figures["compared_tiles"] == 6 * 36
     assert figures["device"] == "emulated" and figures["oversubscription"] == 4.0
@@ -138,7 +138,7 @@ def test_example_fails_when_a_bit_differs(tmp_path: Path) -> None:
         sys.argv[1:] = ["--tiles", "5", "--tile", "128", "--steps", "2"]
         sys.exit(example.main())
     """
-    ended = run([write_script(tmp_path, source)], {})
+    ended = run(["-s", write_script(tmp_path, source)], {})
     assert ended.status == 1 and "not bit-identical" in ended.output, ended
 
 
@@ -532,7 +532,7 @@ PROGRAM = """
 )
 def test_without_torch_and_however_it_ends(tmp_path: Path, last: str, status: int) -> None:
     script = write_script(tmp_path, code(PROGRAM, last))
-    ended = run([script], {}, summary=tmp_path / "summary.json")
+    ended = run(["-s", script], {}, summary=tmp_path / "summary.json")
     assert ended.status == status, ended.errors
     assert ended.errors == ""
     assert ended.figures["final"] and ended.figures["steps"] == 4 and ended.figures["planned_iteration_count"] >= 1
@@ -560,5 +560,5 @@ def test_forked_child(tmp_path: Path) -> None:
         step()
         assert all((array.to_numpy() == was).all() for array, was in zip(arrays, after))
     """
-    ended = run([write_script(tmp_path, code(PROGRAM, source))], {}, summary=tmp_path / "summary.json").check()
+    ended = run(["-s", write_script(tmp_path, code(PROGRAM, source))], {}, summary=tmp_path / "summary.json").check()
     assert ended.figures["steps"] == 6 and ended.figures["final"]

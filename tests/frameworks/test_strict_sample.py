@@ -5,14 +5,12 @@ from __future__ import annotations
 from tests.stress import campaign
 
 OPERATORS = """
-    abs add addmm addcmul as_strided bmm cat cumsum digamma einsum fft.fft gather index_add index_put index_select
-    linalg.solve logsumexp masked_fill masked_select matmul mean mul native_layer_norm nn.functional.batch_norm
-    nn.functional.conv2d nn.functional.cross_entropy nn.functional.ctc_loss nn.functional.embedding
-    nn.functional.embedding_bag nn.functional.gelu nn.functional.group_norm nn.functional.linear
-    nn.functional.scaled_dot_product_attention nonzero norm pow prod put repeat_interleave roll scatter_add
-    select_scatter softmax sort split sum svd take topk trapezoid unique var view where
+    add addmm as_strided bmm cat cumsum einsum fft.fft gather index_put index_select linalg.solve masked_select matmul
+    native_layer_norm nn.functional.batch_norm nn.functional.conv2d nn.functional.cross_entropy nn.functional.embedding
+    nn.functional.embedding_bag nn.functional.scaled_dot_product_attention nonzero scatter_add softmax sort sum topk
+    unique view where
 """.split()
-MODULES = ("nn.Linear", "nn.Conv2d", "nn.BatchNorm2d", "nn.GRU", "nn.LSTM", "nn.Embedding", "nn.CrossEntropyLoss")
+MODULES = ("nn.Linear", "nn.Conv2d", "nn.BatchNorm2d", "nn.LSTM")
 OTHERS = (
     "nested_strided quantized_per_channel mkldnn_layout sparse_training python_values numpy_both_ways packed_sequences"
 )
@@ -26,5 +24,5 @@ def test_a_sample_of_operators_and_modules() -> None:
     report = campaign.run(chosen)
     assert not report.faults and not report.mismatches, report.failures()
     assert not report.undefined
-    assert report.samples > 500
+    assert report.samples > 250
     assert sum(stats["swap_in_count"] for stats in report.stats) > 1000

@@ -116,7 +116,7 @@ def test_places_are_lines_of_the_program(ran: Path) -> None:
     }
     assert by_line[here] >= 6  # what the activation makes, at least, in each of six blocks
     assert by_line[constructor] == 12  # the weights, which were there before the iteration
-    assert by_line[x] == 1
+    assert by_line[x] in (1, 2)  # this iteration's, and the last one's where that was there when it began
     assert sum(p.startswith("autograd of ") and f":{here} in forward" in p for p in places) >= 6
     assert not any("site-packages" in p for p in places)
     assert all(places)

@@ -44,7 +44,7 @@ def run(mode: str, x: Tensor, y: Tensor) -> dict[str, Any]:
 
 def main() -> None:
     path = begin()
-    x, y = torch.randn(3, 2048, 256), torch.randn(3, 2048, 256)
+    x, y = torch.randn(3, 1024, 256), torch.randn(3, 1024, 256)
     results = {mode: run(mode, x, y) for mode in ("reentrant", "non_reentrant", "sequential", "packed")}
     finish(path, results)
 

@@ -40,7 +40,7 @@ def note(cache: Tensor, place: int, values: Tensor) -> Tensor:
 
 def main() -> None:
     path = begin()
-    blocks = nn.ModuleList(Block(256, 4) for _ in range(4))
+    blocks = nn.ModuleList(Block(256, 4) for _ in range(2))
     compiled = [torch.compile(block) for block in blocks]
     optimizer = torch.optim.AdamW(blocks.parameters(), lr=1e-3)
     x = torch.randn(4, 8, 128, 256)

@@ -25,7 +25,7 @@ class Worker(threading.Thread):
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
-        self.x = torch.randn(1024, 1024)
+        self.x = torch.randn(512, 512)
         self.running, self.stop, self.stopped = threading.Event(), threading.Event(), threading.Event()
 
     def run(self) -> None:
@@ -46,9 +46,9 @@ def at_exit(model: nn.Module, x: torch.Tensor, expected: float, worker: Worker) 
 
 def main() -> None:
     path = begin()
-    model = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(6)))
+    model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(6)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    x = torch.randn(256, 1024)
+    x = torch.randn(256, 512)
     losses = []
     for _ in range(3):
         optimizer.zero_grad()
@@ -57,7 +57,7 @@ def main() -> None:
         optimizer.step()
         losses.append(loss.item())
     KEPT.append((model, optimizer, x, model(x)))
-    KEPT.append(Cycle(torch.randn(1024, 1024)))
+    KEPT.append(Cycle(torch.randn(512, 512)))
     worker = Worker()
     worker.start()
     worker.running.wait()

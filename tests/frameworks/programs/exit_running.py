@@ -11,9 +11,9 @@ from torch import nn
 
 def main() -> None:
     path = begin()
-    model = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(6)))
+    model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(6)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    x = torch.randn(256, 1024)
+    x = torch.randn(256, 512)
     losses = []
     for _ in range(3):
         optimizer.zero_grad()

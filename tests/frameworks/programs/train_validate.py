@@ -47,11 +47,11 @@ def main() -> None:
     model = network()
     averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=3)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=2)
     images, labels = torch.randn(128, 3, 32, 32), torch.randint(10, (128,))
     held_images, held_labels = torch.randn(128, 3, 32, 32), torch.randint(10, (128,))
     losses, validation, best = [], [], {}
-    for _ in range(3):
+    for _ in range(2):
         for batch in torch.randperm(128).split(32):
             optimizer.zero_grad()
             loss = F.cross_entropy(model(images[batch]), labels[batch])

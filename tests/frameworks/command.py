@@ -1,0 +1,7 @@
+"""The command `swapd`, as a script."""
+
+import sys
+
+from swapd.cli import main
+
+sys.exit(main())
