@@ -35,6 +35,12 @@ class Result:
     death: str
 
 
+def _library(name: str) -> str:
+    """Where the compiler has a library."""
+    command = [os.environ.get("CXX", "c++"), f"-print-file-name={name}"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
 class Server:
     """The process, from outside. OOC_TEST_LIBRARIES names a folder of libraries built with AddressSanitizer."""
 
@@ -42,9 +48,10 @@ class Server:
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("OOC_", "_OOC_"))}
         environment |= {"PYTHONPATH": str(ROOT), "OMP_WAIT_POLICY": "passive"}
         if libraries := os.environ.get("OOC_TEST_LIBRARIES"):
-            command = [os.environ.get("CXX", "c++"), "-print-file-name=libasan.so"]
-            runtime = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-            environment |= {"_OOC_LIBRARIES": libraries, "LD_PRELOAD": runtime, "ASAN_OPTIONS": "detect_leaks=0"}
+            # With the C++ library beside the runtime, which finds no way to throw where that is loaded later.
+            preloaded = " ".join(_library(name) for name in ("libasan.so", "libstdc++.so"))
+            environment |= {"_OOC_LIBRARIES": libraries, "LD_PRELOAD": preloaded}
+            environment |= {"ASAN_OPTIONS": "detect_leaks=0:handle_segv=0:handle_abort=0"}  # Python says where it stood
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.fuzz.server"],
             stdin=subprocess.PIPE,
