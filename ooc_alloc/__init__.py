@@ -1,23 +1,27 @@
 """Mechanism: chunks, virtual addresses, regions, copies. Knows no plans and no frameworks.
 
-The native core is reached through :class:`ooc_alloc.Core`.
+The native core is reached through :class:`ooc_alloc.Core`. It is imported when one of the names below is asked for:
+`import torch` reads this file wherever the package is installed, wanted or not.
 """
 
-from ooc_alloc._native import (
-    ABI_VERSION,
-    READ,
-    WRITE,
-    Core,
-    DriverFailure,
-    Iteration,
-    OocError,
-    OutOfMemory,
-    StrictViolation,
-    TraceArrays,
-    device_memory,
-    library_path,
-    refused_settings,
-)
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ooc_alloc._native import (
+        ABI_VERSION,
+        READ,
+        WRITE,
+        Core,
+        DriverFailure,
+        Iteration,
+        OocError,
+        OutOfMemory,
+        StrictViolation,
+        TraceArrays,
+        device_memory,
+        library_path,
+        refused_settings,
+    )
 
 __all__ = [
     "ABI_VERSION",
@@ -34,3 +38,11 @@ __all__ = [
     "library_path",
     "refused_settings",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from ooc_alloc import _native
+
+    return getattr(_native, name)

@@ -37,7 +37,7 @@ def run_child(request: dict[str, Any]) -> None:
         program = compile(source.read(), path, "exec")
     module = sys.modules["__main__"] = ModuleType("__main__")
     module.__dict__.update({"__file__": path, "__builtins__": __builtins__})
-    from integrations.pytorch.autoload import activate
+    from ooc_alloc.autoload import activate
 
     activate()
     exec(program, module.__dict__)

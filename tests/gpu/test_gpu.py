@@ -36,7 +36,7 @@ PROGRAMS = (
 ACTIVATE = """
 import os
 if os.environ.get("OOC_ALLOC"):
-    from integrations.pytorch.autoload import activate
+    from ooc_alloc.autoload import activate
     activate()
 """
 folder = Path(tempfile.mkdtemp(prefix="ooc-test-gpu-"))

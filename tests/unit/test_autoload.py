@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from integrations import pytorch
-from integrations.pytorch.autoload import activate
 from ooc_alloc import OocError
+from ooc_alloc.autoload import activate
 from swapd.config import ConfigError
 from swapd.session import SESSION_OF
 

@@ -3,6 +3,9 @@
 It does nothing unless `OOC_ALLOC` is set. Settings that cannot be used stop the program: who sets a budget means it,
 and without one the program would take what it likes. What the machine cannot do (there is no compiler, no driver) is a
 warning, and the program runs in plain memory, unless `OOC_STRICT=1`.
+
+Until the allocator is wanted only the standard library is imported: nothing of ours, and nothing that a program has by
+a name of ours, can break an `import torch` that has nothing to do with us.
 """
 
 from __future__ import annotations
@@ -23,6 +26,15 @@ def activate() -> None:
         return
     if any("torch/_inductor/compile_worker" in argument for argument in sys.argv[:1]):
         return  # a helper of torch.compile: it holds no tensors
+    try:
+        _enable()
+    except Exception as error:  # whatever it is: import torch must not break
+        if os.environ.get("OOC_STRICT", "").strip().lower() in ("1", "true", "yes", "on"):
+            raise
+        _warn(error)
+
+
+def _enable() -> None:
     from integrations import pytorch
     from swapd.config import ConfigError
     from swapd.ranks import is_child
@@ -34,10 +46,6 @@ def activate() -> None:
         # To a worker of a process that could use them only the machine can say no: less memory is free by then.
         if not is_child(SESSION_OF):
             _stop(error)
-        _warn(error)
-    except Exception as error:  # whatever it is: import torch must not break
-        if os.environ.get("OOC_STRICT", "").strip().lower() in ("1", "true", "yes", "on"):
-            raise
         _warn(error)
 
 
