@@ -184,11 +184,11 @@ def test_a_workspace_that_is_too_small(script: Path, store: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        ("there_is_none", "no model 'there_is_none'; there are resnet50"),
+        pytest.param("there_is_none", "no model 'there_is_none'; there are resnet50", marks=pytest.mark.slow),
         ("missing.py:make", "cannot load missing.py"),
-        ("{}:other", "has no function 'other'"),
+        pytest.param("{}:other", "has no function 'other'", marks=pytest.mark.slow),
         ("{}:depends", "depends on the data"),
-        ("{}:nothing", "must return a function"),
+        pytest.param("{}:nothing", "must return a function", marks=pytest.mark.slow),
     ],
 )
 def test_models_that_are_none(script: Path, tmp_path: Path, model: str, words: str) -> None:

@@ -20,6 +20,8 @@ BUDGETS = {
     "in_place": 13, "inference": 20, "lstm": 61, "numpy_bridge": 29, "raw_pointers": 23, "save_load_middle": 42,
     "sparse_gradients": 24, "threads": 44, "torch_func": 17, "train_validate": 33, "two_optimizers": 24, "unet": 42,
 }  # fmt: skip
+# Much as another one, as far as memory goes.
+ALIKE = {"autocast_bf16", "densenet", "generation", "hf_bert", "hf_llama", "two_optimizers", "unet"}
 # These need a process of their own: they start processes, or are about how one ends.
 ALONE = {"compiled_blocks": 36, "dataloader": 30, "exit_live": 12, "exit_running": 73}
 # Steady loops: after two iterations each is as the one before, and nothing but the end departs from it.
@@ -95,7 +97,9 @@ def check_within_budget(figures: dict[str, Any], budget: int) -> None:
         assert figures["swap_out_bytes"] + figures["clean_drop_bytes"] > 0
 
 
-@pytest.mark.parametrize("name", sorted(BUDGETS))
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ALIKE)) for name in sorted(BUDGETS)]
+)
 def test_program(name: str, library: Library, tmp_path: Path) -> None:
     budget = BUDGETS[name] << 20
     figures = library.out_of_core(name, tmp_path, OOC_BUDGET=str(budget))

@@ -91,7 +91,13 @@ def launched(folder: Path, *parts: str, **variables: str) -> tuple[int, str]:
     return running.returncode, output
 
 
-@pytest.mark.parametrize("variables", [{}, {**EMULATED, "OOC_BUDGET": "9MiB"}], ids=["plain", "out-of-core"])
+@pytest.mark.parametrize(
+    "variables",
+    [
+        pytest.param({}, marks=pytest.mark.slow, id="plain"),
+        pytest.param({**EMULATED, "OOC_BUDGET": "9MiB"}, id="out-of-core"),
+    ],
+)
 def test_two_ranks_have_the_gradients_of_one_process(tmp_path: Path, variables: dict[str, str]) -> None:
     status, output = launched(tmp_path, RANK, TRAIN, **variables)
     assert status == 0, output[:6000]
