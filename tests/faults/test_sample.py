@@ -35,6 +35,14 @@ def test_driver_sites(program: Path, folder: Path) -> None:
     assert any("the driver refused cuMem" in word for word in words)
 
 
+def test_threads_that_get_no_context(program: Path, folder: Path) -> None:
+    """One thread finds the device lost while another is about to copy; one run in twenty had them meet."""
+    cases = campaign.driver_cases(program, ("streams",), folder)
+    chosen = [case for case in cases if case.site.call == "cuCtxSetCurrent" and case.mode == "always from call 0"]
+    assert chosen
+    assert not wrong(campaign.carry_out(program, chosen * 60, 2, lambda _: None))
+
+
 def test_sites_of_the_system_and_of_our_memory(program: Path, folder: Path) -> None:
     cases = campaign.own_cases(program, campaign.build_interposer(folder), ("detach",), folder)
     chosen = [case for case in cases if case.mode in ("once, call 1", "always from call 0")]
