@@ -321,7 +321,7 @@ class Core {
   void* malloc_failed(uint64_t bytes, Room room);
   Room back_heap_chunk(Lock& lock, uint64_t chunk);
   void measure_need(ThreadState& thread);
-  void free_host_block(void* address);
+  void free_served_by_host(void* address);
   void free_after(void* address, const Moments& uses);
   void free_small(void* address, const Moments& uses);
   void free_region(Region* region, const Moments& uses);

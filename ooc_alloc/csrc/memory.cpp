@@ -194,7 +194,7 @@ void Core::measure_need(ThreadState& thread) {
   thread.measured_need = std::max(thread.measured_need, pinned_chunks_ + thread.measured_chunks);
 }
 
-void Core::free_host_block(void* address) {
+void Core::free_served_by_host(void* address) {
   const auto block = host_blocks_.find(address);
   if (block == host_blocks_.end()) return;
   ThreadState* thread = find_thread_state();
@@ -221,7 +221,7 @@ void Core::free(void* address, CUstream stream) {
 
 void Core::free_after(void* address, const Moments& uses) {
   if (!owns(address)) {
-    free_host_block(address);
+    free_served_by_host(address);
     return;
   }
   ++stats_.frees;

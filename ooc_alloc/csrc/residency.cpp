@@ -29,8 +29,10 @@ bool Core::ensure_host_block(Region* region, bool reclaim) {
   return region->host != nullptr;
 }
 
-// Without the lock: the slots are marked as moving.
+// Without the lock: the slots are marked as moving. Returns false also where the device is lost by now: the copy stream
+// may not have been made to wait for who uses the bytes.
 bool Core::copy_slots(Region* region, uint32_t first, uint32_t count, Direction direction) {
+  if (device_.lost()) return false;
   char* device = direction == Direction::kIn ? arrival_address(region, first) : address_of(region->first + first);
   char* host = region->host + first * chunk_bytes_;
   uint64_t left = slot_bytes(region, first, count);

@@ -34,6 +34,10 @@ void* Core::malloc_small(Lock& lock, uint64_t bytes, uint32_t stream) {
       order_->prune(heap_chunks_[c].after);
       order_->make_wait(stream, heap_chunks_[c].after, Edge::kFreeBeforeSmall);
     }
+  if (order_ && device_.lost()) {  // the stream may not wait for who had the block
+    free_small(address_of(heap_first_chunk_) + offset, {});
+    return malloc_failed(bytes, Room::kRefused);
+  }
   stats_.small_live_bytes += bytes;
   count_allocation(bytes);
   note_need();
