@@ -22,6 +22,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 PROGRAMS = HERE / "programs"
+_STARTING = threading.Lock()
 TIMEOUT_SECONDS = 400  # of anything that hangs; the machine may be busy with other things
 
 # Small chunks, so that programs of a few megabytes have many.
@@ -104,7 +105,7 @@ class Nursery:
         self._process.stdin.flush()
 
     def run(self, arguments: list[str | Path], variables: dict[str, str], timeout: float) -> Ended:
-        """Runs a script. A process that does not end in time is killed: its status is -9."""
+        """Runs a script. A process that does not end in time is killed, and fails the test with its last words."""
         with tempfile.TemporaryDirectory() as folder:
             words = {"output": Path(folder, "output"), "errors": Path(folder, "errors")}
             request = {"program": str(arguments[0]), "arguments": [str(argument) for argument in arguments[1:]]}
@@ -130,11 +131,16 @@ class Nursery:
 
 
 @functools.cache
-def _shared_nursery() -> Nursery:
-    """The one of this process."""
+def _started_nursery() -> Nursery:
     nursery = Nursery()
     atexit.register(nursery.close)
     return nursery
+
+
+def _shared_nursery() -> Nursery:
+    """The one of this process, whichever thread asks first."""
+    with _STARTING:
+        return _started_nursery()
 
 
 def run(
