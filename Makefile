@@ -14,7 +14,7 @@ BUILD_TYPE ?= RelWithDebInfo
 
 ifeq ($(VENV),system)
 python := $(PYTHON)
-export PYTHONPATH := .$(if $(PYTHONPATH),:$(PYTHONPATH))
+export PYTHONPATH := $(CURDIR):$(CURDIR)/integrations$(if $(PYTHONPATH),:$(PYTHONPATH))
 else
 python := $(VENV)/bin/python
 endif
@@ -135,8 +135,8 @@ gpu-native-test: $(cmake_needs)
 	$(call native_tests,build/gpu,-DCMAKE_BUILD_TYPE=$(BUILD_TYPE) -DOOC_INPLACE=ON -DOOC_TEST_DRIVER=libcuda.so.1)
 
 gpu-torch-test: $(if $(filter system,$(VENV)),,$(installed)) gpu-native-test
-	PYTHONPATH=. $(python) tests/gpu/test_gpu.py
-	PYTHONPATH=. $(python) -m pytest --quiet -m gpu tests/gpu/test_driver_view.py tests/gpu/test_library_memory.py
+	PYTHONPATH=.:integrations $(python) tests/gpu/test_gpu.py
+	PYTHONPATH=.:integrations $(python) -m pytest --quiet -m gpu tests/gpu/test_driver_view.py tests/gpu/test_library_memory.py
 
 # A PyTorch for CUDA in an environment of its own: some gigabytes. CUDA_TORCH names another version, CUDA_VENV its place.
 CUDA_VENV ?= .venv-cuda
@@ -150,7 +150,7 @@ $(CUDA_VENV)/.installed:
 	@touch $@
 
 check-cuda-build: $(CUDA_VENV)/.installed native ## compile the part for CUDA against a CUDA build of PyTorch, and run it without a GPU
-	PYTHONPATH=. $(cuda_python) -m pytest tests/cuda_build $(PYTEST)
+	PYTHONPATH=.:integrations $(cuda_python) -m pytest tests/cuda_build $(PYTEST)
 
 bench: venv native ## measure: cost per operator, step times beside the bound, fragmentation by chunk size
 	$(python) -m benchmarks

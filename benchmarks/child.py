@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from integrations import pytorch
+from ooc import pytorch
 from swapd.bound import bound
 from swapd.daemon import Daemon
 from swapd.problem import Problem

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-import integrations.pytorch as ooc
+import ooc
 from benchmarks.workloads import EXAMPLES
 
 KINDS = ("intercepted", "same allocator", "own allocator")
@@ -63,7 +63,7 @@ def timed(step: Callable[[], None], kind: str, install: Callable[[], None]) -> f
 
 def measure(rounds: int, arguments: list[str]) -> dict[str, Any]:
     """{kind: seconds a step, one for each round}; the order of the kinds turns from round to round."""
-    session = ooc._active()
+    session = ooc.pytorch._active()
     core = session.core
 
     def install() -> None:

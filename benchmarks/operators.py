@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import integrations.pytorch as ooc
+import ooc
 
 CALLS = 100  # in one measurement: short, so that many rounds are not interrupted
 WARM_CALLS = 10

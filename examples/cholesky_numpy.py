@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-import integrations.numpy as ooc
+import ooc.numpy as ooc
 
 CHUNK_BYTES = 64 * 1024
 STEADY_FROM = 3  # steps: the first has the set-up in it, the second is recorded and planned, the third uses the plan

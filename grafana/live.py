@@ -105,7 +105,7 @@ def start_training(port: int, log: Path, arguments: Sequence[str] = GPT, **setti
     """An example in training until it is stopped, on the emulated device, with metrics on a port."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("OOC_")}
     kept.pop("TORCH_DEVICE_BACKEND_AUTOLOAD", None)
-    paths = os.pathsep.join(filter(None, (str(ROOT), kept.get("PYTHONPATH"))))
+    paths = os.pathsep.join(filter(None, (str(ROOT), str(ROOT / "integrations"), kept.get("PYTHONPATH"))))
     kept |= {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", **EMULATED, "OOC_METRICS_PORT": str(port), **settings}
     script = ROOT / "examples" / "gpt.py"
     return Running((sys.executable, str(script), "--steps", "1000000000", *arguments), log, kept)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from integrations.prometheus.catalogue import CATALOGUE, COMMON_LABELS, Metric
+from ooc.prometheus.catalogue import CATALOGUE, COMMON_LABELS, Metric
 
 # What the variables at the top of every dashboard choose. A run outside torchrun has its rank too: "0".
 SELECTION = 'job=~"$job",instance=~"$instance",rank=~"$rank"'
@@ -22,7 +22,7 @@ def metric_of(series: str) -> Metric:
         if series.endswith(part) and family is not None and family.type == "histogram":
             return family
     if series not in _BY_NAME or _BY_NAME[series].type == "histogram":
-        raise KeyError(f"{series} is not in the catalogue (integrations/prometheus/catalogue.py)")
+        raise KeyError(f"{series} is not in the catalogue (integrations/ooc/prometheus/catalogue.py)")
     return _BY_NAME[series]
 
 

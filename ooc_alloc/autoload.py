@@ -35,7 +35,7 @@ def activate() -> None:
 
 
 def _enable() -> None:
-    from integrations import pytorch
+    from ooc import pytorch
     from swapd.config import ConfigError
     from swapd.ranks import is_child
     from swapd.session import SESSION_OF

@@ -204,7 +204,7 @@ def _run_advice(summary: dict[str, Any], steps: list[Step]) -> Iterator[str]:
     if moved and not summary["plan_count"]:
         yield (
             "No plan was made: no sequence of functions came twice. If batches differ in shape, pad them to a few "
-            "sizes. If iterations end elsewhere than at optimizer.step(), call integrations.pytorch.step() there."
+            "sizes. If iterations end elsewhere than at optimizer.step(), call ooc.pytorch.step() there."
         )
     elif summary["divergence_count"] > max(2, len(steps) // 10):
         yield (

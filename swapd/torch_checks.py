@@ -24,7 +24,7 @@ _ASK_TORCH = """
 import json, torch
 facts = {"version": torch.__version__, "cuda": torch.version.cuda, "adapter": None, "built": False}
 try:
-    from integrations.pytorch import build
+    from ooc.pytorch import build
     path = build.adapter_path()
     facts["adapter"], facts["built"] = str(path), path.exists()
 except Exception as error:
@@ -108,7 +108,7 @@ def check_entry_point() -> Check:
     name = "entry point"
     found = [entry for entry in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP) if entry.name == "ooc_alloc"]
     if not found:
-        remedy = "pip install the package (a checkout alone registers nothing), or call integrations.pytorch.enable()"
+        remedy = "pip install the package (a checkout alone registers nothing), or call ooc.pytorch.enable()"
         return Check(name, "warn", "`import torch` does not know this package: OOC_ALLOC=1 has no effect", remedy)
     return Check(name, "ok", f"{ENTRY_POINT_GROUP}: {found[0].value}")
 
@@ -117,5 +117,5 @@ def check_autoload(environment: Mapping[str, str]) -> Check:
     """Whether PyTorch has been told not to load backends by itself."""
     if environment.get(AUTOLOAD) == "0":
         text = f"{AUTOLOAD}=0: `import torch` loads no backends, so OOC_ALLOC=1 has no effect"
-        return Check("autoload", "warn", text, "unset it, or call integrations.pytorch.enable()")
+        return Check("autoload", "warn", text, "unset it, or call ooc.pytorch.enable()")
     return Check("autoload", "ok", "PyTorch loads its backends")

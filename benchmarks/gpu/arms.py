@@ -65,7 +65,7 @@ class Ours(Arm):
     """Our allocator, with a plan or (demand) without."""
 
     def start(self) -> None:
-        import integrations.pytorch as ooc
+        import ooc
 
         self._ooc = ooc
         settings: dict[str, Any] = {

@@ -37,7 +37,8 @@ class Child:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("OOC_")}
         environment["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
         environment["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), environment.get("PYTHONPATH"))))
+        paths = (str(ROOT), str(ROOT / "integrations"), environment.get("PYTHONPATH"))
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         self._process = subprocess.Popen(
             command,
             cwd=ROOT,

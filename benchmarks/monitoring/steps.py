@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
-import integrations.pytorch as ooc
+import ooc
 from benchmarks.gpt_step import make_step
-from integrations.prometheus.exporting import served_at
+from ooc.prometheus.exporting import served_at
 
 WARM_STEPS = 6  # set-up, recording, two plannings
 

@@ -36,12 +36,12 @@ def measure(rounds: int, arguments: list[str]) -> dict[str, Any]:
     """In this process: {kind: [seconds of a step, one for each round]} of wall and CPU time, and what the ring saw."""
     import torch
 
-    import integrations.pytorch as ooc
+    import ooc
     from benchmarks.gpt_step import make_step
 
     torch.set_num_threads(1)
     ooc.enable()
-    core = ooc._active().core
+    core = ooc.pytorch._active().core
     step = make_step(arguments)
     for _ in range(WARM_STEPS):
         step()

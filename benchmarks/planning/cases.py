@@ -25,7 +25,7 @@ SIMULATED = "simulated: fake tensors, roofline times; no GPU was measured"
 @lru_cache(maxsize=64)
 def trace_of(model: str, batch: int, device: str, mode: str = "training", **arguments: Any) -> Trace:
     """The trace of `benchmarks.models.NAMED[model]` with the roofline times of a device, recorded once a process."""
-    from integrations.pytorch.fake import record
+    from ooc.pytorch.fake import record
 
     if mode != "training":
         arguments = {"mode": mode, **arguments}

@@ -8,7 +8,7 @@ licence; `code/kernels/conv_problems.h`, read in 2026), each once; its batches a
 
 from __future__ import annotations
 
-from integrations.pytorch.splitting.kernels import Convolution
+from ooc.pytorch.splitting.kernels import Convolution
 
 
 def square(

@@ -28,7 +28,7 @@ def measure(rounds: int, arguments: list[str]) -> dict[str, Any]:
     """In this process: {kind: [seconds of a step, one for each round]} of wall and CPU time."""
     import torch
 
-    import integrations.pytorch as ooc
+    import ooc
     from benchmarks.gpt_step import make_step
 
     torch.set_num_threads(1)

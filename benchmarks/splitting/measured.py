@@ -24,13 +24,13 @@ from typing import Any
 
 import torch
 
-import integrations.pytorch as ooc
+import ooc
 from benchmarks import machine, results
 from benchmarks.runs import ROOT
 from benchmarks.splitting import convolutions, plans, tables
 from benchmarks.splitting.plans import MIB, Plan
-from integrations.pytorch.splitting.kernels import CPU, KINDS, Convolution, Kernel, run
-from integrations.pytorch.splitting.measure import Effort, Measurer, live_during, measured_sizes
+from ooc.pytorch.splitting.kernels import CPU, KINDS, Convolution, Kernel, run
+from ooc.pytorch.splitting.measure import Effort, Measurer, live_during, measured_sizes
 from ooc_alloc import Core
 from swapd.splitting.configurations import Configuration
 from swapd.splitting.store import Store
@@ -207,13 +207,13 @@ def main(arguments: list[str] | None = None) -> int:
         if load > 0.5:
             say(f"the load average is {load}: other work disturbs the figures")
         ooc.enable(alloc="emulated", budget=BUDGET, policy="demand", split="off")
-        assert ooc._session is not None
+        assert ooc.pytorch._session is not None
         for name in options.networks:
             make, batch, rounds = NETWORKS[name]
             layers = quick_layers(make()) if options.quick else make()
             rounds = options.rounds or (1 if options.quick else rounds)
             record = measure_network(
-                ooc._session.core, name, layers, min(batch, 3) if options.quick else batch, rounds, say
+                ooc.pytorch._session.core, name, layers, min(batch, 3) if options.quick else batch, rounds, say
             )
             results.save(target, NAME, name, record)
     records = results.load(target, NAME)

@@ -22,7 +22,7 @@ from benchmarks.child import COUNTERS
 from benchmarks.models.gpt2 import GPT2
 from benchmarks.models.resnet import example
 from benchmarks.splitting.inference_child import fingerprint
-from integrations import pytorch
+from ooc import pytorch
 
 Batch = Callable[[], tuple[Tensor, Tensor]]
 IMAGES, IMAGE = 48, 64  # the first batch-norm's gradient, its input and its result: 12 MiB each in ResNet-50's stem

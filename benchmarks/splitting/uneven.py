@@ -3,7 +3,7 @@
     python -m benchmarks.splitting.uneven [--rounds N] [--quick] [--output FILE]
 
 Two processes of one thread each (gloo), on this machine's cores. Rank 1 is made slow: it does the work of every sample
-`SLOWNESS` times. `integrations.pytorch.uneven.measure` divides the batch from times that it measures. Then steps with
+`SLOWNESS` times. `ooc.pytorch.uneven.measure` divides the batch from times that it measures. Then steps with
 equal and with uneven batches take turns; of each, the time until a rank is done and the time until both are. That this
 gives the gradients of one process is a test (`tests/frameworks/test_uneven.py`).
 """
@@ -34,7 +34,7 @@ def rank_main(batch: int, rounds: int, target: Path) -> None:
     import torch.distributed as dist
     from torch import nn
 
-    from integrations.pytorch import uneven
+    from ooc.pytorch import uneven
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")

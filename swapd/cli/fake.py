@@ -19,7 +19,7 @@ from swapd.settings import PREFIX
 from swapd.trace import LARGEST_BYTES
 from swapd.units import MIB
 
-MODULE = "integrations.pytorch.fake"  # started, not imported: integrations know us, not the other way round
+MODULE = "ooc.pytorch.fake"  # started, not imported: `ooc` knows us, not the other way round
 
 
 def fake_arguments(program: tuple[str, ...]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from swapd.splitting.network import LayerPlan, NetworkLayer, NetworkPlan, plan_n
 from swapd.splitting.segments import MOST_PREFETCH_PARTS
 from swapd.units import exact_bytes, format_bytes, format_duration, parse_bytes
 
-MODULE = "integrations.pytorch.splitting.layers"  # started, not imported: integrations know us, not the other way round
+MODULE = "ooc.pytorch.splitting.layers"  # started, not imported: `ooc` knows us, not the other way round
 LARGEST_WORKSPACE = 1 << 29
 MEASURE_BYTES = 4 << 30  # emulated device memory of the process that measures
 NARROWEST = 120  # characters of a table

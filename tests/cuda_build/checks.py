@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-import integrations.pytorch as ooc
+import ooc
 
 UNIT = int(os.environ.get("OOC_CHECK_UNIT", 1 << 20))  # bytes of a tensor; of several chunks
 ON_GPU = os.environ.get("OOC_CHECK_DEVICE") == "gpu"
@@ -39,7 +39,7 @@ def numbers(count: int = UNIT // 4, seed: int = 0) -> torch.Tensor:
 
 
 def stats() -> dict[str, Any]:
-    from integrations.pytorch import _active
+    from ooc.pytorch import _active
 
     return dict(_active().core.stats())
 

@@ -17,10 +17,11 @@ import pytest
 import torch
 
 import ooc_alloc
-from integrations.pytorch import build
+from ooc.pytorch import build
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
+CHECKOUT = f"{ROOT}{os.pathsep}{ROOT / 'integrations'}"  # on PYTHONPATH
 TORCH = Path(torch.__file__).parent
 WARNINGS = ["-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Wno-sign-conversion", "-Werror"]
 TIMEOUT_SECONDS = 300
@@ -88,13 +89,13 @@ def run(arguments: list[str], **variables: str) -> subprocess.CompletedProcess[s
     kept = {name: value for name, value in os.environ.items() if not name.startswith("OOC_")}
     command = [sys.executable, "-W", "ignore", *arguments]
     return subprocess.run(
-        command, cwd=ROOT, env={**kept, "PYTHONPATH": str(ROOT), **variables}, capture_output=True, text=True,
+        command, cwd=ROOT, env={**kept, "PYTHONPATH": CHECKOUT, **variables}, capture_output=True, text=True,
         timeout=TIMEOUT_SECONDS, check=False,
     )  # fmt: skip
 
 
 WITHOUT = """
-import torch, integrations.pytorch as ooc
+import torch, ooc.pytorch as ooc
 try:
     ooc.enable(alloc={alloc!r}, budget="16MiB", chunk_size="64KiB")
 except Exception as error:

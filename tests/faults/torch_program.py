@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import integrations.pytorch as ooc
+import ooc
 
 T = TypeVar("T")
 refusals = 0

@@ -8,12 +8,12 @@ from typing import Any
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from integrations.pytorch.splitting import registry
-from integrations.pytorch.splitting.context import Call, CannotSplit, Context, Split
-from integrations.pytorch.splitting.dividers import DIVIDED, Stage
-from integrations.pytorch.splitting.geometry import footprint
-from integrations.pytorch.splitting.parts import bind
-from integrations.pytorch.splitting.verification import difference, duplicate, tensors_in
+from ooc.pytorch.splitting import registry
+from ooc.pytorch.splitting.context import Call, CannotSplit, Context, Split
+from ooc.pytorch.splitting.dividers import DIVIDED, Stage
+from ooc.pytorch.splitting.geometry import footprint
+from ooc.pytorch.splitting.parts import bind
+from ooc.pytorch.splitting.verification import difference, duplicate, tensors_in
 
 registry.find("aten::mm")  # loads all handlers
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from integrations.allocator import Allocator
+from ooc.allocator import Allocator
 
 KIB, MIB = 1 << 10, 1 << 20
 SETTINGS: dict[str, Any] = {"alloc": "emulated", "budget": "2MiB", "chunk_size": "64KiB", "small_limit": "4KiB"}

@@ -18,8 +18,8 @@ BUDGET = str(1 << 20)
 PROGRAM = """
     import json, os, signal, sys, time
     import numpy as np
-    import integrations.numpy as ooc
-    from integrations.prometheus import exporting
+    import ooc.numpy as ooc
+    from ooc.prometheus import exporting
 
     device = ooc.Device()
     arrays = [device.empty(1 << 15) for _ in range(8)]

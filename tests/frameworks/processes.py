@@ -42,7 +42,7 @@ def environment(variables: dict[str, str]) -> dict[str, str]:
     """This process's, with no setting of ours but the given ones; one thread, so that the order of sums is fixed."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("OOC_", "_OOC_"))}
     kept.pop("TORCH_DEVICE_BACKEND_AUTOLOAD", None)
-    kept["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), kept.get("PYTHONPATH"))))
+    kept["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), str(ROOT / "integrations"), kept.get("PYTHONPATH"))))
     return {**kept, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1", **variables}
 
 

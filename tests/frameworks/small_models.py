@@ -99,13 +99,13 @@ def inference(batch: int) -> Step:
 MODELS = {"images": images, "text": text, "inference": inference}
 
 if __name__ == "__main__":
-    import integrations.pytorch as ooc
+    import ooc
 
     iteration = MODELS[sys.argv[1]](int(sys.argv[2]))
     for _ in range(4):
         ooc.step()
         iteration()
     ooc.step()
-    daemon = ooc._active().daemon
+    daemon = ooc.pytorch._active().daemon
     assert daemon.last_iteration is not None
     daemon.trace(daemon.last_iteration).save(sys.argv[3])

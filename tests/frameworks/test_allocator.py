@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from library_memory import KIB, MIB, QUARTER, SETTINGS, holds, moved, press, put
 
-from integrations.allocator import Allocator, address_of, stream_of
+from ooc.allocator import Allocator, address_of, stream_of
 from ooc_alloc import OocError, OutOfMemory
 from swapd.config import ConfigError
 

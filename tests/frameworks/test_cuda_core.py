@@ -13,7 +13,7 @@ pytest.importorskip("cuda.core", reason="cuda-core is not installed (the extra `
 from cuda.core import Buffer, MemoryResource
 from library_memory import QUARTER, SETTINGS, holds, moved, press, put
 
-import integrations.cuda_core as ooc
+import ooc.cuda_core as ooc
 from ooc_alloc import OocError
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from processes import run_source
 
-from integrations.pytorch import build, cuda
+from ooc.pytorch import build, cuda
 from ooc_alloc import Core, OocError, OutOfMemory, library_path
 
 MIB = 1 << 20

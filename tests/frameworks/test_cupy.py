@@ -14,7 +14,7 @@ pytest.importorskip("cupy", reason="CuPy is not installed (the extra `cupy`)")
 import cupy
 from library_memory import MIB, QUARTER, SETTINGS, holds, moved, press, put
 
-import integrations.cupy as ooc
+import ooc.cupy as ooc
 from ooc_alloc import OocError
 
 

@@ -94,7 +94,7 @@ def test_training_goes_on_with_a_smaller_batch(tmp_path: Path) -> None:
     source = code(
         TRAINING,
         """
-        import integrations.pytorch as ooc
+        import ooc
         plain = [p.detach().clone() for p in model.parameters()]
         whole = x
         x = torch.randn(4096, 512)
@@ -168,7 +168,7 @@ SUMMARY_KEYS = """
 
 def test_enable_disable_and_summary(tmp_path: Path, plain_training: str) -> None:
     before = """
-    import integrations.pytorch as ooc
+    import ooc
     from ooc_alloc import OocError
 
     settings = dict(alloc="emulated", budget=BUDGET, chunk_size="64KiB", small_limit="64KiB", summary=SUMMARY)
@@ -217,7 +217,7 @@ def test_enable_disable_and_summary(tmp_path: Path, plain_training: str) -> None
 
 def test_enable_again_after_disable(tmp_path: Path, plain_training: str) -> None:
     before = """
-    import integrations.pytorch as ooc
+    import ooc
 
     settings = dict(alloc="emulated", budget=BUDGET, chunk_size="64KiB", small_limit="64KiB")
     ooc.enable(**settings)
@@ -242,7 +242,7 @@ def test_explicit_steps(tmp_path: Path, plain_training: str) -> None:
     source = code(
         TRAINING,
         """
-    import integrations.pytorch as ooc
+    import ooc
     losses = []
     for pair in range(3):
         losses += [step(), step()]
@@ -260,7 +260,7 @@ def test_keep_resident(tmp_path: Path) -> None:
     source = """
         import ctypes
         import torch
-        import integrations.pytorch as ooc
+        import ooc
 
         x = torch.randn(512, 1024)
         ooc.keep_resident(x)

@@ -23,7 +23,7 @@ OUTPUTS = ("OOC_SUMMARY", "OOC_TRACE", "OOC_METRICS_FILE", "OOC_REPORT", "OOC_TI
 def test_no_output_can_be_written(tmp_path: Path, plain_training: str, fails: str) -> None:
     """All of them at once: the results are right, each is named in a warning, and what was there before is whole."""
     refuse = """
-        import errno, os, integrations.pytorch
+        import errno, os, ooc.pytorch
 
         def replace(source, target):
             raise OSError(errno.EIO, os.strerror(errno.EIO), source)

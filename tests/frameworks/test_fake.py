@@ -14,9 +14,9 @@ from processes import HERE, environment, run
 from small_models import MODELS
 from torch import nn
 
-from integrations.pytorch.fake import FakeError, find, record, with_times
-from integrations.pytorch.like_cuda import like_cuda
-from integrations.pytorch.roofline import Roofline
+from ooc.pytorch.fake import FakeError, find, record, with_times
+from ooc.pytorch.like_cuda import like_cuda
+from ooc.pytorch.roofline import Roofline
 from swapd.cli import main
 from swapd.devices import get_device
 from swapd.trace import READ, WRITE, Trace

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from metrics_programs import HANG_SECONDS, PROGRAM, Samples, run_numpy, samples, start, value
 
-from integrations.prometheus.catalogue import CATALOGUE
+from ooc.prometheus.catalogue import CATALOGUE
 from swapd.trace import Trace
 
 # Every figure of the summary that metrics have, and where. The others are texts, or lists (below).
@@ -283,7 +283,7 @@ def test_nothing_is_loaded_and_no_thread_made_unless_asked_for(tmp_path: Path) -
         print(threading.active_count(), [name for name in sys.modules if "prometheus" in name])
         """,
     ).check()
-    names = ["integrations.prometheus", "integrations.prometheus.exporting"]
+    names = ["ooc.prometheus", "ooc.prometheus.exporting"]
     assert ended.output.strip() == f"1 {names}"
     assert ended.errors == ""
 

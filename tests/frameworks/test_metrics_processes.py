@@ -88,8 +88,8 @@ def test_a_started_child_is_not_exported(tmp_path: Path) -> None:
         tmp_path,
         """
         import subprocess
-        child = "import integrations.numpy as ooc; ooc.Device(); "
-        child += "from integrations.prometheus.exporting import served_at; print(served_at())"
+        child = "import ooc.numpy as ooc; ooc.Device(); "
+        child += "from ooc.prometheus.exporting import served_at; print(served_at())"
         print(subprocess.run([sys.executable, "-c", child], capture_output=True, text=True, check=True))
         """,
         OOC_METRICS_PORT=str(free_ports(1)),
@@ -108,7 +108,7 @@ def test_torchrun_has_a_port_and_a_file_for_each_rank(tmp_path: Path) -> None:
             import urllib.request
             import torch
             import torch.distributed as dist
-            from integrations.prometheus.exporting import served_at
+            from ooc.prometheus.exporting import served_at
 
             dist.init_process_group("gloo")
             torch.manual_seed(0)

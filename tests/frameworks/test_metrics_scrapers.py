@@ -17,7 +17,7 @@ import pytest
 from metrics_programs import HANG_SECONDS, samples, value
 from processes import EMULATED, code, environment, write_script
 
-from integrations.prometheus.server import MOST_CONNECTIONS
+from ooc.prometheus.server import MOST_CONNECTIONS
 
 # Trains until the file `over` is there (and `LEAST` steps at least), or as many steps as it is told. Says what came out
 # of each step, and the most threads and files that it had.
@@ -42,7 +42,7 @@ TRAINING = """
         threads = max(threads, len(os.listdir("/proc/self/task")))
         files = max(files, len(os.listdir("/proc/self/fd")))
         if len(losses) == 2 and wanted == 0:
-            from integrations.prometheus.exporting import served_at
+            from ooc.prometheus.exporting import served_at
             print(served_at(), flush=True)
     digest = hashlib.sha256()
     for parameter in model.parameters():
@@ -164,8 +164,8 @@ def served_page() -> Iterator[int]:
     """The page of a program that waits."""
     program = """
 import sys
-import integrations.numpy as ooc
-from integrations.prometheus.exporting import served_at
+import ooc.numpy as ooc
+from ooc.prometheus.exporting import served_at
 device = ooc.Device(budget="1MiB", chunk_size="64KiB", metrics_port=0)
 device.zeros(100)
 print(served_at(), flush=True)

@@ -7,7 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks.models import NAMED
-from integrations.pytorch.fake import _give_data, record
+from ooc.pytorch.fake import _give_data, record
 from swapd.devices import get_device
 from swapd.problem import Problem
 from swapd.trace import Trace

@@ -17,7 +17,7 @@ from library_memory import MIB, QUARTER, SETTINGS, holds, moved, press, put
 from numba import cuda
 from numba.cuda.cudadrv import driver
 
-import integrations.numba as ooc
+import ooc.numba as ooc
 from ooc_alloc import OocError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -149,10 +149,10 @@ def test_numba_finds_the_plugin_by_its_variable() -> None:
         "manager = driver._memory_manager(context=None)\n"
         "print(type(manager).__module__, manager.get_memory_info().total)"
     )
-    variables = {"NUMBA_CUDA_MEMORY_MANAGER": "integrations.numba", "OOC_BUDGET": "3MiB", "OOC_ALLOC": "emulated"}
+    variables = {"NUMBA_CUDA_MEMORY_MANAGER": "ooc.numba", "OOC_BUDGET": "3MiB", "OOC_ALLOC": "emulated"}
     kept = {name: value for name, value in os.environ.items() if not name.startswith("OOC_")}
     done = subprocess.run(
         [sys.executable, "-c", text], cwd=ROOT, env=kept | variables, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["integrations.numba", str(3 * MIB)]
+    assert done.stdout.split() == ["ooc.numba", str(3 * MIB)]

@@ -16,7 +16,7 @@ import pytest
 from processes import ROOT, code, read_summary, run, write_script
 from test_errors import SUMMARY_KEYS
 
-import integrations.numpy as ooc
+import ooc.numpy as ooc
 from swapd.config import ConfigError
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -499,7 +499,7 @@ def test_threads(device: ooc.Device) -> None:
 PROGRAM = """
     import os, signal, sys
     import numpy as np
-    import integrations.numpy as ooc
+    import ooc.numpy as ooc
 
     device = ooc.Device(budget="2MiB", chunk_size="64KiB", small_limit="64KiB")
     arrays = [device.array(np.full((256, 256), float(index))) for index in range(12)]

@@ -9,7 +9,7 @@ from processes import code, run_source
 SOURCE = """
     import hashlib
     import torch
-    import integrations.pytorch as ooc
+    import ooc
 
     torch.manual_seed(3)
     small = torch.nn.Linear(512, 512)

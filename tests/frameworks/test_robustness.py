@@ -42,7 +42,7 @@ TRAINING = """
         return sum(part.sum() for part in kept)
 
     def swapped_out():
-        import integrations.pytorch as ooc
+        import ooc
         return ooc.summary()["swap_out_bytes"] if ooc.enabled() else 1
 """
 
@@ -401,7 +401,7 @@ def test_signal_within_a_write_of_the_summary(tmp_path: Path) -> None:
     """SIGTERM while the periodic summary is being written: it does not wait for itself."""
     source = """
         import json
-        import integrations.pytorch as ooc
+        import ooc
         import swapd.summary
 
         plain_dumps = json.dumps

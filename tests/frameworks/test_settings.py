@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from processes import EMULATED, code, environment, run, run_source, write_script
 
-from integrations.pytorch import build
+from ooc.pytorch import build
 
 MIB = 1 << 20
 
 PLAIN = """
     import torch
     print((torch.ones(1024, 1024) * 2).sum().item())
-    from integrations import pytorch
+    from ooc import pytorch
     print(pytorch.enabled())
 """
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from integrations.pytorch.splitting.geometry import blocks, footprint, narrowed
+from ooc.pytorch.splitting.geometry import blocks, footprint, narrowed
 
 CHUNK = 4096
 

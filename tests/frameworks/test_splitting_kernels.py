@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from integrations.pytorch.splitting.kernels import (
+from ooc.pytorch.splitting.kernels import (
     BACKWARD_DATA,
     BACKWARD_FILTER,
     CPU,

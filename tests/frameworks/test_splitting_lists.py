@@ -9,8 +9,8 @@ import torch
 from divided import whole_and_parts
 from torch import Tensor
 
-from integrations.pytorch.splitting.context import CannotSplit
-from integrations.pytorch.splitting.verification import difference
+from ooc.pytorch.splitting.context import CannotSplit
+from ooc.pytorch.splitting.verification import difference
 
 SIZES = (4000, 30_001, 500)
 NUMBERS = [0.5, -1.25, 2.0]

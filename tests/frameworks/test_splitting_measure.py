@@ -7,9 +7,9 @@ import pytest
 import torch
 from processes import EMULATED, run, write_script
 
-from integrations.pytorch.splitting import measure
-from integrations.pytorch.splitting.kernels import BACKWARD_FILTER, FORWARD, Convolution, Kernel
-from integrations.pytorch.splitting.measure import (
+from ooc.pytorch.splitting import measure
+from ooc.pytorch.splitting.kernels import BACKWARD_FILTER, FORWARD, Convolution, Kernel
+from ooc.pytorch.splitting.measure import (
     Effort,
     MeasureError,
     Measurer,
@@ -30,13 +30,13 @@ LARGE = Convolution(16, 16, (32, 32), (3, 3), padding=(1, 1))
 PROGRAM = """
 import json, sys
 import torch
-import integrations.pytorch as ooc
-from integrations.pytorch.splitting import measure
-from integrations.pytorch.splitting.kernels import BACKWARD_FILTER, FORWARD, Convolution, Kernel
-from integrations.pytorch.splitting.measure import Effort, Measurer, live_during, workspace_bytes
+import ooc
+from ooc.pytorch.splitting import measure
+from ooc.pytorch.splitting.kernels import BACKWARD_FILTER, FORWARD, Convolution, Kernel
+from ooc.pytorch.splitting.measure import Effort, Measurer, live_during, workspace_bytes
 from swapd.splitting.store import Store
 
-core = ooc._session.core
+core = ooc.pytorch._session.core
 
 measure.HOPELESS = float("inf")  # no speed decides what is measured here
 

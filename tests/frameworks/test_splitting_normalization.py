@@ -9,7 +9,7 @@ import torch
 from divided import check, stages, whole_and_parts
 from torch import Tensor
 
-from integrations.pytorch.splitting.verification import difference
+from ooc.pytorch.splitting.verification import difference
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
 ROUNDING = {torch.float32: 1e-5, torch.float64: 1e-13, torch.bfloat16: 3e-2}

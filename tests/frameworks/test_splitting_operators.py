@@ -15,8 +15,8 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.common_modules import module_db
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from integrations.pytorch.splitting.dividers import DIVIDED
-from integrations.pytorch.splitting.verification import duplicate, tensors_in
+from ooc.pytorch.splitting.dividers import DIVIDED
+from ooc.pytorch.splitting.verification import duplicate, tensors_in
 
 OPERATORS = [
     "addbmm", "addmm", "addmv", "amax", "argmax", "baddbmm", "bmm", "cumsum", "gather", "index_select",

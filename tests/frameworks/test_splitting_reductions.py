@@ -9,7 +9,7 @@ import torch
 from divided import check, stages, whole_and_parts
 from torch import Tensor
 
-from integrations.pytorch.splitting.verification import difference
+from ooc.pytorch.splitting.verification import difference
 
 EXACT = ["amax", "amin", "all.dim", "any.dim", "argmax", "argmin", "max.dim", "min.dim", "median.dim", "mode"]
 

@@ -13,9 +13,9 @@ import torch
 from divided import whole_and_parts
 from torch import Tensor
 
-from integrations.pytorch.splitting import registry
-from integrations.pytorch.splitting.context import CannotSplit
-from integrations.pytorch.splitting.verification import difference
+from ooc.pytorch.splitting import registry
+from ooc.pytorch.splitting.context import CannotSplit
+from ooc.pytorch.splitting.verification import difference
 
 ODD = 40_003  # elements: something is left at the end of threads' runs and of registers
 NAN = 0x7FC00000

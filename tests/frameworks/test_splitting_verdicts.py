@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from integrations.pytorch import build
-from integrations.pytorch.splitting import registry
-from integrations.pytorch.splitting.context import Call, CannotSplit, Context, KeptHere, Split
-from integrations.pytorch.splitting.registry import Handler
-from integrations.pytorch.splitting.runtime import Runtime
+from ooc.pytorch import build
+from ooc.pytorch.splitting import registry
+from ooc.pytorch.splitting.context import Call, CannotSplit, Context, KeptHere, Split
+from ooc.pytorch.splitting.registry import Handler
+from ooc.pytorch.splitting.runtime import Runtime
 from swapd.splitting.groups import SplitLog
 
 VALUES = torch.randn(2, 1000)

@@ -48,7 +48,7 @@ def test_off_raises(tmp_path: Path) -> None:
 def test_a_part_that_does_not_fit_is_not_divided_again(tmp_path: Path) -> None:
     """What is pinned leaves no room: the error comes after some tries, not after each of them on each of six levels."""
     source = """
-        from integrations.pytorch.splitting import runtime
+        from ooc.pytorch.splitting import runtime
 
         matrix = torch.ones(2048, 16)
         pinned = torch.zeros(124 << 10).numpy()
@@ -127,8 +127,8 @@ def test_products_are_never_run_on_host_memory(tmp_path: Path) -> None:
 # A division of a sum changes its rounding; nothing else in the project divides this operator.
 DOT = """
     import sys
-    from integrations.pytorch.splitting import registry
-    from integrations.pytorch.splitting.context import Split
+    from ooc.pytorch.splitting import registry
+    from ooc.pytorch.splitting.context import Split
 
     @registry.handler("aten::dot")
     def dot(context, left, right):

@@ -141,7 +141,7 @@ def test_it_is_there_on_demand_and_ends_with_disable(tmp_path: Path) -> None:
     source = code(
         TRAIN,
         """
-        import integrations.pytorch as ooc
+        import ooc
         from ooc_alloc import OocError
 
         try:
@@ -152,7 +152,7 @@ def test_it_is_there_on_demand_and_ends_with_disable(tmp_path: Path) -> None:
         main(3)
         ooc.timeline("first.json")
         main(3)
-        trace = ooc._active().observer.main_trace()
+        trace = ooc.pytorch._active().observer.main_trace()
         print(sum("script.py" in trace.place(v) for v in range(trace.variables)), "of", trace.variables, "placed")
         ooc.timeline("second.json.gz")
         ooc.report("page.html")
@@ -222,7 +222,7 @@ def snapshot(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     source = code(
         TRAIN,
         f"""
-        import integrations.pytorch as ooc, os
+        import ooc, os
         kept = [torch.zeros(1 << 18) for _ in range(10)]  # ten MiB, two more than the budget
         main(3)
         ooc.memory_snapshot({str(folder / "a.pickle")!r})

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from processes import EMULATED, TIMEOUT_SECONDS, code, environment, write_script
 
-from integrations.pytorch.uneven import BatchSampler, Division, interpolated
+from ooc.pytorch.uneven import BatchSampler, Division, interpolated
 
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 
@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from integrations.pytorch import uneven
+from ooc.pytorch import uneven
 
 dist.init_process_group("gloo")
 rank = dist.get_rank()

@@ -117,7 +117,7 @@ def _plain() -> Iterator[None]:
     if prelude._session() is None:
         yield
         return
-    from integrations.pytorch.large_storages import plain_memory
+    from ooc.pytorch.large_storages import plain_memory
 
     with plain_memory():
         yield

@@ -38,9 +38,9 @@ warnings.simplefilter("ignore")
 
 
 def _session() -> Any:
-    from integrations import pytorch as ooc
+    import ooc
 
-    return ooc._session
+    return ooc.pytorch._session
 
 
 def boundary() -> None:

@@ -23,6 +23,7 @@ from tests.fuzz.execution import OUT_OF_MEMORY, Step, execute, fill_fresh_memory
 from tests.fuzz.programs import ALWAYS, Program
 
 ROOT = Path(__file__).parents[2]
+CHECKOUT = f"{ROOT}{os.pathsep}{ROOT / 'integrations'}"  # on PYTHONPATH
 HANGS_AFTER_SECONDS = 60
 
 
@@ -46,7 +47,7 @@ class Server:
 
     def __init__(self) -> None:
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("OOC_", "_OOC_"))}
-        environment |= {"PYTHONPATH": str(ROOT), "OMP_WAIT_POLICY": "passive"}
+        environment |= {"PYTHONPATH": CHECKOUT, "OMP_WAIT_POLICY": "passive"}
         if libraries := os.environ.get("OOC_TEST_LIBRARIES"):
             # With the C++ library beside the runtime, which finds no way to throw where that is loaded later.
             preloaded = " ".join(_library(name) for name in ("libasan.so", "libstdc++.so"))
@@ -93,7 +94,7 @@ def _child(program: Program, fill: int | None, write: int, words: int) -> None:
     os.dup2(words, 1)
     os.dup2(words, 2)
     faulthandler.enable()
-    from integrations import pytorch as ooc
+    import ooc
 
     with os.fdopen(write, "w", buffering=1) as lines:
         if fill is None:
@@ -171,9 +172,9 @@ def main() -> None:
     os.dup2(2, 1)
     import torch
 
-    from integrations import pytorch  # noqa: F401
-    from integrations.pytorch import build, session  # noqa: F401
-    from integrations.pytorch.splitting import registry
+    from ooc import pytorch  # noqa: F401
+    from ooc.pytorch import build, session  # noqa: F401
+    from ooc.pytorch.splitting import registry
 
     torch.optim.AdamW([torch.nn.Parameter(torch.empty(0))], fused=True)  # imports what is imported late
     torch.use_deterministic_algorithms(False)  # so does this

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import integrations.pytorch as ooc
+import ooc
 
 MIB = 1 << 20
 

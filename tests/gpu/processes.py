@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+CHECKOUT = f"{ROOT}{os.pathsep}{ROOT / 'integrations'}"  # on PYTHONPATH
 TIMEOUT_SECONDS = 150
 _pool = ThreadPoolExecutor(max(1, min(6, (os.cpu_count() or 2) // 2)))
 
@@ -31,7 +32,7 @@ class Ended:
 def _run(arguments: list[str], variables: dict[str, str], summary: Path | None) -> Ended:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("OOC_", "_OOC_"))}
     settings = {
-        **kept, "CUBLAS_WORKSPACE_CONFIG": ":4096:8", "PYTHONFAULTHANDLER": "1", "PYTHONPATH": str(ROOT), **variables,
+        **kept, "CUBLAS_WORKSPACE_CONFIG": ":4096:8", "PYTHONFAULTHANDLER": "1", "PYTHONPATH": CHECKOUT, **variables,
     }  # fmt: skip
     if summary is not None:
         settings["OOC_SUMMARY"] = str(summary)

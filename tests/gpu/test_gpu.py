@@ -2,7 +2,7 @@
 
 unittest and nothing else, as a machine with a GPU may have no more than PyTorch:
 
-    PYTHONPATH=. python tests/gpu/test_gpu.py -v
+    PYTHONPATH=.:integrations python tests/gpu/test_gpu.py -v
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
+CHECKOUT = f"{ROOT}{os.pathsep}{ROOT / 'integrations'}"  # on PYTHONPATH
 sys.path[:0] = [str(ROOT), str(ROOT / "examples"), str(HERE)]
 
 import torch  # noqa: E402
@@ -61,7 +62,7 @@ class Runs:
     def __init__(self) -> None:
         # The entry point of `import torch` needs an installed package: a checkout turns the allocator on by hand.
         (folder / "sitecustomize.py").write_text(ACTIVATE)
-        self.path = {"PYTHONPATH": f"{ROOT}{os.pathsep}{folder}", "OOC_STRICT": "0"}
+        self.path = {"PYTHONPATH": f"{CHECKOUT}{os.pathsep}{folder}", "OOC_STRICT": "0"}
         self.models = {name: self.model(name) for name in MODELS}
         self.programs = {name: self.program(name) for name in PROGRAMS}
         larger = {"OOC_CHECK_UNIT": str(32 << 20), "OOC_CHECK_DEVICE": "gpu"}
@@ -98,7 +99,7 @@ def setUpModule() -> None:
     global runs
     if not torch.cuda.is_available():
         raise unittest.SkipTest("PyTorch sees no GPU")
-    from integrations.pytorch import build
+    from ooc.pytorch import build
 
     build.build()  # once, before sixty processes want it
     runs = Runs()
@@ -161,7 +162,7 @@ class Memory(unittest.TestCase):
         import subprocess
 
         command = [tool, "--error-exitcode", "9", sys.executable, str(HERE / "kernels.py"), "workspaces"]
-        variables = {**os.environ, "PYTHONPATH": str(ROOT)}
+        variables = {**os.environ, "PYTHONPATH": CHECKOUT}
         done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=150, check=False)
         self.assertEqual(done.returncode, 0, (done.stdout + done.stderr)[-4000:])
 

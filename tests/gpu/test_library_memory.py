@@ -22,7 +22,7 @@ COUNT, ELEMENTS = 16, 1 << 20  # of 8 bytes
 CUPY = f"""
 import cupy
 import numpy as np
-import integrations.cupy as ooc
+import ooc.cupy as ooc
 
 with ooc.Memory({SETTINGS}) as memory:
     arrays = []
@@ -50,7 +50,7 @@ with ooc.Memory({SETTINGS}) as memory:
 
 NUMBA = f"""
 import numpy as np
-import integrations.numba as ooc
+import ooc.numba as ooc
 
 memory = ooc.install({SETTINGS})
 from numba import cuda
@@ -86,7 +86,7 @@ check(memory.summary())
 
 CUDA_CORE = f"""
 from cuda.core import Device
-import integrations.cuda_core as ooc
+import ooc.cuda_core as ooc
 
 device = Device()
 device.set_current()

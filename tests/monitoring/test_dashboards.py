@@ -19,7 +19,7 @@ from grafana import queries
 from grafana.live import program
 from grafana.metrics import metric_of, names_in, rate, series, unit_of
 from grafana.typecheck.check import TypesDiffer, check, nested
-from integrations.prometheus.catalogue import CATALOGUE
+from ooc.prometheus.catalogue import CATALOGUE
 
 ROOT = Path(__file__).resolve().parents[2]
 STACK = ROOT / "grafana" / "stack"

@@ -12,8 +12,8 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRAPED_WHILE_IT_RUNS = """
 import sys, urllib.request
 import numpy as np
-import integrations.numpy as ooc
-from integrations.prometheus import exporting
+import ooc.numpy as ooc
+from ooc.prometheus import exporting
 
 settings = {"budget": "1MiB", "chunk_size": "64KiB", "small_limit": "4KiB", "emulated_bandwidth": "1GiB/s"}
 with ooc.Device(metrics_port=0, **settings) as device:

@@ -21,7 +21,7 @@ import yaml
 
 from grafana import queries
 from grafana.live import Prometheus, fetch, free_port, program, prometheus, start_training, until
-from integrations.prometheus.catalogue import CATALOGUE
+from ooc.prometheus.catalogue import CATALOGUE
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRAPE_SECONDS = 1.0

@@ -22,13 +22,14 @@ from typing import Any
 from benchmarks import machine
 
 ROOT = Path(__file__).parents[2]
+CHECKOUT = f"{ROOT}{os.pathsep}{ROOT / 'integrations'}"  # on PYTHONPATH
 OUT_OF_CORE = {"OOC_ALLOC": "emulated", "OOC_BUDGET": "6MiB", "OOC_CHUNK_SIZE": "64KiB", "OOC_SMALL_LIMIT": "16KiB"}
 GROWTH = 0.02  # of the resident memory between the second and the last quarter of the rounds: noise of the C allocator
 
 
 def start(lines: Path, out_of_core: bool) -> subprocess.Popen[bytes]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("OOC_", "_OOC_"))}
-    environment |= {"PYTHONPATH": str(ROOT), "MALLOC_ARENA_MAX": "2"} | (OUT_OF_CORE if out_of_core else {})
+    environment |= {"PYTHONPATH": CHECKOUT, "MALLOC_ARENA_MAX": "2"} | (OUT_OF_CORE if out_of_core else {})
     command = [sys.executable, "tests/soak/program.py", "1" if out_of_core else "0"]
     with lines.open("wb") as output:
         return subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=output)

@@ -96,9 +96,9 @@ def main() -> None:
     interrupts = Interrupts()
     session = None
     if sys.argv[1] == "1":
-        from integrations import pytorch as ooc
+        import ooc
 
-        session = ooc._active()
+        session = ooc.pytorch._active()
     number = 0
     while not select.select([sys.stdin], [], [], 0)[0]:
         line: dict[str, Any] = {"round": number, "digest": train(number, session)}

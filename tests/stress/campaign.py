@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
+CHECKOUT = f"{ROOT}{os.pathsep}{ROOT / 'integrations'}"  # on PYTHONPATH
 CASE_SECONDS = 600  # a case that takes longer hangs
 PASSES = ("strict", "plain a", "plain b")
 _FILL = {
@@ -120,7 +121,7 @@ class _Worker:
     def __init__(self, name: str, cases: Sequence[str]) -> None:
         mode = "strict" if name == "strict" else "plain"
         environment = {key: value for key, value in os.environ.items() if not key.startswith(("OOC_", "_OOC_"))}
-        environment |= {"OMP_WAIT_POLICY": "passive", "PYTHONPATH": str(ROOT)}
+        environment |= {"OMP_WAIT_POLICY": "passive", "PYTHONPATH": CHECKOUT}
         environment |= {"PYTHONHASHSEED": "0"}  # some samples are taken from sets
         environment |= _FILL.get(name, {})
         self.began = False

@@ -370,7 +370,7 @@ def random_state() -> Any:
 
 
 def _address(tensor: torch.Tensor) -> int:
-    from integrations.pytorch import raw_access
+    from ooc.pytorch import raw_access
 
     return raw_access.address_of(tensor)
 
@@ -413,6 +413,6 @@ def fine() -> Any:
 
 @_planted
 def wrong_in_strict_mode() -> Any:
-    from integrations import pytorch as ooc
+    import ooc
 
     return not ooc.enabled()

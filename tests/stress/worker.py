@@ -45,10 +45,10 @@ def main() -> None:
     torch.set_num_threads(2)
     core: Any = None
     if strict:
-        from integrations import pytorch as ooc
+        import ooc
 
         ooc.enable(**STRICT_SETTINGS)
-        core = ooc._active().core
+        core = ooc.pytorch._active().core
         torch.ops.ooc.install(core.handle, SLICE_BYTES)
     from tests.stress import cases
 

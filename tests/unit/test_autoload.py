@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from integrations import pytorch
+from ooc import pytorch
 from ooc_alloc import OocError
 from ooc_alloc.autoload import activate
 from swapd.config import ConfigError
@@ -71,36 +71,22 @@ def test_what_the_machine_cannot_do_is_a_warning(
     assert capsys.readouterr().err == f"ooc_alloc: not active, the program runs in plain memory: {error}\n"
 
 
-# ---- a program with packages of our names ----------------------------------------------------------------------------
+# ---- off -----------------------------------------------------------------------------------------------------------
 
 ROOT = Path(__file__).resolve().parents[2]
-# As PyTorch does at the end of its import; the program has put its own package in the place of ours.
-OWN_PACKAGE = """
-import importlib, sys, types
+AT_THE_END_OF_IMPORT_TORCH = """
+import importlib, sys
 before = set(sys.modules)
-sys.modules["integrations"] = types.ModuleType("integrations")
 module, function = sys.argv[1].split(":")
 getattr(importlib.import_module(module), function)()
 print(sorted({name.partition(".")[0] for name in set(sys.modules) - before} - sys.stdlib_module_names))
 """
 
 
-def enter(monkeypatch: pytest.MonkeyPatch, **variables: str) -> subprocess.CompletedProcess[str]:
-    (entry,) = re.findall(r'^ooc_alloc = "(.+:.+)"$', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.M)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    return subprocess.run([sys.executable, "-c", OWN_PACKAGE, entry], cwd=ROOT, capture_output=True, text=True)
-
-
 @pytest.mark.parametrize("value", ["", "0", "off"])
 def test_it_imports_the_standard_library_alone_where_it_is_off(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
-    done = enter(monkeypatch, OOC_ALLOC=value)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == "['integrations', 'ooc_alloc']\n"
-
-
-def test_where_it_is_on_the_program_runs_in_plain_memory_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    done = enter(monkeypatch, OOC_ALLOC="emulated")
-    assert done.returncode == 0
-    assert done.stderr.startswith("ooc_alloc: not active, the program runs in plain memory: ")
-    assert enter(monkeypatch, OOC_STRICT="1").returncode == 1
+    (entry,) = re.findall(r'^ooc_alloc = "(.+:.+)"$', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.M)
+    monkeypatch.setenv("OOC_ALLOC", value)
+    command = [sys.executable, "-c", AT_THE_END_OF_IMPORT_TORCH, entry]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "['ooc_alloc']\n")

@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 from benchmarks.splitting import convolutions, inference, plans, tables
 from benchmarks.splitting.measured import NETWORKS, Operands, execute
 from benchmarks.splitting.plans import MIB, make_plans
-from integrations.pytorch.splitting.kernels import KINDS, Kernel
+from ooc.pytorch.splitting.kernels import KINDS, Kernel
 from swapd.splitting.configurations import Configuration, KernelTable, MicroConfiguration
 
 WHOLE = MicroConfiguration(4, "onednn", 1.0, 20 * MIB)

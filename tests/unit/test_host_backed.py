@@ -11,7 +11,7 @@ import textwrap
 import numpy as np
 import pytest
 
-import integrations.numpy as ooc
+import ooc.numpy as ooc
 
 PROGRAM = """
     import ctypes, sys

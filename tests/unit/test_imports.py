@@ -1,4 +1,4 @@
-"""The rule between packages, enforced by reading every import statement: integrations -> swapd -> ooc_alloc."""
+"""The rule between packages, enforced by reading every import statement: ooc -> swapd -> ooc_alloc."""
 
 import ast
 import subprocess
@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("ooc_alloc", "swapd", "integrations")  # each may import those before it
+PACKAGES = {"ooc_alloc": ROOT, "swapd": ROOT, "ooc": ROOT / "integrations"}  # each may import those before it
 FRAMEWORKS = {"torch", "torchvision", "transformers", "cupy", "numba", "jax", "tensorflow"}
 LAZY = {"cuda", "cupy", "matplotlib", "numba", "scipy", "sklearn", "grafana_foundation_sdk"}  # only where they are used
 
@@ -50,9 +50,9 @@ def imports_of(file: str, text: str) -> list[Import]:
 def all_imports() -> list[Import]:
     return [
         found
-        for package in PACKAGES
-        for path in sorted((ROOT / package).rglob("*.py"))
-        for found in imports_of(path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8"))
+        for package, folder in PACKAGES.items()
+        for path in sorted((folder / package).rglob("*.py"))
+        for found in imports_of(path.relative_to(folder).as_posix(), path.read_text(encoding="utf-8"))
     ]
 
 
@@ -61,11 +61,11 @@ def violations(imports: list[Import]) -> list[str]:
     broken = []
     for found in imports:
         package, target = found.file.split("/")[0], found.module.split(".")[0]
-        rank = PACKAGES.index(package)
+        later = list(PACKAGES)[list(PACKAGES).index(package) + 1 :]
         where = f"{found.file}:{found.line} imports {found.module}"
-        if target in PACKAGES[rank + 1 :] and (found.file != ENTRY_POINT or found.at_top):
+        if target in later and (found.file != ENTRY_POINT or found.at_top):
             broken.append(f"{where}: {package} may not know {target}")
-        if package != "integrations" and target in FRAMEWORKS:
+        if package != "ooc" and target in FRAMEWORKS:
             broken.append(f"{where}: {package} may not know a framework")
         if target in LAZY and found.at_top and not may_import_at_top(found.file, target):
             broken.append(f"{where} when it is loaded: optional libraries are imported where they are used")
@@ -78,7 +78,7 @@ def violations(imports: list[Import]) -> list[str]:
 
 def may_import_at_top(file: str, target: str) -> bool:
     """An integration's own module is imported by those who use that library."""
-    return file.startswith(f"integrations/{target}")
+    return file.startswith(f"ooc/{target}")
 
 
 def test_the_rule_holds() -> None:
@@ -92,14 +92,14 @@ def test_the_rule_holds() -> None:
     ("file", "text"),
     [
         ("ooc_alloc/x.py", "import swapd.plan"),
-        ("ooc_alloc/x.py", "from integrations import numpy"),
+        ("ooc_alloc/x.py", "from ooc import numpy"),
         (ENTRY_POINT, "import swapd.config"),
-        ("swapd/x.py", "def f():\n    from integrations.pytorch import build"),
+        ("swapd/x.py", "def f():\n    from ooc.pytorch import build"),
         ("swapd/x.py", "if True:\n    import torch.nn as nn"),
         ("ooc_alloc/x.py", "try:\n    from torch import Tensor\nexcept ImportError:\n    pass"),
         ("swapd/x.py", "import cuda.bindings"),
-        ("integrations/pytorch/x.py", "from scipy import optimize"),
-        ("integrations/pytorch/x.py", "import ctypes"),
+        ("ooc/pytorch/x.py", "from scipy import optimize"),
+        ("ooc/pytorch/x.py", "import ctypes"),
         ("swapd/doctor.py", "import ctypes"),
         ("swapd/x.py", "class C:\n    import matplotlib"),
         ("swapd/x.py", "if TYPE_CHECKING:\n    pass\nelse:\n    import torch"),
@@ -113,10 +113,10 @@ def test_each_way_to_break_it_is_seen(file: str, text: str) -> None:
     ("file", "text"),
     [
         ("swapd/x.py", "from ooc_alloc import Core\nimport numpy as np"),
-        ("integrations/x.py", "import torch\nfrom swapd.config import Config\nimport ooc_alloc"),
+        ("ooc/x.py", "import torch\nfrom swapd.config import Config\nimport ooc_alloc"),
         ("swapd/x.py", "def f():\n    import cuda.bindings"),
         ("swapd/x.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from torch import Tensor"),
-        ("integrations/cupy.py", "import cupy"),
+        ("ooc/cupy.py", "import cupy"),
     ],
 )
 def test_what_is_allowed_passes(file: str, text: str) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from integrations.prometheus import reference
-from integrations.prometheus.catalogue import CATALOGUE, COMMON_LABELS, STEP_BUCKETS, Metric
+from ooc.prometheus import reference
+from ooc.prometheus.catalogue import CATALOGUE, COMMON_LABELS, STEP_BUCKETS, Metric
 from ooc_alloc._native import _COUNTERS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -68,5 +68,5 @@ def test_buckets_rise() -> None:
 
 def test_the_documentation_is_up_to_date() -> None:
     kept = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
-    assert kept == reference.text(), "run: python -m integrations.prometheus.reference > docs/metrics.md"
+    assert kept == reference.text(), "run: python -m ooc.prometheus.reference > docs/metrics.md"
     assert all(f"`{name}`" in kept for name in NAMES)

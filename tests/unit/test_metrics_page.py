@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from integrations.prometheus.catalogue import CATALOGUE, Metric
-from integrations.prometheus.figures import Figure
-from integrations.prometheus.gather import merged, recent_pages
-from integrations.prometheus.page import Page, number
+from ooc.prometheus.catalogue import CATALOGUE, Metric
+from ooc.prometheus.figures import Figure
+from ooc.prometheus.gather import merged, recent_pages
+from ooc.prometheus.page import Page, number
 from swapd.step_times import BUCKETS, Histogram, StepTimes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -112,12 +112,12 @@ def test_numbers(value: float, text: str) -> None:
 TWO_ROUTES = """
 import json, sys
 from prometheus_client import CollectorRegistry, generate_latest
-import integrations.numpy as ooc
+import ooc.numpy as ooc
 import numpy as np
-from integrations.prometheus.collector import Collector
-from integrations.prometheus.exporting import current_session
-from integrations.prometheus.figures import figures
-from integrations.prometheus.page import Page
+from ooc.prometheus.collector import Collector
+from ooc.prometheus.exporting import current_session
+from ooc.prometheus.figures import figures
+from ooc.prometheus.page import Page
 
 registry = CollectorRegistry()
 registry.register(Collector())

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from integrations.prometheus import server as module
-from integrations.prometheus.server import HEAD_BYTES, MOST_CONNECTIONS, Server
+from ooc.prometheus import server as module
+from ooc.prometheus.server import HEAD_BYTES, MOST_CONNECTIONS, Server
 from swapd.config import server_tls
 
 PAGE = b"# HELP ooc_x x\n" + b"ooc_x 1\n" * 2000

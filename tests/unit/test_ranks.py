@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from integrations.prometheus.exporter import push_url
+from ooc.prometheus.exporter import push_url
 from swapd import ranks
 from swapd.ranks import own_file
 

@@ -24,7 +24,7 @@ FILES = {"OOC_SUMMARY": "s.json", "OOC_TRACE": "t.trace", "OOC_TIMELINE": "t.jso
 
 def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("OOC_", "_OOC_"))}
-    environment |= {"PYTHONPATH": str(HERE.parents[1]), **SETTINGS, **variables}
+    environment |= {"PYTHONPATH": os.pathsep.join(sys.path), **SETTINGS, **variables}
     command = [sys.executable, str(HERE / "status_child.py"), *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
 

@@ -24,6 +24,7 @@ from swapd.status import StatusError, ask, check_folder, folder, processes
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
+CHECKOUT = f"{ROOT}{os.pathsep}{ROOT / 'integrations'}"  # on PYTHONPATH
 SETTINGS = {
     "OOC_ALLOC": "emulated", "OOC_BUDGET": "2MiB", "OOC_CHUNK_SIZE": "64KiB", "OOC_SMALL_LIMIT": "64KiB",
     "OOC_EMULATED_MEMORY": "16MiB", "OOC_STATUS": "1",
@@ -39,7 +40,7 @@ def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def start(runtime: Path, *arguments: str, **variables: str) -> subprocess.Popen[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("OOC_", "_OOC_"))}
-    environment |= {"PYTHONPATH": str(ROOT), "XDG_RUNTIME_DIR": str(runtime.parent), **SETTINGS, **variables}
+    environment |= {"PYTHONPATH": CHECKOUT, "XDG_RUNTIME_DIR": str(runtime.parent), **SETTINGS, **variables}
     command = [sys.executable, str(HERE / "status_child.py"), *arguments]
     child = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
@@ -177,7 +178,7 @@ def test_sockets_of_killed_processes_are_taken_away_by_the_next_start(runtime: P
 def test_a_process_that_dies_while_it_is_watched(child: subprocess.Popen[str], runtime: Path) -> None:
     """On a terminal of its own: the watcher shows frames, says that the process has ended, and ends."""
     control, terminal = pty.openpty()
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_RUNTIME_DIR": str(runtime.parent), "TERM": "xterm"}
+    environment = {**os.environ, "PYTHONPATH": CHECKOUT, "XDG_RUNTIME_DIR": str(runtime.parent), "TERM": "xterm"}
     command = [sys.executable, "-m", "swapd.cli", "top", "--every", "0.1"]
     watcher = subprocess.Popen(command, env=environment, stdin=terminal, stdout=terminal, stderr=terminal)
     os.close(terminal)

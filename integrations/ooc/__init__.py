@@ -1,0 +1,34 @@
+"""Out-of-core deep learning without code changes. The functions here are PyTorch's::
+
+    import ooc
+    ooc.enable(budget="2GiB")
+
+`ooc.numpy` is a device for NumPy; `ooc.cupy`, `ooc.numba` and `ooc.cuda_core` allocate for those libraries;
+`ooc.prometheus` shows the figures of all of them.
+"""
+
+from ooc.pytorch import (
+    disable,
+    enable,
+    enabled,
+    keep_resident,
+    memory_snapshot,
+    report,
+    step,
+    summary,
+    timeline,
+    timeline_start,
+)
+
+__all__ = [
+    "disable",
+    "enable",
+    "enabled",
+    "keep_resident",
+    "memory_snapshot",
+    "report",
+    "step",
+    "summary",
+    "timeline",
+    "timeline_start",
+]

@@ -1,0 +1,283 @@
+"""What CuPy, Numba and cuda.core share: a budget of device memory that a library allocates from.
+
+Nobody announces what such a library's kernels use. So **memory is pinned as long as it is allocated**, unless the
+program says otherwise for single arrays:
+
+    memory.swappable(a, b)                        # used in declared functions only, from now on
+    @memory.function(reads=["a"], writes=["b"])   # inside, its arrays are on the device
+    def step(a, b): ...
+
+Between the functions a swappable array may be in host memory; a kernel that touches it then fails. `keep_resident`
+pins it again. Without any of this a library keeps to the budget and recycles memory, and nothing is swapped.
+
+The device is a CUDA device, whose driver must be there; `alloc="emulated"` is for tests, its memory is the host's.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from ooc.numpy_arrays import Declaration
+from ooc.prometheus.exporting import export
+from ooc_alloc import READ, WRITE, OocError, library_path
+from swapd.session import CudaDevice, Session, wanted_config
+
+_Result = TypeVar("_Result")
+
+
+def address_of(thing: Any) -> int:
+    """The device address of an array (`__cuda_array_interface__`) or a buffer (`handle`). Raises TypeError."""
+    interface = getattr(thing, "__cuda_array_interface__", None)
+    if interface is not None:
+        return int(interface["data"][0])
+    handle = getattr(thing, "handle", None)
+    if handle is not None and hasattr(thing, "size"):
+        return int(handle)
+    raise TypeError(f"a {type(thing).__name__} has no device memory: an array or a buffer of the device is needed")
+
+
+def stream_of(stream: Any) -> int:
+    """The CUstream of a stream object of CuPy, Numba or cuda.core, as a number; 0 for None. Raises TypeError."""
+    if stream is None:
+        return 0
+    if isinstance(stream, int):
+        return stream
+    protocol = getattr(stream, "__cuda_stream__", None)  # (version, handle)
+    for owner, name in ((stream, "ptr"), (stream, "handle")):
+        if hasattr(owner, name):
+            handle = getattr(owner, name)
+            return int(getattr(handle, "value", handle) or 0)
+    if protocol is not None:
+        return int((protocol() if callable(protocol) else protocol)[1])
+    raise TypeError(f"a {type(stream).__name__} is no CUDA stream")
+
+
+class Allocator:
+    """Device memory within a budget, for a library that is told nothing of functions.
+
+    Args:
+        asynchronous: functions run on streams of the emulated device too (for tests); on a CUDA device they always do.
+        settings: any of the settings of the README's table, e.g. ``budget="8GiB"``; those not given come from the
+            environment.
+
+    Raises:
+        ConfigError: a setting cannot be used; the message names it.
+        OocError: there is no CUDA driver or device, or it cannot be used.
+    """
+
+    def __init__(self, *, asynchronous: bool = False, **settings: Any) -> None:
+        config = wanted_config(settings)
+        self._session = Session(config, _device(config.alloc == "emulated", asynchronous))
+        self._core = self._session.core
+        self._lock = threading.RLock()  # a finalizer may run while its own thread holds it
+        self._pins: dict[int, int] = {}  # token of each allocation that is pinned
+        self._sizes: dict[int, int] = {}  # bytes of each allocation
+        self._session.started()
+        export(self._session)
+
+    @property
+    def is_emulated(self) -> bool:
+        """Whether its memory is the host's, as in tests."""
+        return self._session.config.alloc == "emulated"
+
+    @property
+    def device_id(self) -> int:
+        """Ordinal of the device."""
+        return 0
+
+    @property
+    def budget_bytes(self) -> int:
+        return self._session.budget_bytes
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Of everything that was allocated and not freed, on the device or swapped out."""
+        with self._lock:
+            return sum(self._sizes.values())
+
+    @property
+    def closed(self) -> bool:
+        """Whether :meth:`close` was called, or the program is ending."""
+        return self._session.closed
+
+    def allocate(self, size_bytes: int, stream: Any = None, device_id: int = 0) -> int:
+        """Address of fresh memory, pinned, for use on `stream` at once; 0 for 0 bytes.
+
+        Raises:
+            OutOfMemory: with what is pinned already it does not fit the budget; the message names one that does.
+            OocError: the allocator is closed, or the device is another one.
+        """
+        if device_id != self.device_id:
+            raise OocError(f"memory of device {device_id} was asked for; this allocator manages {self.device_id}")
+        if self.closed:
+            raise OocError("the allocator is closed")
+        if size_bytes <= 0:
+            return 0
+        address, token = self._core.malloc_pinned(size_bytes, stream_of(stream))
+        with self._lock:
+            self._pins[address], self._sizes[address] = token, size_bytes
+        return address
+
+    def free(self, address: int, stream: Any = None) -> None:
+        """Gives memory back when what is enqueued on `stream` is done. Any thread, at any time; also once closed.
+
+        Without a stream, that is when everything enqueued so far on any known stream is done.
+        """
+        with self._lock:
+            if self._sizes.pop(address, None) is None:
+                return
+            self._pins.pop(address, None)
+            if self._core.handle:
+                if stream is None:
+                    self._core.free(address)
+                else:
+                    self._core.free_on(address, stream_of(stream))
+            self._end_if_unused()
+
+    def memory_info(self) -> tuple[int, int]:
+        """Bytes that can still be pinned, and the budget."""
+        if not self._core.handle:
+            return 0, self.budget_bytes
+        stats = self._core.stats()
+        used = int(stats["pinned_bytes"]) + int(stats["slab_used_bytes"])
+        return max(0, self.budget_bytes - used), self.budget_bytes
+
+    def swappable(self, *things: Any) -> None:
+        """From now on these arrays are used in declared functions only, and may leave the device between them.
+
+        Raises:
+            OocError: the memory is not this allocator's, or a view's (give the array that owns it).
+        """
+        for thing in things:
+            address = self._owned(thing)
+            with self._lock:
+                token = self._pins.pop(address, None)
+            if token is not None:
+                self._core.unpin(token, READ | WRITE)
+
+    def keep_resident(self, *things: Any) -> None:
+        """On the device from now on, until freed. Raises as `swappable` does, and OutOfMemory."""
+        for thing in things:
+            address = self._owned(thing)
+            if address not in self._pins:
+                token = self._core.pin(address, READ | WRITE)
+                with self._lock:
+                    self._pins[address] = token
+
+    def release_cached(self) -> None:
+        """Gives memory that nothing uses back to the driver."""
+        if self._core.handle:
+            self._core.release_cached()
+
+    def _owned(self, thing: Any) -> int:
+        address = thing if isinstance(thing, int) else address_of(thing)
+        if address not in self._sizes:
+            raise OocError(f"{address:#x} is no allocation of this allocator, or lies within one: give its owner")
+        return address
+
+    def function(
+        self,
+        *,
+        reads: Iterable[str] = (),
+        writes: Iterable[str] = (),
+        stream: str | None = None,
+        name: str | None = None,
+    ) -> Callable[[Callable[..., _Result]], Callable[..., _Result]]:
+        """Decorator: a function whose kernels use the arrays that it is given as the named parameters.
+
+        While it runs, and for what it enqueued, these arrays are on the device. Parameters take arrays, or lists and
+        tuples of them. Arrays that are no memory of this allocator, or pinned, may be named too.
+
+        Args:
+            reads: names of the parameters whose arrays it reads.
+            writes: names of those that it writes, or reads and writes.
+            stream: name of the parameter that is its stream; without one it enqueues on the library's current stream.
+            name: what it is called in traces and errors; its own name if not given.
+
+        Raises (on decoration):
+            ValueError: a name is no parameter.
+
+        Raises (on a call):
+            OutOfMemory: its arrays do not fit the budget; the message names the smallest one that does.
+            TypeError: a named parameter is given something that has no device memory.
+            OocError: the allocator is closed, or the call is within another function.
+        """
+
+        def decorate(plain: Callable[..., _Result]) -> Callable[..., _Result]:
+            declaration = Declaration(plain, reads, writes, name)
+            if stream is not None and stream not in declaration.signature.parameters:
+                raise ValueError(f"{declaration.name} names {stream!r} as its stream, which is none of its parameters")
+
+            @functools.wraps(plain)
+            def run(*args: Any, **kwargs: Any) -> _Result:
+                bound = declaration.signature.bind(*args, **kwargs)
+                bound.apply_defaults()
+                operands = [
+                    (address_of(item), access)
+                    for parameter, access in declaration.access.items()
+                    for item in _flat(bound.arguments.get(parameter))
+                ]
+                given = bound.arguments[stream] if stream is not None else self.current_stream()
+                with self._function(declaration.name, operands, stream_of(given)):
+                    return plain(*args, **kwargs)
+
+            return run
+
+        return decorate
+
+    def current_stream(self) -> Any:
+        """The stream that the library enqueues on now; the default one where it has no such notion."""
+        return None
+
+    @contextmanager
+    def _function(self, name: str, operands: list[tuple[int, int]], stream: int) -> Iterator[None]:
+        if self.closed:
+            raise OocError("the allocator is closed")
+        if self._core.in_function():
+            raise OocError(f"{name} is called within another declared function: declare the outer one's arrays there")
+        self._core.function_begin(self._core.function_id(name), operands, stream)
+        try:
+            yield
+        finally:
+            self._core.function_end()
+
+    def step(self) -> None:
+        """Marks the end of an iteration: the sequence of functions since the last one is planned if it comes again."""
+        if self.closed:
+            raise OocError("the allocator is closed")
+        self._session.boundary()
+
+    def summary(self) -> dict[str, Any]:
+        """The figures so far; keys as in the README. Raises OocError once closed."""
+        if self.closed:
+            raise OocError("the allocator is closed")
+        return self._session.summary()
+
+    def close(self) -> None:
+        """Writes the summary and stops the daemon. The device is given back when the last allocation is freed."""
+        with self._lock:
+            if not self.closed and self._session.stop():
+                self._end_if_unused()
+
+    def _end_if_unused(self) -> None:
+        if self.closed and not self._sizes and self._core.handle:
+            self._core.close()
+
+
+def _device(emulated: bool, asynchronous: bool) -> CudaDevice | None:
+    """For a session; None is the emulated device, where the host waits for every copy."""
+    if not emulated:
+        return CudaDevice()
+    return CudaDevice(driver=str(library_path("libooc_emulated_cuda.so"))) if asynchronous else None
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _flat(item)
+    elif value is not None:
+        yield value

@@ -1,0 +1,174 @@
+"""Arrays on a device, and what the functions that use them declare; see :mod:`ooc.numpy`."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ooc_alloc import READ, WRITE, OocError
+
+if TYPE_CHECKING:
+    from ooc.numpy import Device
+
+
+class Array:
+    """A variable: device memory with a shape and a dtype, in C order. Made by a :class:`Device`.
+
+    Its elements are reached in functions (:meth:`Device.function`) and by copies. The memory is freed when neither the
+    array nor a view of it is left.
+    """
+
+    __slots__ = ("__weakref__", "_memory", "device", "dtype", "shape")
+
+    def __init__(self, device: Device, shape: tuple[int, ...], dtype: np.dtype[Any], memory: Memory) -> None:
+        self.device = device
+        self.shape = shape
+        self.dtype = dtype
+        self._memory: Memory | None = memory
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def to_numpy(self) -> npt.NDArray[Any]:
+        """A copy in host memory."""
+        copy: npt.NDArray[Any] = self.device.call(COPY, (self,), {})
+        return copy
+
+    def copy_from(self, host: npt.ArrayLike) -> None:
+        """Copies host values in. They are broadcast to the shape, and cast if that keeps their kind."""
+        self.device.call(FILL, (self, np.asarray(host)), {})
+
+    def free(self) -> None:
+        """Gives the memory back now; what a running function uses, when it ends. The array cannot be used any more."""
+        self._memory = None
+
+    def memory(self) -> Memory:
+        """For the device. Raises OocError if freed."""
+        if self._memory is None:
+            raise OocError(f"an array of shape {self.shape} is used after it was freed")
+        return self._memory
+
+    def __array__(self, *_: Any, **__: Any) -> npt.NDArray[Any]:
+        raise TypeError(
+            "a device array is no ndarray: use it in a function that declares it (Device.function), or copy it with "
+            "to_numpy()"
+        )
+
+    def __repr__(self) -> str:
+        return f"Array(shape={self.shape}, dtype={self.dtype}{', freed' if self._memory is None else ''})"
+
+
+class Memory:
+    """One allocation; freed with this object."""
+
+    def __init__(self, device: Device, address: int, size_bytes: int) -> None:
+        self.address = address
+        self.size_bytes = size_bytes
+        weakref.finalize(self, device.release, address).atexit = False
+
+
+class _Reach:
+    """What NumPy keeps for as long as a view, or a view of a view, lives."""
+
+    def __init__(self, memory: Memory, access: int) -> None:
+        self.memory = memory
+        data = (memory.address, not access & WRITE)
+        self.__array_interface__ = {"shape": (memory.size_bytes,), "typestr": "|u1", "data": data, "version": 3}
+
+
+@dataclass(frozen=True)
+class View:
+    """A view as a function got it, and whether it, or a view of it, can still be reached."""
+
+    parameter: str
+    memory: Memory
+    access: int
+    root: weakref.ref[npt.NDArray[np.uint8]]  # the base of every view: NumPy shortens chains down to it, no further
+
+
+class Declaration:
+    """A plain function, and what it does with which parameter."""
+
+    def __init__(
+        self, function: Callable[..., Any], reads: Iterable[str], writes: Iterable[str], name: str | None = None
+    ) -> None:
+        self.function = function
+        self.name: str = name if name is not None else getattr(function, "__name__", "function")
+        self.signature = inspect.signature(function)
+        self.access = {parameter: READ for parameter in _names(reads)}
+        self.access |= {parameter: READ | WRITE for parameter in _names(writes)}
+        for check in (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction):
+            if check(function):
+                raise TypeError(f"the body of {self.name} runs after it has returned: it cannot be a device's function")
+        for parameter in self.access:
+            found = self.signature.parameters.get(parameter)
+            if found is None or found.kind is found.VAR_KEYWORD:
+                known = ", ".join(self.signature.parameters) or "none"
+                raise ValueError(f"{self.name} declares {parameter!r}, which is none of its parameters ({known})")
+
+    def operands(self, device: Device, arguments: dict[str, Any]) -> list[tuple[int, int]]:
+        """Addresses and accesses of the arrays in the arguments; raises if one is not what was declared."""
+        found = []
+        for parameter, value in arguments.items():
+            access = self.access.get(parameter)
+            for item in _items(value):
+                if access is not None:
+                    found.append((self._checked(device, parameter, item).memory().address, access))
+                elif isinstance(item, Array):
+                    raise TypeError(f"{self.name} is given a device array as {parameter!r}, which it does not declare")
+        return found
+
+    def _checked(self, device: Device, parameter: str, item: Any) -> Array:
+        if not isinstance(item, Array):
+            raise TypeError(
+                f"{self.name} takes arrays of its device as {parameter!r}, not {type(item).__name__}; "
+                "Device.array() makes one of a host array"
+            )
+        if item.device is not device:
+            raise ValueError(f"{self.name} is given an array of another device as {parameter!r}")
+        return item
+
+    def open(self, parameter: str, value: Any, views: list[View]) -> Any:
+        """Views of device memory in place of the arrays in a value."""
+        if isinstance(value, (list, tuple)):
+            opened = [self.open(parameter, item, views) for item in value]
+            return tuple(opened) if isinstance(value, tuple) else opened
+        memory = value.memory()
+        access = self.access[parameter]
+        root = np.asarray(_Reach(memory, access))
+        views.append(View(parameter, memory, access, weakref.ref(root)))
+        return root.view(value.dtype).reshape(value.shape)
+
+
+def _names(names: Iterable[str]) -> Iterable[str]:
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
+def _items(value: Any) -> Iterator[Any]:
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _items(item)
+    else:
+        yield value
+
+
+def _fill(target: npt.NDArray[Any], value: npt.NDArray[Any]) -> None:
+    np.copyto(target, value, casting="same_kind")
+
+
+def _copy(source: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    copy: npt.NDArray[Any] = source.copy()
+    return copy
+
+
+FILL = Declaration(_fill, (), ("target",), "numpy.fill")
+COPY = Declaration(_copy, ("source",), (), "numpy.copy")

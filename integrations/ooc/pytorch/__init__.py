@@ -1,0 +1,137 @@
+"""Out-of-core PyTorch without code changes.
+
+With an environment variable: ``OOC_ALLOC=1 OOC_BUDGET=2GiB python train.py``; or with two lines::
+
+    import ooc
+    ooc.enable(budget="2GiB")
+
+Every setting of the table in the README is a variable and a keyword of :func:`enable`.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ooc.pytorch.session import Session
+
+__all__ = [
+    "disable",
+    "enable",
+    "enabled",
+    "keep_resident",
+    "memory_snapshot",
+    "report",
+    "step",
+    "summary",
+    "timeline",
+    "timeline_start",
+]
+
+_lock = threading.Lock()
+_session: Session | None = None
+
+
+def enable(**settings: Any) -> None:
+    """Turns the allocator on for this process; call it before the first large tensor is made.
+
+    Args:
+        settings: any of the settings, e.g. ``budget="8GiB"``, ``chunk_size="256KiB"``; those not given come from the
+            environment. ``alloc`` is "auto" unless given.
+
+    Raises:
+        ConfigError: a setting cannot be used; the message names it.
+        OocError: the device cannot be used, or the allocator is on already with other settings.
+        AdapterError: the PyTorch adapter cannot be built (no compiler).
+    """
+    from ooc_alloc import OocError
+    from swapd.session import wanted_config
+
+    global _session
+    with _lock:
+        config = wanted_config(settings)  # before anything that takes time: what cannot be used is said at once
+        if _session is not None:
+            if config == _session.config:
+                return
+            raise OocError("the allocator is on already with other settings; call disable() first")
+        from ooc.pytorch.session import Session
+
+        _session = Session(config)
+
+
+def _active() -> Session:
+    from ooc_alloc import OocError
+
+    if _session is None:
+        raise OocError("the allocator is off: set OOC_ALLOC=1 or call ooc.pytorch.enable()")
+    return _session
+
+
+def enabled() -> bool:
+    """Whether the allocator is on."""
+    return _session is not None
+
+
+def step() -> None:
+    """Marks the end of an iteration. Needed only where it is not found by itself (no optimizer, no module call)."""
+    _active().explicit_step()
+
+
+def disable() -> None:
+    """Turns the allocator off: every tensor becomes plain memory at the same address. Nothing is lost.
+
+    The summary, if one was asked for, is written. Does nothing if the allocator is off.
+    """
+    global _session
+    with _lock:
+        if _session is not None:
+            _session.detach()
+            _session = None
+
+
+def summary() -> dict[str, Any]:
+    """The figures of the run so far; keys as in the README. Raises OocError if the allocator is off."""
+    return _active().summary()
+
+
+def keep_resident(*tensors: Any) -> None:
+    """Keeps tensors on the device until they are freed: for code that uses their memory behind PyTorch's back."""
+    _active().keep_resident(tensors)
+
+
+def timeline_start(events: int = 1 << 17) -> None:
+    """Keeps a timeline from now on: the newest `events` functions, copies and waits, in 80 bytes each.
+
+    `OOC_TIMELINE=FILE` does it from the start to the end. Raises OocError if the allocator is off.
+    """
+    _active().observer.start_timeline(events)
+
+
+def timeline(path: str | os.PathLike[str]) -> None:
+    """Writes what the timeline holds now, for https://ui.perfetto.dev; compressed if the name ends in ``.gz``.
+
+    Raises:
+        OocError: the allocator is off, or no timeline was started.
+        OSError: the file cannot be written.
+    """
+    _active().observer.save_timeline(Path(path))
+
+
+def report(path: str | os.PathLike[str]) -> None:
+    """Writes the HTML page about the run so far, as `OOC_REPORT=FILE` does at its end. Raises as :func:`timeline`."""
+    _active().observer.save_report(Path(path))
+
+
+def memory_snapshot(path: str | os.PathLike[str]) -> None:
+    """Writes a memory snapshot that https://pytorch.org/memory_viz opens.
+
+    On a CUDA device it is PyTorch's own (`torch.cuda.memory._dump_snapshot`). On the emulated device it is written from
+    the core's books, in the same format; its history is what the timeline holds, and empty without one.
+    Raises as :func:`timeline`, but for the timeline that was not started.
+    """
+    from ooc.pytorch.snapshot import dump
+
+    dump(_active(), Path(path))

@@ -1,0 +1,288 @@
+// PyTorch's side of the core: a CPU allocator whose memory lies on the device, and a boxed fallback for
+// c10::DispatchKey::Fake that sees every operator below autograd and above the backends (operators.h). Memory of CUDA
+// devices: cuda_allocator.h, where the installed PyTorch is one for CUDA.
+//
+// Built against the installed PyTorch at first use (integrations/ooc/pytorch/build.py); the library is reached as
+// torch.ops.ooc.*, so no Python headers are needed.
+#include <ATen/ops/_local_scalar_dense_native.h>
+#include <ATen/EmptyTensor.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/AutogradState.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/alloc_cpu.h>
+#include <torch/library.h>
+
+#include <mutex>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include "frequent_operators.h"
+#include "operators.h"
+#include "places.h"
+#ifdef OOC_WITH_CUDA
+#include "cuda_allocator.h"
+#endif
+
+using namespace ooc_torch;
+
+namespace {
+
+bool allocating = false;
+
+// ---- the allocator --------------------------------------------------------------------------------------------------
+
+// What PyTorch makes without an operator it also reads without one if it is small: numbers wrapped as tensors, states of
+// random generators (5056 bytes). In slabs these never leave anyway; elsewhere they are pinned.
+constexpr size_t kStaysOutsideFunctions = 8192;
+
+// Blocks allocated in a thread whose memory is plain. oneDNN frees by address alone, so they are known by that.
+struct PlainBlocks {
+  std::mutex mutex;
+  std::unordered_set<void*> blocks;
+
+  void* allocate(size_t bytes) {
+    void* address = c10::alloc_cpu(bytes);
+    const std::lock_guard<std::mutex> lock(mutex);
+    blocks.insert(address);
+    return address;
+  }
+  bool free(void* address) {
+    {
+      const std::lock_guard<std::mutex> lock(mutex);
+      if (blocks.erase(address) == 0) return false;
+    }
+    c10::free_cpu(address);
+    return true;
+  }
+};
+PlainBlocks& plain_blocks() {
+  static auto* blocks = new PlainBlocks;  // outlives every tensor
+  return *blocks;
+}
+
+void free_block(void* address) {
+  if (address == nullptr || (!owned(address) && plain_blocks().free(address))) return;
+  ooc_core_free(core, address);
+}
+
+class DeviceBackedCpuAllocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t bytes) override {
+    void* address = nullptr;
+    if (in_mode(kPlain)) {
+      if (bytes > 0) address = plain_blocks().allocate(bytes);
+    } else if (bytes > 0) {
+      address = ooc_core_malloc(core, bytes);
+      if (address == nullptr) raise(ooc_last_status());
+      const bool may_leave = owned(address) && !in_slab(address);
+      if (may_leave && bytes <= kStaysOutsideFunctions && !ooc_core_in_function(core))
+        ooc_core_pin(core, address, OOC_READ | OOC_WRITE, nullptr);
+      if (may_leave && places_wanted.load(std::memory_order_relaxed)) note_place(address);
+    }
+    return {address, address, &free_block, c10::Device(c10::DeviceType::CPU)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &free_block; }  // oneDNN allocates raw blocks
+  void copy_data(void* target, const void* source, size_t bytes) const override {
+    default_copy_data(target, source, bytes);
+  }
+};
+
+DeviceBackedCpuAllocator cpu_allocator;
+c10::Allocator* plain_cpu_allocator = nullptr;
+
+// ---- numbers ---------------------------------------------------------------------------------------------------------
+
+// torch.tensor([x, y]) and the like read their elements with our key excluded, so that no fallback sees it: the kernel
+// that every such reading ends in does the same.
+template <auto plain>
+at::Scalar read_scalar(const at::Tensor& tensor) {
+  if (core == nullptr || ooc_core_in_function(core) || !owned(tensor.const_data_ptr())) return plain(tensor);
+  uint64_t token = 0;
+  const int status = ooc_core_pin(core, tensor.const_data_ptr(), OOC_READ, &token);
+  if (status == OOC_OUT_OF_MEMORY && splitting) {  // the variable does not fit, but its element does
+    static const uint32_t id = ooc_core_function_id(core, "aten::_local_scalar_dense");
+    Operands element;
+    element.push_back({tensor.const_data_ptr(), OOC_READ, 0, tensor.itemsize()});
+    const FunctionScope scope(id, element);
+    return plain(tensor);
+  }
+  if (status != OOC_OK) raise(status);
+  at::Scalar value = plain(tensor);
+  ooc_core_unpin(core, token, OOC_READ);
+  return value;
+}
+
+class Silence final : public c10::WarningHandler {
+ public:
+  void process(const c10::Warning&) override {}
+};
+
+// ---- control, as torch.ops.ooc.* ------------------------------------------------------------------------------------
+
+void use_core(int64_t handle, int64_t slice) {
+  auto* next = reinterpret_cast<ooc_core*>(handle);
+  if (core != nullptr && core != next) {  // on again after disable(): functions keep their numbers, which info_of remembers
+    const uint32_t count = ooc_core_function_id(core, "(one more)");
+    for (uint32_t id = 0; id < count; ++id) ooc_core_function_id(next, ooc_core_function_name(core, id));
+  }
+  core = next;
+  slice_bytes = static_cast<uint64_t>(slice);
+  small_bytes = ooc_core_small_limit(core);
+  slab_base = ooc_core_slab_address(core);
+  ooc_stats stats;
+  ooc_core_read_stats(core, &stats);
+  chunk_bytes = stats.chunk_bytes;
+  ooc_core_address_range(core, &range_base, &range_bytes);
+}
+
+void install(int64_t handle, int64_t slice) {
+  use_core(handle, slice);
+  if (!allocating) {
+    plain_cpu_allocator = c10::GetCPUAllocator();
+    c10::SetCPUAllocator(&cpu_allocator, 100);
+    allocating = true;
+  }
+}
+
+// Memory of a CUDA device from now on, for the life of the process.
+void install_cuda(int64_t handle, int64_t slice, int64_t device) {
+#ifdef OOC_WITH_CUDA
+  install_cuda_allocator(reinterpret_cast<ooc_core*>(handle), static_cast<c10::DeviceIndex>(device));
+  use_core(handle, slice);
+  cuda_device = static_cast<int>(device);
+#else
+  (void)handle, (void)slice, (void)device;
+  TORCH_CHECK(false, "this PyTorch is built for the CPU alone");
+#endif
+}
+
+void uninstall() {
+  if (!allocating) return;
+  c10::SetCPUAllocator(plain_cpu_allocator, 100);
+  allocating = false;
+}
+
+// Backward passes over CUDA tensors then run in the thread that asks for them, not in one of the device: there is one
+// sequence of functions, and it is the thread's.
+void intercept_thread(bool on) {
+  c10::impl::tls_set_dispatch_key_included(kKey, on);
+  if (on_cuda()) c10::AutogradState::get_tls_state().set_multithreading_enabled(!on);
+}
+
+// A function made of many operators that bypass the dispatcher (a compiled graph). False: it is part of another one, or of
+// a capture, and must not be ended.
+bool scope_begin(c10::string_view name, const std::vector<at::Tensor>& tensors) {
+  if (core == nullptr) return false;
+  Operands operands;
+  for (const at::Tensor& tensor : tensors) add_tensor(tensor, OOC_READ | OOC_WRITE, operands);
+  const int status = FunctionScope::begin(ooc_core_function_id(core, std::string(name).c_str()), operands);
+  if (status != OOC_OK && status != OOC_NESTED) raise(status);
+  return status == OOC_OK;
+}
+
+void scope_end(const std::vector<at::Tensor>& results) {
+  if (core == nullptr) return;
+  const int status = FunctionScope::finish(false, [&](Operands& operands) {
+    for (const at::Tensor& tensor : results) add_tensor(tensor, OOC_READ, operands);
+  });
+  if (status != OOC_OK) raise(status);
+}
+
+void record_places(bool on, const c10::List<std::string>& skipped, c10::string_view here) {
+  want_places(on, std::vector<std::string>(skipped.begin(), skipped.end()), std::string(here));
+}
+
+// ---- splitting ------------------------------------------------------------------------------------------------------
+
+// Without measuring, a function that does not fit fails before it has run to its end in host memory.
+void use_splitting(bool on) {
+  splitting = on;
+  if (core != nullptr) ooc_core_set_measuring(core, on ? 0 : 1);
+}
+
+bool ranges(bool on) { return set_mode(kRanges, on); }
+bool plain(bool on) { return set_mode(kPlain, on); }
+
+at::Tensor empty_absent(at::IntArrayRef size, at::IntArrayRef stride, at::ScalarType type) {
+  const caffe2::TypeMeta meta = c10::scalarTypeToTypeMeta(type);
+  const size_t bytes = at::detail::computeStorageNbytes(size, stride, meta.itemsize());
+  c10::DataPtr memory;
+  if (in_mode(kPlain) || bytes <= small_bytes) {
+    memory = cpu_allocator.allocate(bytes);
+  } else {
+    void* address = ooc_core_malloc_absent(core, bytes);
+    if (address == nullptr) raise(ooc_last_status());
+    if (places_wanted.load(std::memory_order_relaxed)) note_place(address);
+    memory = {address, address, &free_block, c10::Device(c10::DeviceType::CPU)};
+  }
+  auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes, std::move(memory),
+                                                       &cpu_allocator, /*resizable=*/true);
+  const c10::DispatchKeySet keys(c10::DispatchKey::CPU);
+  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), keys, meta);
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(size, stride);
+  return tensor;
+}
+
+void refuse(c10::string_view reason, bool inexact, bool raised) { cannot_split(std::string(reason), inexact, raised); }
+
+bool in_scope() { return core != nullptr && ooc_core_in_function(core) != 0; }
+
+}  // namespace
+
+TORCH_LIBRARY(ooc, m) {
+  m.def("install(int core, int slice_bytes) -> ()", install);
+  m.def("install_cuda(int core, int slice_bytes, int device) -> ()", install_cuda);
+  m.def("uninstall() -> ()", uninstall);
+  m.def("intercept_thread(bool on) -> ()", intercept_thread);
+  m.def("scope_begin(str name, Tensor[] tensors) -> bool", scope_begin);
+  m.def("scope_end(Tensor[] results) -> ()", scope_end);
+  m.def("in_scope() -> bool", in_scope);
+  m.def("splitting(bool on) -> ()", use_splitting);
+  m.def("ranges(bool on) -> bool", ranges);
+  m.def("plain(bool on) -> bool", plain);
+  m.def("empty_absent(int[] size, int[] stride, ScalarType dtype) -> Tensor", empty_absent);
+  m.def("cannot_split(str reason, bool inexact, bool raised) -> ()", refuse);
+  m.def("record_places(bool on, str[] skipped, str here) -> ()", record_places);
+}
+
+TORCH_LIBRARY_IMPL(aten, CPU, m) {
+  Silence silence;  // PyTorch warns that a kernel is replaced
+  c10::WarningUtils::WarningHandlerGuard guard(&silence);
+  m.impl("_local_scalar_dense", &read_scalar<&at::native::_local_scalar_dense_cpu>);
+}
+
+#ifdef OOC_WITH_CUDA
+TORCH_LIBRARY_IMPL(aten, CUDA, m) {
+  Silence silence;
+  c10::WarningUtils::WarningHandlerGuard guard(&silence);
+  m.impl("_local_scalar_dense", &read_scalar<&at::native::_local_scalar_dense_cuda>);
+}
+#endif
+
+TORCH_LIBRARY_IMPL(_, Fake, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }
+
+TORCH_LIBRARY_IMPL(aten, AutogradCPU, m) {
+  Silence silence;
+  c10::WarningUtils::WarningHandlerGuard guard(&silence);
+  m.impl(kComputes, torch::CppFunction::makeFallthrough());
+}
+
+TORCH_LIBRARY_IMPL(aten, Fake, m) {
+  namespace ops = at::_ops;
+  register_direct<ops::_log_softmax, ops::_softmax, ops::_to_copy, ops::abs, ops::add_Scalar, ops::add_Tensor,
+                  ops::add__Scalar, ops::add__Tensor, ops::addcdiv_, ops::addcmul_, ops::addmm, ops::arange, ops::bmm,
+                  ops::cat, ops::clamp, ops::clone, ops::copy_, ops::cos, ops::div_Scalar, ops::div_Tensor,
+                  ops::div__Tensor, ops::embedding, ops::empty_memory_format, ops::empty_strided, ops::eq_Scalar,
+                  ops::eq_Tensor, ops::exp, ops::exp_, ops::fill__Scalar, ops::gather, ops::gelu, ops::gelu_backward,
+                  ops::gt_Scalar, ops::index_select, ops::lerp__Scalar, ops::log, ops::lt_Tensor,
+                  ops::masked_fill_Scalar, ops::mean_dim, ops::mm, ops::mul_Scalar, ops::mul_Tensor, ops::mul__Scalar,
+                  ops::mul__Tensor, ops::ne_Scalar, ops::neg, ops::pow_Tensor_Scalar, ops::relu, ops::relu_,
+                  ops::rsqrt, ops::scalar_tensor, ops::sigmoid, ops::silu, ops::silu_backward, ops::sin, ops::sqrt,
+                  ops::sqrt_, ops::sub_Tensor, ops::sub__Tensor, ops::sum, ops::sum_dim_IntList, ops::tanh,
+                  ops::tanh_backward, ops::threshold_backward, ops::where_self, ops::zero_, ops::zeros_like>(m);
+  // Views: passed on, and more frequent than the rest.
+  register_direct<ops::as_strided, ops::detach, ops::expand, ops::permute, ops::select_int, ops::slice_Tensor, ops::t,
+                  ops::transpose_int, ops::unsqueeze, ops::view, ops::_unsafe_view, ops::squeeze_dim>(m);
+}

@@ -1,0 +1,214 @@
+"""Fake recording: a trace of a model's iteration without its memory, its arithmetic or its device.
+
+    trace = record(resnet50, batch=1440, device=get_device("v100-nvlink2"))
+
+`make(batch, ...)` builds the model and returns what runs one iteration; it is called under fake tensors, so a model of
+any size takes no memory. Function times come from a roofline model of the device, or from a trace that was recorded
+in a real run of the same sequence. What is not in such a trace is in `fake_mode` and `like_cuda`.
+
+`swapd record --fake` runs this file as a program of its own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+)
+
+from ooc.pytorch.fake_mode import SLICE_BYTES, FakeRun
+from ooc.pytorch.like_cuda import like_cuda, replaced
+from ooc.pytorch.roofline import Roofline
+from swapd.devices import Device, get_device
+from swapd.sequence import SequenceRecorder
+from swapd.trace import Trace, TraceError
+
+ITERATIONS = 6  # at most, until two that follow each other are the same
+SUITE = "benchmarks.models"  # has NAMED: name -> make; only in a source checkout
+
+Make = Callable[..., Callable[[], Any]]
+
+
+class FakeError(RuntimeError):
+    """The program cannot be recorded without running it; the message says what stands in the way."""
+
+
+def record(
+    make: Make,
+    batch: int,
+    device: Device | None = None,
+    *,
+    times: Trace | None = None,
+    chunk_bytes: int = 2 << 20,
+    small_limit_bytes: int = 1 << 20,
+    slice_bytes: int = SLICE_BYTES,
+    **arguments: Any,
+) -> Trace:
+    """The trace of one iteration in the steady state.
+
+    Args:
+        make: ``make(batch, **arguments)`` returns a function without arguments that runs one iteration.
+        batch: passed on.
+        device: whose roofline gives the functions' times; the program chooses as on CUDA. None: it chooses as on the
+            CPU, and functions take no time unless `times` says otherwise.
+        times: a trace of the same sequence of functions, recorded in a real run, whose times are taken over.
+        chunk_bytes: of the allocator that the trace is for.
+        small_limit_bytes: largest allocation that stays in slabs, and is no variable.
+        slice_bytes: operators over whole lists run in slices of so much.
+
+    Raises:
+        FakeError: a function's result depends on data, iterations differ, or `times` has another sequence.
+    """
+    recorder = SequenceRecorder(chunk_bytes, small_limit_bytes, device.link if device is not None else None)
+    run = FakeRun(recorder, None if device is None else Roofline(device), slice_bytes)
+    with ExitStack() as stack:
+        if device is not None:
+            stack.enter_context(like_cuda())
+        # Module.to() swaps fake parameters, which fails when PyTorch itself keeps a weak reference to one; real ones
+        # get new data, and so they do here.
+        stack.enter_context(replaced("torch.utils", "swap_tensors", _give_data))
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        stack.enter_context(run)
+        try:
+            step = make(batch, **arguments)
+            if not callable(step):
+                raise FakeError(f"make({batch}) must return a function that runs one iteration, not {step!r}")
+            trace = _steady(recorder, step)
+        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+            raise FakeError(f"{error.func} depends on the data, which a fake tensor does not have") from error
+        except UnsupportedFakeTensorException as error:
+            raise FakeError(f"PyTorch cannot fake this: {error}") from error
+    return trace if times is None else with_times(trace, times)
+
+
+def _give_data(parameter: torch.Tensor, applied: torch.Tensor) -> None:
+    parameter.data = applied.data
+
+
+def _steady(recorder: SequenceRecorder, step: Callable[[], Any]) -> Trace:
+    """Run iterations until two are the same, as `previous` then means something."""
+    recorder.finish()  # what `make` did
+    last = None
+    for _ in range(ITERATIONS):
+        step()
+        trace = recorder.finish()
+        if trace.functions == 0:
+            raise FakeError("an iteration runs no operator")
+        if trace.fingerprint == last:
+            return trace
+        last = trace.fingerprint
+    raise FakeError(f"iterations differ: {ITERATIONS} were run, and no two that follow each other are the same")
+
+
+def with_times(trace: Trace, times: Trace) -> Trace:
+    """`trace` with the functions' times, and the link, of another one.
+
+    Raises:
+        FakeError: the other one has other functions; the first that differs is named.
+    """
+    if trace.function_names != times.function_names:
+        pairs = zip([*trace.function_names, "the end"], [*times.function_names, "the end"])
+        index, ours, theirs = next((i, a, b) for i, (a, b) in enumerate(pairs) if a != b)
+        raise FakeError(
+            f"the trace with the times is of another sequence: function {index} is {theirs} there, and {ours} here"
+        )
+    return replace(
+        trace,
+        function_start=times.function_start,
+        function_seconds=times.function_seconds,
+        machine=times.machine or trace.machine,
+    )
+
+
+# ---- as a program ----------------------------------------------------------------------------------------------------
+
+
+def find(name: str) -> Make:
+    """What "SCRIPT.py:FUNCTION", "MODULE:FUNCTION" or a model's name in the suite stands for.
+
+    Raises:
+        FakeError: there is no such thing; the message says what there is.
+    """
+    where, colon, function = name.rpartition(":")
+    if not colon:
+        return _named(name)
+    try:
+        module = _load_script(Path(where)) if where.endswith(".py") else importlib.import_module(where)
+    except (OSError, ModuleNotFoundError) as error:
+        raise FakeError(f"cannot load {where}: {error}") from None
+    made = getattr(module, function, None)
+    if not callable(made):
+        raise FakeError(f"{where} has no function {function!r}")
+    return made  # type: ignore[no-any-return]
+
+
+def _named(name: str) -> Make:
+    root = Path(__file__).resolve().parents[2]
+    if (root / SUITE.replace(".", "/")).is_dir() and str(root) not in sys.path:
+        sys.path.append(str(root))
+    try:
+        named: dict[str, Make] = importlib.import_module(SUITE).NAMED
+    except ModuleNotFoundError:
+        raise FakeError(f"{name!r} is no SCRIPT.py:FUNCTION; models with names are in a source checkout only") from None
+    by_letters = {_letters(known): made for known, made in named.items()}
+    if _letters(name) not in by_letters:
+        raise FakeError(f"no model {name!r}; there are {', '.join(named)}, or give SCRIPT.py:FUNCTION")
+    return by_letters[_letters(name)]
+
+
+def _letters(name: str) -> str:
+    """Papers write ResNet-50 and AlexNet."""
+    return "".join(filter(str.isalnum, name.lower()))
+
+
+def _load_script(path: Path) -> ModuleType:
+    """The script as a module that is not `__main__`; its folder is where its imports are looked for first."""
+    if not path.is_file():
+        raise OSError("there is no such file")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise OSError("it is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    sys.path.insert(0, str(path.resolve().parent))
+    spec.loader.exec_module(module)
+    return module
+
+
+def main(text: str) -> int:
+    """Record what the JSON object `text` asks for: the keys are those that `swapd/cli/fake.py` writes."""
+    wanted = json.loads(text)
+    try:
+        trace = record(
+            find(wanted["program"]),
+            wanted["batch"],
+            None if wanted["device"] is None else get_device(wanted["device"]),
+            times=None if wanted["times"] is None else Trace.load(wanted["times"]),
+            chunk_bytes=wanted["chunk_bytes"],
+            small_limit_bytes=wanted["small_limit_bytes"],
+            **wanted["arguments"],
+        )
+        trace.save(wanted["output"])
+    except (FakeError, TraceError, OSError) as error:
+        print(f"swapd: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,277 @@
+"""Accesses that bypass the dispatcher: the variable is pinned for as long as its memory can be reached.
+
+reaches the memory for                          pinned
+a call (tolist, storage items, file writes)     during the call; composite operators that read their arguments too
+files, copies of storages larger than there is  not at all: large_storages.py copies them in parts
+an array's life (.numpy(), np.asarray)          until the array is gone
+nobody knows how long (data_ptr, DLPack,        until the variable is freed
+__cuda_array_interface__, which asks data_ptr)
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import FrameType, MethodDescriptorType
+from typing import Any
+
+import torch
+import torch.utils.dlpack
+from numpy import ndarray
+
+from ooc.pytorch import large_storages
+from ooc_alloc import READ, WRITE, Core, OutOfMemory
+from ooc_alloc._native import set_built_in
+
+# Callers of data_ptr() that only compare addresses.
+_IDENTITY_CALLERS = {
+    ("torch.serialization", None),
+    ("torch.multiprocessing.reductions", None),
+    ("torch.nn.modules.rnn", None),
+    ("torch._functorch", None),
+    ("torch._dynamo", None),
+    ("torch._inductor", None),
+    ("torch._subclasses", None),
+    ("torch._prims_common", None),
+    ("torch.fx", None),
+    ("torch.testing", None),
+    ("transformers.pytorch_utils", "id_tensor_storage"),
+    ("transformers.modeling_utils", None),
+    ("safetensors.torch", "storage_ptr"),
+    ("safetensors.torch", "_end_ptr"),
+    ("accelerate.utils.modeling", "id_tensor_storage"),
+}
+
+# Composite operators that read lengths and split points, which they are given as tensors, without an operator.
+_READ_INTEGERS = ((torch, "ctc_loss"), (torch, "tensor_split"), (torch.Tensor, "tensor_split"))
+# Declared as composite, though they compute.
+_COMPUTE = [(torch, name) for name in dir(torch) if name.startswith("fbgemm_")] + [(torch, "choose_qparams_optimized")]
+_COMPUTE += [(module, "_pad_packed_sequence") for module in (torch, torch._VF)]
+_TO_DLPACK = (
+    (torch._C, "_to_dlpack"),
+    (torch._C, "_to_dlpack_versioned"),
+    (torch, "to_dlpack"),
+    (torch.utils.dlpack, "to_dlpack"),
+)
+
+
+def address_of(thing: Any) -> int:
+    """Address of a tensor's or storage's memory; 0 if it has none of its own (sparse, meta, fake)."""
+    try:
+        if isinstance(thing, torch.Tensor):
+            thing = thing.untyped_storage()
+        elif isinstance(thing, torch.TypedStorage):
+            thing = thing._untyped_storage
+        return int(_plain_data_ptr(thing))
+    except (RuntimeError, NotImplementedError):
+        return 0
+
+
+_plain_data_ptr: Callable[[Any], int] = torch.UntypedStorage.data_ptr
+
+
+def _pin(core: Core, thing: Any) -> int:
+    return _pin_address(core, address_of(thing))
+
+
+def _pin_address(core: Core, address: int) -> int:
+    try:
+        return core.pin(address, READ | WRITE)
+    except OutOfMemory as error:
+        raise torch.OutOfMemoryError(
+            f"{error} What reaches a tensor's memory without PyTorch (NumPy, pickle, data_ptr and the like) needs all "
+            "of it on the device: give it copies of parts, such as x[a:b].clone()."
+        ) from None
+
+
+@contextmanager
+def pinned(core: Core, thing: Any) -> Iterator[None]:
+    """On the device while inside, and possibly written."""
+    token = _pin(core, thing)
+    try:
+        yield
+    finally:
+        core.unpin(token, READ | WRITE)
+
+
+def pin_for_life(core: Core, thing: Any) -> None:
+    """On the device until freed; never taken for clean."""
+    _pin(core, thing)
+
+
+def _only_compares() -> bool:
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_globals.get("__name__") == "torch.storage":
+        frame = frame.f_back  # a TypedStorage asks its UntypedStorage: who asks it?
+    if frame is None:
+        return False
+    module, function = frame.f_globals.get("__name__", ""), frame.f_code.co_name
+    if module.startswith("triton.") and torch.ops.ooc.in_scope():
+        return True  # launches a kernel of a compiled graph, whose memory is there until it ends
+    return any(
+        (module == known or module.startswith(known + ".")) and name in (None, function)
+        for known, name in _IDENTITY_CALLERS
+    )
+
+
+class _Patches:
+    def __init__(self) -> None:
+        self._undo: list[Callable[[], None]] = []
+
+    def replace(self, owner: Any, name: str, make: Callable[[Callable[..., Any]], Any]) -> None:
+        """Replaces `owner.name` by what `make` makes of it; a method written in C for all subclasses of its class."""
+        original = getattr(owner, name, None)
+        if original is None:
+            return
+        if isinstance(original, MethodDescriptorType):
+            owner = original.__objclass__
+            set_built_in(owner, name, make(original))
+            self._undo.append(lambda: set_built_in(owner, name, original))
+            return
+        own = name in vars(owner)
+        setattr(owner, name, make(original))
+        self._undo.append(lambda: setattr(owner, name, original) if own else delattr(owner, name))
+
+    def hide(self, owner: Any, name: str) -> None:
+        """Takes an attribute away that has no door to watch."""
+        if name in vars(owner):
+            original = vars(owner)[name]
+            delattr(owner, name)
+            self._undo.append(lambda: setattr(owner, name, original))
+
+    def undo(self) -> None:
+        for undo in reversed(self._undo):
+            undo()
+
+
+def install(core: Core) -> Callable[[], None]:
+    """Patches the Python doors to raw memory; returns what undoes it."""
+    patches = _Patches()
+    tensor, storage = torch.Tensor, torch.UntypedStorage
+
+    def during_call(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            with pinned(core, self):
+                return original(self, *args, **kwargs)
+
+        return call
+
+    def for_life(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            pin_for_life(core, self)
+            return original(self, *args, **kwargs)
+
+        return call
+
+    def address(original: Callable[..., int]) -> Callable[..., int]:
+        @functools.wraps(original)
+        def data_ptr(self: Any) -> int:
+            result = original(self)
+            if result and not _only_compares():
+                pin_for_life(core, self)
+            return result
+
+        return data_ptr
+
+    patches.replace(tensor, "tolist", lambda original: large_storages.tolist(original, during_call(original)))
+    patches.replace(tensor, "numpy", functools.partial(_numpy, core))
+    patches.replace(tensor, "__dlpack__", for_life)
+    patches.hide(tensor, "__dlpack_c_exchange_api__")  # C functions; who looks for them falls back to __dlpack__
+    patches.replace(tensor, "data_ptr", address)
+    patches.replace(tensor, "const_data_ptr", address)
+    patches.replace(storage, "data_ptr", address)
+    for name in ("__getitem__", "__setitem__", "fill_", "resize_", "byteswap", "tolist", "__iter__"):
+        patches.replace(storage, name, during_call)
+    for name in ("_write_file", "_set_from_file", "_share_fd_cpu_", "_share_filename_cpu_"):
+        patches.replace(storage, name, during_call)
+    for owner, name in _READ_INTEGERS:
+        patches.replace(owner, name, functools.partial(_reads_integers, core))
+    for owner, name in _COMPUTE:
+        patches.replace(owner, name, _as_function)
+    for owner, name in _TO_DLPACK:
+        patches.replace(owner, name, functools.partial(_to_dlpack, core))
+    patches.replace(torch._C, "PyTorchFileWriter", functools.partial(_file_writer, core))
+    patches.replace(torch._C, "PyTorchFileReader", large_storages.reader)
+    patches.replace(storage, "clone", large_storages.clone)
+    return patches.undo
+
+
+def _numpy(core: Core, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def numpy(self: torch.Tensor, *, force: bool = False) -> Any:
+        array = original(self, force=force)
+        if not isinstance(array, ndarray):  # a subclass's own affair, which asks here for its parts
+            return array
+        # By its own address: it may be of another tensor than `self`, such as a forced copy or a part of a subclass.
+        token = _pin_address(core, array.__array_interface__["data"][0])
+        # It is the base of every view of it: NumPy shortens chains of arrays only, and its own base is a tensor.
+        weakref.finalize(array, core.unpin, token, READ | WRITE).atexit = False
+        return array
+
+    return numpy
+
+
+def _tensors(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> list[torch.Tensor]:
+    return [value for value in (*arguments, *keywords.values()) if isinstance(value, torch.Tensor)]
+
+
+def _reads_integers(core: Core, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with ExitStack() as stack:
+            for tensor in _tensors(args, kwargs):
+                if not (tensor.is_floating_point() or tensor.is_complex()):
+                    stack.enter_context(pinned(core, tensor))
+            return original(*args, **kwargs)
+
+    return call
+
+
+def _as_function(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The whole call is one function to the core: what it is given and what it allocates stays until it returns."""
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if torch.ops.ooc.in_scope():
+            return original(*args, **kwargs)
+        opened = torch.ops.ooc.scope_begin(original.__name__, _tensors(args, kwargs))
+        results: Any = ()
+        try:
+            results = original(*args, **kwargs)
+            return results
+        finally:
+            if opened:
+                torch.ops.ooc.scope_end(_tensors(results if isinstance(results, tuple) else (results,), {}))
+
+    return call
+
+
+def _to_dlpack(core: Core, original: Callable[..., Any]) -> Callable[..., Any]:
+    def to_dlpack(data: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        pin_for_life(core, data)
+        return original(data, *args, **kwargs)
+
+    return to_dlpack
+
+
+def _file_writer(core: Core, original: Any) -> Any:
+    class PyTorchFileWriter(original):  # type: ignore[misc]
+        """torch.save hands whole storages to the file writer."""
+
+        def write_record(self, name: str, data: Any, *args: Any) -> Any:
+            if isinstance(data, torch.UntypedStorage | torch.TypedStorage | torch.Tensor):
+                try:
+                    with pinned(core, data):
+                        return super().write_record(name, data, *args)
+                except torch.OutOfMemoryError:
+                    if not isinstance(data, torch.UntypedStorage):
+                        raise
+                    return super().write_record(name, large_storages.plain_copy(data), *args)
+            return super().write_record(name, data, *args)
+
+    return PyTorchFileWriter

@@ -1,0 +1,85 @@
+"""One activation under PyTorch: a session of the swap daemon, PyTorch's allocator, and the hooks around it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+import swapd.session
+from ooc.prometheus.exporting import export
+from ooc.pytorch import boundaries, build, compiled, cuda, raw_access, threads
+from ooc.pytorch.places import not_the_users
+from ooc.pytorch.splitting import runtime
+from ooc_alloc import OocError
+from swapd.config import Config
+
+_LARGEST_SLICE = 8 << 20  # also with memory to spare: the call needs a slice at once, and `min_budget_bytes` says so
+
+
+class Session(swapd.session.Session):
+    """Raises ConfigError, OocError or build.AdapterError; then nothing was changed."""
+
+    def __init__(self, config: Config) -> None:
+        device = cuda.choose(config.alloc)
+        limits = swapd.session.limits_of(config, device)  # first: a build takes half a minute
+        build.load()
+        super().__init__(config, device, limits)
+        self._explicit = False
+        self.cuda = device
+        slice_bytes = min(_LARGEST_SLICE, max(self.budget_bytes // 8, 1))
+        if device is None:
+            torch.ops.ooc.install(self.core.handle, slice_bytes)
+        else:
+            torch.ops.ooc.install_cuda(self.core.handle, slice_bytes, device.ordinal)
+        torch.ops.ooc.intercept_thread(True)
+        self._undo = [
+            threads.install(),
+            raw_access.install(self.core),
+            compiled.install(),
+            boundaries.install(self.automatic_boundary),
+        ]
+        self._runtime: runtime.Runtime | None = None
+        if config.split != "off" and device is None:  # results are verified where kernels run, and that is here
+            self._runtime = runtime.Runtime(self.core, config.split, config.split_store, self.daemon.splits)
+            runtime.install(self._runtime)
+            self._undo.append(runtime.uninstall)
+        if device is not None:
+            self._undo.append(cuda.install(self.core, device.ordinal))
+        self.started()
+        export(self)
+
+    def automatic_boundary(self) -> None:
+        if not self._explicit and not (self.cuda is not None and torch.cuda.is_current_stream_capturing()):
+            self.boundary()
+
+    def explicit_step(self) -> None:
+        self._explicit = True  # from now on the program says where iterations end
+        self.boundary()
+
+    def record_places(self, on: bool) -> None:
+        torch.ops.ooc.record_places(on, not_the_users(), os.path.join(os.getcwd(), ""))
+
+    def split_figures(self) -> dict[str, Any] | None:
+        return self._runtime.figures() if self._runtime is not None else None
+
+    def keep_resident(self, tensors: Iterable[torch.Tensor]) -> None:
+        for tensor in tensors:
+            raw_access.pin_for_life(self.core, tensor)
+
+    def detach(self) -> None:
+        """Ends the session: every tensor becomes plain memory at the same address. Raises OocError on a CUDA device."""
+        if self.cuda is not None:
+            raise OocError(
+                "the allocator cannot be turned off while CUDA is in use: what has left the device has no other place. "
+                "End the process, or leave it on"
+            )
+        if not self.stop():
+            return
+        for undo in reversed(self._undo):
+            undo()
+        torch.ops.ooc.uninstall()
+        torch.ops.ooc.intercept_thread(False)
+        self.core.detach()

@@ -1,0 +1,408 @@
+"""What a handler may ask: how much a part may take, memory for a large result, and which division is exact.
+
+def linear(context, input, weight, bias=None):
+    by_outputs = Split("output features", 4, lambda input, weight, bias=None: ...)
+    chosen = context.choose("", [by_outputs], torch.ops.aten.linear.default)
+    return chosen.run(input, weight, bias)
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ooc.pytorch.splitting import copies, geometry, registry
+from ooc.pytorch.splitting.naming import named_shape
+from ooc.pytorch.splitting.tally import Layer, Tally
+from ooc.pytorch.splitting.verification import (
+    CHANGES_SPECIALS,
+    INCOMPARABLE,
+    KINDS,
+    Difference,
+    difference,
+    duplicate,
+    map_tensors,
+    put_special,
+    random_like,
+    tensors_in,
+)
+from swapd.splitting.store import Key, Verdict
+
+_SEED = 20181213  # of verification
+_ENOUGH_ELEMENTS, _MOST_TURNS = 4096, 16  # numbers to be compared; results to get them from
+_MOST_ROUNDING = 0.02  # of the largest value; a few units in the last place of bfloat16
+Given = tuple[tuple[Any, ...], dict[str, Any]]  # arguments and keywords
+Sample = Callable[[torch.Generator], Given]
+
+
+class CannotSplit(Exception):
+    """No division is found. `inexact`: there is one that changes bits; `cause`: the operator refuses its arguments."""
+
+    def __init__(self, reason: str, inexact: bool = False, cause: Exception | None = None) -> None:
+        super().__init__(reason)
+        self.inexact = inexact
+        self.cause = cause
+
+
+@contextmanager
+def its_own_errors() -> Iterator[None]:
+    """An operator is asked on "meta" for its results. Where that fails, the operator itself says why it refuses."""
+    try:
+        yield
+    except Exception as error:
+        raise CannotSplit(str(error), cause=error) from None
+
+
+@dataclass(frozen=True)
+class Split:
+    """One way to do it in parts. `how` names everything that the rounding depends on, but for the number of parts."""
+
+    how: str
+    parts: int
+    run: Callable[..., Any]  # called as the handler is, without the context; gives the operator's result
+
+
+@dataclass(frozen=True)
+class Specials:
+    """On which special data a division is tried, beside ordinary ones.
+
+    `kinds`: of `verification.KINDS`. `finite`: arguments, by name, that get none: the division looks at them itself.
+    """
+
+    kinds: tuple[str, ...] = KINDS
+    finite: frozenset[str] = frozenset()
+
+
+ALL_SPECIALS = Specials()
+
+
+class Verdicts(Protocol):
+    """What is used of `swapd.splitting.store.Store`."""
+
+    def verdict(self, key: Key, how: str | None = None, parts: int | None = None) -> Verdict | None: ...
+    def put_verdict(self, key: Key, verdict: Verdict) -> None: ...
+
+
+class KeptHere:
+    """Verdicts of this process alone."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[Key, str | None, int | None], Verdict] = {}
+
+    def verdict(self, key: Key, how: str | None = None, parts: int | None = None) -> Verdict | None:
+        """None: not known."""
+        return self._kept.get((key, how, parts))
+
+    def put_verdict(self, key: Key, verdict: Verdict) -> None:
+        """Keep it."""
+        self._kept[key, verdict.how, verdict.parts] = verdict
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of an operator that does not fit."""
+
+    operator: str  # such as aten::add.Tensor
+    arguments: tuple[Any, ...]
+    keywords: dict[str, Any]
+
+    @property
+    def shapes(self) -> str:
+        """Sizes, types, strides where they are unusual, and everything that is no tensor."""
+        named = [f"{name}={named_shape(value)}" for name, value in self.keywords.items()]
+        return ", ".join([*map(named_shape, self.arguments), *named])
+
+
+class _Thread(threading.local):
+    verifying = False
+
+
+_thread = _Thread()
+
+
+class Context:
+    """Of one call.
+
+    Args:
+        call: the operator and its arguments.
+        part_bytes: what one part may use at once: all operands and results, in whole chunks (`footprint`).
+        chunk_bytes: the unit of residency; 1 where there is no core.
+        mode: "exact" or "allow".
+        verdicts: what is known already; of this call alone by default.
+        tally: where it is counted.
+        device, library: of the verdicts' keys.
+        managed: whether a core manages CPU memory (`torch.ops.ooc`).
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        part_bytes: int,
+        *,
+        chunk_bytes: int = 1,
+        mode: str = "exact",
+        verdicts: Verdicts | None = None,
+        tally: Tally | None = None,
+        device: str = "cpu",
+        library: str = "",
+        managed: bool = False,
+    ) -> None:
+        self.call = call
+        self.part_bytes = part_bytes
+        self.chunk_bytes = chunk_bytes
+        self.exact = mode != "allow"
+        self.threads = torch.get_num_threads()
+        self._verdicts = verdicts if verdicts is not None else KeptHere()
+        self._tally = tally if tally is not None else Tally()
+        self._key = Key(device, library, call.operator, call.shapes)
+        self._managed = managed
+        self._layer: Layer | None = None
+
+    # ---- memory ----------------------------------------------------------------------------------------------------
+
+    def empty(
+        self,
+        like: Tensor | None = None,
+        *,
+        size: Sequence[int] | None = None,
+        stride: Sequence[int] | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """A large result, not initialised: of which nothing is on the device until it is written in parts.
+
+        `like` (it may be on the device "meta") gives the sizes, strides and type that are not given; contiguous where
+        neither does.
+        """
+        shape = tuple(size if size is not None else like.shape if like is not None else ())
+        kind = dtype if dtype is not None else like.dtype if like is not None else torch.get_default_dtype()
+        if stride is None:
+            stride = like.stride() if like is not None and size is None else geometry.contiguous(shape)
+        if self._managed and not self.verifying:
+            made: Tensor = torch.ops.ooc.empty_absent(list(shape), list(stride), kind)
+            return made
+        return torch.empty_strided(shape, tuple(stride), dtype=kind)
+
+    def footprint(self, *tensors: Tensor) -> int:
+        """Bytes of the device that these views take together, in whole chunks."""
+        return sum(geometry.footprint(tensor, self.chunk_bytes) for tensor in tensors)
+
+    def move(self, target: Tensor, source: Tensor) -> int:
+        """Copies one to the other, in as many parts as needed; returns how many. `source` may be broadcast."""
+        return copies.move(target, source, self.part_bytes, self.chunk_bytes)
+
+    def gather(self, view: Tensor) -> Tensor:
+        """A contiguous copy of a view that lies scattered in its variable."""
+        made = self.empty(size=view.shape, dtype=view.dtype)
+        self.move(made, view)
+        return made
+
+    def scatter(self, source: Tensor, view: Tensor) -> None:
+        """The inverse of `gather`."""
+        self.move(view, source)
+
+    # ---- which division --------------------------------------------------------------------------------------------
+
+    @property
+    def verifying(self) -> bool:
+        """Whether this thread is verifying a division, in plain memory."""
+        return _thread.verifying
+
+    def choose(
+        self,
+        key: str,
+        candidates: Sequence[Split],
+        whole: Callable[..., Any],
+        sample: Sample | None = None,
+        specials: Specials = ALL_SPECIALS,
+    ) -> Split:
+        """The first division whose result is identical, every bit; else, with OOC_SPLIT=allow, the nearest one.
+
+        What is not known yet is found out: both run in plain memory on random data of the same shapes, called as the
+        handler was, and where that is identical on data with special numbers too. Arguments that they write are
+        compared as well.
+
+        Args:
+            key: what the result depends on beside the operator, its arguments, and `how` and `parts` of a candidate.
+            candidates: in the order of preference.
+            whole: the operator in one piece.
+            sample: makes the arguments instead (positive variances, say). Without it floating point numbers come from a
+                normal distribution, and everything else is as in the call.
+            specials: what special numbers there are to be tried.
+
+        Raises:
+            CannotSplit: none may be taken.
+        """
+        if self.verifying:
+            return candidates[0]
+        trial = _Trial(self, whole, sample, specials)
+        best: tuple[Verdict, Split] | None = None
+        full = Key(self._key.device, self._key.library, self._key.operator, f"{self._key.shapes} {key}".rstrip())
+        for candidate in candidates:
+            verdict = self._verdicts.verdict(full, candidate.how, candidate.parts)
+            if verdict is None:
+                found = trial.compare(candidate)
+                verdict = Verdict(candidate.how, candidate.parts, found.identical, found.largest, found.relative)
+                self._verdicts.put_verdict(full, verdict)
+            if best is None or verdict.identical or verdict.largest_difference < best[0].largest_difference:
+                best = (verdict, candidate)
+            if verdict.identical:
+                break
+        if best is None:
+            raise CannotSplit("no division makes its parts small enough")
+        verdict, chosen = best
+        if not verdict.identical and self.exact:
+            raise CannotSplit(
+                f"in parts ({chosen.how}) the result differs from the one in one piece "
+                + (
+                    f"by up to {verdict.largest_difference:.3g}" if verdict.largest_difference else "on special numbers"
+                ),
+                inexact=True,
+            )
+        if not verdict.largest_relative <= _MOST_ROUNDING:  # not rounding any more
+            raise CannotSplit(f"in parts ({chosen.how}) the result differs by {verdict.largest_relative:.3g} of itself")
+        self.used(
+            chosen.how,
+            chosen.parts,
+            Difference(verdict.identical, verdict.largest_difference, verdict.largest_relative),
+        )
+        return chosen
+
+    def used(self, how: str, parts: int, apart: Difference | None = None) -> None:
+        """Says how it was divided, for the summary; `choose` does. Without `apart` data were only moved.
+
+        Nothing is counted with 0 parts: it took no memory, or the operators that it called are counted.
+        """
+        if self.verifying:
+            return
+        identical = apart is None or apart.identical
+        largest, relative = (0.0, 0.0) if apart is None else (apart.largest, apart.relative)
+        self._layer = Layer(self.call.operator, self._key.shapes, how, parts, identical, largest, relative)
+
+    @property
+    def layer(self) -> Layer | None:
+        """What was said by `used` last."""
+        return self._layer
+
+    def inexact(self) -> None:
+        """What `choose` chose changes bits on some data, whatever was found on others."""
+        if self._layer is not None:
+            self._layer.identical = False
+
+    def count(self) -> None:
+        """The call has succeeded."""
+        self._tally.add(self._layer or Layer(self.call.operator, self._key.shapes, "parts", 1, True, 0.0, 0.0))
+
+    @contextmanager
+    def plain(self) -> Iterator[None]:
+        """This thread's memory comes from the host, and its operators are no functions."""
+        before = torch.ops.ooc.plain(True) if self._managed else False
+        verifying, _thread.verifying = _thread.verifying, True
+        try:
+            yield
+        finally:
+            _thread.verifying = verifying
+            if self._managed:
+                torch.ops.ooc.plain(before)
+
+    def copy_out(self, target: Tensor, source: Tensor) -> None:
+        """Copies a managed tensor into plain memory, in the middle of `plain`."""
+        if not self._managed:
+            target.copy_(source)
+            return
+        before = torch.ops.ooc.plain(False)
+        try:
+            self.move(target, source)
+        finally:
+            torch.ops.ooc.plain(before)
+
+
+class _Trial:
+    """One operator's arguments and its result in one piece, made when first asked for.
+
+    A few numbers that agree may do so by luck, so that small results are compared for several arguments.
+    """
+
+    def __init__(self, context: Context, whole: Callable[..., Any], sample: Sample | None, specials: Specials) -> None:
+        self._context, self._whole, self._sample, self._specials = context, whole, sample, specials
+        self._made: tuple[Given, Any] | None = None  # of the first arguments
+
+    def compare(self, candidate: Split) -> Difference:
+        with self._context.plain():
+            try:
+                found = self._compare_once(candidate, 0)
+                assert self._made is not None
+                turns = _turns(self._made[1][0])
+                for turn in range(1, turns):
+                    if not found.identical:
+                        break
+                    found = found.worse(self._compare_once(candidate, turn))
+                return found if not found.identical or self._same_specials(candidate, turns) else CHANGES_SPECIALS
+            except CannotSplit:
+                return INCOMPARABLE
+            except (MemoryError, RuntimeError) as error:
+                if "allocate memory" not in str(error) and not isinstance(error, MemoryError):
+                    raise
+                raise CannotSplit(f"no host memory to find out whether parts give the same bits: {error}") from None
+
+    def _same_specials(self, candidate: Split, turns: int) -> bool:
+        kinds = self._specials.kinds
+        if not kinds or not any(t.is_floating_point() or t.is_complex() for t in tensors_in(self._made)):
+            return True
+        numbers = range(max(turns, len(kinds)))
+        return all(self._compare_once(candidate, n, kinds[n % len(kinds)]).identical for n in numbers)
+
+    def _compare_once(self, candidate: Split, turn: int, special: str | None = None) -> Difference:
+        if turn > 0 or special is not None:
+            given, expected = self._run_whole(turn, special)
+        else:
+            self._made = self._made or self._run_whole(0, None)
+            given, expected = self._made
+        arguments, keywords = duplicate(given)
+        found = candidate.run(*arguments, **keywords)
+        return difference(expected, (found, arguments, keywords))
+
+    def _run_whole(self, turn: int, special: str | None) -> tuple[Given, Any]:
+        generator = torch.Generator().manual_seed(_SEED + turn)
+        call = self._context.call
+        if self._sample is not None:
+            given = self._sample(generator)
+        else:
+            copy = self._context.copy_out
+            given = map_tensors((call.arguments, call.keywords), lambda t: random_like(t, generator, copy))
+        if special is not None:
+            given = self._with_specials(given, special, generator)
+        arguments, keywords = duplicate(given)
+        result = self._whole(*arguments, **keywords)
+        return given, (result, arguments, keywords)
+
+    def _with_specials(self, given: Given, kind: str, generator: torch.Generator) -> Given:
+        overload = registry.overload_of(self._context.call.operator)
+        names = [a.name for a in overload._schema.arguments] if overload is not None else []
+
+        def changed(name: str, value: Any) -> Any:
+            return value if name in self._specials.finite else map_tensors(value, put)
+
+        def put(tensor: Tensor) -> Tensor:
+            return put_special(tensor, kind, generator)
+
+        arguments = [changed(names[n] if n < len(names) else "", value) for n, value in enumerate(given[0])]
+        return tuple(arguments), {name: changed(name, value) for name, value in given[1].items()}
+
+
+def _turns(result: Any) -> int:
+    """How many results have to be compared, so that enough numbers were."""
+    elements = 0
+
+    def count(tensor: Tensor) -> Tensor:
+        nonlocal elements
+        elements += tensor.numel()
+        return tensor
+
+    map_tensors(result, count)
+    return min(max(-(-_ENOUGH_ELEMENTS // max(elements, 1)), 1), _MOST_TURNS)

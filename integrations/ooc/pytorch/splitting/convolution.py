@@ -1,0 +1,340 @@
+"""Convolutions in parts: by samples, groups, channels of the result, and rows of the result with their halo.
+
+Method: mmCNN (Li et al. 2019) divides a layer by output channels, so that a part needs a part of the weight;
+micro-cuDNN (Oyama et al. 2018) by samples. Rows are for what neither makes small enough: a part's rows of the input are
+gathered into memory of their own, with zeros written out for the padding at the edge.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from ooc.pytorch.splitting.context import CannotSplit, Context, Specials
+from ooc.pytorch.splitting.convolution_shapes import Convolution, Rows, layout, strides_of
+from ooc.pytorch.splitting.dividers import PRODUCTS, divides
+from ooc.pytorch.splitting.parts import (
+    MOST_CANDIDATES,
+    Named,
+    Piece,
+    bind,
+    count,
+    equal_spans,
+    grid,
+    label,
+    own_bytes,
+    spans,
+    view_bytes,
+)
+
+aten = torch.ops.aten
+IM2COL_ELEMENTS = 20480  # PyTorch takes no oneDNN kernel for one sample of up to so many elements
+NAMES = ("samples", "groups", "channels", "rows")
+SPECIALS = Specials(PRODUCTS.kinds, finite=frozenset({"weight"}))  # see _multiplied_by_zeros
+Kernel = Callable[[Convolution, Tensor, Tensor, Tensor | None, Sequence[int]], Tensor]
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One of the two ways along a convolution: from `source` to `result`, both [N, C, rows, ...]."""
+
+    shape: Convolution
+    rows: Rows
+    source: tuple[int, ...]
+    result: tuple[int, ...]
+    spread: bool  # else gathered; see convolution_shapes
+    item: int  # bytes of an element
+    unfolds: bool  # no oneDNN kernel: the kernel makes columns of all windows
+    placeholder: bool  # the kernel is given memory of the result's size that it does not read
+
+    @property
+    def lengths(self) -> tuple[int, int, int, int]:
+        """Samples, groups, result channels of a group, result rows."""
+        groups = self.shape.groups
+        return self.result[0], groups, self.result[1] // groups, self.result[2]
+
+    def need(self, context: Context, blocks: Sequence[int]) -> int:
+        """Bytes of the largest part: operands and result, and a copy of each in the kernel's own layout."""
+        samples, groups, channels, rows = blocks
+        source_rows, result_rows = self._rows(rows)
+        rest = math.prod(self.source[3:]), math.prod(self.result[3:])
+        source_channels = groups * (self.source[1] // self.shape.groups)
+        source = samples * source_channels * source_rows * rest[0] * self.item
+        result = samples * groups * channels * result_rows * rest[1] * self.item
+        taps = math.prod(self.shape.weight[2:])
+        weight = groups * channels * (self.source[1] // self.shape.groups) * taps * self.item
+        total = sum(view_bytes(context, size) + own_bytes(context, size) for size in (source, weight, result))
+        if self.placeholder:
+            total += own_bytes(context, result)
+        judged = result if self.placeholder else source
+        if self.unfolds or (samples == 1 and judged <= IM2COL_ELEMENTS * self.item):
+            inner = channels * groups if self.spread else source_channels
+            small = source_rows * rest[0] if self.spread else result_rows * rest[1]
+            total += own_bytes(context, samples * inner * taps * small * self.item)
+        return total
+
+    def _rows(self, rows: int) -> tuple[int, int]:
+        """Rows of the source and of the kernel's result, for a block of result rows."""
+        if rows >= self.result[2]:
+            return self.source[2], self.result[2]
+        if self.spread:
+            met = self.rows.most_met(rows)
+            return met, (met - 1) * self.rows.stride + self.rows.reach
+        return (rows - 1) * self.rows.stride + self.rows.reach, rows
+
+    def divisions(self, context: Context, run: Callable[[Sequence[int]], Callable[..., Any]]) -> list[Piece]:
+        """Candidates, the preferred ones first; `run` makes the function of a division."""
+        lengths = self.lengths
+        floors = (self._floor(32), self._floor(8), (1, 1, 32, 8), (1, 1, 32, 1), (1, 1, 8, 1))
+        # Samples and channels are taken as they lie in memory; rows take copies.
+        orders = ((0, 1, 2, 3), (0, 1, 3, 2), (1, 2, 3, 0), (3, 2, 0, 1))
+
+        def fits(blocks: Sequence[int]) -> bool:
+            return self.need(context, blocks) <= context.part_bytes
+
+        found: dict[tuple[int, ...], Piece] = {}
+        for order in orders:
+            for multiple in (16, 8, 1):
+                sizes = grid(lengths, floors, order, multiple, fits)
+                if sizes is None or not self._allowed(sizes) or sizes in found or len(found) == MOST_CANDIDATES:
+                    continue
+                how = label(NAMES, lengths, sizes)
+                found[sizes] = Piece(how, count(lengths, sizes), run(sizes), self.need(context, sizes))
+        return list(found.values())
+
+    def _floor(self, channels: int) -> tuple[int, int, int, int]:
+        """Least blocks that PyTorch gives to the kernel that it gives the whole to; see IM2COL_ELEMENTS."""
+        judged = (self.result[0], channels, *self.result[2:]) if self.placeholder else self.source
+        row = max(1, judged[1] * math.prod(judged[3:]))
+        if self.result[0] > 1 and (self.placeholder or row * judged[2] <= IM2COL_ELEMENTS):
+            return 2, 1, channels, 8
+        step = (
+            1 if self.spread == self.placeholder else self.rows.stride
+        )  # rows of what is judged, for one of the result
+        return 1, 1, channels, max(8, IM2COL_ELEMENTS // (row * step) + 1)
+
+    def _allowed(self, sizes: Sequence[int]) -> bool:
+        """Channels of a group are only cut where groups are taken one by one."""
+        return sizes[1] == 1 or sizes[2] == self.lengths[2]
+
+
+# ---- running one pass -----------------------------------------------------------------------------------------------
+
+
+def run_pass(
+    context: Context,
+    way: Pass,
+    sizes: Sequence[int],
+    source: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    order: torch.memory_format,
+    kernel: Kernel,
+) -> Tensor:
+    """The result of one pass, part by part.
+
+    `kernel(shape, source, weight, bias, result_size)` computes a part; without padding of the rows where they are cut.
+    """
+    result = context.empty(size=way.result, stride=strides_of(way.result, order), dtype=source.dtype)
+    per = way.source[1] // way.shape.groups, way.lengths[2]
+    weights, sources, looked_at = _Last(), _Last(), _Last()  # what the next part may need again
+    for box in _boxes(way, sizes, weight):
+        (n0, n), (g0, g), (c0, c), (r0, r) = box
+        channels = (g0 * per[1] + c0, c) if g == 1 else (g0 * per[1], g * per[1])
+        target = result.narrow(0, n0, n).narrow(1, *channels).narrow(2, r0, r)
+        given = source.narrow(0, n0, n).narrow(1, g0 * per[0], g * per[0])
+        part_bias = None if bias is None else bias.narrow(0, *channels)
+        part = weight.narrow(0, g0 * per[0], g * per[0]).narrow(1, c0, c) if way.spread else weight.narrow(0, *channels)
+        part = weights.get(box[1:3], lambda part=part: in_order(context, part, layout(weight)))  # type: ignore[misc]
+        shape = replace(way.shape, groups=g, weight=tuple(part.shape))
+        if r == way.result[2]:
+            given = sources.get((box[0], box[1]), lambda given=given: in_order(context, given, order))  # type: ignore[misc]
+            context.move(target, kernel(shape, given, part, part_bias, target.shape))
+            continue
+        start, length = way.rows.met_by(r0, r) if way.spread else way.rows.window(r0, r)
+        slab = sources.get(
+            (box[0], box[1], start, length),
+            lambda given=given, start=start, length=length: _rows_with_zeros(context, given, start, length, order),  # type: ignore[misc]
+        )
+        if way.spread:
+            _spread_rows(context, way.rows, shape, (r0, r), target, slab, start, part, part_bias, kernel)
+        else:
+            if start < 0 or start + length > way.source[2]:
+                looked_at.get(box[1:3], lambda part=part: _multiplied_by_zeros(part))  # type: ignore[misc]
+            context.move(target, kernel(_rows_unpadded(shape), slab, part, part_bias, target.shape))
+    return result
+
+
+class _Last:
+    """What was made last, and of what."""
+
+    def __init__(self) -> None:
+        self._key: Any = None
+        self._made: Tensor | None = None
+
+    def get(self, key: Any, make: Callable[[], Tensor]) -> Tensor:
+        if self._made is None or key != self._key:
+            self._made = None  # its memory first
+            self._key, self._made = key, make()
+        return self._made
+
+
+def _boxes(way: Pass, sizes: Sequence[int], weight: Tensor) -> Iterator[tuple[tuple[int, int], ...]]:
+    """All parts, so that less is read again: the weight for all samples and rows, or the source for all channels.
+
+    Blocks of samples and rows are of one size, so that the same kernel does them all; some are computed twice for it.
+    """
+    n, g, c, r = way.lengths
+    samples, rows = equal_spans(n, sizes[0]), equal_spans(r, sizes[3])
+    groups, channels = spans(g, sizes[1]), spans(c, sizes[2])
+    if len(samples) * len(rows) * weight.numel() <= len(channels) * math.prod(way.source):
+        for a, b, d, e in itertools.product(samples, groups, rows, channels):
+            yield a, b, e, d
+    else:
+        for b, d, a, e in itertools.product(groups, channels, samples, rows):
+            yield a, b, d, e
+
+
+def _multiplied_by_zeros(weight: Tensor) -> Tensor:
+    """Refuses an infinite weight: a zero beyond an edge, which the undivided one leaves out, would make it NaN."""
+    bounds = torch.stack(torch.aminmax(weight))
+    if not bool(bounds.isfinite().all()):
+        raise CannotSplit("its weight is not finite, and parts of its rows would multiply that by zeros at the edges")
+    return bounds
+
+
+def _rows_unpadded(shape: Convolution) -> Convolution:
+    return replace(shape, padding=(0, *shape.padding[1:]), output_padding=(0, *shape.output_padding[1:]))
+
+
+def _copy(context: Context, view: Tensor, order: torch.memory_format) -> Tensor:
+    made = context.empty(size=view.shape, stride=strides_of(view.shape, order), dtype=view.dtype)
+    context.move(made, view)
+    return made
+
+
+def in_order(context: Context, view: Tensor, order: torch.memory_format) -> Tensor:
+    """The view, or a copy of it where it is scattered or in another layout."""
+    return view if view.is_contiguous(memory_format=order) else _copy(context, view, order)
+
+
+def _rows_with_zeros(context: Context, source: Tensor, start: int, length: int, order: torch.memory_format) -> Tensor:
+    """Rows from `start` on; zeros where there are none."""
+    first, last = max(start, 0), min(start + length, source.shape[2])
+    if first == start and last == start + length:
+        return in_order(context, source.narrow(2, start, length), order)
+    size = [*source.shape[:2], length, *source.shape[3:]]
+    made = context.empty(size=size, stride=strides_of(size, order), dtype=source.dtype)
+    for begin, rows in ((0, min(max(first - start, 0), length)), (max(last - start, 0), length - max(last - start, 0))):
+        if rows > 0:
+            _fill(context, made.narrow(2, begin, rows), None)
+    if last > first:
+        context.move(made.narrow(2, first - start, last - first), source.narrow(2, first, last - first))
+    return made
+
+
+def _fill(context: Context, view: Tensor, bias: Tensor | None) -> None:
+    """Zeros, or each channel's bias."""
+    value = torch.zeros((), dtype=view.dtype) if bias is None else bias.view(-1, *[1] * (view.dim() - 2))
+    context.move(view, value.expand(view.shape))
+
+
+def _spread_rows(
+    context: Context,
+    rows: Rows,
+    shape: Convolution,
+    block: tuple[int, int],
+    target: Tensor,
+    slab: Tensor,
+    first: int,
+    weight: Tensor,
+    bias: Tensor | None,
+    kernel: Kernel,
+) -> None:
+    """Result rows that the small rows in `slab` go into; the block is cut out of them."""
+    start, length = block
+    covered = (start, start)
+    if slab.shape[2]:
+        top, reached = rows.window(first, slab.shape[2])
+        covered = max(start, top), min(start + length, top + reached)
+        made = kernel(_rows_unpadded(shape), slab, weight, bias, [*target.shape[:2], reached, *target.shape[3:]])
+        count_covered = covered[1] - covered[0]
+        context.move(
+            target.narrow(2, covered[0] - start, count_covered), made.narrow(2, covered[0] - top, count_covered)
+        )
+    for begin, end in ((start, covered[0]), (covered[1], start + length)):
+        if end > begin:  # rows that no window reaches
+            _fill(context, target.narrow(2, begin - start, end - begin), bias)
+
+
+# ---- forward --------------------------------------------------------------------------------------------------------
+
+
+def unfolds(tensor: Tensor) -> bool:
+    """Whether there is no oneDNN kernel for its type."""
+    return tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16)
+
+
+def _forward(shape: Convolution, source: Tensor, weight: Tensor, bias: Tensor | None, size: Sequence[int]) -> Tensor:
+    made: Tensor = aten.convolution(source, weight, bias, *shape.parameters)
+    return made
+
+
+@divides("aten::convolution", "aten::_convolution", specials=SPECIALS)
+def convolution(context: Context, op: OpOverload, named: Named) -> list[Piece]:
+    """One, two or three spatial dimensions, ordinary or transposed."""
+    given, weight = named["input"], named["weight"]
+    if given.dim() != weight.dim():
+        return []  # without samples: the composite operators add that dimension before
+    shape = Convolution.of(weight, named)
+    found = _divisions(context, op, shape, given, lambda source: source)
+    if shape.skips:
+        # Most of the input is not looked at. Of what is left a convolution of stride 1 has kernels that divide well.
+        steps = shape.stride
+        dense = replace(shape, stride=(1,) * len(steps))
+        seen = _strided(given, steps)
+        found = _divisions(context, op, dense, seen, lambda s: _strided(s, steps), "subsampled, ") + found
+    return found
+
+
+def _strided(source: Tensor, steps: Sequence[int]) -> Tensor:
+    for dimension, step in enumerate(steps):
+        source = source[(slice(None),) * (2 + dimension) + (slice(None, None, step),)]
+    return source
+
+
+def _divisions(
+    context: Context,
+    op: OpOverload,
+    shape: Convolution,
+    source: Tensor,
+    seen: Callable[[Tensor], Tensor],
+    prefix: str = "",
+) -> list[Piece]:
+    way = Pass(
+        shape,
+        shape.rows(source.shape),
+        tuple(source.shape),
+        shape.output_size(source.shape),
+        shape.transposed,
+        source.element_size(),
+        unfolds(source),
+        False,
+    )
+
+    def run(sizes: Sequence[int]) -> Callable[..., Tensor]:
+        def in_parts(*args: Any, **kwargs: Any) -> Tensor:
+            call = bind(op, args, kwargs)
+            order = layout(call["input"], call["weight"])
+            return run_pass(context, way, sizes, seen(call["input"]), call["weight"], call["bias"], order, _forward)
+
+        return in_parts
+
+    return [replace(piece, how=prefix + piece.how) for piece in way.divisions(context, run)]

@@ -1,0 +1,16 @@
+"""Copies between views of any layout, and types, in parts. Bytes are only moved or converted: exact by construction."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ooc.pytorch.splitting.geometry import blocks, narrowed
+
+
+def move(target: Tensor, source: Tensor, part_bytes: int, chunk_bytes: int) -> int:
+    """`target.copy_(source)` in parts that touch at most `part_bytes` of both; returns how many. It broadcasts."""
+    parts = 0
+    for index in blocks([target, source], part_bytes, chunk_bytes):
+        narrowed(target, index).copy_(narrowed(source, index))
+        parts += 1
+    return parts

@@ -1,0 +1,151 @@
+"""Where the operands of an elementwise operator are cut."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ooc.pytorch.splitting import geometry
+from ooc.pytorch.splitting.geometry import Index
+from ooc.pytorch.splitting.verification import map_tensors, tensors_in
+
+_GRAIN = 32768  # elements for which PyTorch uses another thread (at::internal::GRAIN_SIZE)
+_ALIGNED = 64  # elements; a multiple of every vector register, twice
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How operands of one result are cut. `flat`: as lines of memory; else along the dimensions of the result."""
+
+    flat: bool
+    indexes: tuple[Index, ...]
+    joined: bool = False
+
+    @property
+    def how(self) -> str:
+        """For a verdict."""
+        return ("lines of memory, joined" if self.joined else "lines of memory") if self.flat else "blocks"
+
+    def part(self, tensor: Tensor, index: Index) -> Tensor:
+        """The part of an operand that belongs to a part of the result; of a single number all of it."""
+        if not self.flat:
+            return geometry.narrowed(tensor, index)
+        if tensor.numel() <= 1:
+            return tensor.as_strided((1,), (1,)) if tensor.dim() and tensor.numel() else tensor
+        line = geometry.flat(tensor)
+        assert line is not None
+        _, start, length = index[0]
+        return line.narrow(0, start, length)
+
+
+def cut_elementwise(
+    results: Sequence[Tensor],
+    operands: Sequence[Tensor],
+    part_bytes: int,
+    chunk_bytes: int,
+    threads: int,
+    unit: int = 1,
+) -> list[Cut]:
+    """Cuts so that one part of everything together takes at most `part_bytes`.
+
+    Args:
+        results: of one shape (they may be on the device "meta").
+        operands: which broadcast to it.
+        part_bytes, chunk_bytes: as of the context.
+        threads: of PyTorch; see `aligned_lines`.
+        unit: lines are cut at multiples of it, and the last one is not shorter.
+
+    A part may need a copy of each result beside. Gives the cuts to be tried, the likeliest to be exact first.
+    """
+    large = [t for t in operands if t.numel() > 1]
+    everything = [*results, *large]
+    temporary = sum(t.element_size() for t in results)
+    if geometry.same_layout(everything) and all(geometry.flat(t) is not None for t in everything):
+        each = temporary + sum(t.element_size() for t in everything)
+        room = part_bytes - 2 * chunk_bytes * len(everything)
+        most = max(room // each, _ALIGNED)
+        cuts = []
+        for joined in (False, True):
+            lines = aligned_lines(results[0].numel(), most, threads, unit, joined)
+            cuts.append(Cut(True, tuple(((0, start, length),) for start, length in lines), joined))
+        return cuts if cuts[0].indexes != cuts[1].indexes else cuts[:1]
+    return [Cut(False, tuple(geometry.blocks(everything, part_bytes, chunk_bytes, temporary)))]
+
+
+def aligned_lines(length: int, most: int, threads: int, unit: int = 1, joined: bool = False) -> list[tuple[int, int]]:
+    """Cuts `length` elements into lines (start, length) of at most about `most`, each element computed as in the whole.
+
+    PyTorch gives each thread one run of elements, works through that in vector registers, and computes what is left
+    at its end one by one, which may round differently. So lines end where a thread's run of the whole ends, and within
+    one are multiples of the registers, in each thread's run of the line as well. `joined`: for operators whose threads
+    get whole registers, so that only the last line has something left.
+    """
+    if threads <= 1 or unit > 1 or joined:
+        runs = [(0, length)]
+    else:
+        used = min(threads, -(-length // _GRAIN))
+        run = -(-length // max(used, 1))
+        runs = [(start, min(run, length - start)) for start in range(0, length, run)]
+    found: list[tuple[int, int]] = []
+    for start, size in runs:
+        step = _even(max(most, _ALIGNED, unit), threads, unit)
+        while size > 0:
+            if size > step:
+                taken = step if size - step >= unit else step - unit
+            else:
+                taken = size if unit > 1 or _threads_of(size, threads) == 1 else min(_even(size, threads, unit), size)
+            found.append((start, taken))
+            start, size = start + taken, size - taken
+    return found
+
+
+def _threads_of(length: int, threads: int) -> int:
+    return max(1, min(threads, -(-length // _GRAIN)))
+
+
+def _even(length: int, threads: int, unit: int) -> int:
+    """The largest number of elements up to `length` that every thread of those used gets an aligned, equal run of."""
+    if unit > 1:
+        return max(length // unit * unit, unit)
+    while True:
+        step = _ALIGNED * _threads_of(length, threads)
+        rounded = max(length // step * step, _ALIGNED)
+        if rounded % (_ALIGNED * _threads_of(rounded, threads)) == 0:
+            return rounded
+        length = rounded
+
+
+def meta(tensor: Tensor) -> Tensor:
+    """A tensor like it without memory. Single numbers are left as they are: they may be wrapped Python numbers."""
+    if tensor.dim() == 0:
+        return tensor
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+def meta_results(function: Callable[..., Any], arguments: Sequence[Any], keywords: Mapping[str, Any]) -> list[Tensor]:
+    """The tensors that an operator gives, without memory: their sizes, strides and types.
+
+    Some operators refuse a single number of the CPU beside a tensor of the device "meta". Their sizes are asked for
+    with numbers on "meta" too, and their types with one real element of each tensor: on "meta" a Python number in a
+    tensor is one no more, and counts more for the result's type.
+    """
+    try:
+        return tensors_in([function(*map_tensors(list(arguments), meta), **map_tensors(dict(keywords), meta))])
+    except RuntimeError:
+        if all(t.dim() for t in tensors_in([list(arguments), dict(keywords)])):
+            raise
+    sized = function(*map_tensors(list(arguments), _all_meta), **map_tensors(dict(keywords), _all_meta))
+    typed = function(*map_tensors(list(arguments), _one), **map_tensors(dict(keywords), _one))
+    return [t.to(real.dtype) for t, real in zip(tensors_in([sized]), tensors_in([typed]))]
+
+
+def _all_meta(tensor: Tensor) -> Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+def _one(tensor: Tensor) -> Tensor:
+    return torch.ones([1] * tensor.dim(), dtype=tensor.dtype) if tensor.dim() else tensor

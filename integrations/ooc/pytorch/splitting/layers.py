@@ -1,0 +1,226 @@
+"""The layers of a model, for `swapd split`: what each holds, what its convolutions cost, what is verified of it.
+
+The model is built and run once on fake tensors, as `swapd record --fake` does, so it takes no memory. Its operators in
+their order are the layers. Started as a program of its own: `python -m ooc.pytorch.splitting.layers JSON`.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ooc.pytorch.fake import FakeError, _give_data, find
+from ooc.pytorch.fake_mode import _Operator, _tensors
+from ooc.pytorch.like_cuda import replaced
+from ooc.pytorch.splitting.context import Call
+from ooc.pytorch.splitting.kernels import BACKWARD_DATA, BACKWARD_FILTER, FORWARD, Kernel
+from ooc.pytorch.splitting.measure import MeasureError, Measurer, convolution_of
+from ooc.pytorch.splitting.runtime import library, processor
+from swapd.splitting.configurations import KernelTable
+from swapd.splitting.network import NetworkLayer
+from swapd.splitting.segments import Layer
+from swapd.splitting.store import Key, Store, default_path
+
+HEAVY = ("aten::convolution", "aten::addmm", "aten::mm", "aten::linear", "aten::bmm")
+_FILLS = ("aten::zeros", "aten::ones", "aten::empty", "aten::full", "aten::arange", "aten::detach")
+
+
+class Found:
+    """One operator of the model, and the kernels of its convolution."""
+
+    def __init__(self, layer: Layer, call: Call, kernels: list[tuple[Kernel, int]]) -> None:
+        self.layer, self.operator, self.shapes, self.kernels = layer, call.operator, call.shapes, kernels
+
+
+class LayerRun(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Enter it inside of a FakeTensorMode, after the model was built; the operators that run then are in `found`."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found: list[Found] = []
+        self.training = False
+        self._operators: dict[Any, _Operator] = {}
+        self._weights = {tensor.untyped_storage()._cdata for tensor in _weights()}
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function.namespace == "prim":
+            return function(*args, **kwargs)
+        operator = self._operators.setdefault(function, _Operator(function))
+        if operator.view:
+            return function(*args, **kwargs)
+        if operator.composite:
+            with self:
+                result = function.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        result = function(*args, **kwargs)
+        if not operator.name.startswith(_FILLS) and list(_tensors(result)):
+            self._note(operator.name, args, kwargs, result)
+        return result
+
+    def _note(self, name: str, args: Any, kwargs: Any, result: Any) -> None:
+        base = name.partition(".")[0]
+        given = _by_storage([*args, *kwargs.values()])
+        weights = {key: tensor for key, tensor in given.items() if key in self._weights}
+        inputs = {key: tensor for key, tensor in given.items() if key not in self._weights}
+        made = {key: tensor for key, tensor in _by_storage([result]).items() if key not in given}
+        self.training = self.training or base.endswith("_backward")
+        heavy = base in HEAVY and bool(weights)
+        outputs = next(iter(made.values()), None)
+        layer = Layer(
+            name=f"{len(self.found)} {base.removeprefix('aten::')}",
+            input_bytes=sum(t.nbytes for t in inputs.values()),
+            output_bytes=sum(t.nbytes for t in made.values()),
+            weight_bytes=sum(t.nbytes for t in weights.values()),
+            heavy=heavy,
+            weight_units=_weight_units(outputs, weights) if heavy else None,
+            activation_units=_activation_units(base, outputs),
+        )
+        self.found.append(Found(layer, Call(name, tuple(args), kwargs), _kernels(base, args)))
+
+
+def _weights() -> Iterator[Tensor]:
+    """Parameters and buffers of every module that there is."""
+    for module in [entry for entry in gc.get_objects() if issubclass(type(entry), torch.nn.Module)]:
+        yield from module.parameters(recurse=False)
+        yield from module.buffers(recurse=False)
+
+
+def _by_storage(values: list[Any]) -> dict[int, Tensor]:
+    return {t.untyped_storage()._cdata: t for t in _tensors(values) if t.layout == torch.strided}
+
+
+def _weight_units(result: Tensor | None, weights: dict[int, Tensor]) -> int | None:
+    """Output channels or features."""
+    if result is None or result.dim() < 2 or not weights:
+        return None
+    channels = int(result.shape[1] if result.dim() > 2 else result.shape[-1])
+    return channels if channels >= 1 else None
+
+
+def _activation_units(base: str, result: Tensor | None) -> int | None:
+    """What no part is smaller than: a row of an image, a sample; None where it may be cut anywhere."""
+    if result is None or base not in HEAVY or not result.dim():
+        return None
+    rows = result.shape[0] * (result.shape[2] if result.dim() == 4 else 1)
+    return max(int(rows), 1)
+
+
+def _kernels(base: str, args: Any) -> list[tuple[Kernel, int]]:
+    """The kernels of a convolution of images, and the batch."""
+    try:
+        if base == "aten::convolution" and not args[6]:
+            x, w, stride, padding, dilation, groups = args[0], args[1], args[3], args[4], args[5], args[8]
+            shape = convolution_of(x.shape, w.shape, stride, padding, dilation, groups)
+            return [(Kernel(shape, FORWARD), int(x.shape[0]))]
+        if base == "aten::convolution_backward" and not args[7]:
+            x, w, stride, padding, dilation = args[1], args[2], args[4], args[5], args[6]
+            shape = convolution_of(x.shape, w.shape, stride, padding, dilation, args[9])
+            kinds = [kind for kind, wanted in zip((BACKWARD_DATA, BACKWARD_FILTER), args[10]) if wanted]
+            return [(Kernel(shape, kind), int(x.shape[0])) for kind in kinds]
+    except ValueError:
+        pass  # of one or three dimensions: no kernels that could be measured
+    return []
+
+
+def layers_of(make: Callable[..., Callable[[], Any]], batch: int, **arguments: Any) -> LayerRun:
+    """The operators of one iteration.
+
+    Raises:
+        FakeError: it cannot be run without data.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(replaced("torch.utils", "swap_tensors", _give_data))
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        try:
+            step = make(batch, **arguments)
+            if not callable(step):
+                raise FakeError(f"make({batch}) must return a function that runs one iteration, not {step!r}")
+            run = LayerRun()
+            with run:
+                step()
+        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+            raise FakeError(f"{error.func} depends on the data, which a fake tensor does not have") from error
+        except UnsupportedFakeTensorException as error:
+            raise FakeError(f"PyTorch cannot fake this: {error}") from error
+    if not run.found:
+        raise FakeError("an iteration runs no operator")
+    return run
+
+
+def describe(run: LayerRun, measurer: Measurer, policy: str, say: Callable[[str], None]) -> list[NetworkLayer]:
+    """The layers with costs and verdicts of the measurer's store; what it cannot measure has no rows."""
+    made = []
+    for number, found in enumerate(run.found, 1):
+        tables = []
+        for kernel, batch in found.kernels:
+            name = f"{found.layer.name} {kernel.kind}"
+            if measurer.core is not None:
+                say(f"{number} of {len(run.found)}: {kernel.convolution} {kernel.kind}")
+            try:
+                tables.append(measurer.table(kernel, batch, policy, name))
+            except MeasureError:
+                tables.append(KernelTable(name, batch, ()))
+        key = Key(processor(), library(), found.operator, found.shapes)
+        verdicts = tuple(measurer.store.verdicts_of(key))
+        made.append(NetworkLayer(found.layer, found.operator, found.shapes, tuple(tables), verdicts))
+    return made
+
+
+def main(text: str) -> int:
+    """Do what the JSON object `text` asks for: the keys are those that `swapd/cli/split.py` writes."""
+    wanted = json.loads(text)
+    core = None
+    try:
+        make = find(wanted["program"])
+        arguments = dict(wanted["arguments"])
+        if ":" not in wanted["program"]:
+            arguments.setdefault("mode", "inference")  # models with names know it
+        try:
+            run = layers_of(make, wanted["batch"], **arguments)
+        except (TypeError, ValueError) as error:
+            raise FakeError(f"{wanted['program']} cannot be built: {error}") from error
+        path = Path(wanted["store"]) if wanted["store"] else default_path()
+        if wanted["measure"]:
+            import ooc.pytorch as ooc
+
+            ooc.enable(alloc="emulated", budget=wanted["measure_bytes"], policy="demand", split="off")
+            assert ooc._session is not None
+            core = ooc._session.core
+        with Store(path) as store:
+            measurer = Measurer(core, store, largest_bytes=wanted["largest_bytes"])
+            layers = describe(run, measurer, wanted["policy"], lambda line: print(line, file=sys.stderr, flush=True))
+            facts = {
+                "layers": [layer.to_json() for layer in layers],
+                "training": run.training,
+                "store": None if store.path is None else str(store.path),
+                "measurements": measurer.measurements,
+                "noise": measurer.noise.figures(),
+                "device": f"{processor()}, {torch.get_num_threads()} threads",
+                "library": library(),
+            }
+        Path(wanted["output"]).write_text(json.dumps(facts), encoding="utf-8")
+    except (FakeError, OSError) as error:
+        print(f"swapd: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,126 @@
+"""The negative log likelihood in parts: what belongs to the targets is gathered by rows, and one call adds it up.
+
+So the sum is made of the same numbers in the same order as in one piece. Gradients by rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from ooc.pytorch.splitting.context import Context
+from ooc.pytorch.splitting.dividers import divides
+from ooc.pytorch.splitting.parts import (
+    Axis,
+    Named,
+    Piece,
+    along,
+    bind,
+    boxes,
+    compact,
+    count,
+    grid,
+    label,
+    own_bytes,
+    view_bytes,
+)
+
+aten = torch.ops.aten
+NONE, MEAN, SUM = 0, 1, 2  # at::Reduction
+IGNORED = -100
+
+
+def _axes(
+    named: Named, gives: dict[int, int], tensors: Sequence[str], per_element: Sequence[str] = ("target",)
+) -> list[Axis]:
+    """Samples, and rows of images: of tensors [N, C, ...], and of targets [N, ...]."""
+    shape = named["target"].shape
+    axes = []
+    for d, size in enumerate(shape[:2]):
+        own = d if d == 0 else d + 1
+        takes = dict.fromkeys(tensors, own) | dict.fromkeys(per_element, d)
+        axes.append(
+            Axis("samples" if d == 0 else "rows", size, takes, {i: own if of else d for i, of in gives.items()})
+        )
+    return axes
+
+
+@divides("aten::nll_loss_forward", "aten::nll_loss2d_forward")
+def nll_loss(context: Context, op: OpOverload, named: Named) -> list[Piece]:
+    """Logarithms [N, C, ...], targets [N, ...]. The loss, and the targets' weights in all."""
+    given, target = named["self"], named["target"]
+    if given.dim() < 2 or target.dim() == 0:
+        return []
+    if named["reduction"] == NONE:
+        return along(context, op, named, _axes(named, {0: 0}, ["self"]), multiples=(16, 1))
+    lengths = target.shape[:2]
+    each = given.numel() // max(1, math.prod(lengths)) * given.element_size()
+    of_target = target.numel() // max(1, math.prod(lengths)) * (target.element_size() + given.element_size())
+
+    def need(sizes: Sequence[int]) -> int:
+        elements = math.prod(sizes)
+        return view_bytes(context, elements * each) + 2 * own_bytes(context, elements * of_target)
+
+    # The last call takes all that was gathered.
+    last = 2 * own_bytes(context, target.numel() * (target.element_size() + given.element_size()))
+    sizes = grid(lengths, [], range(len(lengths)), 1, lambda blocks: need(blocks) <= context.part_bytes)
+    if sizes is None or last > context.part_bytes:
+        return []
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return _loss(context, op, sizes, bind(op, args, kwargs))
+
+    how = label(("samples", "rows"), lengths, sizes)
+    return [Piece(f"targets gathered, {how}", count(lengths, sizes), run, max(need(sizes), last))]
+
+
+def _loss(context: Context, op: OpOverload, sizes: Sequence[int], named: Named) -> tuple[Tensor, Tensor]:
+    given, target, weight = named["self"], named["target"], named["weight"]
+    classes, ignored = given.shape[1], target == named["ignore_index"]
+    _check(target, ignored, classes)
+    index = target.clamp(0, classes - 1)
+    found = context.empty(size=[*target.shape[:1], 1, *target.shape[1:]], dtype=given.dtype)
+    for box in boxes(target.shape[:2], sizes):
+        part, columns, into = given, index.unsqueeze(1), found
+        for d, (start, length) in enumerate(box):
+            own = d if d == 0 else d + 1
+            part, columns, into = (t.narrow(own, start, length) for t in (part, columns, into))
+        context.move(into, compact(context, part).gather(1, columns))
+    first = torch.where(ignored, IGNORED, 0)
+
+    def total(values: Tensor, reduction: int) -> tuple[Tensor, Tensor]:
+        made: tuple[Tensor, Tensor] = op(values, first, None, reduction, IGNORED)
+        return made
+
+    if weight is None:
+        return total(found, named["reduction"])
+    weights = weight.index_select(0, index.flatten()).view(found.shape)
+    loss, weight_sum = total(found * weights, SUM)[0], total(-weights, SUM)[0]
+    return (loss / weight_sum if named["reduction"] == MEAN else loss), weight_sum
+
+
+def _check(target: Tensor, ignored: Tensor, classes: int) -> None:
+    """As the kernel does it."""
+    outside = ((target < 0) | (target >= classes)) & ~ignored
+    if bool(outside.any()):
+        raise IndexError(f"Target {int(target[outside][0])} is out of bounds.")
+
+
+@divides("aten::nll_loss_backward", "aten::nll_loss2d_backward")
+def nll_loss_backward(context: Context, op: OpOverload, named: Named) -> list[Piece]:
+    """The gradient of the logarithms, by samples and rows; of the logarithms only the sizes are looked at."""
+    if named["self"].dim() < 2 or named["target"].dim() == 0:
+        return []
+    per_element = ["target", "grad_output"] if named["reduction"] == NONE else ["target"]
+    axes = _axes(named, {0: 1}, ["self"], per_element)
+    return along(context, op, named, axes, multiples=(16, 1), before=_sizes_only, unread=("self",))
+
+
+def _sizes_only(named: Named) -> Named:
+    given: Tensor = named["self"]
+    return named | {"self": torch.empty(1, dtype=given.dtype, device=given.device).expand(given.shape)}

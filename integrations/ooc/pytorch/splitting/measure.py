@@ -1,0 +1,228 @@
+"""Measured costs: how long an algorithm takes for a micro-batch, and what workspace it takes (micro-cuDNN, III-B).
+
+Times are medians of repetitions after a warm-up. A workspace is what our own allocator saw live at once while the
+kernel ran, beyond its operands and its result, small allocations too; so this runs on an emulated device, in a process
+of its own (`ooc.enable(alloc="emulated")`), with room enough that nothing moves. Everything goes to the store, and what
+is there is not measured again.
+
+A size is measured as the execution in parts needs it: as a part, which is written into its place in a larger result,
+and as the whole batch, which need not be. The names of the second end with "whole".
+
+Not measured, by rules that depend on what is known alone, so that a second run leaves out the same:
+
+- what is estimated to take, or at a smaller size took, more workspace than `largest_bytes`
+- an algorithm that took more than `HOPELESS` times as long as another, for the two sizes before, without less workspace
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from ooc.pytorch.splitting.kernels import CPU, Algorithm, Convolution, Kernel
+from ooc.pytorch.splitting.runtime import library, processor
+from ooc_alloc import Core
+from swapd.splitting.configurations import KernelTable, MicroConfiguration, micro_batch_sizes
+from swapd.splitting.store import Key, Store
+
+HOPELESS = 3.0
+MOST_SIZES = 32  # of the policy `all`
+WHOLE = " whole"
+
+
+class MeasureError(RuntimeError):
+    """Nothing can be measured here; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How often a kernel is run: until both are reached, but at most `most` times."""
+
+    least: int = 3
+    seconds: float = 0.1
+    most: int = 9
+
+
+@dataclass
+class Noise:
+    """How far repetitions were apart: the interquartile range of each measurement, relative to its median."""
+
+    relative: list[float] = field(default_factory=list)
+
+    def add(self, row: MicroConfiguration) -> None:
+        """A measurement of this run, or one that was known."""
+        if row.seconds > 0 and row.spread_seconds > 0:
+            self.relative.append(row.spread_seconds / row.seconds)
+
+    def figures(self) -> dict[str, float | int]:
+        """Median and 90th percentile; 0 where nothing is known."""
+        values = self.relative or [0.0]
+        return {
+            "measurements": len(self.relative),
+            "median": float(np.median(values)),
+            "ninth_decile": float(np.quantile(values, 0.9)),
+        }
+
+
+def measured_sizes(policy: str, batch: int, most: int = MOST_SIZES) -> tuple[int, ...]:
+    """The sizes of a policy, ascending. Of `all` at most `most`: powers of two, the batch, and others evenly between.
+
+    Raises:
+        ValueError: there is no such policy.
+    """
+    sizes = micro_batch_sizes(policy, batch)
+    if len(sizes) <= most:
+        return sizes
+    kept = set(micro_batch_sizes("powerOfTwo", batch))
+    for size in np.linspace(1, batch, most).round().astype(int):
+        if len(kept) >= most:
+            break
+        kept.add(int(size))
+    return tuple(sorted(kept))
+
+
+class Measurer:
+    """Fills tables of kernels from the store, and measures what is missing.
+
+    Args:
+        core: of the session in this process; None: nothing can be measured, only looked up.
+        store: where measurements are kept.
+        largest_bytes: workspaces beyond it are of no interest.
+        algorithms: the candidates.
+    """
+
+    def __init__(
+        self,
+        core: Core | None,
+        store: Store,
+        *,
+        largest_bytes: int = 1 << 29,
+        effort: Effort | None = None,
+        algorithms: Sequence[Algorithm] = tuple(CPU.values()),
+    ) -> None:
+        self.core = core
+        self.store = store
+        self.largest_bytes = largest_bytes
+        self.effort = effort or Effort()
+        self.algorithms = tuple(algorithms)
+        self.measurements = 0  # made by this object
+        self.noise = Noise()
+        self._device, self._library = f"{processor()}, {torch.get_num_threads()} threads", library()
+
+    def key(self, kernel: Kernel) -> Key:
+        """Of a kernel's costs. Sizes of micro-batches are no part of it: other batches use the same measurements."""
+        return Key(self._device, self._library, f"convolution {kernel.kind}", str(kernel.convolution))
+
+    def table(self, kernel: Kernel, batch: int, policy: str = "all", name: str | None = None) -> KernelTable:
+        """What is known of a kernel for a batch of `batch` samples, after measuring what is not known.
+
+        Raises:
+            MeasureError: something has to be measured, and there is no core.
+        """
+        known = {(row.algorithm, row.batch): row for row in self.store.cost(self.key(kernel)) or []}
+        found: list[MicroConfiguration] = []
+        for size in measured_sizes(policy, batch):
+            for algorithm in self.algorithms:
+                if not algorithm.suits(kernel) or self._left_out(kernel, algorithm, size, found):
+                    continue
+                label = algorithm.name + (WHOLE if size == batch else "")
+                row = known.get((label, size))
+                if row is None:
+                    row = self._measure(kernel, algorithm, size, whole=size == batch)
+                    if row is None:
+                        continue
+                    self.store.put_cost(self.key(kernel), [row])
+                self.noise.add(row)
+                found.append(row)
+        rows = tuple(replace(row, algorithm=row.algorithm.removesuffix(WHOLE)) for row in found)
+        return KernelTable(name or f"{kernel.convolution} {kernel.kind}", batch, rows)
+
+    def _left_out(self, kernel: Kernel, algorithm: Algorithm, size: int, found: list[MicroConfiguration]) -> bool:
+        if algorithm.workspace_bytes(kernel, size) > self.largest_bytes:
+            return True
+        earlier = [row for row in found if row.algorithm == algorithm.name]
+        if any(row.workspace_bytes > self.largest_bytes for row in earlier):
+            return True
+        return len(earlier) >= 2 and all(_is_hopeless(row, found) for row in earlier[-2:])
+
+    def _measure(self, kernel: Kernel, algorithm: Algorithm, size: int, whole: bool) -> MicroConfiguration | None:
+        """None: it does not fit into the budget of this process."""
+        if self.core is None:
+            raise MeasureError(
+                f"{kernel.convolution}, {kernel.kind}: {size} samples by {algorithm.name} are not measured"
+            )
+        operands = kernel.operands(size, torch.Generator().manual_seed(0))
+        target = None if whole else torch.zeros(kernel.result_shape(size))
+        accumulate = target is not None and target.shape[0] != size
+
+        def call() -> Any:
+            if target is None:
+                return algorithm.whole(kernel, *operands)
+            return algorithm.into(kernel, *operands, target, accumulate)
+
+        try:
+            workspace = workspace_bytes(self.core, call)
+            median, spread = timed(call, self.effort)
+        except torch.OutOfMemoryError:
+            return None
+        self.measurements += 1
+        return MicroConfiguration(size, algorithm.name + (WHOLE if whole else ""), median, workspace, spread)
+
+
+def _is_hopeless(row: MicroConfiguration, found: Sequence[MicroConfiguration]) -> bool:
+    return any(
+        other.batch == row.batch
+        and other.seconds * HOPELESS < row.seconds
+        and other.workspace_bytes <= row.workspace_bytes
+        for other in found
+    )
+
+
+def workspace_bytes(core: Core, call: Callable[[], Any]) -> int:
+    """`live_during` the second of two calls."""
+    call()  # what a library keeps from its first call on is no workspace
+    return live_during(core, call)
+
+
+def live_during(core: Core, call: Callable[[], Any]) -> int:
+    """The most bytes that lived at once during a call, beyond those before it and its result's."""
+    torch.zeros(1)  # an iteration without a function does not end
+    core.boundary()  # the peak of an iteration begins anew
+    before = int(core.stats()["live_bytes"])
+    result = call()
+    own = result.nbytes if isinstance(result, torch.Tensor) else 0
+    return max(core.boundary().live_peak_bytes - before - own, 0)
+
+
+def timed(call: Callable[[], Any], effort: Effort) -> tuple[float, float]:
+    """Median and interquartile range, in seconds, of a call that was made before."""
+    seconds: list[float] = []
+    while len(seconds) < effort.least or (sum(seconds) < effort.seconds and len(seconds) < effort.most):
+        began = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - began)
+    low, middle, high = np.quantile(seconds, (0.25, 0.5, 0.75))
+    return float(middle), float(high - low)
+
+
+def convolution_of(
+    x: Sequence[int],
+    w: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Convolution:
+    """The shape of a call of `aten::convolution` with two-dimensional images. Raises ValueError for others."""
+    if len(x) != 4 or len(w) != 4:
+        raise ValueError("not a convolution of images")
+
+    def pair(value: Sequence[int]) -> tuple[int, int]:
+        return (int(value[0]), int(value[-1]))
+
+    return Convolution(x[1], w[0], (x[2], x[3]), (w[2], w[3]), pair(stride), pair(padding), pair(dilation), int(groups))

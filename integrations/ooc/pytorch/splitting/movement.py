@@ -1,0 +1,205 @@
+"""Operators that only move data, which is exact however they are cut; or convert its type, which is not.
+
+Of NaN a kernel may make one thing in a vector register and another one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ooc.pytorch.splitting import registry
+from ooc.pytorch.splitting.context import CannotSplit, Context, Split
+from ooc.pytorch.splitting.cutting import Cut, cut_elementwise, meta
+from ooc.pytorch.splitting.geometry import blocks, extent, narrowed
+
+_aten = torch.ops.aten
+
+
+def strided(*tensors: Tensor) -> None:
+    """Raises CannotSplit for another layout, or memory that is not the CPU's."""
+    if any(t.layout != torch.strided or t.device.type != "cpu" for t in tensors):
+        raise CannotSplit("its tensors are not strided ones on the CPU")
+
+
+def _converts(source: Tensor, target: Tensor) -> bool:
+    """Whether NaN and infinities are converted."""
+    return source.dtype != target.dtype and (source.is_floating_point() or source.is_complex())
+
+
+Pair = Callable[..., tuple[Tensor, Tensor]]
+
+
+def _converted(
+    context: Context, example: tuple[Tensor, Tensor], whole: Callable[..., Tensor], pair: Pair
+) -> Callable[..., Tensor]:
+    """A copy to another type, in the first of the ways to cut it that has the bits of the whole.
+
+    `whole`, `pair` and what is returned are called as the operator is; `pair` gives the target and the source.
+    """
+
+    def run(cut: Cut, *arguments: Any, **keywords: Any) -> Tensor:
+        target, source = pair(*arguments, **keywords)
+        for index in cut.indexes:
+            cut.part(target, index).copy_(cut.part(source, index))
+        return target
+
+    cuts = cut_elementwise([example[0]], [example[1]], context.part_bytes, context.chunk_bytes, context.threads)
+    splits = [Split(cut.how, len(cut.indexes), partial(run, cut)) for cut in cuts]
+    return context.choose("", splits, whole).run
+
+
+@registry.handler("aten::copy_", repeatable=True)
+def copy_(context: Context, target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    """Between any two layouts and types."""
+    strided(target, source)
+    if _converts(source, target):
+        run = _converted(context, (target, source), _aten.copy_, lambda to, given, *_: (to, given))
+        return run(target, source)
+    context.used("blocks", context.move(target, source))
+    return target
+
+
+@registry.handler("aten::copy", repeatable=True)
+def copy(context: Context, target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    """As copy_, into a new tensor like the target."""
+    strided(target, source)
+    if _converts(source, target):
+        run = _converted(context, (target, source), _aten.copy, lambda to, given, *_: (context.empty(like=to), given))
+        return run(target, source)
+    made = context.empty(like=target)
+    context.used("blocks", context.move(made, source))
+    return made
+
+
+@registry.handler("aten::clone", "aten::_to_copy")
+def clone(context: Context, source: Tensor, **keywords: Any) -> Tensor:
+    """In the memory format asked for, and with another type."""
+    strided(source)
+    device = keywords.pop("device", None)
+    if device is not None and torch.device(device).type != "cpu":
+        raise CannotSplit("the copy is for another device")
+    keywords.pop("pin_memory", None)
+    with context.plain():
+        made = context_like(_aten._to_copy(meta(source), **_known(keywords)))
+    if _converts(source, made):
+        run = _converted(context, (made, source), _aten._to_copy, lambda given, **_: (context.empty(like=made), given))
+        return run(source)
+    result = context.empty(like=made)
+    context.used("blocks", context.move(result, source))
+    return result
+
+
+def _known(keywords: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in keywords.items() if value is not None and name in ("dtype", "memory_format")}
+
+
+def context_like(made: Tensor) -> Tensor:
+    """A result without memory, checked. Raises CannotSplit."""
+    if made.layout != torch.strided:
+        raise CannotSplit("its result is not strided")
+    return made
+
+
+def _alike(tensors: Sequence[Tensor], result: Tensor) -> None:
+    """Raises CannotSplit where some are converted."""
+    if any(_converts(tensor, result) for tensor in tensors):
+        raise CannotSplit("its tensors are of unlike types")
+
+
+@registry.handler("aten::cat")
+def cat(context: Context, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """One tensor after the other."""
+    strided(*tensors)
+    with context.plain():
+        like = context_like(_aten.cat([meta(t) for t in tensors], dim))
+    _alike(tensors, like)
+    result, parts, start = context.empty(like=like), 0, 0
+    for tensor in tensors:
+        if tensor.dim() == 1 and tensor.shape[0] == 0:
+            continue  # is skipped, whatever the others' sizes are
+        length = tensor.shape[dim]
+        parts += context.move(result.narrow(dim, start, length), tensor)
+        start += length
+    context.used("blocks", parts)
+    return result
+
+
+@registry.handler("aten::stack")
+def stack(context: Context, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """Along a new dimension."""
+    strided(*tensors)
+    with context.plain():
+        like = context_like(_aten.stack([meta(t) for t in tensors], dim))
+    _alike(tensors, like)
+    result, parts = context.empty(like=like), 0
+    for place, tensor in enumerate(tensors):
+        parts += context.move(result.select(dim, place), tensor)
+    context.used("blocks", parts)
+    return result
+
+
+@registry.handler("aten::fill_.Scalar", "aten::fill_.Tensor", repeatable=True)
+def fill_(context: Context, target: Tensor, value: Any) -> Tensor:
+    """The same number everywhere."""
+    strided(target)
+    context.used("blocks", fill(context, target, value))
+    return target
+
+
+@registry.handler("aten::zero_", repeatable=True)
+def zero_(context: Context, target: Tensor) -> Tensor:
+    """Zeros."""
+    strided(target)
+    context.used("blocks", fill(context, target, 0))
+    return target
+
+
+@registry.handler(
+    "aten::set_.source_Storage",
+    "aten::set_.source_Storage_storage_offset",
+    "aten::set_.source_Tensor",
+    "aten::set_.source_Tensor_storage_offset",
+    repeatable=True,
+)
+def set_(context: Context, target: Tensor, source: Any, *place: Any) -> Tensor:
+    """Another storage: no byte is touched, unless the storage has to grow."""
+    item = target.element_size()
+    if place and (place[0] + extent(*place[1:])) * item > source.nbytes():
+        raise CannotSplit("its storage would have to grow")
+    with context.plain():
+        target.set_(source, *place)
+    context.used("no data", 0)
+    return target
+
+
+def _no_data(name: str) -> registry.Function:
+    def change(context: Context, *arguments: Any, **keywords: Any) -> Any:
+        overload = registry.overload_of(name)
+        assert overload is not None
+        with context.plain():  # where no operator is a function
+            result = overload(*arguments, **keywords)
+        context.used("no data", 0)
+        return result
+
+    return change
+
+
+# Views whose schema does not say so, and changes of sizes and strides in place.
+for _name in """
+    _unsafe_view as_strided_ detach_ squeeze_ squeeze_.dim squeeze_.dims swapaxes_ swapdims_ t_ transpose_ unsqueeze_
+""".split():
+    registry.handler(f"aten::{_name}", repeatable=True)(_no_data(f"aten::{_name}"))
+
+
+def fill(context: Context, target: Tensor, value: Any) -> int:
+    """Fills in parts; returns how many."""
+    parts = 0
+    for index in blocks([target], context.part_bytes, context.chunk_bytes):
+        narrowed(target, index).fill_(value)
+        parts += 1
+    return parts

@@ -1,0 +1,429 @@
+"""Operators whose arguments and results are cut along common axes: rows, channels, planes, heads.
+
+An `Axis` says where in each tensor it lies; `along` makes candidates of it: block sizes that fit, the preferred ones
+first, and a function that runs the operator once for each block. What it cuts is a view where that lies densely in
+memory, and a compact copy where it does not: kernels would make copies of their own, or touch what lies between.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from ooc.pytorch.splitting.context import CannotSplit, Context, Split, its_own_errors
+from ooc.pytorch.splitting.geometry import extent, rounded
+
+PREFERRED = (64, 32, 16, 8, 4, 1)  # blocks of these multiples leave vector kernels the remainders that the whole has
+MOST_CANDIDATES = 8
+Named = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Piece(Split):
+    """A division, and what its largest part takes.
+
+    `rounds`: sums are divided, so it changes bits on some data, whatever a verification with others shows.
+    """
+
+    part_bytes: int = 0
+    rounds: bool = False
+
+
+Place = int | tuple[int, int]  # a dimension; and how many of its elements belong to one unit of the axis, if not one
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What an operator can be cut along.
+
+    A tensor with one element in its dimension is broadcast, and not cut. Dimensions may count from the right.
+    """
+
+    name: str
+    length: int  # units
+    takes: Mapping[str, Place]  # arguments that are cut
+    gives: Mapping[int, Place]  # results whose parts lie one after the other
+    counts: Mapping[str, int] = field(default_factory=dict)  # integers that say how long the axis is: elements a unit
+    entries: Mapping[str, Place] = field(default_factory=dict)  # lists of sizes: index, elements a unit
+    least: Sequence[int] = (1,)  # blocks are smaller than the first only where nothing else fits; then than the second
+
+
+def pair(place: Place) -> tuple[int, int]:
+    """Dimension, elements a unit."""
+    return place if isinstance(place, tuple) else (place, 1)
+
+
+# ---- calls ----------------------------------------------------------------------------------------------------------
+
+
+def bind(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Named:
+    """All arguments of a call by name, those not given too."""
+    named: Named = {}
+    for position, argument in enumerate(op._schema.arguments):
+        if position < len(args):
+            named[argument.name] = args[position]
+        elif argument.name in kwargs:
+            named[argument.name] = kwargs[argument.name]
+        else:
+            named[argument.name] = argument.default_value
+    return named
+
+
+def as_tuple(results: Any) -> tuple[Any, ...]:
+    """Results of an operator, of which there may be one."""
+    return tuple(results) if isinstance(results, tuple | list) else (results,)
+
+
+def unbound(named: Mapping[str, Any]) -> str:
+    """What a result's shape depends on, as a key."""
+
+    def text(value: Any) -> str:
+        if isinstance(value, Tensor):
+            return f"{value.dtype}{tuple(value.shape)}{value.stride()}"
+        return str(value)
+
+    return ";".join(text(value) for value in named.values())
+
+
+_shapes: dict[tuple[OpOverload, str], tuple[Any, ...]] = {}
+
+
+def results_of(context: Context, op: OpOverload, named: Named) -> tuple[Any, ...]:
+    """What the operator would return, on the device "meta": shapes and strides, no memory."""
+    key = (op, unbound(named))
+    if key not in _shapes:
+        if len(_shapes) > 4096:
+            _shapes.clear()
+        meta = {name: _to_meta(value) for name, value in named.items()}
+        with context.plain(), its_own_errors():  # no functions for the core
+            _shapes[key] = as_tuple(op(**meta))
+    return _shapes[key]
+
+
+def _to_meta(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+    if isinstance(value, list | tuple):
+        return type(value)(_to_meta(element) for element in value)
+    return value
+
+
+# ---- memory ---------------------------------------------------------------------------------------------------------
+
+
+def bytes_of(tensor: Tensor) -> int:
+    """Bytes of all elements, were they dense."""
+    return tensor.numel() * tensor.element_size()
+
+
+def own_bytes(context: Context, size_bytes: int) -> int:
+    """What memory of its own takes on the device: whole chunks, or a place among small ones."""
+    chunk = context.chunk_bytes
+    return size_bytes if size_bytes < chunk else -(-size_bytes // chunk) * chunk
+
+
+def view_bytes(context: Context, size_bytes: int) -> int:
+    """What a dense view of a larger variable takes."""
+    return rounded(size_bytes, context.chunk_bytes) if size_bytes else 0
+
+
+@lru_cache(maxsize=4096)
+def _dense(size: torch.Size, stride: tuple[int, ...]) -> bool:
+    numel = size.numel()
+    return numel == 0 or (extent(size, stride) == numel and all(s > 0 or n == 1 for n, s in zip(size, stride)))
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether its elements fill its memory, each once."""
+    return _dense(tensor.shape, tensor.stride())
+
+
+def dense_stride(size: Sequence[int], like: Sequence[int]) -> tuple[int, ...]:
+    """Strides without gaps, dimensions in the order of other strides (equal ones: the later dimension inside)."""
+    made, step = [0] * len(size), 1
+    for dimension in sorted(range(len(size)), key=lambda d: (like[d], -d)):
+        made[dimension] = step
+        step *= max(size[dimension], 1)
+    return tuple(made)
+
+
+def compact(context: Context, view: Tensor) -> Tensor:
+    """The view itself where it lies densely in memory; else a dense copy with its dimensions in the same order."""
+    if is_dense(view):
+        return view
+    made = context.empty(size=view.shape, stride=dense_stride(view.shape, view.stride()), dtype=view.dtype)
+    context.move(made, view)
+    return made
+
+
+# ---- block sizes ----------------------------------------------------------------------------------------------------
+
+
+def even(total: int, size: int, multiple: int) -> int:
+    """The smallest block size, in multiples, that makes no more blocks than `size` does."""
+    parts = -(-total // size)
+    share = -(-total // parts)
+    return min(total, -(-share // multiple) * multiple)
+
+
+def largest(total: int, multiple: int, fits: Callable[[int], bool]) -> int:
+    """The largest block size that fits: all, or a multiple below it. 0 if none does. Larger blocks take more."""
+    if fits(total):
+        return total
+    low, high = 0, -(-total // multiple)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle * multiple) else (low, middle)
+    return even(total, low * multiple, multiple) if low else 0
+
+
+def grid(
+    lengths: Sequence[int],
+    floors: Sequence[Sequence[int]],
+    order: Sequence[int],
+    multiple: int,
+    fits: Callable[[Sequence[int]], bool],
+) -> tuple[int, ...] | None:
+    """Block sizes for several axes. One axis after the other, in `order`, is cut until everything fits.
+
+    No axis is cut into less than the first floors say where that suffices, else than the second, and so on; at last
+    into single units. None if those do not fit.
+    """
+    chosen = list(lengths)
+    for least in (*floors, [1] * len(lengths)):
+        for axis in order:
+            if fits(chosen):
+                return tuple(chosen)
+
+            def fits_with(size: int, axis: int = axis) -> bool:
+                return fits([*chosen[:axis], size, *chosen[axis + 1 :]])
+
+            size = largest(chosen[axis], multiple, fits_with) or largest(chosen[axis], 1, fits_with)
+            chosen[axis] = max(size, min(least[axis], chosen[axis]))
+    return tuple(chosen) if fits(chosen) else None
+
+
+def spans(total: int, size: int) -> list[tuple[int, int]]:
+    """Start and length of each block."""
+    return [(start, min(size, total - start)) for start in range(0, total, size)]
+
+
+def equal_spans(total: int, size: int) -> list[tuple[int, int]]:
+    """Start and length of each block, all of the same length: the last one overlaps the one before it where it must."""
+    return [(min(start, total - size), size) for start in range(0, total, size)] if size < total else [(0, total)]
+
+
+def boxes(lengths: Sequence[int], sizes: Sequence[int]) -> Iterator[tuple[tuple[int, int], ...]]:
+    """Every block of a grid; the last axis fastest."""
+    yield from itertools.product(*(spans(n, size) for n, size in zip(lengths, sizes)))
+
+
+def count(lengths: Sequence[int], sizes: Sequence[int]) -> int:
+    """How many blocks that makes."""
+    made = 1
+    for n, size in zip(lengths, sizes):
+        made *= -(-n // size)
+    return made
+
+
+def label(names: Sequence[str], lengths: Sequence[int], sizes: Sequence[int]) -> str:
+    """Such as "channels by 64, rows by 8"."""
+    cut = [f"{name} by {size}" for name, n, size in zip(names, lengths, sizes) if size < n]
+    return ", ".join(cut) or "whole"
+
+
+# ---- along axes -----------------------------------------------------------------------------------------------------
+
+
+def along(
+    context: Context,
+    op: OpOverload,
+    named: Named,
+    axes: Sequence[Axis],
+    *,
+    orders: Sequence[Sequence[int]] | None = None,
+    multiples: Sequence[int] = PREFERRED,
+    workspace: Callable[[int, int], int] = lambda operands, results: 0,
+    before: Callable[[Named], Named] | None = None,
+    unread: Sequence[str] = (),
+) -> list[Piece]:
+    """Divisions of an operator along axes; the preferred ones first, none if single units do not fit.
+
+    Args:
+        named: all its arguments.
+        orders: which axis is cut first; all but the first only as far as the first do not suffice. By default as given.
+        multiples: of which blocks are made, one division for each that makes a difference.
+        workspace: bytes that the kernel allocates beside the results, from those of a part's operands and results.
+        before: changes arguments before they are cut (of the call, and of the verification).
+        unread: arguments of which only the sizes are looked at.
+    """
+    axes = [axis for axis in axes if axis.length > 1]
+    if not axes:
+        return []
+    if before is not None:
+        named = before(named)
+    results = results_of(context, op, named)
+    read = {name: value for name, value in named.items() if name not in unread}
+    need = _Need(context, read, results, axes, workspace)
+    lengths = [axis.length for axis in axes]
+    steps = max(len(axis.least) for axis in axes)
+    floors = [[axis.least[min(step, len(axis.least) - 1)] for axis in axes] for step in range(steps)]
+    found: dict[tuple[int, ...], Piece] = {}
+    for order in orders if orders is not None else [range(len(axes))]:
+        for multiple in multiples:
+            used = [place for place in order if place < len(axes)]
+            sizes = grid(lengths, floors, used, multiple, lambda blocks: need(blocks) <= context.part_bytes)
+            if sizes is None or sizes in found or len(found) == MOST_CANDIDATES:
+                continue
+            how = label([axis.name for axis in axes], lengths, sizes)
+            run = _Run(context, op, results, axes, sizes, before, unread)
+            found[sizes] = Piece(how, count(lengths, sizes), run, need(sizes))
+    return list(found.values())
+
+
+def _cut_dimension(tensor: Tensor, place: Place | None, length: int) -> tuple[int, int] | None:
+    """Dimension and elements a unit; None if the tensor is broadcast along this axis, or has no place on it."""
+    if place is None:
+        return None
+    dimension, unit = pair(place)
+    if not -tensor.dim() <= dimension < tensor.dim():
+        return None
+    size = tensor.shape[dimension]
+    if size == 1 and length * unit != 1:
+        return None
+    if size != length * unit:
+        raise CannotSplit(f"{length * unit} were expected in dimension {dimension} of a shape {tuple(tensor.shape)}")
+    return dimension % tensor.dim(), unit
+
+
+class _Need:
+    """Bytes of one part, from the block sizes."""
+
+    def __init__(
+        self,
+        context: Context,
+        named: Named,
+        results: Sequence[Any],
+        axes: Sequence[Axis],
+        workspace: Callable[[int, int], int],
+    ) -> None:
+        self._context, self._axes, self._workspace = context, axes, workspace
+        self._arguments = [
+            (value, [_cut_dimension(value, axis.takes.get(name), axis.length) for axis in axes])
+            for name, value in named.items()
+            if isinstance(value, Tensor)
+        ]
+        self._results = [
+            (value, [_cut_dimension(value, axis.gives.get(i), axis.length) for axis in axes])
+            for i, value in enumerate(results)
+            if isinstance(value, Tensor)
+        ]
+
+    def __call__(self, sizes: Sequence[int]) -> int:
+        operands = inputs = outputs = 0
+        for tensor, cuts in self._arguments:
+            lengths = self._lengths(tensor, cuts, sizes)
+            if lengths is None:
+                operands += self._context.footprint(tensor)
+                inputs += bytes_of(tensor)
+                continue
+            part = torch.Size(lengths).numel() * tensor.element_size()
+            operands += view_bytes(self._context, part)
+            inputs += part
+        for tensor, cuts in self._results:
+            part = torch.Size(self._lengths(tensor, cuts, sizes) or tensor.shape).numel() * tensor.element_size()
+            outputs += part
+            operands += own_bytes(self._context, part)
+        extra = self._workspace(inputs, outputs)
+        return operands + (own_bytes(self._context, extra) if extra else 0)
+
+    @staticmethod
+    def _lengths(tensor: Tensor, cuts: Sequence[tuple[int, int] | None], sizes: Sequence[int]) -> list[int] | None:
+        lengths, any_cut = list(tensor.shape), False
+        for cut, size in zip(cuts, sizes):
+            if cut is not None:
+                lengths[cut[0]] = size * cut[1]
+                any_cut = True
+        return lengths if any_cut else None
+
+
+class _Run:
+    """Runs an operator block by block."""
+
+    def __init__(
+        self,
+        context: Context,
+        op: OpOverload,
+        results: Sequence[Any],
+        axes: Sequence[Axis],
+        sizes: Sequence[int],
+        before: Callable[[Named], Named] | None,
+        unread: Sequence[str],
+    ) -> None:
+        self._context, self._op, self._axes, self._sizes, self._before = context, op, axes, sizes, before
+        self._results, self._unread = results, unread
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        named = bind(self._op, args, kwargs)
+        if self._before is not None:
+            named = self._before(named)
+        made: list[Any] = [None] * len(self._results)
+        for box in boxes([axis.length for axis in self._axes], self._sizes):
+            part = self._part(named, box)
+            found = as_tuple(self._op(**part))
+            for i, result in enumerate(found):
+                self._keep(made, i, result, box)
+        return made[0] if len(made) == 1 else tuple(made)
+
+    def _part(self, named: Named, box: Sequence[tuple[int, int]]) -> Named:
+        part = dict(named)
+        for axis, (start, length) in zip(self._axes, box):
+            for name, place in axis.takes.items():
+                if isinstance(part[name], Tensor):
+                    part[name] = _narrow(part[name], place, axis.length, start, length)
+            for name, unit in axis.counts.items():
+                part[name] = length * unit
+            for name, place in axis.entries.items():
+                index, unit = pair(place)
+                sizes = list(part[name])
+                sizes[index] = length * unit
+                part[name] = sizes
+        for name, value in part.items():
+            if isinstance(value, Tensor) and value is not named[name] and name not in self._unread:
+                part[name] = compact(self._context, value)
+        return part
+
+    def _keep(self, made: list[Any], i: int, result: Any, box: Sequence[tuple[int, int]]) -> None:
+        if not isinstance(result, Tensor):
+            return
+        if not any(i in axis.gives for axis in self._axes):
+            made[i] = result if made[i] is None else made[i]
+            return
+        if made[i] is None:
+            made[i] = self._result(self._results[i], result)
+        target = made[i]
+        for axis, (start, length) in zip(self._axes, box):
+            if i in axis.gives:
+                target = _narrow(target, axis.gives[i], axis.length, start, length)
+        self._context.move(target, result)
+
+    def _result(self, meta: Tensor, part: Tensor) -> Tensor:
+        """Memory for the whole result. On "meta" some operators say another type, or another order of dimensions."""
+        stride = meta.stride()
+        outside = max(part.stride(), default=0)  # where a length of one says nothing about the order
+        told = (n > 1 or n == whole or step == outside for n, whole, step in zip(part.shape, meta.shape, part.stride()))
+        if is_dense(part) and all(told):
+            stride = dense_stride(meta.shape, part.stride())
+        return self._context.empty(size=meta.shape, stride=stride, dtype=part.dtype)
+
+
+def _narrow(tensor: Tensor, place: Place, whole: int, start: int, length: int) -> Tensor:
+    cut = _cut_dimension(tensor, place, whole)
+    return tensor if cut is None else tensor.narrow(cut[0], start * cut[1], length * cut[1])

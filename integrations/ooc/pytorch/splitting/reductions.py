@@ -1,0 +1,155 @@
+"""Reductions in parts: along the dimensions that are kept, which leaves every sum whole.
+
+A reduction to one number has no such dimension: its parts are joined by a reduction of the same kind, which changes
+the rounding of sums and norms, and nothing of a largest element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from ooc.pytorch.splitting import registry
+from ooc.pytorch.splitting.context import Context
+from ooc.pytorch.splitting.dividers import divides
+from ooc.pytorch.splitting.geometry import blocks, flat, narrowed
+from ooc.pytorch.splitting.parts import Axis, Named, Piece, along, bind, spans, view_bytes
+
+aten = torch.ops.aten
+
+REMOVES = (
+    "sum.dim_IntList", "mean.dim", "nansum", "amax", "amin", "logsumexp", "prod.dim_int", "all.dim", "any.dim",
+    "all.dims", "any.dims", "var.correction", "std.correction", "var_mean.correction", "std_mean.correction",
+    "linalg_vector_norm", "norm.ScalarOpt_dim", "argmax", "argmin", "max.dim", "min.dim", "median.dim", "nanmedian.dim",
+    "mode", "kthvalue", "count_nonzero.dim_IntList",
+)  # fmt: skip
+KEEPS = ("cumsum", "cumprod", "logcumsumexp", "cummax", "cummin", "sort", "sort.stable", "topk")
+
+
+def _reduced(named: Named, rank: int) -> set[int]:
+    """Dimensions that the reduction goes along; all of them where none is given."""
+    dims = named["dim"]
+    given = [dims] if isinstance(dims, int) else list(dims or [])
+    return {d % rank for d in given} if given else set(range(rank))
+
+
+def _axes(named: Named, reduced: set[int], results: int, removed: bool) -> list[Axis]:
+    """Every other dimension, the outermost in memory first."""
+    tensor: Tensor = named["self"]
+    strides = tensor.stride()
+    kept = sorted((d for d in range(tensor.dim()) if d not in reduced), key=lambda d: -strides[d])
+    axes = []
+    for d in kept:
+        place = d - sum(r < d for r in reduced) if removed else d
+        axes.append(Axis(f"dimension {d}", tensor.shape[d], {"self": d}, dict.fromkeys(range(results), place)))
+    return axes
+
+
+@divides(*(f"aten::{name}" for name in REMOVES))
+def reduction(context: Context, op: OpOverload, named: Named) -> list[Piece]:
+    """Along some dimensions."""
+    tensor: Tensor = named["self"]
+    if tensor.dim() == 0:
+        return []
+    reduced = _reduced(named, tensor.dim())
+    if len(reduced) == tensor.dim():
+        return joined(context, op, named)
+    removed = not named.get("keepdim", False)
+    found = along(context, op, named, _axes(named, reduced, len(op._schema.returns), removed))
+    return found or joined(context, op, named)
+
+
+@divides(*(f"aten::{name}" for name in KEEPS))
+def scan(context: Context, op: OpOverload, named: Named) -> list[Piece]:
+    """Sums so far, and sorting: the dimension stays."""
+    tensor: Tensor = named["self"]
+    if tensor.dim() < 2:
+        return []
+    return along(context, op, named, _axes(named, {named["dim"] % tensor.dim()}, len(op._schema.returns), False))
+
+
+# ---- to one number --------------------------------------------------------------------------------------------------
+
+Joined = Callable[[Tensor, Named, int], Tensor]  # of the parts' results, the arguments, and how many elements there are
+
+
+def _sum(parts: Tensor, named: Named, number: int) -> Tensor:
+    return parts.sum()
+
+
+def _mean(parts: Tensor, named: Named, number: int) -> Tensor:
+    return parts.sum() / number
+
+
+def _norm(parts: Tensor, named: Named, number: int) -> Tensor:
+    made: Tensor = torch.linalg.vector_norm(parts, named["ord"])
+    return made
+
+
+_EXACT = ("max", "min", "all", "any")  # these choose, and do not round
+
+# By operator: the kind of reduction of a part, and how parts are joined.
+_WHOLE: dict[str, tuple[str, Joined]] = {
+    "sum": ("sum", _sum),
+    "sum.dim_IntList": ("sum", _sum),
+    "mean": ("sum", _mean),
+    "mean.dim": ("sum", _mean),
+    "prod": ("prod", lambda parts, named, number: parts.prod()),
+    "max": ("max", lambda parts, named, number: parts.max()),
+    "min": ("min", lambda parts, named, number: parts.min()),
+    "amax": ("max", lambda parts, named, number: parts.max()),
+    "amin": ("min", lambda parts, named, number: parts.min()),
+    "all": ("all", lambda parts, named, number: parts.all()),
+    "any": ("any", lambda parts, named, number: parts.any()),
+    "linalg_vector_norm": ("linalg_vector_norm", _norm),
+}
+
+
+@divides(*(f"aten::{name}" for name in ("sum", "mean", "prod", "max", "min", "all", "any")))
+def joined(context: Context, op: OpOverload, named: Named) -> list[Piece]:
+    """All elements to one."""
+    name = op._schema.name.removeprefix("aten::") + (f".{op._overloadname}" if op._overloadname != "default" else "")
+    tensor: Tensor = named["self"]
+    order = named.get("ord", 2)
+    if name not in _WHOLE or flat(tensor) is None or (name == "linalg_vector_norm" and order == 0):
+        return []
+    kind, join = _WHOLE[name]
+    item = tensor.element_size()
+    elements = (context.part_bytes - 2 * context.chunk_bytes - 64) // item // 64 * 64
+    if elements < 1 or view_bytes(context, item * min(elements, tensor.numel())) > context.part_bytes:
+        return []
+    parts = -(-tensor.numel() // elements)
+
+    def run(*args: Any, **kwargs: Any) -> Tensor:
+        call = bind(op, args, kwargs)
+        line = flat(call["self"])
+        assert line is not None
+        found = [_part(kind, line.narrow(0, start, length), call) for start, length in spans(line.numel(), elements)]
+        made = join(torch.stack(found), call, line.numel())
+        shape = [1] * tensor.dim() if call.get("keepdim") else []
+        return made.to(found[0].dtype).view(shape)
+
+    need = view_bytes(context, elements * item) + item * parts
+    return [Piece(f"elements by {elements}", parts, run, need, rounds=kind not in _EXACT)]
+
+
+def _part(kind: str, line: Tensor, call: Named) -> Tensor:
+    options = {"dtype": call["dtype"]} if call.get("dtype") is not None else {}
+    if kind == "linalg_vector_norm":
+        return aten.linalg_vector_norm(line, call["ord"], **options)  # type: ignore[no-any-return]
+    function: Callable[..., Tensor] = getattr(torch, kind)
+    return function(line, **options)
+
+
+@registry.handler("aten::equal")
+def equal(context: Context, one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have the same sizes and elements."""
+    if one.shape != other.shape or one.numel() == 0:
+        return one.shape == other.shape
+    indexes = list(blocks([one, other], context.part_bytes, context.chunk_bytes))
+    context.used("blocks", len(indexes))
+    return all(bool(aten.equal(narrowed(one, index), narrowed(other, index))) for index in indexes)

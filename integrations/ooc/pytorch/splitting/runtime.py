@@ -1,0 +1,204 @@
+"""One session's splitting: what a part may take, the verdicts, the counts, and how a handler is run."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import platform
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ooc.pytorch.splitting.context import Call, CannotSplit, Context
+from ooc.pytorch.splitting.registry import Definitions, Handler
+from ooc.pytorch.splitting.tally import HOST_BACKED, Layer, Tally
+from ooc_alloc import Core
+from swapd.splitting.groups import SplitLog
+from swapd.splitting.store import Store, default_path
+
+log = logging.getLogger("ooc.pytorch")
+
+_STEPS = 16  # of the budget; the free part is rounded down to one, so that small variables do not change divisions
+_MOST_HALVINGS = 6
+
+
+class Runtime:
+    """What is split in a session, and how.
+
+    Args:
+        core: the session's.
+        mode: "exact" or "allow".
+        store: the file of verdicts; None: the default one.
+        splits: the planner's, which chooses sizes of parts.
+    """
+
+    def __init__(self, core: Core, mode: str, store: Path | None, splits: SplitLog) -> None:
+        self.mode = mode
+        self.tally = Tally()
+        self._core = core
+        self._chunk_bytes = int(core.stats()["chunk_bytes"])
+        self._store_path = store if store is not None else default_path()
+        self._splits = splits
+        self._known: dict[tuple[str, str], int] = {}  # what one part may take, by operator and shapes
+        self._refused: set[tuple[str, str]] = set()  # those that cannot be run in parts as small as the planner's
+
+    @cached_property
+    def _device(self) -> str:
+        """Looked up when something is split for the first time."""
+        return processor()
+
+    @cached_property
+    def _store(self) -> Store:
+        """Opened when something is split for the first time."""
+        return Store(self._store_path)
+
+    def run(
+        self, operator: str, found: Handler, writes: bool, arguments: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> Any:
+        """Runs a handler, in parts of the planner's size if it has chosen one. Raises CannotSplit."""
+        call = Call(operator, arguments, keywords)
+        key = (operator, call.shapes)
+        part_bytes = self._known.get(key) or self._part_bytes()
+        chosen = self._splits.part_bytes(*key)
+        if chosen is not None and chosen < part_bytes and key not in self._refused:
+            try:
+                return self._run(call, chosen, found, writes)
+            except CannotSplit:  # parts of that size are not exact, or too small
+                self._refused.add(key)
+        try:
+            return self._run(call, part_bytes, found, writes)
+        except CannotSplit as error:
+            if writes and not found.repeatable:
+                raise
+            return self._run_larger(call, part_bytes, found, error)
+
+    def _run_larger(self, call: Call, part_bytes: int, found: Handler, error: CannotSplit) -> Any:
+        """Parts that may not fit: what they need is an estimate, and larger ones are exact more often."""
+        for limit in (part_bytes * 3 // 2, part_bytes * 2):
+            with contextlib.suppress(CannotSplit):
+                return self._run(call, limit, found, writes=False)
+        raise error
+
+    def _run(self, call: Call, part_bytes: int, found: Handler, writes: bool) -> Any:
+        """The same, with smaller parts if the first do not fit."""
+        key = (call.operator, call.shapes)
+        for _ in range(_MOST_HALVINGS):
+            context = Context(
+                call,
+                part_bytes,
+                chunk_bytes=self._chunk_bytes,
+                mode=self.mode,
+                verdicts=self._store,
+                tally=self.tally,
+                device=self._device,
+                library=library(),  # programs change the number of threads as they go
+                managed=True,
+            )
+            try:
+                with self._splits.split(*key, part_bytes):
+                    result = found.function(context, *call.arguments, **call.keywords)
+            except torch.OutOfMemoryError as error:
+                if writes and not found.repeatable:
+                    raise
+                if part_bytes < 4 * self._chunk_bytes:
+                    raise CannotSplit(f"a part of it does not fit: {error}") from None
+                part_bytes //= 2
+                failure = error
+                continue
+            self._known[key] = part_bytes
+            context.count()
+            return result
+        raise CannotSplit(f"a part of it does not fit: {failure}")
+
+    def _part_bytes(self) -> int:
+        """Half of what is left of the budget beside small variables and what users hold on the device."""
+        stats = self._core.stats()
+        budget = int(stats["budget_bytes"])
+        step = max(budget // _STEPS, 1)
+        free = budget - int(stats["slab_bytes"])
+        return max(free // step * step // 2, 2 * self._chunk_bytes)
+
+    def host_backed(self, operator: str, shapes: str) -> None:
+        """For the summary: a function ran with host memory in place."""
+        self.tally.add(Layer(operator, shapes, HOST_BACKED, 1, True, 0.0, 0.0))
+
+    def figures(self) -> dict[str, Any]:
+        """Keys of the summary."""
+        return {
+            "split": self.mode,
+            "split_function_count": self.tally.functions,
+            "split_part_count": self.tally.parts,
+            "split_part_bytes": self._splits.limit,  # what the planner chose for a part; null: it has not
+            "split_layers": self.tally.rows(),
+        }
+
+
+def processor() -> str:
+    """The processor and what of it PyTorch uses: results are the same on equal ones."""
+    name = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
+        name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), name)
+    return f"{name}, {torch.backends.cpu.get_cpu_capability()}"
+
+
+def library() -> str:
+    """PyTorch and those of its settings that choose kernels."""
+    settings = [
+        f"{torch.get_num_threads()} threads",
+        "oneDNN" if torch._C._get_mkldnn_enabled() else "no oneDNN",
+        f"matmul {torch.get_float32_matmul_precision()}",
+    ]
+    if torch.are_deterministic_algorithms_enabled():
+        settings.append("deterministic")
+    known = " ".join(
+        f"{name}={os.environ[name]}" for name in sorted(os.environ) if name.startswith(("MKL_", "ONEDNN_"))
+    )
+    return f"torch {torch.__version__}, {', '.join(settings)}, {_ways()}" + (f", {known}" if known else "")
+
+
+@cache
+def _ways() -> str:
+    """Which version of the code that divides: a verdict is on what that did."""
+    sources = sorted(Path(__file__).parent.glob("*.py"))
+    return f"ways {hashlib.sha256(b''.join(source.read_bytes() for source in sources)).hexdigest()[:12]}"
+
+
+_runtime: Runtime | None = None
+_definitions: Definitions | None = None
+
+
+def _run(operator: str, found: Handler, writes: bool, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    runtime = _runtime
+    if runtime is None:
+        raise RuntimeError("splitting is off")
+    try:
+        with torch._C.DisableTorchFunction():
+            return runtime.run(operator, found, writes, arguments, keywords)
+    except CannotSplit as error:
+        torch.ops.ooc.cannot_split(str(error), error.inexact, error.cause is not None)
+        raise (error.cause or error) from None
+
+
+def _host_backed(operator: str, shapes: str) -> None:
+    if _runtime is not None:
+        _runtime.host_backed(operator, shapes)
+
+
+def install(runtime: Runtime) -> None:
+    """From now on operators that do not fit are split."""
+    global _runtime, _definitions
+    _runtime = runtime
+    if _definitions is None:
+        _definitions = Definitions(_run, _host_backed)
+    torch.ops.ooc.splitting(True)
+
+
+def uninstall() -> None:
+    """Operators that do not fit raise again."""
+    global _runtime
+    torch.ops.ooc.splitting(False)
+    _runtime = None

@@ -1,0 +1,211 @@
+"""Whether a division changes bits: random and special arguments of the same shapes, and the comparison of two results.
+
+Everything here runs in plain host memory (`Context.plain`), whatever the budget is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ooc.pytorch.splitting.geometry import extent
+
+_COMPARED_AT_ONCE = 1 << 22  # elements
+_ALIGNMENT = 64  # bytes, of every storage; what kernels choose by
+# Of data with special numbers: one element in 4096; one in 4; no others but zeros of both signs and -1, or and 1.
+SPARSE, DENSE, NOT_POSITIVE, NOT_NEGATIVE = "sparse", "dense", "not positive", "not negative"
+KINDS = (SPARSE, DENSE, NOT_POSITIVE, NOT_NEGATIVE)
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
+    """`value` with every tensor in it, also in lists, tuples and dictionaries, replaced."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, list | tuple):
+        return type(value)(map_tensors(element, change) for element in value)
+    if isinstance(value, dict):
+        return {key: map_tensors(element, change) for key, element in value.items()}
+    return value
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """Every tensor in a value, in order."""
+    found: list[Tensor] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    map_tensors(value, note)
+    return found
+
+
+def random_like(tensor: Tensor, generator: torch.Generator, copy: Callable[[Tensor, Tensor], None]) -> Tensor:
+    """Plain memory with the same sizes, strides and offset in a line of memory.
+
+    Floating point numbers are drawn from a normal distribution; others are copied by `copy(target, source)`, as they
+    may be indexes or labels.
+    """
+    offset = tensor.storage_offset() * tensor.element_size() % _ALIGNMENT // tensor.element_size()
+    length = extent(tensor.shape, tensor.stride())
+    memory = torch.empty(offset + length, dtype=tensor.dtype)
+    made = memory.as_strided(tensor.shape, tensor.stride(), offset)
+    if tensor.is_floating_point() or tensor.is_complex():
+        if tensor.dtype in (
+            torch.float16,
+            torch.bfloat16,
+            torch.float32,
+            torch.float64,
+            torch.complex64,
+            torch.complex128,
+        ):
+            memory.normal_(generator=generator)
+        else:
+            memory.copy_(torch.randn(memory.shape, generator=generator))
+    elif length:
+        source = tensor.as_strided((length,), (1,)) if tensor.is_contiguous() else None
+        if source is not None:
+            copy(memory.narrow(0, offset, length), source)
+        else:
+            memory.zero_()
+            if not any(step == 0 and size > 1 for size, step in zip(tensor.shape, tensor.stride())):
+                copy(made, tensor)
+    return made
+
+
+def put_special(tensor: Tensor, kind: str, generator: torch.Generator) -> Tensor:
+    """Writes special numbers of a kind (`KINDS`) to random places of a floating point tensor; returns it.
+
+    NaN of several payloads and both signs, infinities, zeros of both signs, subnormal numbers, and equal large ones.
+    On them a result may depend in another way than on ordinary numbers: on the order of comparisons, and on whether an
+    element is computed in a vector register.
+    """
+    if not (tensor.is_floating_point() or tensor.is_complex()) or not tensor.numel():
+        return tensor
+    line = tensor.as_strided((extent(tensor.shape, tensor.stride()),), (1,))
+    line = torch.view_as_real(line.resolve_conj()).view(-1) if tensor.is_complex() else line
+    if line.element_size() == 1:
+        return tensor  # of a float of one byte there are no kinds
+    if kind in (NOT_POSITIVE, NOT_NEGATIVE):
+        numbers = torch.tensor([0.0, -0.0, 1.0 if kind == NOT_NEGATIVE else -1.0], dtype=line.dtype)
+        for start in range(0, line.numel(), _COMPARED_AT_ONCE):
+            piece = line[start : start + _COMPARED_AT_ONCE]
+            piece.copy_(numbers[torch.randint(len(numbers), piece.shape, generator=generator)])
+        return tensor
+    numbers = _special_numbers(line.dtype)
+    count = max(line.numel() // (4096 if kind == SPARSE else 4), 1)
+    places = torch.randint(line.numel(), (count,), generator=generator)
+    bits = _BITS[line.element_size()]
+    line.view(bits)[places] = numbers.view(bits)[torch.randint(len(numbers), (count,), generator=generator)]
+    return tensor
+
+
+def _special_numbers(dtype: torch.dtype) -> Tensor:
+    large = torch.tensor([math.nan] * 4 + [math.inf, -math.inf, 0.0, -0.0, 4.0, 4.0], dtype=dtype)
+    bits = large.view(_BITS[large.element_size()])
+    sign = torch.iinfo(bits.dtype).min
+    bits[1] += 5
+    bits[2:4] += torch.tensor([9, 3], dtype=bits.dtype)
+    bits[2:4] ^= sign
+    subnormal = torch.tensor([1, sign + 7], dtype=bits.dtype)
+    signalling = bits[4:5] + 1
+    return torch.cat([bits, subnormal, signalling]).view(dtype)
+
+
+def duplicate(value: Any) -> Any:
+    """The same tensors once more, with their strides and offsets."""
+
+    def again(tensor: Tensor) -> Tensor:
+        whole = tensor.as_strided((tensor.storage_offset() + extent(tensor.shape, tensor.stride()),), (1,), 0)
+        return whole.clone().as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+    return map_tensors(value, again)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How two results differ; 0 and 0 where they are identical, bit by bit."""
+
+    identical: bool
+    largest: float
+    relative: float  # to the largest absolute value of the first
+
+    def worse(self, other: Difference) -> Difference:
+        """Both together."""
+        return Difference(
+            self.identical and other.identical, max(self.largest, other.largest), max(self.relative, other.relative)
+        )
+
+
+IDENTICAL = Difference(True, 0.0, 0.0)
+INCOMPARABLE = Difference(False, math.inf, math.inf)
+CHANGES_SPECIALS = Difference(False, 0.0, 0.0)  # ordinary numbers are the same
+
+
+def difference(expected: Any, found: Any) -> Difference:
+    """Compares two results: tensors of the same sizes, strides and types, or sequences of them, or numbers."""
+    if isinstance(expected, Tensor) and isinstance(found, Tensor):
+        return _tensor_difference(expected, found)
+    if isinstance(expected, list | tuple) and isinstance(found, list | tuple) and len(expected) == len(found):
+        total = IDENTICAL
+        for one, other in zip(expected, found):
+            total = total.worse(difference(one, other))
+        return total
+    if isinstance(expected, dict) and isinstance(found, dict) and list(expected) == list(found):
+        return difference(list(expected.values()), list(found.values()))
+    if isinstance(expected, torch.Generator) and isinstance(found, torch.Generator):
+        return IDENTICAL  # who draws from one compares its state
+    return IDENTICAL if type(expected) is type(found) and expected == found else INCOMPARABLE
+
+
+def _strides_that_count(tensor: Tensor) -> list[int]:
+    return [step for size, step in zip(tensor.shape, tensor.stride()) if size > 1]
+
+
+def _tensor_difference(expected: Tensor, found: Tensor) -> Difference:
+    if expected.shape != found.shape or expected.dtype != found.dtype:
+        return INCOMPARABLE
+    if expected.numel() and _strides_that_count(expected) != _strides_that_count(found):
+        return INCOMPARABLE
+    identical, largest, scale = True, 0.0, 0.0
+    one, other = expected.detach().contiguous().flatten(), found.detach().contiguous().flatten()
+    for start in range(0, one.numel(), _COMPARED_AT_ONCE):
+        a, b = one[start : start + _COMPARED_AT_ONCE], other[start : start + _COMPARED_AT_ONCE]
+        scale = max(scale, _largest(a))
+        if _same_bits(a, b):
+            continue
+        identical = False
+        largest = max(largest, _distance(a, b))
+    if identical:
+        return IDENTICAL
+    return Difference(False, largest, largest / scale if scale > 0 else math.inf if largest > 0 else 0.0)
+
+
+def _same_bits(a: Tensor, b: Tensor) -> bool:
+    bits = torch.int64 if a.dtype == torch.complex128 else _BITS.get(a.element_size(), torch.int8)
+    return bool(torch.equal(a.view(bits), b.view(bits)))
+
+
+def _wide(a: Tensor) -> Tensor:
+    return a.to(torch.complex128 if a.is_complex() else torch.float64)
+
+
+def _largest(a: Tensor) -> float:
+    absolute = _wide(a).abs()
+    finite = absolute[absolute.isfinite()]
+    return float(finite.max()) if finite.numel() else 0.0
+
+
+def _distance(a: Tensor, b: Tensor) -> float:
+    one, other = _wide(a), _wide(b)
+    same = (one == other) | (one.isnan() & other.isnan())
+    apart = (one - other).abs()[~same]
+    if not apart.numel():
+        return 0.0  # signs of zeros, or kinds of NaN
+    return math.inf if bool(apart.isnan().any()) else float(apart.max())
