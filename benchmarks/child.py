@@ -23,10 +23,10 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ooc import pytorch
-from swapd.bound import bound
 from swapd.daemon import Daemon
-from swapd.problem import Problem
-from swapd.simulator import simulate
+from swapd.planning.bound import bound
+from swapd.planning.problem import Problem
+from swapd.simulation.simulator import simulate
 
 COUNTERS = """
     swap_out_bytes swap_in_bytes swap_out_count swap_in_count demand_swap_in_count demand_swap_in_bytes

@@ -3,13 +3,13 @@
 For each workload an in-core run gives the compute time before and after the live peak (C_f, C_b) and the live peak P.
 For each oversubscription x the budget is M = P / x and what does not fit is S = P - M. The link is held to the
 bandwidth b, the same both ways, at which the transfers S / b + S / b take as long as the computation C_f + C_b. The
-bound is max(C_f, S / b) + max(C_b, S / b) (`swapd/bound.py`: what is written and read once across the turn); a step
-that never overlapped anything would take 2 (C_f + C_b).
+bound is max(C_f, S / b) + max(C_b, S / b) (`swapd.planning.bound`: what is written and read once across the turn); a
+step that never overlapped anything would take 2 (C_f + C_b).
 
 "Replayed" holds the simulator against the machine: each steady step is simulated with its own plan, its own times of
 functions and the link as its process saw it, and the median of simulated to measured time is shown.
 
-"Simulated" is what `swapd/simulator.py` says of a plan made from the in-core run's last step for this link; the plan
+"Simulated" is what `swapd.simulation` says of a plan made from the in-core run's last step for this link; the plan
 that the run itself used was made from its own recorded steps.
 
 The runs of all modes take turns, round by round, the in-core run among them: what slows the machine down shows there.
@@ -27,11 +27,11 @@ from typing import Any
 from benchmarks import machine, results
 from benchmarks.runs import run, torch_threads
 from benchmarks.workloads import CHUNK_BYTES, WORKLOADS, Workload
-from swapd.plan import Plan
+from swapd.planning.plan import Plan
+from swapd.planning.problem import Problem
 from swapd.policies import make_plan
-from swapd.problem import Problem
-from swapd.simulator import simulate
-from swapd.trace import Machine, Trace
+from swapd.simulation.simulator import simulate
+from swapd.trace.trace import Machine, Trace
 
 NAME = "step_time"
 IN_CORE = "in-core"

@@ -1,7 +1,7 @@
 """The swap daemon's policy side: at each iteration boundary it decides whether to plan, plans, and installs the plan.
 
 The native threads (`swapd/csrc/daemon.h`) carry plans out. Here is only what happens once an iteration: fetch the
-recorded sequence, turn it into a :class:`~swapd.problem.Problem`, ask a policy, hand the moves over.
+recorded sequence, turn it into a :class:`~swapd.planning.problem.Problem`, ask a policy, hand the moves over.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ooc_alloc import Core, Iteration
-from swapd.parts import RangedTrace, recorded_plan
-from swapd.plan import Plan
+from swapd.planning.plan import Plan
+from swapd.planning.problem import InfeasibleError, Problem
 from swapd.policies import make_plan
-from swapd.problem import InfeasibleError, Problem
 from swapd.splitting.groups import Group, SplitLog
 from swapd.splitting.part_sizes import Choice, choose_part_bytes
 from swapd.step_times import StepTimes
-from swapd.trace import Machine, Trace
+from swapd.trace.ranged import RangedTrace, recorded_plan
+from swapd.trace.trace import Machine, Trace
 
 log = logging.getLogger("ooc.swapd")
 
@@ -42,7 +42,7 @@ class Daemon:
         window_bytes: the schedule window; None leaves it to the policy.
         machine: link speeds; None measures them from the core's own transfers.
         expected: link speeds until enough was transferred to measure them, such as the probe's
-            (:func:`swapd.machine.known_machine`).
+            (:func:`swapd.devices.profile.known_machine`).
         trace_path: where the trace of the iteration that took the most time in all is written when the program ends.
     """
 

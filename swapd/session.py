@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from ooc_alloc import Core, OocError, device_memory, library_path, refused_settings
-from swapd import endings, observer
+from swapd import endings
 from swapd.config import Config, ConfigError
 from swapd.daemon import Daemon
+from swapd.devices.profile import known_machine
 from swapd.files import is_stream
-from swapd.machine import known_machine
+from swapd.observing.observer import Observer
 from swapd.ranks import claim, is_child, is_launcher, own_file, with_word
 from swapd.summary import audit_agrees, make_summary, write_summary
 
@@ -145,7 +146,7 @@ class Session:
         )
         self.summary_path = _own_path(config.summary)
         self._rewritten = self.summary_path is not None and not is_stream(self.summary_path)
-        self.observer = observer.Observer(self, timeline=_own_path(config.timeline), report=_own_path(config.report))
+        self.observer = Observer(self, timeline=_own_path(config.timeline), report=_own_path(config.report))
         self.closed = False
         self._forked = False
         self._followers: list[Follower] = []

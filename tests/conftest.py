@@ -25,7 +25,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not any(item.get_closest_marker("gpu") for item in items):
         return
     from ooc_alloc._native import OocError
-    from swapd.probe import open_device
+    from swapd.devices.probe import open_device
 
     try:
         device, _ = open_device("cuda")

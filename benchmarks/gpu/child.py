@@ -123,8 +123,8 @@ def run_allocation(request: dict[str, Any], channel: Channel) -> dict[str, Any]:
 
 def run_probe(request: dict[str, Any], channel: Channel) -> dict[str, Any]:
     """What `swapd probe` measures; kept as this machine's profile too, which planning uses."""
-    from swapd.machine import save_profile
-    from swapd.probe import measure, open_device
+    from swapd.devices.probe import measure, open_device
+    from swapd.devices.profile import save_profile
 
     channel.send({"ready": True})
     channel.receive()

@@ -9,9 +9,9 @@ from typing import Any
 
 from benchmarks import machine, results
 from benchmarks.gpu.cases import ARMS, IN_CORE, MODELS
-from swapd.bound import Bound
-from swapd.machine import Profile
-from swapd.trace import Machine
+from swapd.devices.profile import Profile
+from swapd.planning.bound import Bound
+from swapd.trace.trace import Machine
 
 NAME = "gpu"
 GIB = 2**30
@@ -47,7 +47,7 @@ def link_of(records: Sequence[dict[str, Any]]) -> Machine | None:
 
 
 def bound_of(reference: dict[str, Any], budget_bytes: int, link: Machine) -> Bound:
-    """The bound of `swapd/bound.py`, of the in-core run's phases: the forward pass, and the rest of the step."""
+    """The bound (`swapd.planning.bound`) of the in-core run's phases: the forward pass, and the rest of the step."""
     forward = statistics.median(reference["forward_seconds"])
     spill = max(0, reference["live_peak_bytes"] - budget_bytes)
     return Bound(
@@ -169,7 +169,7 @@ def report(records: Sequence[dict[str, Any]], left_out: Sequence[str], gpu: str)
         f"{machine.words(records[0]['machine'])}.\n\n"
         "Every arm is a process of its own. What a budget leaves of the device is held by another process, but for "
         "512 MiB for modules that the driver loads late; PyTorch's allocator is limited to exactly the budget. "
-        "'Of the bound' is `swapd/bound.py`, with the in-core run's phases and the probed link, over the step: 100% "
+        "'Of the bound' is `planning.bound`, with the in-core run's phases and the probed link, over the step: 100% "
         "is the best that moving what does not fit once out and once in can do. Arms that compute again or keep state "
         "on the host may pass it. Empty: not counted, or not known.\n"
     )

@@ -8,16 +8,16 @@ from typing import Any
 
 from benchmarks import machine
 from benchmarks.models import NAMED
-from swapd.bound import bound
-from swapd.devices import GIB, Device, get_device
-from swapd.lower_bound import lower_bound
-from swapd.plan import Plan
+from swapd.devices.roofline import GIB, Device, get_device
+from swapd.planning.bound import bound
+from swapd.planning.lower_bound import lower_bound
+from swapd.planning.plan import Plan
+from swapd.planning.problem import InfeasibleError, Problem
+from swapd.planning.validator import validate
 from swapd.policies import get
-from swapd.problem import InfeasibleError, Problem
-from swapd.simulator import simulate
-from swapd.timeline import Timeline
-from swapd.trace import Trace
-from swapd.validator import validate
+from swapd.simulation.outcome import Timeline
+from swapd.simulation.simulator import simulate
+from swapd.trace.trace import Trace
 
 SIMULATED = "simulated: fake tensors, roofline times; no GPU was measured"
 

@@ -17,9 +17,9 @@ from typing import Any
 from benchmarks import results
 from benchmarks.planning.cases import SIMULATED, machine
 from benchmarks.runs import ROOT
-from swapd.lower_bound import PLANNING_CUTS, lower_bound
+from swapd.planning.lower_bound import PLANNING_CUTS, lower_bound
+from swapd.planning.problem import Problem
 from swapd.policies import make_plan
-from swapd.problem import Problem
 
 NAME = "scale"
 FUNCTIONS = (300, 1_000, 3_000, 10_000, 30_000, 100_000, 300_000)

@@ -13,8 +13,8 @@ from typing import Any
 
 from benchmarks import results
 from benchmarks.planning.cases import demand, origin, planned, problem_facts, trace_of
+from swapd.planning.problem import Problem
 from swapd.policies import available
-from swapd.problem import Problem
 
 NAME = "suite"
 OVERSUBSCRIPTIONS = (1.25, 2.0, 4.0, 8.0)

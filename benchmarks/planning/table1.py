@@ -13,9 +13,9 @@ from typing import Any
 
 from benchmarks import results
 from benchmarks.planning.cases import origin, planned, problem_facts, trace_of
-from swapd.devices import GIB
+from swapd.devices.roofline import GIB
+from swapd.planning.problem import InfeasibleError, Problem
 from swapd.policies import get
-from swapd.problem import InfeasibleError, Problem
 
 NAME = "table1"
 MODEL, DEVICE, BUDGET_BYTES = "resnet50", "v100-nvlink2", 16 * GIB

@@ -2,7 +2,7 @@
 
 The base is the same trace with nothing offloaded, on a device with all the memory that it needs. Memory is that of a
 device where the policy's plan runs unhindered; whether it fits into the 12 GB follows from its maximum. Times are in
-vDNN's own order of events (`swapd.policies.vdnn.layer_seconds`) and, beside that, as the simulator runs the plan.
+vDNN's own order of events (`layer_seconds` of the policy) and, beside that, as the simulator runs the plan.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 
 from benchmarks import results
 from benchmarks.planning.cases import origin, planned, problem_facts, trace_of
-from swapd.devices import GIB, get_device
-from swapd.plan import Plan
-from swapd.policies.vdnn import layer_seconds, offloading_plan, vdnn_conv, vdnn_dyn
-from swapd.problem import InfeasibleError, Problem
-from swapd.simulator import simulate
+from swapd.devices.roofline import GIB, get_device
+from swapd.planning.plan import Plan
+from swapd.planning.problem import InfeasibleError, Problem
+from swapd.policies.published.vdnn import layer_seconds, offloading_plan, vdnn_conv, vdnn_dyn
+from swapd.simulation.simulator import simulate
 
 NAME = "vdnn"
 DEVICE = "titanx-pcie3"

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from benchmarks.child import COUNTERS
 from benchmarks.models.mmcnn import IMAGES, NETWORKS
 from ooc import pytorch
-from swapd.trace import Trace
+from swapd.trace.trace import Trace
 
 _HASHED = 1 << 16  # elements at a time: a fingerprint must not need more memory than the limit
 

@@ -133,7 +133,7 @@ typedef struct {
   uint32_t* use_chunk_count;  // [uses]
 } ooc_trace_arrays;
 
-// A plan for the iterations with one fingerprint; semantics in swapd/plan.py. Arrays are copied.
+// A plan for the iterations with one fingerprint; semantics in swapd/planning/plan.py. Arrays are copied.
 typedef struct {
   uint64_t fingerprint;
   uint32_t outs, ins, write_backs;

@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from swapd.analysis import printable
 from swapd.cli.output import Failure, console, json_option, print_json, progress_bar
 from swapd.cli.problems import (
     FILE,
@@ -24,7 +23,8 @@ from swapd.cli.problems import (
     parse_budgets,
     parsed,
 )
-from swapd.comparison import (
+from swapd.observing.analysis import printable
+from swapd.observing.comparison import (
     BudgetSweep,
     TraceSweep,
     arms,
@@ -33,7 +33,7 @@ from swapd.comparison import (
     sweep_budgets,
     sweep_traces,
 )
-from swapd.problem import Problem
+from swapd.planning.problem import Problem
 from swapd.units import Amount, format_bytes, format_duration, parse_amount
 
 NOTHING = "-"

@@ -8,8 +8,8 @@ import click
 from rich.table import Table
 
 from swapd.cli.output import console, json_option, print_json, progress_bar
-from swapd.doctor import examine
-from swapd.findings import Report
+from swapd.devices.doctor import examine
+from swapd.devices.findings import Report
 
 _COLORS = {"ok": "green", "warn": "yellow", "no": "red"}
 

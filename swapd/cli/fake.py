@@ -14,9 +14,9 @@ import click
 
 from swapd.cli.output import Failure
 from swapd.config import Config
-from swapd.devices import DEVICES
+from swapd.devices.roofline import DEVICES
 from swapd.settings import PREFIX
-from swapd.trace import LARGEST_BYTES
+from swapd.trace.trace import LARGEST_BYTES
 from swapd.units import MIB
 
 MODULE = "ooc.pytorch.fake"  # started, not imported: `ooc` knows us, not the other way round

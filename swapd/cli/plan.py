@@ -9,12 +9,12 @@ import click
 
 from swapd.cli.output import Failure, console, json_option, pairs_table, print_json
 from swapd.cli.problems import link_options, load_trace, machine_of, parsed, trace_argument
-from swapd.lower_bound import LowerBound, lower_bound
-from swapd.plan import Plan
+from swapd.planning.lower_bound import LowerBound, lower_bound
+from swapd.planning.plan import Plan
+from swapd.planning.problem import InfeasibleError, PolicyInfeasibleError, Problem
 from swapd.policies import available, make_plan
-from swapd.problem import InfeasibleError, PolicyInfeasibleError, Problem
 from swapd.settings import parse_window
-from swapd.simulator import Timeline, simulate
+from swapd.simulation.simulator import Timeline, simulate
 from swapd.units import (
     exact_bytes,
     format_bandwidth,

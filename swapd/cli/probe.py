@@ -13,8 +13,8 @@ from rich.table import Table
 from ooc_alloc import OocError
 from swapd.cli.options import read_config, setting_options
 from swapd.cli.output import Failure, console, json_option, pairs_table, print_json, progress_bar
-from swapd.machine import Profile, save_profile
-from swapd.probe import QUICK, Effort, measure, open_device
+from swapd.devices.probe import QUICK, Effort, measure, open_device
+from swapd.devices.profile import Profile, save_profile
 from swapd.units import MIB, format_bandwidth, format_bytes, format_duration
 
 

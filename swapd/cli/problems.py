@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 import click
 
 from swapd.cli.output import Failure
-from swapd.machine import Profile, load_profile
-from swapd.plan import Plan, PlanError
-from swapd.problem import InfeasibleError, Problem
+from swapd.devices.profile import Profile, load_profile
+from swapd.planning.plan import Plan, PlanError
+from swapd.planning.problem import InfeasibleError, Problem
 from swapd.settings import parse_link
-from swapd.trace import Machine, Trace, TraceError
+from swapd.trace.trace import Machine, Trace, TraceError
 from swapd.units import Amount, exact_bytes, format_bytes, parse_amount, parse_bytes
 
 F = TypeVar("F", bound=Callable[..., Any])

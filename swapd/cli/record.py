@@ -14,8 +14,8 @@ from swapd.cli.fake import record_fake
 from swapd.cli.launch import ProgramCommand, python_arguments, run_program, stamps, written_since
 from swapd.cli.options import read_program_config, setting_options
 from swapd.cli.output import Failure, console, json_option, pairs_table, print_json
-from swapd.devices import DEVICES
-from swapd.trace import Trace, TraceError
+from swapd.devices.roofline import DEVICES
+from swapd.trace.trace import Trace, TraceError
 from swapd.units import format_bytes, format_duration
 
 

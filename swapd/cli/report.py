@@ -9,7 +9,6 @@ from typing import Any
 import click
 import numpy as np
 
-from swapd.analysis import DEMAND
 from swapd.cli.output import Failure
 from swapd.cli.problems import (
     FILE,
@@ -24,8 +23,8 @@ from swapd.cli.problems import (
 )
 from swapd.cli.simulate import advice_for, simulate_facts, simulate_rows, simulated, stall_tables
 from swapd.cli.top import newest, write_answer
-from swapd.events import Events
-from swapd.pictures import (
+from swapd.observing.analysis import DEMAND
+from swapd.observing.pictures import (
     MissingLibraryError,
     caption,
     inline,
@@ -36,8 +35,9 @@ from swapd.pictures import (
 )
 from swapd.policies import available
 from swapd.settings import parse_window
-from swapd.simulator import simulate_events
-from swapd.trace import Trace
+from swapd.simulation.events import Events
+from swapd.simulation.simulator import simulate_events
+from swapd.trace.trace import Trace
 from swapd.units import Amount, format_duration
 
 KINDS = (".png", ".svg", ".html")

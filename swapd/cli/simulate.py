@@ -9,17 +9,6 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from swapd.advice import Advice, Advisor
-from swapd.analysis import (
-    DEMAND,
-    IN_CORE,
-    Outcome,
-    fit_bytes,
-    run_plan,
-    run_policy,
-    stalls_by_function,
-    stalls_by_variable,
-)
 from swapd.cli.output import Failure, console, json_option, pairs_table, print_json, progress_bar
 from swapd.cli.problems import (
     FILE,
@@ -34,15 +23,26 @@ from swapd.cli.problems import (
     parsed,
     trace_argument,
 )
-from swapd.perfetto import to_perfetto
-from swapd.plan import Plan
+from swapd.observing.advice import Advice, Advisor
+from swapd.observing.analysis import (
+    DEMAND,
+    IN_CORE,
+    Outcome,
+    fit_bytes,
+    run_plan,
+    run_policy,
+    stalls_by_function,
+    stalls_by_variable,
+)
+from swapd.observing.perfetto import to_perfetto
+from swapd.planning.plan import Plan
+from swapd.planning.problem import InfeasibleError, Problem
+from swapd.planning.validator import malformed
 from swapd.policies import available
-from swapd.problem import InfeasibleError, Problem
 from swapd.settings import parse_window
-from swapd.simulator import simulate_events
-from swapd.trace import Machine, Trace
+from swapd.simulation.simulator import simulate_events
+from swapd.trace.trace import Machine, Trace
 from swapd.units import Amount, format_bandwidth, format_bytes, format_duration
-from swapd.validator import malformed
 
 
 @click.command("simulate")

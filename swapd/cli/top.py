@@ -16,10 +16,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from swapd.analysis import printable
 from swapd.cli.output import Failure, console, pairs_table
 from swapd.files import write_whole
-from swapd.status import StatusError, ask, processes
+from swapd.observing.analysis import printable
+from swapd.observing.status import StatusError, ask, processes
 from swapd.units import format_bandwidth, format_bytes, format_duration
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"

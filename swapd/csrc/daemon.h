@@ -2,7 +2,7 @@
 // direction, move the planned pieces as soon as the plan lets them. It is never trusted: a function that finds a
 // variable missing brings it in itself, and a departure from the sequence only ends the plan.
 //
-//   Plan   what to move, for iterations with one fingerprint (semantics: swapd/plan.py)
+//   Plan   what to move, for iterations with one fingerprint (semantics: swapd/planning/plan.py)
 //   Run    one iteration under a plan: progress, bindings of variables to regions, next moves
 //
 // An ended iteration's last moves go on into the next one, so runs are a queue: the oldest first.

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from swapd.lower_bound import quick_lower_bound
-from swapd.plan import Plan
+from swapd.planning.lower_bound import quick_lower_bound
+from swapd.planning.plan import Plan
+from swapd.planning.problem import Problem
 from swapd.policies.auto import auto
 from swapd.policies.idle import idle
-from swapd.policies.lms import lms, lms_best_fit
-from swapd.policies.nnabla import nnabla
-from swapd.policies.vdnn import vdnn_all, vdnn_conv, vdnn_dyn
+from swapd.policies.published.lms import lms, lms_best_fit
+from swapd.policies.published.nnabla import nnabla
+from swapd.policies.published.vdnn import vdnn_all, vdnn_conv, vdnn_dyn
+from swapd.policies.published.window_best_fit import window_best_fit
 from swapd.policies.window import window
-from swapd.policies.window_best_fit import window_best_fit
-from swapd.problem import Problem
-from swapd.simulator import simulate_once
+from swapd.simulation.simulator import simulate_once
 
 Policy = Callable[[Problem, "int | None"], Plan]
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from swapd.lower_bound import quick_lower_bound
-from swapd.plan import Plan
+from swapd.planning.lower_bound import quick_lower_bound
+from swapd.planning.plan import Plan
+from swapd.planning.problem import Problem
 from swapd.policies.idle import idle
-from swapd.policies.nnabla import nnabla_within
+from swapd.policies.published.nnabla import nnabla_within
 from swapd.policies.window import window, windows
-from swapd.problem import Problem
-from swapd.simulator import simulate_once
+from swapd.simulation.simulator import simulate_once
 
 _TOLERANCE = 1.005
 MOST_FUNCTIONS = 1500  # of problems for which windows are tried: they take about 0.06 ms a function each

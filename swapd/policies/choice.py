@@ -17,9 +17,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from swapd.planning.problem import Problem
 from swapd.policies.intervals import Intervals, start_times
 from swapd.policies.profile import Profile, make_profile
-from swapd.problem import Problem
 
 Counts = NDArray[np.int64]
 

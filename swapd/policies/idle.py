@@ -13,14 +13,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from swapd.lower_bound import quick_lower_bound
-from swapd.plan import Plan
+from swapd.planning.lower_bound import quick_lower_bound
+from swapd.planning.plan import Plan
+from swapd.planning.problem import Problem
 from swapd.policies.choice import choose
 from swapd.policies.intervals import Intervals, find_intervals
 from swapd.policies.pieces import LATENCIES
 from swapd.policies.placement import place
-from swapd.problem import Problem
-from swapd.simulator import Timeline, simulate_once
+from swapd.simulation.simulator import Timeline, simulate_once
 
 
 class Way(NamedTuple):

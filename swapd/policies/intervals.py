@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from swapd.problem import Problem
+from swapd.planning.problem import Problem
 
 
 @dataclass(frozen=True, eq=False)

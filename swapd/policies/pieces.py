@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from swapd.planning.problem import Problem
 from swapd.policies.intervals import Intervals
-from swapd.problem import Problem
 
 PIECES = 8  # at most, of one interval's chunks
 LATENCIES = 32  # a piece takes at least so many times the latency of a copy,

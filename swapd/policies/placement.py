@@ -11,12 +11,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from swapd.plan import In, Out, Plan
+from swapd.planning.plan import In, Out, Plan
+from swapd.planning.problem import Problem
 from swapd.policies.intervals import Intervals, host_valid, start_times
 from swapd.policies.pieces import LATENCIES, Piece, after, piece_chunks
 from swapd.policies.profile import Profile, make_profile
 from swapd.policies.write_backs import write_backs
-from swapd.problem import Problem
 
 _LEAD = 1 / 50  # of an iteration: how much ahead of the latest sufficient start an in may start
 

@@ -24,9 +24,9 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from swapd.plan import In, Out, Plan
-from swapd.problem import Problem
-from swapd.simulator import simulate
+from swapd.planning.plan import In, Out, Plan
+from swapd.planning.problem import Problem
+from swapd.simulation.simulator import simulate
 
 SHARES = (1 / 4, 1 / 2, 3 / 4, 1.0)  # of the capacity: the windows tried when none is given
 _PIECES = 8

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from swapd.plan import Out
+from swapd.planning.plan import Out
+from swapd.planning.problem import Problem
 from swapd.policies.intervals import Intervals, host_valid
 from swapd.policies.pieces import after, piece_chunks
-from swapd.problem import Problem
 
 
 def write_backs(problem: Problem, intervals: Intervals, taken: NDArray[np.int64]) -> list[Out]:

@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from swapd.parts import RangedTrace
+from swapd.planning.problem import InfeasibleError, Problem
 from swapd.policies import get
 from swapd.policies.idle import WORK, idle
-from swapd.problem import InfeasibleError, Problem
-from swapd.simulator import simulate_once
+from swapd.simulation.simulator import simulate_once
 from swapd.splitting.groups import Group
 from swapd.splitting.resizing import Divisible, divisible, resized
+from swapd.trace.ranged import RangedTrace
 
 DIVISORS = (2, 3, 4, 6, 8)  # of the bytes that are free; the first is the rule
 _TOLERANCE = 1.02  # of limits this close the largest is taken: what is not modelled makes small parts dearer

@@ -22,9 +22,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from swapd.parts import RangedTrace
 from swapd.splitting.groups import Group
-from swapd.trace import Trace
+from swapd.trace.ranged import RangedTrace
+from swapd.trace.trace import Trace
 
 FUNCTION_SECONDS = 100e-6  # the host's work for one function of a part, about
 _MOST_PARTS = 4096

@@ -27,7 +27,7 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from swapd.machine import cache_directory
+from swapd.devices.profile import cache_directory
 from swapd.splitting.configurations import MicroConfiguration
 
 log = logging.getLogger("ooc.swapd")

@@ -18,8 +18,8 @@ from ooc.pytorch.fake import FakeError, find, record, with_times
 from ooc.pytorch.like_cuda import like_cuda
 from ooc.pytorch.roofline import Roofline
 from swapd.cli import main
-from swapd.devices import get_device
-from swapd.trace import READ, WRITE, Trace
+from swapd.devices.roofline import get_device
+from swapd.trace.trace import READ, WRITE, Trace
 
 CHUNK, SMALL = 64 << 10, 16 << 10
 V100 = get_device("v100-nvlink2")

@@ -18,7 +18,7 @@ import pytest
 from metrics_programs import HANG_SECONDS, PROGRAM, Samples, run_numpy, samples, start, value
 
 from ooc.prometheus.catalogue import CATALOGUE
-from swapd.trace import Trace
+from swapd.trace.trace import Trace
 
 # Every figure of the summary that metrics have, and where. The others are texts, or lists (below).
 SAME: dict[str, tuple[str, dict[str, str]]] = {

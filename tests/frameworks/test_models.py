@@ -8,9 +8,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks.models import NAMED
 from ooc.pytorch.fake import _give_data, record
-from swapd.devices import get_device
-from swapd.problem import Problem
-from swapd.trace import Trace
+from swapd.devices.roofline import get_device
+from swapd.planning.problem import Problem
+from swapd.trace.trace import Trace
 
 V100 = get_device("v100-nvlink2")
 GIB = 1 << 30

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from processes import code, run_source
 
-from swapd.perfetto import IN, MEASURED, OUT, SIMULATED, STALLS
-from swapd.trace import Trace
+from swapd.observing.perfetto import IN, MEASURED, OUT, SIMULATED, STALLS
+from swapd.trace.trace import Trace
 
 TRAIN = """
 import torch

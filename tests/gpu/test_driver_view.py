@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit"))
 
 from mapped_view import check, make_core
 
-from swapd.probe import CUDA_LIBRARY
+from swapd.devices.probe import CUDA_LIBRARY
 
 CHUNK = 2 << 20
 

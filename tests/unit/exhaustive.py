@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from swapd.problem import Problem
+from swapd.planning.problem import Problem
 
 DEVICE, BOTH, HOST, NONE = range(4)  # where a chunk's valid bytes are
 _IDLE = (-1, 0)

@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 from planning_traces import random_trace
 
 from swapd.cli import main
-from swapd.plan import Plan, PlanError
+from swapd.planning.plan import Plan, PlanError
+from swapd.planning.problem import Problem
 from swapd.policies import get, make_plan
-from swapd.problem import Problem
-from swapd.simulator import simulate
-from swapd.trace import ARRAYS, Trace, TraceError
+from swapd.simulation.simulator import simulate
+from swapd.trace.trace import ARRAYS, Trace, TraceError
 
 MEMORY_BYTES = 3 << 29  # address space in all; the interpreter with NumPy takes about a third of it
 TRACES = [random_trace(seed) for seed in (1, 3, 5)]

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from planning_traces import random_trace
 
-from swapd.trace import Machine, Trace
+from swapd.trace.trace import Machine, Trace
 
 CHUNK = 100
 

@@ -16,7 +16,7 @@ from parts_child import view
 
 from ooc_alloc import READ, WRITE, Core, library_path
 from swapd.daemon import Daemon
-from swapd.trace import Machine
+from swapd.trace.trace import Machine
 
 CHUNK = 64 << 10
 BUDGET = 64 * CHUNK

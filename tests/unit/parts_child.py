@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ooc_alloc import READ, WRITE, Core, library_path
 from swapd.daemon import Daemon
-from swapd.trace import Machine
+from swapd.trace.trace import Machine
 
 CHUNK = 64 << 10
 PARTS, PART = 24, 6 * CHUNK + 4096  # a part ends within a chunk, which the next one begins in

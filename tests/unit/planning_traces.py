@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from swapd.trace import READ, WRITE, Machine, Trace
+from swapd.trace.trace import READ, WRITE, Machine, Trace
 
 FLOPS = 12e12
 BYTES_PER_SECOND = 700e9

@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from planning_traces import Builder
 
-from swapd.problem import Problem
-from swapd.trace import Machine, Trace
+from swapd.planning.problem import Problem
+from swapd.trace.trace import Machine, Trace
 
 CHUNK = 100
 INDEX = st.integers(0, 30)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ooc_alloc import timeline as kinds
-from swapd.recording import Recording
+from swapd.observing.recording import Recording
 
 NAMES = {0: "make", 1: "use"}
 CHUNK = 1000

@@ -12,13 +12,14 @@ import json
 import sys
 from typing import Any
 
+from replay import Replay
+
 from ooc_alloc import Core, library_path
 from swapd.daemon import Daemon
-from swapd.problem import Problem
-from swapd.replay import Replay
-from swapd.steps import steps_of
-from swapd.trace import Trace
-from swapd.validator import planned_residency, validate
+from swapd.planning.problem import Problem
+from swapd.planning.validator import planned_residency, validate
+from swapd.simulation.steps import steps_of
+from swapd.trace.trace import Trace
 
 ITERATIONS = 6
 

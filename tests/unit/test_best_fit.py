@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planning_traces import Builder
 
-from swapd.best_fit import KIB, MIB, BestFitAllocator, OutOfMemory, _Replay, replay
-from swapd.plan import In, Out, Plan
-from swapd.problem import Problem
-from swapd.trace import Machine
+from swapd.planning.plan import In, Out, Plan
+from swapd.planning.problem import Problem
+from swapd.policies.published.best_fit import KIB, MIB, BestFitAllocator, OutOfMemory, _Replay, replay
+from swapd.trace.trace import Machine
 
 
 def test_sizes_are_rounded_and_small_ones_share_a_segment():

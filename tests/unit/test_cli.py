@@ -14,10 +14,10 @@ import pytest
 
 from swapd.cli import cli, main
 from swapd.cli.summary import summary_table
-from swapd.machine import Profile, load_profile, profile_path
-from swapd.plan import Plan
+from swapd.devices.profile import Profile, load_profile, profile_path
+from swapd.planning.plan import Plan
 from swapd.settings import SETTINGS
-from swapd.trace import READ, WRITE, Machine, Trace
+from swapd.trace.trace import READ, WRITE, Machine, Trace
 from swapd.units import MIB
 
 SHOW = """

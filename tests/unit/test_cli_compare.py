@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 from planning_traces import Builder
 
-from swapd import analysis, comparison
-from swapd.bound import bound
 from swapd.cli import main
-from swapd.comparison import arms, needs_more, row_of, smallest_budget
-from swapd.lower_bound import lower_bound
-from swapd.plan import Plan
+from swapd.observing import analysis, comparison
+from swapd.observing.comparison import arms, needs_more, row_of, smallest_budget
+from swapd.planning.bound import bound
+from swapd.planning.lower_bound import lower_bound
+from swapd.planning.plan import Plan
+from swapd.planning.problem import InfeasibleError, Problem
 from swapd.policies import available, make_plan
-from swapd.problem import InfeasibleError, Problem
-from swapd.simulator import simulate
-from swapd.trace import Machine, Trace
+from swapd.simulation.simulator import simulate
+from swapd.trace.trace import Machine, Trace
 
 LINK = Machine(1e6, 1e6)
 

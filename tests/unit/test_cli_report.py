@@ -11,12 +11,12 @@ import pytest
 from planning_traces import Builder
 
 from swapd.cli import main
-from swapd.events import Copy, Events, Held, Run, Stall
-from swapd.pictures import measured_figure, merged, rendered, timeline_figure
-from swapd.plan import In, Out, Plan
-from swapd.problem import Problem
-from swapd.simulator import simulate_events
-from swapd.trace import Machine, Trace
+from swapd.observing.pictures import measured_figure, merged, rendered, timeline_figure
+from swapd.planning.plan import In, Out, Plan
+from swapd.planning.problem import Problem
+from swapd.simulation.events import Copy, Events, Held, Run, Stall
+from swapd.simulation.simulator import simulate_events
+from swapd.trace.trace import Machine, Trace
 
 pytest.importorskip("matplotlib")
 

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 from planning_traces import Builder, random_trace, resnet50
 
-from swapd.advice import Advisor
-from swapd.analysis import allocated_by, printable, run_policy, stalls_by_variable, with_budget
-from swapd.bound import bound
 from swapd.cli import main
-from swapd.lower_bound import lower_bound
-from swapd.perfetto import to_perfetto
-from swapd.plan import In, Out, Plan
+from swapd.observing.advice import Advisor
+from swapd.observing.analysis import allocated_by, printable, run_policy, stalls_by_variable, with_budget
+from swapd.observing.perfetto import to_perfetto
+from swapd.planning.bound import bound
+from swapd.planning.lower_bound import lower_bound
+from swapd.planning.plan import In, Out, Plan
+from swapd.planning.problem import Problem
 from swapd.policies import make_plan
-from swapd.problem import Problem
-from swapd.simulator import simulate, simulate_events
-from swapd.trace import Machine, Trace
+from swapd.simulation.simulator import simulate, simulate_events
+from swapd.trace.trace import Machine, Trace
 from swapd.units import MIB
 
 LINK = Machine(2e9, 1e9)

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from ooc_alloc import Core
 from swapd.daemon import Daemon
-from swapd.trace import Machine
+from swapd.trace.trace import Machine
 
 MIB = 1 << 20
 PROBED = Machine(out_bytes_per_second=3e9, in_bytes_per_second=5e9, latency_seconds=2e-5)

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from swapd.devices import DEVICES, EFFICIENCY, get_device
+from swapd.devices.roofline import DEVICES, EFFICIENCY, get_device
 
 
 @pytest.mark.parametrize("name", DEVICES)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from swapd import doctor, torch_checks
 from swapd.cli import main
-from swapd.findings import Check, Report
+from swapd.devices import doctor, torch_checks
+from swapd.devices.findings import Check, Report
 
 
 def report(**changes: str) -> Report:
@@ -51,7 +51,7 @@ def test_the_whole_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
 
 def test_an_emulated_device_that_cannot_be_made_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OOC_EMULATED_MEMORY", "5000TiB")
-    text = "from swapd import doctor; print(doctor.check_emulated())"
+    text = "from swapd.devices import doctor; print(doctor.check_emulated())"
     process = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
     assert "status='no'" in process.stdout
     assert "OOC_EMULATED_MEMORY" in process.stdout
@@ -60,7 +60,7 @@ def test_an_emulated_device_that_cannot_be_made_is_reported(monkeypatch: pytest.
 @pytest.mark.parametrize("variable", ["OOC_BUDGET", "OOC_HOST_BUDGET"])
 def test_a_budget_that_this_machine_cannot_have_is_reported(variable: str) -> None:
     settings = {"OOC_ALLOC": "emulated", "OOC_EMULATED_MEMORY": "256MiB", variable: "100TiB"}
-    text = f"from swapd import doctor; print(doctor.check_settings({settings!r}))"
+    text = f"from swapd.devices import doctor; print(doctor.check_settings({settings!r}))"
     process = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
     assert "status='no'" in process.stdout and f"{variable}=100TiB is more than" in process.stdout
 

@@ -5,12 +5,12 @@ import itertools
 import pytest
 from planning_traces import Builder, random_trace
 
-from swapd.events import Copy, Held, Run, Stall
-from swapd.plan import In, Out, Plan
+from swapd.planning.plan import In, Out, Plan
+from swapd.planning.problem import Problem
 from swapd.policies import get
-from swapd.problem import Problem
-from swapd.simulator import simulate, simulate_events
-from swapd.trace import Machine
+from swapd.simulation.events import Copy, Held, Run, Stall
+from swapd.simulation.simulator import simulate, simulate_events
+from swapd.trace.trace import Machine
 
 A = 0
 PLAN = Plan((Out(A, 0, 4, 0),), (In(A, 0, 4, 2, 1, 4),))

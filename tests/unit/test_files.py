@@ -17,7 +17,7 @@ from planning_traces import resnet50
 
 from swapd import files
 from swapd.files import write_whole
-from swapd.plan import Plan
+from swapd.planning.plan import Plan
 from swapd.summary import write_summary
 
 WRITERS: dict[str, Callable[[Path], None]] = {

@@ -9,11 +9,11 @@ import pytest
 from exhaustive import best_steady_seconds
 from planning_traces import Builder, at_balance, gpt, random_trace, resnet50
 
-from swapd.lower_bound import lower_bound
+from swapd.planning.lower_bound import lower_bound
+from swapd.planning.problem import Problem
 from swapd.policies import make_plan
-from swapd.problem import Problem
-from swapd.simulator import simulate
-from swapd.trace import Machine, Trace
+from swapd.simulation.simulator import simulate
+from swapd.trace.trace import Machine, Trace
 
 SEEDS = range(120)
 

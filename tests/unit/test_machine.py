@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from swapd.machine import (
+from swapd.devices.probe import QUICK, Effort, measure
+from swapd.devices.profile import (
     MachineError,
     Profile,
     cache_directory,
@@ -18,9 +19,8 @@ from swapd.machine import (
     profile_path,
     save_profile,
 )
-from swapd.probe import QUICK, Effort, measure
 from swapd.settings import Link
-from swapd.trace import Machine
+from swapd.trace.trace import Machine
 from swapd.units import GIB, MIB
 
 LATENCY = 10e-6
@@ -181,7 +181,7 @@ def test_the_cache_needs_no_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 MEASURE = """
 import sys
-from swapd.probe import Effort, measure, open_device
+from swapd.devices.probe import Effort, measure, open_device
 
 device, is_emulated = open_device("emulated")
 assert is_emulated

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 from part_cases import CHUNK, Ranged, convolutions_then_linear, layers_in_parts, with_uses
 
-from swapd.parts import RangedTrace
+from swapd.planning.problem import Problem
 from swapd.policies import make_plan
-from swapd.problem import Problem
 from swapd.splitting.groups import Group, SplitLog
 from swapd.splitting.part_sizes import DIVISORS, choose_part_bytes, limits
 from swapd.splitting.resizing import FUNCTION_SECONDS, Divisible, divisible, resized
-from swapd.trace import Machine, Trace
+from swapd.trace.ranged import RangedTrace
+from swapd.trace.trace import Machine, Trace
 
 MIB = 1 << 20
 CHUNK_OF_CHILD = 64 << 10

@@ -7,12 +7,12 @@ import pytest
 from part_cases import CHUNK, Ranged, layers_in_parts, random_ranges, with_uses
 from planning_traces import Builder, random_trace
 
-from swapd.parts import cut, plan_in_parts, recorded_plan
-from swapd.plan import In, Out, Plan
+from swapd.planning.plan import In, Out, Plan
+from swapd.planning.problem import Problem
+from swapd.planning.validator import validate
 from swapd.policies import make_plan
-from swapd.problem import Problem
-from swapd.trace import Trace, TraceError
-from swapd.validator import validate
+from swapd.trace.ranged import cut, plan_in_parts, recorded_plan
+from swapd.trace.trace import Trace, TraceError
 
 SEEDS = range(120)
 

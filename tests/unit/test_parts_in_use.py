@@ -15,18 +15,18 @@ from recordings import event, function, iteration, recording
 
 from ooc_alloc import Core, Iteration, TraceArrays
 from ooc_alloc import timeline as kinds
-from swapd.analysis import run_policy, stalls_by_variable
 from swapd.daemon import Daemon
-from swapd.observer import Observer
-from swapd.parts import cut, plan_in_parts
-from swapd.perfetto import measured_to_perfetto, to_perfetto
-from swapd.plan import Plan
-from swapd.problem import Problem
-from swapd.recording import Predicted
-from swapd.run_report import _wait_rows
-from swapd.simulator import simulate_events
+from swapd.observing.analysis import run_policy, stalls_by_variable
+from swapd.observing.observer import Observer
+from swapd.observing.perfetto import measured_to_perfetto, to_perfetto
+from swapd.observing.recording import Predicted
+from swapd.observing.report_facts import _wait_rows
+from swapd.planning.plan import Plan
+from swapd.planning.problem import Problem
+from swapd.simulation.simulator import simulate_events
 from swapd.splitting.groups import Group
-from swapd.trace import Machine, Trace
+from swapd.trace.ranged import cut, plan_in_parts
+from swapd.trace.trace import Machine, Trace
 
 SLOW = Machine(2e5, 2e5)
 SLOW_GIGABYTE = Machine(1e9, 1e9, 2e-5)

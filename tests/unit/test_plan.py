@@ -3,7 +3,7 @@ import json
 import numpy as np
 import pytest
 
-from swapd.plan import In, Out, Plan, PlanError
+from swapd.planning.plan import In, Out, Plan, PlanError
 
 PLAN = Plan(
     outs=(Out(3, 0, 5, -1), Out(4, 2, 1, 7)),

@@ -4,12 +4,12 @@ from dataclasses import replace
 import pytest
 from planning_traces import Builder, random_trace
 
-from swapd.plan import In, Out, Plan
+from swapd.planning.plan import In, Out, Plan
+from swapd.planning.problem import Problem
+from swapd.planning.validator import Fault, Violation, validate
 from swapd.policies import get
-from swapd.problem import Problem
-from swapd.simulator import simulate
-from swapd.trace import Machine
-from swapd.validator import Fault, Violation, validate
+from swapd.simulation.simulator import simulate
+from swapd.trace.trace import Machine
 
 X, A, C, D = range(4)
 

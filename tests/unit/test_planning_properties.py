@@ -10,13 +10,13 @@ from hypothesis import assume, event, find, given
 from hypothesis import strategies as st
 from program_strategies import CHUNK, examples, problems, traces
 
-from swapd.lower_bound import lower_bound
-from swapd.plan import In, Out, Plan
+from swapd.planning.lower_bound import lower_bound
+from swapd.planning.plan import In, Out, Plan
+from swapd.planning.problem import InfeasibleError, Problem
+from swapd.planning.validator import Fault, validate
 from swapd.policies import available, get
-from swapd.problem import InfeasibleError, Problem
-from swapd.simulator import simulate
-from swapd.trace import Trace
-from swapd.validator import Fault, validate
+from swapd.simulation.simulator import simulate
+from swapd.trace.trace import Trace
 
 WINDOWS = st.none() | st.integers(1, 17).map(lambda chunks: chunks * CHUNK)
 

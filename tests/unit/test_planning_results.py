@@ -13,7 +13,7 @@ from benchmarks import results
 from benchmarks.planning import scale, suite, table1, vdnn
 from benchmarks.planning.__main__ import main, tables
 from benchmarks.planning.cases import planned
-from swapd.devices import GIB
+from swapd.devices.roofline import GIB
 
 KEPT = results.folder("simulated") / "planning"
 WORKLOADS = {workload.name: workload for workload in suite.WORKLOADS}

@@ -5,16 +5,16 @@ import numpy as np
 import pytest
 from planning_traces import Builder, at_balance, gpt, random_trace, resnet50
 
-from swapd.lower_bound import lower_bound
-from swapd.plan import In, Out, Plan
+from swapd.planning.lower_bound import lower_bound
+from swapd.planning.plan import In, Out, Plan
+from swapd.planning.problem import InfeasibleError, Problem
+from swapd.planning.validator import validate
 from swapd.policies import available, get, make_plan, profile, unconditional
 from swapd.policies.choice import choose
 from swapd.policies.intervals import find_intervals, host_valid
-from swapd.policies.nnabla import nnabla_within
-from swapd.problem import InfeasibleError, Problem
-from swapd.simulator import simulate
-from swapd.trace import WRITE, Machine, Trace
-from swapd.validator import validate
+from swapd.policies.published.nnabla import nnabla_within
+from swapd.simulation.simulator import simulate
+from swapd.trace.trace import WRITE, Machine, Trace
 
 NETWORKS = {
     "resnet50": lambda: resnet50(64),

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from planning_traces import Builder, random_trace
 
-from swapd.bound import bound
-from swapd.problem import InfeasibleError, Problem
-from swapd.trace import Machine, Trace
+from swapd.planning.bound import bound
+from swapd.planning.problem import InfeasibleError, Problem
+from swapd.trace.trace import Machine, Trace
 
 
 def chain() -> Trace:

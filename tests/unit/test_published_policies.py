@@ -8,19 +8,19 @@ import pytest
 from planning_traces import Builder, at_balance, random_trace, resnet50
 
 from swapd.cli import main
-from swapd.plan import In, Out, Plan
+from swapd.planning.plan import In, Out, Plan
+from swapd.planning.problem import InfeasibleError, PolicyInfeasibleError, Problem
+from swapd.planning.validator import validate
 from swapd.policies import available, get, make_plan, unconditional
-from swapd.policies.absences import fits, lay_out
-from swapd.policies.fragmented import memory_bytes
 from swapd.policies.intervals import find_intervals
-from swapd.policies.lms import lms
-from swapd.policies.nnabla import nnabla
-from swapd.policies.vdnn import find_layers, layer_seconds, offloading_plan, vdnn_all, vdnn_conv, vdnn_dyn
-from swapd.policies.window_best_fit import schedule, window_best_fit
-from swapd.problem import InfeasibleError, PolicyInfeasibleError, Problem
-from swapd.simulator import simulate
-from swapd.trace import Machine, Trace
-from swapd.validator import validate
+from swapd.policies.published.absences import fits, lay_out
+from swapd.policies.published.fragmented import memory_bytes
+from swapd.policies.published.lms import lms
+from swapd.policies.published.nnabla import nnabla
+from swapd.policies.published.vdnn import find_layers, layer_seconds, offloading_plan, vdnn_all, vdnn_conv, vdnn_dyn
+from swapd.policies.published.window_best_fit import schedule, window_best_fit
+from swapd.simulation.simulator import simulate
+from swapd.trace.trace import Machine, Trace
 
 REFUSING = sorted(set(available()) - set(unconditional()))
 PUBLISHED = [*REFUSING, "nnabla"]

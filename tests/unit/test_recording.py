@@ -12,12 +12,12 @@ from planning_traces import Builder
 from recordings import event, function, iteration, recording, two_iterations
 
 from ooc_alloc import timeline as kinds
-from swapd.perfetto import MEASURED, SIMULATED, encoded, measured_to_perfetto
-from swapd.plan import Plan
-from swapd.problem import Problem
-from swapd.recording import Bar, Predicted, _without
-from swapd.simulator import simulate_events
-from swapd.trace import Machine, Trace
+from swapd.observing.perfetto import MEASURED, SIMULATED, encoded, measured_to_perfetto
+from swapd.observing.recording import Bar, Predicted, _without
+from swapd.planning.plan import Plan
+from swapd.planning.problem import Problem
+from swapd.simulation.simulator import simulate_events
+from swapd.trace.trace import Machine, Trace
 
 
 def trace_of(fingerprint: int = 7) -> Trace:

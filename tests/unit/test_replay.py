@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from part_cases import layers_in_parts, random_ranges
 from planning_traces import Builder, gpt, random_trace
+from replay import Replay, ReplayError
 
-from swapd.parts import cut
-from swapd.problem import Problem
-from swapd.replay import Replay, ReplayError
-from swapd.trace import Machine, Trace
+from swapd.planning.problem import Problem
+from swapd.trace.ranged import cut
+from swapd.trace.trace import Machine, Trace
 
 CHILD = Path(__file__).with_name("replay_child.py")
 CHUNK = 64 << 10

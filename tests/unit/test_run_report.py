@@ -12,11 +12,11 @@ import pytest
 from recordings import recording, two_iterations
 from test_recording import predicted_of, trace_of
 
-from swapd.charts import scene_chart, steps_chart, ticks
-from swapd.observer import Step
-from swapd.recording import Bar, Scene
-from swapd.report_page import page
-from swapd.run_report import RunFacts, WaitRow, _comparison, _place_advice, _run_advice, _wait_rows
+from swapd.observing.charts import scene_chart, steps_chart, ticks
+from swapd.observing.observer import Step
+from swapd.observing.recording import Bar, Scene
+from swapd.observing.report_facts import RunFacts, WaitRow, _comparison, _place_advice, _run_advice, _wait_rows
+from swapd.observing.report_page import page
 
 HOSTILE = "</title></td><script>alert(1)</script><img src=x onerror=alert(1)>'\"&"
 SUMMARY: dict[str, Any] = {

@@ -1,7 +1,7 @@
 """The Python recorder keeps the conventions of the native one (tests/native/recorder_test.cpp)."""
 
-from swapd.sequence import SequenceRecorder, Storage
-from swapd.trace import READ, WRITE, Machine
+from swapd.trace.sequence import SequenceRecorder, Storage
+from swapd.trace.trace import READ, WRITE, Machine
 
 
 def recorder(small: int = 10) -> SequenceRecorder:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from swapd.cli import main
-from swapd.trace import Trace
+from swapd.trace.trace import Trace
 
 HERE = Path(__file__).resolve().parent
 SETTINGS = {

@@ -4,11 +4,11 @@ from dataclasses import replace
 import pytest
 from planning_traces import Builder, gpt, random_trace
 
-from swapd.plan import In, Out, Plan
+from swapd.planning.plan import In, Out, Plan
+from swapd.planning.problem import InfeasibleError, Problem
 from swapd.policies import get
-from swapd.problem import InfeasibleError, Problem
-from swapd.simulator import simulate
-from swapd.trace import Machine
+from swapd.simulation.simulator import simulate
+from swapd.trace.trace import Machine
 
 A = 0
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from swapd.machine import cache_directory
+from swapd.devices.profile import cache_directory
 from swapd.splitting import store as store_module
 from swapd.splitting.configurations import MicroConfiguration
 from swapd.splitting.store import VERSION, Key, Store, Verdict, default_path

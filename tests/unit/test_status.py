@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from swapd import status
 from swapd.cli import main
 from swapd.cli.top import frame, sparkline
-from swapd.status import StatusError, ask, check_folder, folder, processes
+from swapd.observing import status
+from swapd.observing.status import StatusError, ask, check_folder, folder, processes
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from planning_traces import Builder, random_trace
 
-from swapd.trace import Machine, Trace, TraceError
+from swapd.trace.trace import Machine, Trace, TraceError
 
 
 def small() -> Trace:

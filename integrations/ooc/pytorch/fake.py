@@ -33,9 +33,9 @@ from torch._subclasses.fake_tensor import (
 from ooc.pytorch.fake_mode import SLICE_BYTES, FakeRun
 from ooc.pytorch.like_cuda import like_cuda, replaced
 from ooc.pytorch.roofline import Roofline
-from swapd.devices import Device, get_device
-from swapd.sequence import SequenceRecorder
-from swapd.trace import Trace, TraceError
+from swapd.devices.roofline import Device, get_device
+from swapd.trace.sequence import SequenceRecorder
+from swapd.trace.trace import Trace, TraceError
 
 ITERATIONS = 6  # at most, until two that follow each other are the same
 SUITE = "benchmarks.models"  # has NAMED: name -> make; only in a source checkout

@@ -16,8 +16,8 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from swapd.sequence import SequenceRecorder, Storage
-from swapd.trace import READ, WRITE
+from swapd.trace.sequence import SequenceRecorder, Storage
+from swapd.trace.trace import READ, WRITE
 
 SLICE_BYTES = 8 << 20  # operators over lists run in slices of so much, as in session.py
 # Operators that write arguments which their schema declares as read only; the same list is in adapter.cpp.

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import flop_registry
 
-from swapd.devices import Device
+from swapd.devices.roofline import Device
 
 _ARITHMETIC = {
     torch.float64: "float64",
@@ -42,7 +42,7 @@ _MORE_FORMULAS: dict[str, Callable[..., int]] = {
 
 
 def kind_of(name: str) -> str:
-    """The class of an operator that computes: a key of `swapd.devices.EFFICIENCY`."""
+    """The class of an operator that computes: a key of `swapd.devices.roofline.EFFICIENCY`."""
     if "convolution" in name:
         return "convolution"
     return "attention" if "attention" in name else "matmul"

@@ -17,8 +17,8 @@ import torch
 
 from ooc_alloc import timeline as kinds
 from swapd.files import write_whole
-from swapd.recording import Recording
-from swapd.trace import Trace
+from swapd.observing.recording import Recording
+from swapd.trace.trace import Trace
 
 if TYPE_CHECKING:
     from ooc.pytorch.session import Session

@@ -1,0 +1,208 @@
+"""Doctor: what is supported on this machine, what is not, and what to do about it.
+
+Each check is a function that returns a Check and raises nothing; those of PyTorch are in `torch_checks.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes.util
+import os
+import platform
+import resource
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from swapd.config import Config, ConfigError, unknown_variables
+from swapd.devices.findings import Check, Report
+from swapd.devices.profile import cache_directory
+from swapd.devices.torch_checks import check_torch
+from swapd.host_limits import available_host_bytes, cgroup_memory
+from swapd.units import GIB, MIB, format_bytes
+
+
+def examine(progress: Callable[[str, int, int], None] | None = None) -> Report:
+    """Run every check."""
+    checks: list[Check] = []
+    steps: list[tuple[str, Callable[[], list[Check]]]] = [
+        ("system", lambda: [check_system(), check_memfd()]),
+        ("native libraries", lambda: [check_libraries()]),
+        ("settings", lambda: [check_settings(os.environ)]),
+        ("emulated device", lambda: [check_emulated()]),
+        ("CUDA", lambda: [check_cuda()]),
+        ("PyTorch", lambda: check_torch(os.environ)),
+        ("limits", lambda: [check_host_memory(), check_map_count(), check_memlock(), check_cache()]),
+    ]
+    for index, (name, step) in enumerate(steps):
+        if progress is not None:
+            progress(name, index, len(steps))
+        checks += step()
+    return Report(tuple(checks))
+
+
+def check_system() -> Check:
+    """Linux, 64 bits, a Python that we support."""
+    text = f"{platform.system()} {platform.release()} {platform.machine()}, Python {platform.python_version()}"
+    if platform.system() != "Linux" or sys.maxsize < 1 << 32:
+        return Check("system", "no", text, "64-bit Linux is needed: memfd and CUDA's virtual memory management")
+    return Check("system", "ok", text)
+
+
+def check_memfd() -> Check:
+    """The emulated device's memory is a memfd."""
+    try:
+        descriptor = os.memfd_create("ooc-doctor")
+        os.close(descriptor)
+    except (AttributeError, OSError) as error:
+        return Check(
+            "memfd", "no", f"memfd_create fails: {error}", "a kernel of 3.17 or later that allows memfd_create"
+        )
+    return Check("memfd", "ok", "memfd_create works")
+
+
+def check_libraries() -> Check:
+    """Our own native libraries are there, load, and are of this version."""
+    from ooc_alloc import OocError, library_path
+    from ooc_alloc._native import load_library
+
+    try:
+        load_library()
+        library_path("libooc_emulated_cuda.so")
+        return Check("native libraries", "ok", str(library_path().parent))
+    except (OocError, OSError, AttributeError) as error:
+        return Check("native libraries", "no", str(error), "`make native` in a checkout, or install the package anew")
+
+
+def check_settings(environment: Mapping[str, str]) -> Check:
+    """The variables that are set now can be used."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            config = Config.from_environment(environment)
+        _check_limits(config)
+    except ConfigError as error:
+        return Check("settings", "no", str(error), "correct or unset the variable")
+    unknown = unknown_variables(environment)
+    if unknown:
+        return Check("settings", "warn", "; ".join(unknown), "correct or unset the variables")
+    text = " ".join(f"{name}={value}" for name, value in config.to_environment().items())
+    return Check("settings", "ok", text or "none set: programs run in plain memory; set OOC_ALLOC=1")
+
+
+def _check_limits(config: Config) -> None:
+    """Raises ConfigError where the machine does not have what they say. A CUDA device is not asked: it may be busy."""
+    from ooc_alloc import OocError
+    from swapd.session import limits_of
+
+    if not config.enabled:
+        return
+    config.resolve_host_budget()
+    if config.alloc == "emulated" or (config.alloc == "auto" and ctypes.util.find_library("cuda") is None):
+        with contextlib.suppress(OocError, OSError):  # of the device: another check says it
+            limits_of(config)
+
+
+def check_emulated() -> Check:
+    """The emulated driver loads and its device can be made."""
+    from ooc_alloc import OocError, library_path
+    from ooc_alloc._native import Probe
+
+    try:
+        device = Probe(str(library_path("libooc_emulated_cuda.so")))
+        facts = device.describe()
+        device.close()
+    except (OocError, OSError, AttributeError) as error:
+        return Check("emulated device", "no", str(error), "OOC_EMULATED_MEMORY gives its size; `make native` builds it")
+    return Check("emulated device", "ok", f"{format_bytes(float(facts['total_bytes']))} of host memory")
+
+
+def check_cuda() -> Check:
+    """A CUDA driver, a device, and its virtual memory management; that there is none is a normal state."""
+    name = "CUDA device"
+    try:
+        from cuda.bindings import driver
+    except ImportError as error:
+        return Check(name, "warn", f"cuda-python cannot be imported: {error}", "pip install cuda-python")
+    try:
+        return _ask_cuda(driver)
+    except Exception as error:  # DynamicLibNotFoundError of cuda.pathfinder, or whatever a broken driver does
+        if ctypes.util.find_library("cuda") is None:
+            return Check(
+                name, "warn", "no CUDA driver: only the emulated device can be used", "none needed without a GPU"
+            )
+        return Check(name, "warn", f"the CUDA driver does not work: {error}", "look at nvidia-smi")
+
+
+def _ask_cuda(driver: Any) -> Check:
+    def call(function: str, *arguments: Any) -> Any:
+        error, *values = getattr(driver, function)(*arguments)
+        if int(error) != 0:
+            raise RuntimeError(f"{function}: {error.name}")
+        return values[0] if values else None
+
+    call("cuInit", 0)
+    version = call("cuDriverGetVersion")
+    count = call("cuDeviceGetCount")
+    if count == 0:
+        return Check("CUDA device", "warn", "a driver but no device", "look at nvidia-smi and CUDA_VISIBLE_DEVICES")
+    device = call("cuDeviceGet", 0)
+    text = call("cuDeviceGetName", 128, device).split(b"\0")[0].decode(errors="replace")
+    attributes = driver.CUdevice_attribute
+    attribute = attributes.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
+    text += (
+        f", {format_bytes(call('cuDeviceTotalMem', device))}, driver for CUDA {version // 1000}.{version % 1000 // 10}"
+    )
+    if not call("cuDeviceGetAttribute", attribute, device):
+        return Check("CUDA device", "no", f"{text}: no virtual memory management", "a device of a later generation")
+    return Check("CUDA device", "ok", f"{text}, {count} in all")
+
+
+def check_host_memory() -> Check:
+    """What this process may still take of the host's memory."""
+    available, group = available_host_bytes(), cgroup_memory()
+    text = f"{format_bytes(available)} may be taken"
+    if group is not None:
+        text += f"; the control group {group.path} allows {format_bytes(group.limit_bytes)}"
+    if available < GIB:
+        return Check("host memory", "warn", text, "little room for swapped data; raise the limit or end other programs")
+    return Check("host memory", "ok", text)
+
+
+def check_map_count(path: Path = Path("/proc/sys/vm/max_map_count")) -> Check:
+    """Every mapped chunk of the emulated device can be a mapping of its own."""
+    try:
+        limit = int(path.read_text(encoding="ascii"))
+    except (OSError, ValueError) as error:
+        return Check("vm.max_map_count", "warn", f"cannot be read: {error}")
+    reach = limit * 2 * MIB
+    text = f"{limit} mappings: {format_bytes(reach)} of the emulated device in chunks of 2 MiB"
+    if limit < 1 << 15:
+        return Check("vm.max_map_count", "warn", text, "sysctl -w vm.max_map_count=262144")
+    return Check("vm.max_map_count", "ok", text)
+
+
+def check_memlock() -> Check:
+    """The limit of locked memory, which some drivers apply to pinned host memory."""
+    soft, _hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if soft == resource.RLIM_INFINITY:
+        return Check("memlock", "ok", "no limit")
+    text = f"{format_bytes(soft)}; the emulated device locks nothing, some CUDA drivers count pinned memory"
+    return Check("memlock", "ok", text, "if pinning fails on a GPU: ulimit -l unlimited")
+
+
+def check_cache() -> Check:
+    """Where the adapter and the machine profiles are kept."""
+    folder = cache_directory()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        return Check("cache", "no", f"{folder}: {error.strerror}", "set XDG_CACHE_HOME to a folder that can be written")
+    if not os.access(folder, os.W_OK):
+        return Check("cache", "no", f"{folder} cannot be written", "set XDG_CACHE_HOME to a folder that can be written")
+    profiles = sorted(path.name for path in folder.glob("machine-*.json"))
+    if not profiles:
+        return Check("cache", "ok", f"{folder}; no machine profile yet", "`swapd probe` makes one, for better plans")
+    return Check("cache", "ok", f"{folder}; {', '.join(profiles)}")

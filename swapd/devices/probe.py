@@ -1,0 +1,123 @@
+"""Probe: measures a device through the driver table and makes the machine profile of it.
+
+The measurements themselves are native (`ooc_alloc/csrc/probe.h`); here is which sizes are measured and how often.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from ooc_alloc import OocError, library_path
+from ooc_alloc._native import Probe
+from swapd.devices.profile import CopyCost, MemoryCost, Profile
+from swapd.settings import Link
+from swapd.units import KIB, MIB, format_bytes
+
+CUDA_LIBRARY = "libcuda.so.1"
+_TINY_BYTES = 8  # its copy is all latency
+_SLOW_COPY_SECONDS = 0.5  # larger sizes are left out beyond it
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Effort:
+    """What is measured: sizes in bytes, and the number of repeats that a median is taken of."""
+
+    chunk_counts: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
+    copy_bytes: tuple[int, ...] = (64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB)
+    pin_bytes: int = 64 * MIB
+    memory_repeats: int = 15
+    copy_repeats: int = 7
+
+
+QUICK = Effort((1, 4, 16), (MIB, 16 * MIB), 8 * MIB, 5, 3)
+
+
+class Device(Protocol):
+    """What `measure` needs; `ooc_alloc._native.Probe` is it."""
+
+    def describe(self) -> dict[str, int | str]: ...
+    def memory(self, chunk_bytes: int, chunks: int, repeats: int) -> dict[str, float]: ...
+    def copy(self, size_bytes: int, repeats: int) -> dict[str, float]: ...
+    def pinning(self, size_bytes: int, repeats: int) -> dict[str, float]: ...
+
+
+def open_device(alloc: str = "auto", ordinal: int = 0) -> tuple[Probe, bool]:
+    """The device that ``OOC_ALLOC`` means, and whether it is emulated. auto: a GPU if there is one, else emulated.
+
+    Raises:
+        OocError: there is no such device, or the native libraries are missing; the message has the driver's words.
+    """
+    if alloc in ("auto", "cuda"):
+        try:
+            return Probe(CUDA_LIBRARY, ordinal), False
+        except OocError:
+            if alloc == "cuda":
+                raise
+    return Probe(str(library_path("libooc_emulated_cuda.so"))), True
+
+
+def measure(
+    device: Device,
+    *,
+    chunk_bytes: int = 2 * MIB,
+    link: Link | None = None,
+    effort: Effort | None = None,
+    progress: Progress | None = None,
+) -> Profile:
+    """Measure a device.
+
+    Args:
+        chunk_bytes: size of the chunks in the table of memory calls, rounded up to the device's granularity.
+        link: what an emulated device is held to.
+        progress: called as (what comes next, steps done, steps in all).
+
+    Raises:
+        OocError: a driver call failed, or memory for the smallest sizes is not there.
+    """
+    effort = effort or Effort()
+    tell = progress or (lambda text, done, total: None)
+    facts = device.describe()
+    free, granularity = int(facts["free_bytes"]), int(facts["granularity_bytes"])
+    chunk = -(-chunk_bytes // granularity) * granularity
+    counts = [count for count in effort.chunk_counts if count == 1 or count * chunk <= free // 2]
+    sizes = [size for size in effort.copy_bytes if size <= free // 4] or [granularity]
+    total = len(counts) + len(sizes) + 2
+    done = 0
+
+    memory = []
+    for count in counts:
+        tell(f"memory calls, {count} chunks of {format_bytes(chunk)}", done, total)
+        memory.append(MemoryCost(chunk, count, **device.memory(chunk, count, effort.memory_repeats)))
+        done += 1
+    tell("latency", done, total)
+    tiny = device.copy(_TINY_BYTES, effort.memory_repeats)
+    done += 1
+    copies: list[CopyCost] = []
+    for size in sizes:
+        if not copies or copies[-1].both_out_seconds + copies[-1].both_in_seconds < _SLOW_COPY_SECONDS:
+            tell(f"copies of {format_bytes(size)}", done, total)
+            copies.append(CopyCost(size, **device.copy(size, effort.copy_repeats)))
+        done += 1
+    tell("pinning", done, total)
+    pinning = device.pinning(effort.pin_bytes, effort.copy_repeats)
+    tell("done", total, total)
+    return Profile(
+        device=str(facts["name"]),
+        measured=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        driver_version=int(facts["driver_version"]),
+        total_bytes=int(facts["total_bytes"]),
+        granularity_bytes=granularity,
+        copy_engines=int(facts["copy_engines"]),
+        link="" if link is None else str(link),
+        out_latency_seconds=tiny["out_seconds"],
+        in_latency_seconds=tiny["in_seconds"],
+        pin_seconds_per_mib=pinning["register_seconds"] * MIB / effort.pin_bytes,
+        unpin_seconds_per_mib=pinning["unregister_seconds"] * MIB / effort.pin_bytes,
+        memory=tuple(memory),
+        copies=tuple(copies),
+    )

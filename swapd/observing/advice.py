@@ -1,0 +1,186 @@
+"""Advice: what would make a step faster, or cheaper, found by planning and simulating it.
+
+Nothing is estimated: every sentence is the difference between two simulations, and what would change a step by less
+than a hundredth is not said.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from swapd.observing.analysis import IN_CORE, Outcome, fit_bytes, run_plan, run_policy, with_budget
+from swapd.planning.problem import InfeasibleError, Problem
+from swapd.units import format_bandwidth, format_bytes
+
+WORTH_SAYING = 0.01  # of the step's time
+_STEPS = 8  # budgets tried between the given one and the one with which everything fits
+_HALVINGS = 4  # of the range in which less memory is looked for
+
+Report = Callable[[str, int, int], None]  # text, done, total
+
+
+@dataclass(frozen=True)
+class Advice:
+    """One thing to change. `saved` is a share of the step's time now, negative where it takes longer."""
+
+    kind: str  # budget, fits, less, link, chunk, policy, none
+    text: str
+    seconds: float  # of a step then
+    saved: float
+    budget_bytes: int | None = None
+    chunk_bytes: int | None = None
+
+
+class Advisor:
+    """Looks for advice on `outcome`.
+
+    Args:
+        outcome: what is simulated now.
+        with_chunks: the problem with another chunk size, or None where there is none.
+        window_bytes: of a policy that has one.
+        is_fixed: the plan was given; only what changes nothing in it is tried.
+    """
+
+    def __init__(
+        self,
+        outcome: Outcome,
+        with_chunks: Callable[[int], Problem | None],
+        window_bytes: int | None = None,
+        is_fixed: bool = False,
+    ) -> None:
+        self.now, self.with_chunks = outcome, with_chunks
+        self.window_bytes, self.is_fixed = window_bytes, is_fixed
+        self.problem = outcome.problem
+        self.seconds = outcome.timeline.seconds
+        self.waits = self.seconds - outcome.timeline.compute_seconds
+
+    def advise(self, report: Report = lambda text, done, total: None) -> list[Advice]:
+        """All advice, the most useful first within its kind."""
+        if self.now.policy == IN_CORE or self.seconds <= 0:
+            return []
+        found: list[Advice] = []
+        parts = (self._policy, self._budget, self._fits, self._less, self._link, self._chunk)
+        for done, part in enumerate(parts):
+            report(f"looking for advice: {part.__name__.strip('_')}", done, len(parts))
+            found += part()
+        if self.waits < WORTH_SAYING * self.seconds:
+            text = "the step takes the time of its computation: neither memory nor a faster link would save anything"
+            found.insert(0, Advice("none", text, self.seconds, 0.0))
+        return found
+
+    def _try(self, problem: Problem | None) -> float:
+        """Seconds of a step; infinity where the policy cannot run."""
+        if problem is None:
+            return math.inf
+        try:
+            if self.is_fixed:
+                return run_plan(problem, self.now.plan, self.now.policy).timeline.seconds
+            return run_policy(problem, self.now.policy, self.window_bytes).timeline.seconds
+        except InfeasibleError:
+            return math.inf
+
+    def _saved(self, seconds: float) -> float:
+        return 1 - seconds / self.seconds
+
+    def _policy(self) -> Iterator[Advice]:
+        if self.now.policy == "auto" or self.waits < WORTH_SAYING * self.seconds:
+            return
+        seconds = run_policy(self.problem, "auto").timeline.seconds
+        if self._saved(seconds) >= WORTH_SAYING:
+            yield Advice("policy", f"policy auto saves {_percent(self._saved(seconds))}", seconds, self._saved(seconds))
+
+    def _budget(self) -> Iterator[Advice]:
+        """The first budget that saves at least half of what memory can save, and the first that saves nearly all."""
+        if self.is_fixed or self.problem.fits or self.waits < WORTH_SAYING * self.seconds:
+            return
+        given, most = self.problem.budget_bytes, fit_bytes(self.problem)
+        tried = []
+        for step in range(1, _STEPS):
+            budget = _whole(given + (most - given) * step // _STEPS, self.problem.chunk_bytes)
+            if given < budget < most:
+                tried.append((budget, self._try(with_budget(self.problem, budget))))
+        for share in (0.5, 0.95):
+            enough = self.seconds - share * self.waits
+            found = next(((budget, seconds) for budget, seconds in tried if seconds <= enough), None)
+            if found is not None and self._saved(found[1]) >= WORTH_SAYING:
+                budget, seconds = found
+                tried = [row for row in tried if row[0] > budget and row[1] < seconds]
+                text = f"a budget of +{format_bytes(budget - given)} saves {_percent(self._saved(seconds))}"
+                yield Advice("budget", text, seconds, self._saved(seconds), budget_bytes=budget)
+
+    def _fits(self) -> Iterator[Advice]:
+        if self.problem.fits:
+            return
+        budget, seconds = fit_bytes(self.problem), self.problem.compute_seconds
+        more = format_bytes(budget - self.problem.budget_bytes)
+        text = f"everything fits from {format_bytes(budget)} on (+{more}), which saves {_percent(self._saved(seconds))}"
+        yield Advice("fits", text, seconds, self._saved(seconds), budget_bytes=budget)
+
+    def _less(self) -> Iterator[Advice]:
+        """The smallest budget with which a step takes at most a hundredth longer."""
+        if self.is_fixed:
+            return
+        chunk = self.problem.chunk_bytes
+        enough, low = min(self.problem.budget_bytes, fit_bytes(self.problem)), self.problem.min_budget_bytes
+        high, at = enough, self.seconds
+        for _ in range(_HALVINGS):
+            middle = _whole((low + high) // 2, chunk)
+            if not low <= middle < high:
+                break
+            seconds = self._try(with_budget(self.problem, middle))
+            if seconds <= self.seconds * (1 + WORTH_SAYING):
+                high, at = middle, seconds
+            else:
+                low = middle
+        if high < self.problem.budget_bytes:
+            less = format_bytes(self.problem.budget_bytes - high)
+            cost = max(0.0, -self._saved(at))
+            text = f"{format_bytes(high)} would do (-{less}): a step takes {_percent(cost)} longer with it"
+            yield Advice("less", text, at, self._saved(at), budget_bytes=high)
+
+    def _link(self) -> Iterator[Advice]:
+        """A link of twice the speed, in one direction where that gives most of it."""
+        if self.waits < WORTH_SAYING * self.seconds:
+            return
+        machine = self.problem.machine
+        out, into = 2 * machine.out_bytes_per_second, 2 * machine.in_bytes_per_second
+        faster = replace(machine, out_bytes_per_second=out, in_bytes_per_second=into)
+        both = self._try(replace(self.problem, machine=faster))
+        if self._saved(both) < WORTH_SAYING:
+            return
+        for text, faster in (
+            (f"out ({format_bandwidth(out)})", replace(machine, out_bytes_per_second=out)),
+            (f"in ({format_bandwidth(into)})", replace(machine, in_bytes_per_second=into)),
+        ):
+            seconds = self._try(replace(self.problem, machine=faster))
+            if self._saved(seconds) >= 0.9 * self._saved(both):
+                words = f"a link twice as fast on the way {text} saves {_percent(self._saved(seconds))}"
+                yield Advice("link", words, seconds, self._saved(seconds))
+                return
+        words = f"a link twice as fast (out {format_bandwidth(out)}, in {format_bandwidth(into)}) saves "
+        yield Advice("link", words + _percent(self._saved(both)), both, self._saved(both))
+
+    def _chunk(self) -> Iterator[Advice]:
+        """The larger of two smaller chunk sizes, unless the smaller one saves more still."""
+        if self.is_fixed or self.waits < WORTH_SAYING * self.seconds:
+            return
+        least = WORTH_SAYING
+        for divisor in (2, 4):
+            size = self.problem.chunk_bytes // divisor
+            seconds = self._try(self.with_chunks(size)) if size else math.inf
+            if self._saved(seconds) >= least:
+                least = self._saved(seconds) + WORTH_SAYING
+                saves = _percent(self._saved(seconds))
+                words = f"chunks of {format_bytes(size)}, where the device has them, save {saves}"
+                yield Advice("chunk", words, seconds, self._saved(seconds), chunk_bytes=size)
+
+
+def _whole(budget_bytes: int, chunk_bytes: int) -> int:
+    """Rounded up to whole chunks."""
+    return -(-budget_bytes // chunk_bytes) * chunk_bytes
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}%" if abs(share) < 0.0995 else f"{100 * share:.0f}%"

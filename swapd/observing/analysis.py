@@ -1,0 +1,154 @@
+"""Analysis: what a policy makes of a problem, in figures that commands show side by side.
+
+Beside the policies there are two arms to measure them by: ``demand`` moves only what a function waits for, and
+``in-core`` is the same program with enough memory. Names of functions come from trace files, so they are passed on
+with everything that a terminal might obey taken out (`printable`).
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+from swapd.planning.bound import bound
+from swapd.planning.lower_bound import lower_bound
+from swapd.planning.plan import Plan
+from swapd.planning.problem import Problem
+from swapd.policies import make_plan
+from swapd.simulation.simulator import Timeline, simulate
+
+DEMAND, IN_CORE = "demand", "in-core"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One policy on one problem, in the steady state."""
+
+    policy: str
+    problem: Problem
+    plan: Plan
+    timeline: Timeline
+    planning_seconds: float
+
+    def ratio(self, seconds: float) -> float | None:
+        """The step's time over `seconds`; None when that is nothing."""
+        return self.timeline.seconds / seconds if seconds > 0 else None
+
+    def facts(self) -> dict[str, Any]:
+        """Everything as numbers: times in seconds, sizes in bytes. `_count` are numbers of moves."""
+        problem, timeline, chunk = self.problem, self.timeline, self.problem.chunk_bytes
+        least, two_phase = lower_bound(problem).seconds, bound(problem).seconds
+        return {
+            "policy": self.policy,
+            "window_bytes": self.plan.window_bytes,
+            "seconds": timeline.seconds,
+            "compute_seconds": timeline.compute_seconds,
+            "lower_bound_seconds": least,
+            "two_phase_bound_seconds": two_phase,
+            "ratio_to_lower_bound": self.ratio(least),
+            "ratio_to_two_phase_bound": self.ratio(two_phase),
+            "ratio_to_in_core": self.ratio(problem.compute_seconds),
+            "stall_seconds": timeline.stall_seconds,
+            "out_bytes": timeline.out_bytes,
+            "in_bytes": timeline.in_bytes,
+            "dropped_bytes": timeline.dropped_bytes,
+            "write_back_bytes": timeline.write_back_bytes,
+            "planned_out_count": len(self.plan.outs),
+            "planned_in_count": len(self.plan.ins),
+            "demand_in_count": timeline.demand_in_count,
+            "demand_out_count": timeline.demand_out_count,
+            "peak_bytes": (timeline.peak_chunks + problem.slab_chunks) * chunk,
+            "average_bytes": (timeline.average_chunks + problem.slab_chunks) * chunk,
+            "planning_seconds": self.planning_seconds,
+        }
+
+
+def run_policy(problem: Problem, policy: str, window_bytes: int | None = None) -> Outcome:
+    """Plan with `policy`, or one of the two arms, and simulate.
+
+    Raises:
+        InfeasibleError: the policy cannot run in the budget.
+        ValueError: there is no such policy, or the window is not positive.
+    """
+    if policy == IN_CORE:
+        return Outcome(policy, problem, Plan(policy=policy), simulate(_in_core(problem), Plan()), 0.0)
+    if policy == DEMAND:
+        return run_plan(problem, Plan(policy=policy), policy)
+    problem.require_feasible()
+    started = time.perf_counter()
+    plan = make_plan(problem, policy, window_bytes)
+    return run_plan(problem, plan, policy, time.perf_counter() - started)
+
+
+def run_plan(problem: Problem, plan: Plan, policy: str, planning_seconds: float = 0.0) -> Outcome:
+    """Simulate a plan that is there already. Raises InfeasibleError."""
+    return Outcome(policy, problem, plan, simulate(problem, plan), planning_seconds)
+
+
+def _in_core(problem: Problem) -> Problem:
+    """The problem with so much memory that nothing ever waits for it."""
+    return replace(problem, capacity_chunks=max(problem.capacity_chunks, int(problem.chunks.sum())))
+
+
+def fit_bytes(problem: Problem) -> int:
+    """The smallest budget with which nothing moves."""
+    return (problem.live_peak_chunks + problem.slab_chunks) * problem.chunk_bytes
+
+
+def with_budget(problem: Problem, budget_bytes: int) -> Problem:
+    """The same problem in another budget."""
+    capacity = budget_bytes // problem.chunk_bytes - problem.slab_chunks
+    return replace(problem, budget_bytes=budget_bytes, capacity_chunks=capacity)
+
+
+def stalls_by_function(outcome: Outcome, most: int) -> list[dict[str, Any]]:
+    """The functions that wait longest: {function, name, seconds, share of the step}."""
+    names, rows = outcome.problem.names, sorted(outcome.timeline.stall_by_function.items(), key=lambda row: -row[1])
+    return [
+        {"function": f, "name": printable(names[f]), "seconds": seconds, "share": _share(outcome, seconds)}
+        for f, seconds in rows[:most]
+    ]
+
+
+def stalls_by_variable(outcome: Outcome, most: int) -> list[dict[str, Any]]:
+    """The variables that are waited for longest; variable -1, without bytes: room for what a function allocates."""
+    rows = sorted(outcome.timeline.stall_by_variable.items(), key=lambda row: -row[1])
+    return [
+        {
+            "variable": v,
+            "label": outcome.problem.label(v) if v >= 0 else "room",
+            "bytes": int(outcome.problem.chunks[v]) * outcome.problem.chunk_bytes if v >= 0 else None,
+            "allocated_by": allocated_by(outcome.problem, v) if v >= 0 else None,
+            "seconds": seconds,
+            "share": _share(outcome, seconds),
+        }
+        for v, seconds in rows[:most]
+    ]
+
+
+def allocated_by(problem: Problem, v: int) -> str:
+    """The function that allocated variable v, in the iteration before where need be."""
+    n = problem.functions
+    before, when = int(problem.previous[v]), int(problem.born[v])
+    if when == -1 and 0 <= before != v:
+        when, where = int(problem.born[before]), " of the iteration before"
+    else:
+        where = ""
+    if 0 <= when < n:
+        return f"{printable(problem.names[when])} (function {when}{where})"
+    if when == n:
+        return "allocated after the last function"
+    rows = problem.uses.function[problem.uses.offsets[v] : problem.uses.offsets[v + 1]]
+    first = f", first used by {printable(problem.names[int(rows[0])])}" if len(rows) else ""
+    return ("lives across iterations" if before >= 0 else "there before the iteration") + first
+
+
+def printable(name: str, most: int = 60) -> str:
+    """`name` in one line of at most `most` characters that no terminal obeys."""
+    text = "".join(c if c.isprintable() else "?" for c in name[: most + 1])
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def _share(outcome: Outcome, seconds: float) -> float:
+    return seconds / outcome.timeline.seconds if outcome.timeline.seconds > 0 else 0.0

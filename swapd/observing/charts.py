@@ -1,0 +1,169 @@
+"""Charts as SVG text for a page that needs no other file. Colours are classes of the page's style."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from swapd.observing.pictures import merged
+from swapd.observing.recording import Bar, Scene
+from swapd.units import GIB, KIB, MIB, TIB, format_bytes, format_duration
+
+WIDTH, LEFT, RIGHT = 1060, 78, 12  # in the units of the drawing
+_LANE = 22
+_BYTES = ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"), (1, "B"))
+_SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
+_MOST_POINTS = 2000  # of a line
+_MOST_BARS = 400
+
+
+def scene_chart(scene: Scene, lanes: bool = True, seconds: float | None = None) -> str:
+    """Memory against the budget, and what computation and links do; `seconds`: another length of the axis."""
+    length = seconds or scene.seconds or 1.0
+    tall, top = 190, 16
+    highest = max([scene.budget_bytes, *(value for _, value in (*scene.memory, *scene.live))], default=1) * 1.08 or 1.0
+    size, unit = _unit(highest, _BYTES)
+
+    def x(when: float) -> float:
+        return LEFT + (WIDTH - LEFT - RIGHT) * min(max(when, 0.0), length) / length
+
+    def y(value: float) -> float:
+        return top + tall * (1 - value / highest)
+
+    parts = [_text(LEFT, top - 5, f"device memory in {unit}", "axis")]
+    for value in ticks(highest / size):
+        parts.append(_line(LEFT, y(value * size), WIDTH - RIGHT, y(value * size), "grid"))
+        parts.append(_text(LEFT - 7, y(value * size) + 4, f"{value:g}", "axis end"))
+    for bar in _cut(scene.stalls, length):
+        parts.append(_box(x(bar[0]), top, x(bar[0] + bar[1]) - x(bar[0]), tall, "stall faint"))
+    area = _steps(_thinned(scene.memory), scene.seconds, x, y)
+    if area:
+        parts.append(f'<path class="used" d="{area} V{y(0):.1f} H{x(0):.1f} Z"/>')
+    live = _steps(_thinned(scene.live), scene.seconds, x, y)
+    if live:
+        parts.append(f'<path class="live" d="{live}"/>')
+    parts.append(_line(LEFT, y(scene.budget_bytes), WIDTH - RIGHT, y(scene.budget_bytes), "budget"))
+    words = f"budget {format_bytes(scene.budget_bytes)}"
+    parts.append(_text(WIDTH - RIGHT - 4, y(scene.budget_bytes) - 5, words, "axis end halo"))
+    bottom = top + tall
+    if lanes:
+        for name, kind, bars in (
+            ("compute", "run", scene.runs),
+            ("link out", "out", scene.outs),
+            ("link in", "in", scene.ins),
+            ("waiting", "stall", scene.stalls),
+        ):
+            bottom += _LANE
+            parts.append(_text(LEFT - 7, bottom - 3, name, "axis end"))
+            groups = ((kind, True), ("demand", False)) if kind in ("out", "in") else ((kind, None),)
+            for look, planned in groups:
+                chosen = [bar for bar in bars if planned is None or bar.is_planned == planned]
+                for start, wide in _cut(chosen, length):
+                    left = x(start)
+                    parts.append(_box(left, bottom - 14, max(x(start + wide) - left, 0.6), 14, look))
+    parts += _time_axis(length, bottom, x)
+    label = "memory over time against the budget" + (", with what computation and links do" if lanes else "")
+    return _svg(bottom + 36, label, parts)
+
+
+def steps_chart(steps: Sequence[tuple[float, float, bool]]) -> str:
+    """(seconds, of which waiting, under a plan) of each iteration, as bars; of many, neighbours share one."""
+    share = max(1, math.ceil(len(steps) / _MOST_BARS))
+    groups = [steps[at : at + share] for at in range(0, len(steps), share)]
+    bars = [
+        (sum(s[0] for s in group) / len(group), sum(s[1] for s in group) / len(group), all(s[2] for s in group))
+        for group in groups
+    ]
+    tall, top = 120, 16
+    highest = max((bar[0] for bar in bars), default=1.0) * 1.08 or 1.0
+    scale, unit = _unit(highest, _SECONDS)
+    wide = (WIDTH - LEFT - RIGHT) / max(len(bars), 1)
+    means = f", means of {share}" if share > 1 else ""
+    parts = [_text(LEFT, top - 5, f"time of an iteration in {unit}{means}", "axis")]
+
+    for value in ticks(highest / scale, 3):
+        height = top + tall * (1 - value * scale / highest)
+        parts.append(_line(LEFT, height, WIDTH - RIGHT, height, "grid"))
+        parts.append(_text(LEFT - 7, height + 4, f"{value:g}", "axis end"))
+    for at, (seconds, waiting, planned) in enumerate(bars):
+        left, width = LEFT + at * wide, max(min(wide * 0.86, 40.0), 0.8)
+        full = tall * seconds / highest
+        part = tall * min(waiting, seconds) / highest
+        words = f"iteration {at * share + 1}: {format_duration(seconds)}, waiting {format_duration(waiting)}, " + (
+            "under a plan" if planned else "no plan"
+        )
+        look = "run" if planned else "unplanned"
+        parts.append(_box(left, top + tall - full, width, full - part, look, words))
+        parts.append(_box(left, top + tall - part, width, part, "stall", words))
+    parts.append(_text(LEFT, top + tall + 16, "1", "axis"))
+    if len(steps) > 1:
+        end = LEFT + (len(bars) - 1) * wide
+        parts.append(_text(end, top + tall + 16, f"{len(steps)}", "axis"))
+    return _svg(top + tall + 22, "time of each iteration, and how much of it was waiting", parts)
+
+
+def ticks(highest: float, wanted: int = 4) -> list[float]:
+    """Round numbers from 0 up to at most `highest`."""
+    if not (highest > 0 and math.isfinite(highest)):
+        return [0.0]
+    rough = highest / wanted
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * 0.999)
+    return [round(step * n, 12) for n in range(math.floor(highest / step + 1e-9) + 1)]
+
+
+def _time_axis(length: float, bottom: float, x: Any) -> Iterable[str]:
+    scale, unit = _unit(length, _SECONDS)
+    yield _line(LEFT, bottom + 4, WIDTH - RIGHT, bottom + 4, "axis-line")
+    for value in ticks(length / scale, 8):
+        yield _text(x(value * scale), bottom + 18, f"{value:g}", "axis middle")
+    yield _text(WIDTH - RIGHT, bottom + 32, unit, "axis end")
+
+
+def _unit(highest: float, units: Sequence[tuple[float, str]]) -> tuple[float, str]:
+    return next((row for row in units if highest >= row[0]), units[-1])
+
+
+def _cut(bars: Sequence[Bar], seconds: float) -> list[tuple[float, float]]:
+    return merged(sorted(bars, key=lambda bar: bar.start), seconds)
+
+
+def _thinned(points: Sequence[tuple[float, int]]) -> Sequence[tuple[float, int]]:
+    """At most some thousand points: of many, the highest and the lowest of each group, in their order."""
+    share = math.ceil(len(points) / (_MOST_POINTS / 2))
+    if share <= 2:
+        return points
+    kept: list[tuple[float, int]] = []
+    for at in range(0, len(points), share):
+        group = points[at : at + share]
+        kept += sorted({min(group, key=lambda p: p[1]), max(group, key=lambda p: p[1])})
+    return kept
+
+
+def _steps(points: Sequence[tuple[float, int]], end: float, x: Any, y: Any) -> str:
+    if not points:
+        return ""
+    path = [f"M{x(points[0][0]):.1f} {y(points[0][1]):.1f}"]
+    path += [f"H{x(when):.1f}V{y(value):.1f}" for when, value in points[1:]]
+    return "".join(path) + f"H{x(end):.1f}"
+
+
+def _box(x: float, y: float, wide: float, tall: float, kind: str, words: str = "") -> str:
+    title = f"<title>{html.escape(words)}</title>" if words else ""
+    box = f'<rect class="{kind}" x="{x:.1f}" y="{y:.1f}" width="{max(wide, 0):.1f}" height="{max(tall, 0):.1f}"'
+    return f"{box}>{title}</rect>" if title else f"{box}/>"
+
+
+def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
+    return f'<line class="{kind}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
+
+
+def _text(x: float, y: float, words: str, kind: str) -> str:
+    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}">{html.escape(words)}</text>'
+
+
+def _svg(height: float, label: str, parts: Iterable[str]) -> str:
+    box = f'viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{html.escape(label, quote=True)}"'
+    return f"<svg {box}>{''.join(parts)}</svg>"

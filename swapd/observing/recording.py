@@ -1,0 +1,251 @@
+"""Recording: what the timeline of a running program says, and what was predicted for it, on one axis of time.
+
+The core keeps a ring of events (`ooc_alloc.h`, the timeline); a recording is a copy of it with the names that it needs.
+`Scene` is one stretch of time laid out for pictures, the same for what was measured and what was simulated.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ooc_alloc import Core
+from ooc_alloc import timeline as kinds
+from swapd.planning.plan import Plan
+from swapd.planning.problem import Problem
+from swapd.simulation.events import Events
+
+
+class Span(NamedTuple):
+    """An iteration that is in the ring; seconds of the timeline's clock."""
+
+    number: int
+    fingerprint: int
+    functions: int
+    planned: bool  # from its start to its end
+    start: float
+    end: float
+
+
+class Bar(NamedTuple):
+    """Something with a start and an end, in seconds; `is_planned` is of copies."""
+
+    start: float
+    end: float
+    is_planned: bool = True
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One stretch of time: seconds from 0, bytes."""
+
+    seconds: float
+    budget_bytes: int
+    memory: list[tuple[float, int]]  # from a time on, in use
+    live: list[tuple[float, int]]  # what would be in use if nothing were swapped; empty: not known
+    runs: list[Bar]
+    outs: list[Bar]
+    ins: list[Bar]
+    stalls: list[Bar]
+
+
+class Waited(NamedTuple):
+    """How long one function of a sequence waited for one variable (-1: for room), over the ring's iterations."""
+
+    place: int  # of the function in the sequence; -1: none that is recorded
+    function: str
+    variable: int
+    seconds: float
+    times: int
+
+
+@dataclass(frozen=True, eq=False)
+class Recording:
+    """A copy of the ring, oldest event first (fields of `ooc_alloc.timeline.EVENT`)."""
+
+    events: NDArray[Any]
+    lost: int  # overwritten by newer ones
+    names: dict[int, str]  # of functions, by id
+    now: float  # when the copy was made, on the timeline's clock
+    unix_now: float
+    device: str
+    budget_bytes: int
+    chunk_bytes: int
+    pid: int = field(default_factory=os.getpid)
+
+    @classmethod
+    def of(cls, core: Core) -> Recording:
+        """What the core's ring holds now. The program may go on meanwhile."""
+        events, state = core.timeline_events()
+        stats = core.stats()
+        used = np.unique(events["function"])
+        return cls(
+            events=events,
+            lost=state.lost,
+            names={int(n): core.function_name(int(n)) for n in used if n != kinds.NO_FUNCTION},
+            now=state.now,
+            unix_now=time.time(),
+            device=core.device_name,
+            budget_bytes=int(stats["budget_bytes"]),
+            chunk_bytes=int(stats["chunk_bytes"]),
+        )
+
+    def of_kind(self, *which: int) -> NDArray[Any]:
+        """The events of some kinds, in order."""
+        return self.events[np.isin(self.events["kind"], which)]
+
+    def end_of(self, event: Any) -> float:
+        """When it was over; now, if it is not."""
+        return float(event["end"]) if event["end"] >= 0 else self.now
+
+    @cached_property
+    def spans(self) -> list[Span]:
+        """The iterations that have ended, oldest first, as far as they are there from their start."""
+        first = float(self.events["start"][0]) if len(self.events) else self.now
+        found = [
+            Span(
+                int(row["iteration"]),
+                int(row["bytes"]),
+                int(row["index"]),
+                not row["flags"] & kinds.ON_DEMAND,
+                float(row["start"]),
+                float(row["end"]),
+            )
+            for row in self.of_kind(kinds.ITERATION)
+        ]
+        return [span for span in found if span.start >= first or (span.number == 1 and self.lost == 0)]
+
+    def span_of(self, fingerprint: int | None = None) -> Span | None:
+        """The last whole iteration: one under a plan where there is one, of a sequence where it is given."""
+        found = [span for span in self.spans if fingerprint in (None, span.fingerprint)]
+        planned = [span for span in found if span.planned]
+        last = planned or found
+        return last[-1] if last else None
+
+    def scene(self, start: float, end: float) -> Scene:
+        """What happened between two times."""
+        rows = self.events
+        ends = np.where(rows["end"] < 0, self.now, rows["end"])
+        inside = rows[(rows["start"] <= end) & (ends >= start)]
+
+        def bars(*which: int) -> list[Bar]:
+            return [
+                Bar(float(row["start"]) - start, self.end_of(row) - start, not row["flags"] & kinds.ON_DEMAND)
+                for row in inside[np.isin(inside["kind"], which)]
+            ]
+
+        memory = self.of_kind(kinds.MEMORY)
+        stalls = bars(kinds.STALL_SWAP_IN, kinds.STALL_ROOM)
+        return Scene(
+            seconds=end - start,
+            budget_bytes=self.budget_bytes,
+            memory=_from(((float(row["start"]), int(row["bytes"])) for row in memory), start, end),
+            live=_from(self.live(), start, end),
+            runs=_without(bars(kinds.FUNCTION), stalls),
+            outs=bars(kinds.COPY_OUT),
+            ins=bars(kinds.COPY_IN),
+            stalls=stalls,
+        )
+
+    def live(self) -> list[tuple[float, int]]:
+        """(time, bytes of all variables from then on), on the device or not."""
+        rows = self.of_kind(kinds.ALLOCATED, kinds.FREED, kinds.MEMORY)
+        return list(zip(rows["start"].tolist(), rows["live_bytes"].astype(np.int64).tolist()))
+
+    def waits(self, spans: list[Span]) -> list[Waited]:
+        """The stalls of some iterations, longest first."""
+        numbers = {span.number for span in spans}
+        seconds: defaultdict[tuple[int, str, int], float] = defaultdict(float)
+        counts: defaultdict[tuple[int, str, int], int] = defaultdict(int)
+        ends = {span.end: span.number for span in self.spans}
+        limits = np.array(sorted(ends))
+        for row in self.of_kind(kinds.STALL_SWAP_IN, kinds.STALL_ROOM):
+            at = int(np.searchsorted(limits, float(row["start"])))
+            if at >= len(limits) or ends[float(limits[at])] not in numbers:
+                continue
+            room = row["kind"] == kinds.STALL_ROOM
+            name = self.names.get(int(row["function"]), "(no function)")
+            # A variable that the iteration had not used yet has its number of another one.
+            known = row["iteration"] == ends[float(limits[at])]
+            key = (int(row["index"]), name, -1 if room or not known else int(row["variable"]))
+            seconds[key] += self.end_of(row) - float(row["start"])
+            counts[key] += 1
+        rows = sorted(seconds.items(), key=lambda item: -item[1])
+        return [Waited(*key, value, counts[key]) for key, value in rows]
+
+    def stall_seconds(self, span: Span) -> float:
+        """Seconds of an iteration that its threads waited, in all."""
+        return sum(bar.end - bar.start for bar in self.scene(span.start, span.end).stalls if bar.start >= 0)
+
+    def moved_bytes(self, span: Span, *, is_out: bool) -> int:
+        """Bytes that were copied during an iteration, in one direction; by the copies' ends."""
+        rows = self.of_kind(kinds.COPY_OUT if is_out else kinds.COPY_IN)
+        inside = rows[(rows["end"] > span.start) & (rows["end"] <= span.end)]
+        return int(inside["bytes"].sum())
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """A simulated iteration of what runs."""
+
+    problem: Problem
+    events: Events
+    plan: Plan
+
+    def scene(self) -> Scene:
+        """The same picture, as simulated."""
+        problem, events, chunk = self.problem, self.events, self.problem.chunk_bytes
+        slabs, live = problem.slab_chunks, self.problem.live
+        copies = [Bar(copy.start, copy.end, copy.is_planned) for copy in events.copies if copy.is_out]
+        return Scene(
+            seconds=events.seconds,
+            budget_bytes=problem.budget_bytes,
+            memory=[(held.start, (held.chunks + slabs) * chunk) for held in events.held],
+            live=[(run.start, int(live[run.function] + slabs) * chunk) for run in events.runs],
+            runs=[Bar(run.start, run.end) for run in events.runs],
+            outs=copies,
+            ins=[Bar(copy.start, copy.end, copy.is_planned) for copy in events.copies if not copy.is_out],
+            stalls=[Bar(stall.start, stall.end) for stall in events.stalls],
+        )
+
+
+def _without(bars: list[Bar], holes: list[Bar]) -> list[Bar]:
+    """What is left of bars where nothing of `holes` is; both by their starts."""
+    found: list[Bar] = []
+    first = 0
+    for bar in bars:
+        start = bar.start
+        while first < len(holes) and holes[first].end <= bar.start:
+            first += 1
+        for hole in holes[first:]:
+            if hole.start >= bar.end:
+                break
+            if hole.start > start:
+                found.append(bar._replace(start=start, end=hole.start))
+            start = max(start, hole.end)
+        if start < bar.end:
+            found.append(bar._replace(start=start))
+    return found
+
+
+def _from(
+    points: Iterator[tuple[float, int]] | list[tuple[float, int]], start: float, end: float
+) -> list[tuple[float, int]]:
+    """Those of a stretch of time, which begins with the last one before it."""
+    found: list[tuple[float, int]] = []
+    for when, value in points:
+        if when > end:
+            break
+        if when <= start:
+            found = [(0.0, value)]
+        else:
+            found.append((when - start, value))
+    return found

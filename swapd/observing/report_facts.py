@@ -1,0 +1,281 @@
+"""The facts of a report about a run: what happened, what waited for what, what was predicted, what to change."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from swapd.observing.advice import Advisor
+from swapd.observing.analysis import DEMAND, allocated_by, printable, run_plan
+from swapd.observing.recording import Predicted, Recording, Scene, Span, Waited
+from swapd.planning.lower_bound import lower_bound
+from swapd.planning.problem import Problem
+from swapd.trace.trace import Trace
+from swapd.units import format_bytes, format_duration
+
+if TYPE_CHECKING:
+    from swapd.observing.observer import Observer, Step
+
+_MOST_WAITS = 12
+_LONGEST_ADVICE_SECONDS = 20.0  # of simulations, at the end of a program
+_PLANS_FOR_ADVICE = 25  # about as many as advice makes
+_MUCH_OF_WAITING, _MUCH_OF_TIME = 0.3, 0.02  # for a place to be worth a word
+
+
+@dataclass(frozen=True)
+class WaitRow:
+    """A function that waited for a variable, per iteration."""
+
+    seconds: float
+    share: float  # of an iteration's time
+    function: str
+    waited_for: str
+    place: str  # in the user's program, where the variable was allocated
+    allocated_by: str
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """Everything that the page shows. Texts may hold anything a program can put into a name: they are not escaped."""
+
+    title: str
+    summary: dict[str, Any]
+    happened: list[str]
+    steps: list[Step]
+    steady: list[Step]  # the later half of those of the main sequence
+    whole: Scene  # as far back as the ring goes
+    measured: Scene | None  # one iteration
+    predicted: Scene | None  # the same
+    waits: list[WaitRow]
+    waits_of: int  # iterations
+    comparison: list[tuple[str, str, str]]
+    advice: list[str]
+    notes: list[str]
+
+
+def run_facts(observer: Observer, *, advise: bool) -> RunFacts:
+    """The facts so far. Raises OocError if the timeline was never on."""
+    recording, trace = observer.recording(), observer.main_trace()
+    predicted = observer.predicted(trace)
+    fingerprint = trace.fingerprint if trace is not None else None
+    span = recording.span_of(fingerprint)
+    summary = observer.session.summary()
+    start = float(recording.events["start"][0]) if len(recording.events) else recording.now
+    spans = [found for found in recording.spans if found.fingerprint == fingerprint]
+    later = [found for found in spans if found.planned] or spans
+    waits = recording.waits(later)
+    steady = [step for step in observer.steps if fingerprint in (None, step.fingerprint)]
+    steady = steady[len(steady) // 2 :]
+    return RunFacts(
+        title=printable(" ".join(observer.arguments), 120),
+        summary=summary,
+        happened=list(_happened(summary, observer.steps, steady)),
+        steps=observer.steps,
+        steady=steady,
+        whole=recording.scene(start, recording.now),
+        measured=None if span is None else recording.scene(span.start, span.end),
+        predicted=None if predicted is None else predicted.scene(),
+        waits=list(_wait_rows(waits, trace, predicted, later)),
+        waits_of=len(later),
+        comparison=[] if predicted is None else _comparison(recording, predicted, later),
+        advice=[
+            *_run_advice(summary, observer.steps),
+            *_place_advice(waits, trace, later),
+            *_simulated_advice(observer, predicted, advise),
+        ],
+        notes=list(_notes(recording, trace, predicted, summary)),
+    )
+
+
+def _happened(summary: dict[str, Any], steps: list[Step], steady: list[Step]) -> Iterator[str]:
+    budget, peak = summary["budget_bytes"], summary["live_peak_bytes"]
+    device = "the emulated device" if summary["device"] == "emulated" else summary["device"]
+    yield (
+        f"On {device}, the program had {format_bytes(peak)} live at its peak and a budget of "
+        f"{format_bytes(budget)}: {peak / budget:.2f} times as much as fits. The device held "
+        f"{format_bytes(summary['device_peak_bytes'])} at most."
+    )
+    if steps:
+        later = [step.seconds for step in steady or steps]
+        total, waiting = sum(step.seconds for step in steps), sum(step.stall_seconds for step in steps)
+        share = waiting / total if total > 0 else 0.0
+        yield (
+            f"{len(steps)} iterations took {format_duration(total)}; the median of the main sequence's "
+            f"later half is {format_duration(statistics.median(later))}. Functions waited "
+            f"{format_duration(waiting)} of it ({share:.1%})."
+        )
+        planned = sum(step.followed_plan for step in steps)
+        yield (
+            f"{planned} iterations ran under a plan from start to end, by policy {summary['policy']}; the others "
+            "in demand mode, as the first ones always do, while the sequence is recorded."
+        )
+    moved_out, moved_in = summary["swap_out_bytes"], summary["swap_in_bytes"]
+    if moved_out + moved_in == 0:
+        yield "Nothing was moved: everything fitted."
+    else:
+        yield (
+            f"{format_bytes(moved_out)} were moved out and {format_bytes(moved_in)} in, of which "
+            f"{format_bytes(summary['demand_swap_in_bytes'])} because a function stood and waited for them; "
+            f"{format_bytes(summary['clean_drop_bytes'])} left without a copy, as the host had them still."
+        )
+
+
+def _wait_rows(
+    waits: list[Waited], trace: Trace | None, predicted: Predicted | None, spans: list[Span]
+) -> Iterator[WaitRow]:
+    count = max(len(spans), 1)
+    whole = sum(span.end - span.start for span in spans)
+    for row in waits[:_MOST_WAITS]:
+        variable = _variable_of(row, trace)
+        room = row.variable < 0
+        size = f" of {format_bytes(_bytes(trace, variable, room))}" if trace is not None and variable >= 0 else ""
+        by = allocated_by(predicted.problem, variable) if predicted is not None and variable >= 0 and not room else ""
+        yield WaitRow(
+            seconds=row.seconds / count,
+            share=row.seconds / whole if whole > 0 else 0.0,
+            function=printable(row.function) + (f" (function {row.place})" if row.place >= 0 else ""),
+            waited_for=f"room for its result{size}" if room else f"variable {row.variable}{size}",
+            place=_place(trace, variable),
+            allocated_by=by,
+        )
+
+
+def _variable_of(row: Waited, trace: Trace | None) -> int:
+    """What was waited for: a variable, or the largest of those that there had to be room for; -1: not known.
+
+    Rows have the recorder's numbers, this one is the trace's: of the first part of a variable in parts.
+    """
+    if row.variable < 0:
+        return _largest_born(trace, row.place)
+    parts = trace.parts_of(row.variable) if trace is not None else ()
+    return parts[0] if parts else -1
+
+
+def _bytes(trace: Trace, variable: int, alone: bool) -> int:
+    """Of a variable, with the other parts of the one that it belongs to unless it is meant alone."""
+    parts = [variable] if alone else trace.parts_of(trace.recorded(variable))
+    return int(sum(trace.variable_bytes[v] for v in parts))
+
+
+def _place(trace: Trace | None, variable: int) -> str:
+    return printable(trace.place(variable), 200) if trace is not None and variable >= 0 else ""
+
+
+def _largest_born(trace: Trace | None, function: int) -> int:
+    """The largest variable that a function allocates; -1: none is known."""
+    if trace is None or function < 0:
+        return -1
+    born = [(int(trace.variable_bytes[v]), v) for v in (trace.born == function).nonzero()[0].tolist()]
+    return max(born)[1] if born else -1
+
+
+def _comparison(recording: Recording, predicted: Predicted, spans: list[Span]) -> list[tuple[str, str, str]]:
+    """Rows of (what, predicted, measured): one iteration, measured as the median of those in the ring."""
+    problem, scene = predicted.problem, predicted.scene()
+
+    def median(values: list[float]) -> float | None:
+        return statistics.median(values) if values else None
+
+    def row(name: str, simulated: float | None, values: list[float], text: Any) -> tuple[str, str, str]:
+        measured = median(values)
+        return name, "" if simulated is None else text(simulated), "" if measured is None else text(measured)
+
+    waiting = sum(bar.end - max(bar.start, 0.0) for bar in scene.stalls)
+    copies = predicted.events.copies
+    bytes_of = {out: sum(c.chunks for c in copies if c.is_out == out) * problem.chunk_bytes for out in (True, False)}
+    compute = sum(bar.end - bar.start for bar in scene.runs)
+    rows = [
+        row("an iteration", scene.seconds, [span.end - span.start for span in spans], format_duration),
+        row("of it, functions waiting", waiting, [recording.stall_seconds(span) for span in spans], format_duration),
+        row("of it, functions running", compute, [], format_duration),
+        row("lower bound of all plans", lower_bound(problem).seconds, [], format_duration),
+        row("moved out", bytes_of[True], [recording.moved_bytes(s, is_out=True) for s in spans], format_bytes),
+        row("moved in", bytes_of[False], [recording.moved_bytes(s, is_out=False) for s in spans], format_bytes),
+    ]
+    return [found for found in rows if found[1] or found[2]]
+
+
+def _run_advice(summary: dict[str, Any], steps: list[Step]) -> Iterator[str]:
+    """What the run itself shows."""
+    moved = summary["swap_out_bytes"] + summary["swap_in_bytes"]
+    if moved and not summary["plan_count"]:
+        yield (
+            "No plan was made: no sequence of functions came twice. If batches differ in shape, pad them to a few "
+            "sizes. If iterations end elsewhere than at optimizer.step(), call ooc.pytorch.step() there."
+        )
+    elif summary["divergence_count"] > max(2, len(steps) // 10):
+        yield (
+            f"The program departed from its plan {summary['divergence_count']} times in {len(steps)} iterations. Each "
+            "such iteration goes on in demand mode: keep shapes and branches the same where you can."
+        )
+    if summary["driver_failure_count"]:
+        failures = summary["driver_failure_count"]
+        yield f"{failures} driver calls failed and were made up for; `swapd doctor` looks at the device."
+    if moved and summary["demand_swap_in_bytes"] > 0.5 * max(summary["swap_in_bytes"], 1) and len(steps) < 6:
+        yield "Most of what came in came on demand, as the run was short: the first iterations run without a plan."
+
+
+def _place_advice(waits: list[Waited], trace: Trace | None, spans: list[Span]) -> Iterator[str]:
+    """One place that most of the waiting is for."""
+    total, whole = sum(row.seconds for row in waits), sum(span.end - span.start for span in spans)
+    seconds: defaultdict[str, float] = defaultdict(float)
+    for row in waits:
+        if place := _place(trace, _variable_of(row, trace)):
+            seconds[place] += row.seconds
+    place, longest = max(seconds.items(), key=lambda item: item[1], default=("", 0.0))
+    if not place or longest < _MUCH_OF_WAITING * total or total < _MUCH_OF_TIME * whole:
+        return
+    yield (
+        f"{longest / total:.0%} of the waiting is for what {place} allocates. Recomputing it in the backward pass "
+        "(torch.utils.checkpoint), or making it smaller, shortens an iteration most."
+    )
+
+
+def _simulated_advice(observer: Observer, predicted: Predicted | None, advise: bool) -> list[str]:
+    """The advice of `swapd simulate`, where there is time for it."""
+    if not advise or predicted is None:
+        return []
+    plans = max(int(observer.core.stats()["plan_count"]), 1)
+    if observer.daemon.planning_seconds / plans * _PLANS_FOR_ADVICE > _LONGEST_ADVICE_SECONDS:
+        return ["More advice takes simulations: `swapd simulate` gives it for the run's trace (OOC_TRACE)."]
+    problem = predicted.problem
+    policy = DEMAND if observer.daemon.policy == "none" else observer.daemon.policy
+    outcome = run_plan(problem, predicted.plan, policy)
+    texts = [advice.text for advice in Advisor(outcome, lambda size: _with_chunks(observer, size)).advise()]
+    return [f"As simulated: {text}." for text in texts]
+
+
+def _with_chunks(observer: Observer, chunk_bytes: int) -> Problem | None:
+    trace = observer.main_trace()
+    if trace is None:
+        return None
+    slabs = -(-trace.slab_chunks_peak * trace.chunk_bytes // chunk_bytes)
+    budget = int(observer.core.stats()["budget_bytes"])
+    try:
+        return Problem.from_trace(trace, budget, chunk_bytes=chunk_bytes, slab_chunks_peak=slabs)
+    except ValueError:
+        return None
+
+
+def _notes(
+    recording: Recording, trace: Trace | None, predicted: Predicted | None, summary: dict[str, Any]
+) -> Iterator[str]:
+    if str(summary["device"]).lower().startswith("emulated"):
+        yield "The device is emulated: its memory is the machine's, and its times say nothing about a GPU."
+    seconds = recording.now - (float(recording.events["start"][0]) if len(recording.events) else recording.now)
+    text = f"The pictures and the waits are of the last {format_duration(seconds)}, {len(recording.events)} events"
+    if recording.lost:
+        yield f"{text}; {recording.lost} older ones were overwritten."
+    else:
+        yield f"{text}: all since the timeline was turned on."
+    if trace is None:
+        yield "No whole iteration was recorded, so nothing is predicted."
+    elif predicted is None:
+        yield "Nothing is predicted: the sequence is too long to simulate at the end of a program, or does not fit."
+    if trace is not None and trace.variable_place is not None:
+        known = int((trace.variable_place >= 0).sum())
+        yield f"The place of allocation is known of {known} of {trace.variables} variables of an iteration."
+    yield "A wait counts for the variable that took longest of those that a function waited for at once."

@@ -1,0 +1,266 @@
+"""Lower bound: a step time that no schedule beats, from the trace itself.
+
+Cut the repeating iteration into stretches of functions. The stretch [i, j) lasts from the start of function i to the
+start of function j, and at least as long as
+
+    its computation                          C(i, j), the sum of its functions' times
+    function i, and what it must bring in    c_i + (P_i + U(i, j) - M) / b_in
+    function i, and what it must send out    c_i + (P_j + D(i, j) - M) / b_out
+
+with M the capacity and, in chunks,
+
+    P_k       what function k uses, its own allocations included: all of it is resident until k ends
+    U(i, j)   storages that live when function i starts, that i does not use, and that functions i + 1 to j use:
+              beside P_i there is room for M - P_i of them when i ends; all else has to come before j starts
+    D(i, j)   storages that functions i to j - 1 write, that live when function j starts and that j does not use: beside
+              P_j there is room for M - P_j of them when j starts; all else must have been copied out after the write
+
+Stretches that do not overlap add up, so every way to cut one whole iteration gives a bound; `lower_bound` takes the
+best that dynamic programming over a limited set of cuts finds. A copy is of one variable, so what must move takes at
+least as many latencies as there are variables of the largest size in it. Proof and limits: docs/lower-bound.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swapd.planning.problem import Problem
+
+CUTS = 384  # functions at which stretches may meet, at most
+PLANNING_CUTS = 128  # enough to know when a plan of many functions is good
+_MANY = 4000  # functions
+ANCHORS = 6  # functions tried as the start of the whole iteration
+_NEVER = np.iinfo(np.int64).max // 4
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """One part of the best cut."""
+
+    start: int  # its first function
+    stop: int  # the function that it lasts up to; n or more: of the next iteration
+    seconds: float
+    compute_seconds: float
+    in_bytes: int  # that it must bring in
+    out_bytes: int  # that it must send out
+
+
+@dataclass(frozen=True)
+class LowerBound:
+    """The bound, and the cut that gives it."""
+
+    seconds: float
+    stretches: tuple[Stretch, ...]
+
+
+_known: WeakKeyDictionary[Problem, dict[int, LowerBound]] = WeakKeyDictionary()
+
+
+def lower_bound(problem: Problem, cuts: int = CUTS) -> LowerBound:
+    """The best bound over at most `cuts` places to cut; the compute time when nothing else is slower.
+
+    Takes O(cuts * (functions + variables) + cuts^2) time, the first time.
+    """
+    known = _known.setdefault(problem, {})
+    if cuts not in known:
+        known[cuts] = _find(problem, cuts)
+    return known[cuts]
+
+
+def quick_lower_bound(problem: Problem) -> float:
+    """Seconds, of fewer cuts where there are many functions: for planning, which has a second."""
+    return lower_bound(problem, CUTS if problem.functions <= _MANY else PLANNING_CUTS).seconds
+
+
+def _find(problem: Problem, cuts: int) -> LowerBound:
+    if not problem.functions:
+        return LowerBound(0.0, ())
+    places = _places(problem, cuts)
+    forced = _Forced(problem, places)
+    best: tuple[float, list[tuple[int, int]]] = (-1.0, [])
+    for anchor in _anchors(problem, places):
+        found = forced.best_cut(anchor)
+        if found[0] > best[0]:
+            best = found
+    return LowerBound(best[0], tuple(forced.stretch(i, j) for i, j in best[1]))
+
+
+def _places(problem: Problem, cuts: int) -> NDArray[np.int64]:
+    """Functions to cut at: all, or those with the largest pinned sets and others evenly spread in time."""
+    n = problem.functions
+    if n <= cuts:
+        return np.arange(n)
+    ends = np.cumsum(problem.seconds)
+    even = np.searchsorted(ends, np.linspace(0, ends[-1], cuts // 2, endpoint=False))
+    moved = np.zeros(n)
+    np.add.at(moved, problem.uses.function, problem.chunks[problem.uses.variable])
+    heavy = np.argsort(-moved, kind="stable")[: cuts - cuts // 2 - 1]
+    return np.unique(np.concatenate([[problem.live_peak_function], np.minimum(even, n - 1), heavy]))
+
+
+def _anchors(problem: Problem, places: NDArray[np.int64]) -> list[int]:
+    """Indices into `places`: the start of the iteration, the live peak and the function behind it, and others."""
+    peak = int(np.searchsorted(places, problem.live_peak_function))
+    spread = np.linspace(0, len(places), ANCHORS - 2, endpoint=False).astype(int).tolist()
+    return sorted({*spread, min(peak, len(places) - 1), min(peak + 1, len(places) - 1)})
+
+
+class _Forced:
+    """Seconds that each stretch between two places lasts at least.
+
+    Row a, column d: the stretch from place a over d + 1 places on, around the end of the iteration where need be.
+    """
+
+    def __init__(self, problem: Problem, places: NDArray[np.int64]) -> None:
+        self.problem, self.places, self.m = problem, places, len(places)
+        n = self.n = problem.functions
+        self.largest = max(1, int(problem.chunks.max(initial=0)))
+        self.unwrapped = np.concatenate([places, places + n, places[:1] + 2 * n])
+        total = np.concatenate([[0.0], np.cumsum(problem.seconds)])
+        # Of the places as they follow each other over two iterations, and the first one of the third.
+        self.begin = np.concatenate([total[places], total[places] + total[-1], total[places[:1]] + 2 * total[-1]])
+        uses = problem.uses
+        order = np.argsort(uses.function, kind="stable")
+        self.by_function = uses.variable[order]
+        self.written = uses.write[order]
+        self.offsets = np.searchsorted(uses.function[order], np.arange(n + 1))
+        self.into = self._into()
+        self.out = self._out()
+
+    def _rows(self, function: int) -> slice:
+        return slice(int(self.offsets[function]), int(self.offsets[function + 1]))
+
+    def _entry_next(self) -> NDArray[np.int64]:
+        """For a variable at the end of the iteration: n + the first function that uses it in the next one."""
+        problem, n = self.problem, self.n
+        uses = problem.uses
+        used = np.diff(uses.offsets) > 0
+        first = np.full(problem.variables, _NEVER)
+        first[used] = uses.function[uses.offsets[:-1][used]]
+        result = np.full(problem.variables, _NEVER)
+        known = (problem.successor >= 0) & (problem.died == n)
+        result[known] = first[problem.successor[known]]
+        result[result < _NEVER] += n
+        return result
+
+    def _snapshots(self) -> NDArray[np.int64]:
+        """int64[m, V]: for each place the next function that uses each variable that exists before the place."""
+        problem = self.problem
+        following = self._entry_next()
+        following[problem.born == self.n] = _NEVER  # it appears after the last function
+        found = np.empty((self.m, problem.variables), np.int64)
+        at = self.m - 1
+        for function in range(self.n - 1, -1, -1):
+            rows = self.by_function[self._rows(function)]
+            following[rows] = np.where(problem.born[rows] == function, _NEVER, function)
+            if at >= 0 and self.places[at] == function:
+                found[at] = following
+                at -= 1
+        return found
+
+    def _into(self) -> NDArray[np.int64]:
+        """int64[m, m]: chunks that each stretch must bring in."""
+        problem, n, m = self.problem, self.n, self.m
+        self.next = self._snapshots()
+        result = np.zeros((m, m), np.int64)
+        for a in range(m):
+            start = int(self.places[a])
+            ahead = self.next[a] - start
+            used = np.flatnonzero((ahead > 0) & (ahead <= n))
+            sums = np.bincount(ahead[used], weights=problem.chunks[used], minlength=n + 1)
+            distances = self.unwrapped[a + 1 : a + m + 1] - start  # the last one is a whole iteration
+            excess = int(problem.pinned[start]) - problem.capacity_chunks
+            result[a] = np.maximum(np.cumsum(sums)[distances].astype(np.int64) + excess, 0)
+        return result
+
+    def _last_writes(self) -> NDArray[np.int64]:
+        """int64[V]: at the end of the iteration the last function that wrote each variable, less than 0: one before."""
+        problem, n = self.problem, self.n
+        uses = problem.uses
+        last = np.full(problem.variables, -_NEVER)
+        rows = np.flatnonzero(uses.write)
+        np.maximum.at(last, uses.variable[rows], uses.function[rows])
+        last[problem.born == n] = n - 1
+        entry = np.full(problem.variables, -_NEVER)
+        inherits = np.flatnonzero(problem.previous >= 0)
+        entry[inherits] = last[problem.previous[inherits]] - n
+        return entry
+
+    def _out(self) -> NDArray[np.int64]:
+        """int64[m, m]: chunks that each stretch must send out. Made by its end, as ends know who is needed later."""
+        n, m = self.n, self.m
+        written = self._last_writes()
+        result = np.zeros((m, m), np.int64)
+        at = 0
+        for function in range(n):
+            if at < m and self.places[at] == function:
+                self._out_before(at, written, result)
+                at += 1
+            rows = self._rows(function)
+            written[self.by_function[rows][self.written[rows]]] = function
+        return result
+
+    def _out_before(self, at: int, written: NDArray[np.int64], result: NDArray[np.int64]) -> None:
+        """Fill in the stretches that last up to place `at`. What lives is kept, even if no later use is known."""
+        problem, n, m = self.problem, self.n, self.m
+        stop = int(self.places[at])
+        live = (problem.born < stop) & (problem.died >= stop) & ~problem.dormant & (written >= stop - n)
+        live[self.by_function[self._rows(stop)]] = False
+        dirty = self._suffix(written[live] - (stop - n), np.flatnonzero(live))
+        lengths = np.arange(1, m + 1)  # the stretches from so many places before
+        starts = self.unwrapped[m + at - lengths] - stop  # counted from `stop` - n
+        excess = int(problem.pinned[stop]) - problem.capacity_chunks
+        result[(at - lengths) % m, lengths - 1] = np.maximum(dirty[starts] + excess, 0)
+
+    def _suffix(self, position: NDArray[np.int64], variables: NDArray[np.int64]) -> NDArray[np.int64]:
+        """int64[n + 1]: chunks of the variables at each position or behind it."""
+        sums = np.bincount(position, weights=self.problem.chunks[variables], minlength=self.n + 1)
+        result: NDArray[np.int64] = np.cumsum(sums[::-1])[::-1].astype(np.int64)
+        return result
+
+    def seconds(self, a: int) -> NDArray[np.float64]:
+        """float64[m]: the least time of the stretches from place a on."""
+        machine = self.problem.machine
+        compute = self.begin[a + 1 : a + self.m + 1] - self.begin[a]
+        into = self._copying(self.into[a], machine.in_bytes_per_second)
+        out = self._copying(self.out[a], machine.out_bytes_per_second)
+        first = self.problem.seconds[self.places[a]]  # which ends before any of these copies starts
+        result: NDArray[np.float64] = np.maximum(compute, first + np.maximum(into, out))
+        return result
+
+    def _copying(self, chunks: NDArray[np.int64], bytes_per_second: float) -> NDArray[np.float64]:
+        copies = -(-chunks // self.largest)  # at least, as a copy is of one variable
+        return chunks * (self.problem.chunk_bytes / bytes_per_second) + copies * self.problem.machine.latency_seconds
+
+    def best_cut(self, anchor: int) -> tuple[float, list[tuple[int, int]]]:
+        """The best sum over cuts of the iteration that starts at place `anchor`: seconds, and the pairs of places."""
+        m = self.m
+        best = np.zeros(m + 1)
+        came = np.zeros(m + 1, np.int64)
+        best[1:] = -1.0
+        for k in range(m):
+            through = best[k] + self.seconds((anchor + k) % m)[: m - k]
+            better = through > best[k + 1 :]
+            best[k + 1 :][better] = through[better]
+            came[k + 1 :][better] = k
+        pairs, k = [], m
+        while k > 0:
+            pairs.append((anchor + int(came[k]), anchor + k))
+            k = int(came[k])
+        return float(best[m]), pairs[::-1]
+
+    def stretch(self, i: int, j: int) -> Stretch:
+        """What is known of the stretch from place i to place j (both counted on around the iteration)."""
+        a, d, chunk = i % self.m, j - i - 1, self.problem.chunk_bytes
+        return Stretch(
+            start=int(self.places[a]),
+            stop=int(self.unwrapped[a + d + 1]),
+            seconds=float(self.seconds(a)[d]),
+            compute_seconds=float(self.begin[a + d + 1] - self.begin[a]),
+            in_bytes=int(self.into[a, d]) * chunk,
+            out_bytes=int(self.out[a, d]) * chunk,
+        )

@@ -1,0 +1,238 @@
+"""Problem: what a policy has to solve. A trace in chunks, a capacity in chunks, and the speed of the link.
+
+Vocabulary of this file: a *use* of a variable is a function that reads, writes or allocates it; while a function
+runs, everything that it uses is *pinned*. The iteration repeats: a variable that survives it (``died == n``) comes
+back as the entry variable ``successor`` of the next one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swapd.trace.trace import WRITE, Machine, Trace, live_profile
+
+MIB = 1 << 20
+DEFAULT_CHUNK_BYTES = 2 * MIB
+GAP_LIMIT_SECONDS = 1e-3
+MOST_CHUNKS = 1 << 28  # of all variables: half a pebibyte in chunks of 2 MiB. A bit each is kept, several times
+
+
+class InfeasibleError(ValueError):
+    """One function alone needs more than the budget. No plan can help; a larger budget can."""
+
+    def __init__(self, function: int, name: str, need_bytes: int, budget_bytes: int, min_budget_bytes: int) -> None:
+        self.function = function
+        self.function_name = name
+        self.need_bytes = need_bytes
+        self.budget_bytes = budget_bytes
+        self.min_budget_bytes = min_budget_bytes
+        super().__init__(
+            f"function {function} ({name}) needs {need_bytes} bytes at once, the budget is {budget_bytes} bytes; "
+            f"the smallest budget that works is {min_budget_bytes} bytes"
+        )
+
+    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
+        values = (self.function, self.function_name, self.need_bytes, self.budget_bytes, self.min_budget_bytes)
+        return InfeasibleError, values
+
+
+class PolicyInfeasibleError(InfeasibleError):
+    """A policy finds no plan within the budget, although every function fits by itself; another policy may."""
+
+    def __init__(
+        self, policy: str, function: int, name: str, need_bytes: int, budget_bytes: int, min_budget_bytes: int
+    ) -> None:
+        super().__init__(function, name, need_bytes, budget_bytes, min_budget_bytes)
+        self.policy = policy
+        would_do = f"; it works from {min_budget_bytes} bytes on" if min_budget_bytes else ""
+        self.args = (
+            f"policy {policy} finds no plan: function {function} ({name}) would run beside {need_bytes} bytes in all, "
+            f"the budget is {budget_bytes} bytes{would_do}",
+        )
+
+    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
+        return PolicyInfeasibleError, (self.policy, *super().__reduce__()[1])
+
+
+@dataclass(frozen=True, eq=False)
+class UseTable:
+    """Every (variable, function) pair of a use, once, sorted by variable and then by function."""
+
+    variable: NDArray[np.int64]
+    function: NDArray[np.int64]
+    write: NDArray[np.bool_]
+    offsets: NDArray[np.int64]  # [V + 1] the rows of variable v are offsets[v] to offsets[v + 1]
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """One iteration of n functions over V variables, in chunks. Make it with `from_trace`."""
+
+    names: tuple[str, ...]
+    seconds: NDArray[np.float64]  # [n] of each function, with the time the host takes before it
+    chunks: NDArray[np.int64]  # [V]
+    variable_bytes: NDArray[np.int64]  # [V] for who has to do without chunks
+    born: NDArray[np.int32]  # [V] as in Trace
+    died: NDArray[np.int32]  # [V] as in Trace
+    previous: NDArray[np.int32]  # [V] as in Trace
+    use_offsets: NDArray[np.int64]  # [n + 1] as in Trace
+    use_variables: NDArray[np.int32]  # as in Trace
+    use_flags: NDArray[np.uint8]  # as in Trace
+    capacity_chunks: int  # chunks that variables may hold: the budget's, less the slabs'
+    chunk_bytes: int
+    slab_chunks: int
+    budget_bytes: int
+    machine: Machine
+    fingerprint: int
+    labels: tuple[str, ...] | None = None  # [V] what people call the variables; None: "variable v"
+
+    @classmethod
+    def from_trace(
+        cls,
+        trace: Trace,
+        budget_bytes: int,
+        *,
+        chunk_bytes: int | None = None,
+        slab_chunks_peak: int | None = None,
+        machine: Machine | None = None,
+        gap_limit_seconds: float = GAP_LIMIT_SECONDS,
+    ) -> Problem:
+        """The problem of running `trace` within `budget_bytes`.
+
+        What is not given is taken from the trace, and then from the defaults. The host's time between two functions
+        counts up to `gap_limit_seconds`, because a trace recorded under memory pressure has stalls there.
+        """
+        chunk = chunk_bytes or trace.chunk_bytes or DEFAULT_CHUNK_BYTES
+        slabs = trace.slab_chunks_peak if slab_chunks_peak is None else slab_chunks_peak
+        if budget_bytes < 0 or chunk <= 0 or slabs < 0:
+            raise ValueError("the budget, the chunk and the slabs must not be negative, nor the chunk zero")
+        count = float(np.ceil(trace.variable_bytes / chunk).sum())
+        if count > MOST_CHUNKS or slabs > MOST_CHUNKS:
+            raise ValueError(
+                f"the trace's variables are {max(count, slabs):.0f} chunks of {chunk} bytes, and {MOST_CHUNKS} can be "
+                f"planned; choose larger chunks"
+            )
+        ends = trace.function_start + trace.function_seconds
+        gaps = np.diff(trace.function_start, prepend=0.0)
+        gaps[1:] = trace.function_start[1:] - ends[:-1]
+        problem = cls(
+            names=trace.function_names,
+            seconds=trace.function_seconds + np.clip(gaps, 0.0, gap_limit_seconds),
+            chunks=-(-trace.variable_bytes // chunk),
+            variable_bytes=trace.variable_bytes,
+            born=trace.born,
+            died=trace.died,
+            previous=trace.previous,
+            use_offsets=trace.use_offsets,
+            use_variables=trace.use_variables,
+            use_flags=trace.use_flags,
+            capacity_chunks=budget_bytes // chunk - slabs,
+            chunk_bytes=chunk,
+            slab_chunks=slabs,
+            budget_bytes=int(budget_bytes),
+            machine=machine or trace.machine or Machine(),
+            fingerprint=trace.fingerprint,
+            labels=None if trace.part_of is None else tuple(trace.label(v) for v in range(trace.variables)),
+        )
+        for array in (problem.seconds, problem.chunks):
+            array.flags.writeable = False
+        return problem
+
+    @property
+    def functions(self) -> int:
+        """Number of functions, n."""
+        return len(self.names)
+
+    @property
+    def variables(self) -> int:
+        """Number of variables, V."""
+        return len(self.chunks)
+
+    def label(self, variable: int) -> str:
+        """What people call a variable, such as ``variable 12`` or ``variable 12, chunks 64..127``."""
+        return f"variable {variable}" if self.labels is None else self.labels[variable]
+
+    @cached_property
+    def successor(self) -> NDArray[np.int32]:
+        """int32[V]: the entry variable that a surviving variable is in the next iteration, or -1."""
+        result = np.full(self.variables, -1, np.int32)
+        known = np.flatnonzero(self.previous >= 0)
+        result[self.previous[known]] = known
+        return result
+
+    @cached_property
+    def uses(self) -> UseTable:
+        """All uses, an allocation counted as a write by the function that it happens in."""
+        n, count = self.functions, self.variables
+        inside = np.flatnonzero((self.born >= 0) & (self.born < n))
+        functions = np.concatenate([np.repeat(np.arange(n), np.diff(self.use_offsets)), self.born[inside]])
+        variables = np.concatenate([self.use_variables, inside]).astype(np.int64)
+        writes = np.concatenate([(self.use_flags & WRITE) != 0, np.ones(len(inside), bool)])
+        keys, index = np.unique(variables * max(n, 1) + functions, return_inverse=True)
+        write = np.zeros(len(keys), bool)
+        np.logical_or.at(write, index, writes)
+        variable = keys // max(n, 1)
+        return UseTable(variable, keys % max(n, 1), write, np.searchsorted(variable, np.arange(count + 1)))
+
+    @cached_property
+    def live(self) -> NDArray[np.int64]:
+        """int64[n]: chunks live at each function if nothing were swapped, dormant variables left out."""
+        sizes = np.where(self.dormant, 0, self.chunks)
+        return live_profile(self.born, self.died, sizes, self.functions)
+
+    @cached_property
+    def dormant(self) -> NDArray[np.bool_]:
+        """bool[V]: variables that no iteration uses. They leave once and take no room from then on."""
+        unused: NDArray[np.bool_] = np.diff(self.uses.offsets) == 0
+        own: NDArray[np.bool_] = self.previous == np.arange(self.variables)
+        return unused & own
+
+    @cached_property
+    def pinned(self) -> NDArray[np.int64]:
+        """int64[n]: chunks that each function pins."""
+        result = np.zeros(self.functions, np.int64)
+        np.add.at(result, self.uses.function, self.chunks[self.uses.variable])
+        return result
+
+    @property
+    def live_peak_chunks(self) -> int:
+        """Chunks live at the worst function."""
+        return int(self.live.max(initial=0))
+
+    @property
+    def live_peak_function(self) -> int:
+        """The first function at which the most chunks are live; where the phases of `bound` meet."""
+        return int(self.live.argmax()) if self.functions else 0
+
+    @property
+    def fits(self) -> bool:
+        """Whether nothing needs to move."""
+        return self.live_peak_chunks <= self.capacity_chunks
+
+    @property
+    def compute_seconds(self) -> float:
+        """One iteration when everything fits."""
+        return float(self.seconds.sum())
+
+    @property
+    def min_budget_bytes(self) -> int:
+        """The smallest budget in which every function can run."""
+        return (int(self.pinned.max(initial=0)) + self.slab_chunks) * self.chunk_bytes
+
+    def require_feasible(self) -> None:
+        """Raise InfeasibleError when a function alone exceeds the budget."""
+        worst = int(self.pinned.max(initial=0))
+        if worst > self.capacity_chunks:
+            function = int(self.pinned.argmax())
+            raise InfeasibleError(
+                function,
+                self.names[function],
+                (worst + self.slab_chunks) * self.chunk_bytes,
+                self.budget_bytes,
+                self.min_budget_bytes,
+            )

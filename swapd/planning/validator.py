@@ -1,0 +1,278 @@
+"""Validator: everything that can be wrong with a plan, found the slow and obvious way.
+
+It assumes nothing of how plans are made. It repeats the iteration three times, one step per function, and at each
+step does every move that could have happened by then: an out once its function and those of all outs before it in
+the list have ended (a function that lacks room can wait for it), an in once its function, its outs and all ins before
+it are done. What is resident then is the most that can be, and has to fit; what is absent then no function may use.
+A plan without a violation can be carried out at any speed of the link without a demand swap-in, without an eviction
+and without a deadlock.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from swapd.planning.plan import In, Out, Plan
+from swapd.planning.problem import Problem
+
+ITERATIONS = 3
+
+
+class Fault(enum.Enum):
+    """Each way in which a plan can be wrong."""
+
+    UNKNOWN_VARIABLE = "the variable does not exist"
+    BAD_CHUNK_RANGE = "the chunks are not all the variable's, or there are none"
+    BAD_FUNCTION = "the function does not exist, or an in is needed before it may start"
+    BAD_OUT_COUNT = "an in waits for a number of outs that the list does not have"
+    NOT_LIVE = "the variable is not live at the move"
+    OUT_WHILE_PINNED = "a swap-out while the next function uses the variable"
+    OUT_OF_ABSENT = "a swap-out of chunks that are not on the device"
+    IN_OF_RESIDENT = "a swap-in of chunks that are on the device"
+    IN_BEFORE_OUT = "a swap-in that does not wait for the swap-out of the same chunks"
+    IN_TOO_LATE = "a swap-in that says to be needed later than its variable is used"
+    USE_OF_ABSENT = "a function uses chunks that no swap-in brings back before"
+    OVER_CAPACITY = "more chunks than the capacity are resident when a function starts"
+    DEADLOCK = "a function waits for a move that the order of a list puts behind a later function"
+
+
+class Violation(NamedTuple):
+    """One thing that is wrong; what does not apply is -1. `move` counts in the list of outs, ins or write-backs."""
+
+    fault: Fault
+    function: int = -1
+    variable: int = -1
+    move: int = -1
+
+    def __str__(self) -> str:
+        where = [f"{name} {value}" for name, value in zip(self._fields[1:], self[1:]) if value >= 0]
+        return f"{self.fault.value} ({', '.join(where)})"
+
+
+def validate(problem: Problem, plan: Plan) -> list[Violation]:
+    """All violations of `plan`, each once. An empty list means that the plan is sound."""
+    found = malformed(problem, plan)
+    return found if found else _Walk(problem, plan).walk()
+
+
+def planned_residency(problem: Problem, plan: Plan) -> list[dict[int, set[int]]]:
+    """For each function of the steady state what `plan` has on the device while it runs, at infinitely fast links.
+
+    [n] of {variable: its chunks}, for every variable that is live at the function and not dormant.
+    """
+    walk = _Walk(problem, plan)
+    first, found = (ITERATIONS - 1) * problem.functions, []
+    for step in range(ITERATIONS * problem.functions):
+        walk.move(step)
+        if step >= first:
+            names = enumerate(walk.named[ITERATIONS - 1])
+            found.append(
+                {
+                    v: set(range(storage.chunks)) - storage.absent
+                    for v, storage in names
+                    if storage.first <= step <= storage.died and not problem.dormant[v]
+                }
+            )
+    return found
+
+
+def malformed(problem: Problem, plan: Plan) -> list[Violation]:
+    """What does not even name variables, chunks and functions that there are. Everything else can be simulated."""
+    n, found = problem.functions, []
+    moves: list[tuple[int, Out | In]] = [*enumerate(plan.outs), *enumerate(plan.ins), *enumerate(plan.write_backs)]
+    for index, move in moves:
+        if not 0 <= move.variable < problem.variables:
+            found.append(Violation(Fault.UNKNOWN_VARIABLE, move=index))
+            continue
+        stop = move.first_chunk + move.chunk_count
+        if move.first_chunk < 0 or move.chunk_count < 1 or stop > problem.chunks[move.variable]:
+            found.append(Violation(Fault.BAD_CHUNK_RANGE, variable=move.variable, move=index))
+        before = move.before_function if isinstance(move, In) else n
+        if not -1 <= move.after_function < min(before, n) or before > n:
+            found.append(Violation(Fault.BAD_FUNCTION, move.after_function, move.variable, index))
+        if isinstance(move, In) and not 0 <= move.after_outs <= len(plan.outs):
+            found.append(Violation(Fault.BAD_OUT_COUNT, move.after_function, move.variable, index))
+    return found
+
+
+@dataclass
+class _Storage:
+    """One variable across the iterations that it lives in. A step is a function of the repeated iteration."""
+
+    chunks: int
+    first: int  # the first step at which it is live
+    movable: int  # the first step before which it can move: when it is live already as that one starts
+    died: int = -1  # the last step at which it is live
+    uses: list[int] = field(default_factory=list)
+    absent: set[int] = field(default_factory=set)
+
+
+@dataclass
+class _Event:
+    storage: _Storage
+    chunks: set[int]
+    own: int  # the step before which it may happen, as it says itself
+    step: int  # the same with all that it has to wait for
+    iteration: int
+    index: int
+    move: Out | In
+
+
+class _Walk:
+    def __init__(self, problem: Problem, plan: Plan) -> None:
+        self.problem, self.plan, self.n = problem, plan, problem.functions
+        self.found: dict[Violation, None] = {}
+        self.storages: list[_Storage] = []
+        self.named: list[list[_Storage]] = []  # per iteration, per variable
+        for iteration in range(ITERATIONS + 1):
+            self._name(iteration)
+        self.outs, self.ins = self._events()
+        self._first_state()
+
+    def _name(self, iteration: int) -> None:
+        """Give each variable of an iteration its storage: its own, or that of the variable it was before."""
+        problem, n = self.problem, self.n
+        names = []
+        for v in range(problem.variables):
+            before = int(problem.previous[v])
+            if before >= 0 and iteration > 0:
+                storage = self.named[iteration - 1][before]
+            else:
+                born = int(problem.born[v])
+                storage = _Storage(int(problem.chunks[v]), iteration * n + max(born, 0), iteration * n + born + 1)
+                self.storages.append(storage)
+            storage.died = iteration * n + min(int(problem.died[v]), n - 1)
+            names.append(storage)
+        for v, f in zip(problem.uses.variable.tolist(), problem.uses.function.tolist()):
+            names[v].uses.append(iteration * n + f)
+        self.named.append(names)
+
+    def _events(self) -> tuple[list[_Event], list[_Event]]:
+        outs: list[_Event] = []
+        ins: list[_Event] = []
+        for iteration in range(ITERATIONS):
+            base = len(outs)
+            for index, out in enumerate(self.plan.outs):
+                own = iteration * self.n + out.after_function + 1
+                step = max(own, outs[-1].step if outs else 0)
+                outs.append(self._event(iteration, index, out, own, step))
+            for index, move in enumerate(self.plan.ins):
+                own = iteration * self.n + move.after_function + 1
+                needed = outs[base + move.after_outs - 1].step if move.after_outs else 0
+                step = max(own, needed, ins[-1].step if ins else 0)
+                ins.append(self._event(iteration, index, move, own, step))
+        return outs, ins
+
+    def _event(self, iteration: int, index: int, move: Out | In, own: int, step: int) -> _Event:
+        chunks = set(range(move.first_chunk, move.first_chunk + move.chunk_count))
+        return _Event(self.named[iteration][move.variable], chunks, own, step, iteration, index, move)
+
+    def _first_state(self) -> None:
+        """What is inherited starts where the iteration leaves it.
+
+        That is on the host for a chunk whose first move is an in, and for one that does not move although the last
+        move under its previous number was an out.
+        """
+        moves: list[Out | In] = [*self.plan.outs, *self.plan.ins]
+        moves.sort(key=lambda move: (move.after_function, isinstance(move, In)))
+        first: dict[tuple[int, int], bool] = {}  # (variable, chunk): whether that move was an in
+        last: dict[tuple[int, int], bool] = {}
+        for move in moves:
+            for chunk in range(move.first_chunk, move.first_chunk + move.chunk_count):
+                first.setdefault((move.variable, chunk), isinstance(move, In))
+                last[move.variable, chunk] = isinstance(move, In)
+        for v in np.flatnonzero(self.problem.previous >= 0).tolist():
+            storage, before = self.named[0][v], int(self.problem.previous[v])
+            for chunk in range(storage.chunks):
+                away = first.get((v, chunk), not last.get((before, chunk), True))
+                if away or self.problem.dormant[v]:
+                    storage.absent.add(chunk)
+
+    def walk(self) -> list[Violation]:
+        for step in range(ITERATIONS * self.n):
+            self.move(step)
+            self._write_backs(step)
+            self._run(step)
+        return list(self.found)
+
+    def move(self, step: int) -> None:
+        """Every move that may happen before function `step`."""
+        for event in self.outs:
+            if event.step == step:
+                self._out(event, step)
+        for event in self.ins:
+            if event.step == step:
+                self._in(event, step)
+
+    def _report(self, fault: Fault, step: int = -1, variable: int = -1, move: int = -1) -> None:
+        self.found[Violation(fault, step % self.n if step >= 0 else -1, variable, move)] = None
+
+    def _out(self, event: _Event, step: int) -> None:
+        storage, where = event.storage, (event.own, event.move.variable, event.index)
+        if not storage.movable <= event.own <= storage.died:
+            self._report(Fault.NOT_LIVE, *where)
+        elif event.own in storage.uses:
+            self._report(Fault.OUT_WHILE_PINNED, *where)
+        elif event.chunks & storage.absent:
+            self._report(Fault.OUT_OF_ABSENT, *where)
+        storage.absent |= event.chunks
+
+    def _write_backs(self, step: int) -> None:
+        """They are made when the link has time, or not at all; as they may start, there has to be something to copy."""
+        iteration, function = divmod(step, self.n)
+        for index, move in enumerate(self.plan.write_backs):
+            if move.after_function + 1 != function:
+                continue
+            storage, where = self.named[iteration][move.variable], (step, move.variable, index)
+            if not storage.movable <= step <= storage.died:
+                self._report(Fault.NOT_LIVE, *where)
+            elif step in storage.uses:
+                self._report(Fault.OUT_WHILE_PINNED, *where)
+            elif set(range(move.first_chunk, move.first_chunk + move.chunk_count)) & storage.absent:
+                self._report(Fault.OUT_OF_ABSENT, *where)
+
+    def _in(self, event: _Event, step: int) -> None:
+        move, storage = event.move, event.storage
+        assert isinstance(move, In)
+        where = (event.own, move.variable, event.index)
+        if not storage.movable <= event.own <= storage.died:
+            self._report(Fault.NOT_LIVE, *where)
+        elif not event.chunks <= storage.absent:
+            coming = any(
+                out.storage is storage and out.chunks & event.chunks and out.own <= event.own and out.step >= step
+                for out in self.outs
+            )
+            self._report(Fault.IN_BEFORE_OUT if coming else Fault.IN_OF_RESIDENT, *where)
+        for out in self.plan.outs[move.after_outs :]:
+            left = set(range(out.first_chunk, out.first_chunk + out.chunk_count))
+            if out.variable == move.variable and left & event.chunks and out.after_function <= move.after_function:
+                self._report(Fault.IN_BEFORE_OUT, *where)
+        uses = [use for use in storage.uses if use >= event.own]
+        if uses and event.iteration * self.n + move.before_function > min(uses):
+            self._report(Fault.IN_TOO_LATE, *where)
+        storage.absent -= event.chunks
+
+    def _run(self, step: int) -> None:
+        """Function `step` starts: is all that it uses there, and does all that is there fit?"""
+        live = [storage for storage in self.storages if storage.first <= step <= storage.died]
+        for storage in live:
+            if storage.absent and step in storage.uses:
+                variable = self.named[step // self.n].index(storage)
+                waiting = storage.absent <= self._overdue(self.ins, storage, step)
+                self._report(Fault.DEADLOCK if waiting else Fault.USE_OF_ABSENT, step, variable)
+        if sum(storage.chunks - len(storage.absent) for storage in live) > self.problem.capacity_chunks:
+            gone = [storage.absent | self._overdue(self.outs, storage, step) for storage in live]
+            least = sum(storage.chunks - len(chunks) for storage, chunks in zip(live, gone))
+            self._report(Fault.DEADLOCK if least <= self.problem.capacity_chunks else Fault.OVER_CAPACITY, step)
+
+    def _overdue(self, events: list[_Event], storage: _Storage, step: int) -> set[int]:
+        """Chunks whose move says it may happen by now, but has to wait for something later."""
+        chunks: set[int] = set()
+        for event in events:
+            if event.storage is storage and event.own <= step < event.step:
+                chunks |= event.chunks
+        return chunks

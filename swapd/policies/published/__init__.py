@@ -1,0 +1,1 @@
+"""Policies of others, to compare with: LMS, vDNN, nnabla, and the schedule window without virtual addresses."""

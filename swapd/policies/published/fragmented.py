@@ -1,0 +1,65 @@
+"""Fragmented: a policy whose variables live in a caching best-fit allocator, without virtual addresses.
+
+A plan that fits by its bytes can then fail for want of a block that is large enough. So a plan is made for less memory
+than there is: the most, in steps of a sixteenth, with which the allocations of three iterations all succeed
+(`swapd.policies.published.best_fit.replay`). Plans move whole variables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from swapd.planning.plan import Plan
+from swapd.planning.problem import PolicyInfeasibleError, Problem
+from swapd.policies.published.best_fit import Replay, replay
+from swapd.simulation.simulator import simulate
+
+STEPS = 16
+
+
+def memory_bytes(problem: Problem) -> int:
+    """What the allocator has: the budget without the slabs, in which small allocations are."""
+    return problem.capacity_chunks * problem.chunk_bytes
+
+
+def plan_fragmented(problem: Problem, policy: str, plans_for: Callable[[Problem], Iterable[Plan]]) -> tuple[Plan, int]:
+    """The fastest of the plans for the most memory with which one works, and that memory in chunks.
+
+    `plans_for` makes plans for a problem with less memory; where it raises PolicyInfeasibleError the search ends.
+
+    Raises:
+        PolicyInfeasibleError: none works.
+    """
+    memory = memory_bytes(problem)
+    if problem.fits and replay(problem, Plan(), memory).failed_function < 0:
+        return Plan(policy=policy), problem.capacity_chunks
+    failure: Replay | None = None
+    for step in range(STEPS, 0, -1):
+        scheduled = replace(problem, capacity_chunks=problem.capacity_chunks * step // STEPS)
+        if scheduled.capacity_chunks < int(problem.pinned.max(initial=0)):
+            break
+        works = []
+        try:
+            for plan in plans_for(scheduled):
+                result = replay(scheduled, plan, memory)
+                if result.failed_function < 0:
+                    works.append(plan)
+                failure = failure or result
+        except PolicyInfeasibleError as error:
+            if failure is None:
+                where = (error.function, error.function_name, error.need_bytes, error.budget_bytes)
+                raise PolicyInfeasibleError(policy, *where, 0) from None
+            break
+        if works:
+            best = min(works, key=lambda plan: simulate(scheduled, plan).seconds)
+            return replace(best, policy=policy), scheduled.capacity_chunks
+    raise _refusal(problem, policy, failure)
+
+
+def _refusal(problem: Problem, policy: str, failure: Replay | None) -> PolicyInfeasibleError:
+    function, need = int(problem.pinned.argmax()), problem.min_budget_bytes
+    if failure is not None and failure.failed_function >= 0:
+        function = failure.failed_function
+        need = problem.budget_bytes - failure.free_bytes + failure.requested_bytes
+    return PolicyInfeasibleError(policy, function, problem.names[function], need, problem.budget_bytes, 0)

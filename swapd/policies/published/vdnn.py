@@ -1,0 +1,173 @@
+"""The policies of vDNN: Rhu, Gimelshein, Clemons, Zulfiqar, Keckler, "vDNN: virtualized deep neural networks for
+scalable, memory-efficient neural network design" (MICRO 2016), sections III-B and III-C.
+
+A layer's input feature maps X leave when the last layer that reads them in the forward phase has run. Each layer's
+backward function, as it starts, also starts the prefetch of the nearest layer before it whose X has left; the search
+ends at the next convolution (figure 10). An X that no search has found comes back right before its layer.
+
+    vdnn_all     the X of every layer leaves
+    vdnn_conv    the X of convolutions leaves
+    vdnn_dyn     what the profiling passes of section III-C choose: nothing leaves if that fits, else conv, else all
+
+vDNN's dynamic policy also chooses algorithms of convolutions by their workspaces. A trace has the time of one
+algorithm, so what remains is the choice of what leaves. An offload there starts with its layer and the next layer waits
+for its end; a plan's out starts when the layer has ended, and only who needs the room waits. `layer_seconds` has the
+time of vDNN's own order of events.
+
+Weights, gradients and whatever else survives the iteration stay, as there. Layers are found by the names of functions:
+the forward phase ends at the first one that has "backward" in its name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from swapd.planning.plan import Plan
+from swapd.planning.problem import Problem
+from swapd.policies.intervals import Intervals, find_intervals
+from swapd.policies.published.absences import Absences, fits, lay_out, refuse
+from swapd.trace.trace import READ
+
+_CONVOLUTIONS = ("convolution", "conv1d", "conv2d", "conv3d", "conv_transpose")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A function of the forward phase whose X, read again in the backward phase, may leave."""
+
+    forward: int  # the last function of the forward phase that reads X
+    backward: int  # the first one of the backward phase that reads it
+    variable: int  # X
+    is_convolution: bool
+
+
+def vdnn_all(problem: Problem) -> Plan:
+    """Offload the input of every layer. Raises InfeasibleError when a function, or the policy, needs more."""
+    return _static(problem, "vdnn_all")
+
+
+def vdnn_conv(problem: Problem) -> Plan:
+    """Offload the inputs of convolutions. Raises InfeasibleError when a function, or the policy, needs more."""
+    return _static(problem, "vdnn_conv")
+
+
+def vdnn_dyn(problem: Problem) -> Plan:
+    """Offload nothing, the inputs of convolutions, or those of all layers: the least that fits. Raises as they do."""
+    problem.require_feasible()
+    if problem.fits:
+        return Plan(policy="vdnn_dyn")
+    intervals = find_intervals(problem)
+    layers = find_layers(problem)
+    for all_layers in (False, True):
+        absences = _offload(problem, intervals, layers, all_layers)
+        if fits(problem, intervals, absences, problem.capacity_chunks):
+            return lay_out(problem, intervals, absences, "vdnn_dyn")
+    raise refuse("vdnn_dyn", problem, intervals, absences)
+
+
+def _static(problem: Problem, policy: str) -> Plan:
+    problem.require_feasible()
+    if problem.fits:
+        return Plan(policy=policy)
+    intervals = find_intervals(problem)
+    absences = _offload(problem, intervals, find_layers(problem), policy == "vdnn_all")
+    if not fits(problem, intervals, absences, problem.capacity_chunks):
+        raise refuse(policy, problem, intervals, absences)
+    return lay_out(problem, intervals, absences, policy)
+
+
+def offloading_plan(problem: Problem, all_layers: bool) -> Plan:
+    """The plan of vdnn_all or vdnn_conv also where everything fits; for figures of what they move and hold."""
+    problem.require_feasible()
+    intervals = find_intervals(problem)
+    absences = _offload(problem, intervals, find_layers(problem), all_layers)
+    policy = "vdnn_all" if all_layers else "vdnn_conv"
+    if not fits(problem, intervals, absences, problem.capacity_chunks):
+        raise refuse(policy, problem, intervals, absences)
+    return lay_out(problem, intervals, absences, policy)
+
+
+def is_convolution(name: str) -> bool:
+    """Whether a function of this name is a convolution's forward function."""
+    return "backward" not in name and any(word in name for word in _CONVOLUTIONS)
+
+
+def turn(problem: Problem) -> int:
+    """The first function of the backward phase; the number of functions where there is none."""
+    return next((i for i, name in enumerate(problem.names) if "backward" in name), problem.functions)
+
+
+def find_layers(problem: Problem) -> list[Layer]:
+    """Layers whose X can leave, in the order of their backward functions."""
+    back = turn(problem)
+    first_reader: dict[int, int] = {}
+    last_reader: dict[int, int] = {}
+    convolved: set[int] = set()
+    offsets, variables = problem.use_offsets.tolist(), problem.use_variables.tolist()
+    flags = problem.use_flags.tolist()
+    stays = _stays(problem)
+    for function in range(problem.functions):
+        rows = range(offsets[function], offsets[function + 1])
+        reads = [variables[row] for row in rows if flags[row] & READ and not stays[variables[row]]]
+        if function < back:
+            last_reader.update(dict.fromkeys(reads, function))
+            if is_convolution(problem.names[function]):
+                convolved.update(reads[:1])  # the input comes first, then weight and bias
+        else:
+            for v in reads:
+                first_reader.setdefault(v, function)
+    layers = [
+        Layer(forward, first_reader[v], v, v in convolved) for v, forward in last_reader.items() if v in first_reader
+    ]
+    return sorted(layers, key=lambda layer: (layer.backward, -layer.forward))
+
+
+def _stays(problem: Problem) -> list[bool]:
+    """Whether a variable is no feature map: weights, buffers, state. What no function writes is an input."""
+    uses = problem.uses
+    written = {int(v) for v in uses.variable[uses.write]}
+    survives = problem.died == problem.functions
+    return [bool(survives[v]) and (v in written or problem.born[v] >= 0) for v in range(problem.variables)]
+
+
+def _offload(problem: Problem, intervals: Intervals, layers: list[Layer], all_layers: bool) -> Absences:
+    """The intervals of the layers that offload, and when each is prefetched (figure 10)."""
+    by_ends = {
+        (int(v), int(start), int(stop)): index
+        for index, (v, start, stop) in enumerate(zip(intervals.out_variable, intervals.start, intervals.stop))
+    }
+    offloads: dict[Layer, int] = {}
+    for layer in layers:
+        interval = by_ends.get((layer.variable, layer.forward + 1, layer.backward))
+        if interval is not None and (all_layers or layer.is_convolution):
+            offloads[layer] = interval
+    absences: dict[int, int] = {}
+    for position, layer in enumerate(layers):
+        if layer in offloads:
+            absences.setdefault(offloads[layer], layer.backward)  # not found by any search: on demand
+        for nearest in layers[position + 1 :]:
+            if nearest in offloads and offloads[nearest] not in absences:
+                absences[offloads[nearest]] = max(nearest.forward + 1, layer.backward)
+                break
+            if nearest.is_convolution:
+                break
+    return absences
+
+
+def layer_seconds(problem: Problem, plan: Plan) -> float:
+    """The time of an iteration in vDNN's order of events: each function waits for the move that started with it.
+
+    An offload runs beside the last function that reads it and holds the next one back until it is done; a prefetch runs
+    beside the function that it starts with, likewise (section III-B, figure 9). Moves that start with the same function
+    follow each other.
+    """
+    machine = problem.machine
+    busy = [0.0] * (problem.functions + 1)
+    times: list[float] = problem.seconds.tolist()
+    for out in plan.outs:
+        size = out.chunk_count * problem.chunk_bytes
+        busy[out.after_function] += machine.latency_seconds + size / machine.out_bytes_per_second
+    for move in plan.ins:
+        size = move.chunk_count * problem.chunk_bytes
+        busy[move.after_function + 1] += machine.latency_seconds + size / machine.in_bytes_per_second
+    return sum(max(seconds, wait) for seconds, wait in zip(times, busy))

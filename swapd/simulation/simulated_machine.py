@@ -1,0 +1,359 @@
+"""Simulated machine: memory, a processor and two links. `swapd.simulation.simulator` states the rules it goes by."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+from swapd.planning.plan import Plan
+from swapd.planning.problem import Problem
+from swapd.simulation.events import Copy, Event, Held, IterationStart, Run, Stall
+from swapd.simulation.outcome import Timeline
+from swapd.simulation.steps import steps_of
+
+_NEVER = math.inf
+
+
+def _mask(first: int, count: int) -> int:
+    return ((1 << count) - 1) << first
+
+
+def _lowest(mask: int, count: int) -> int:
+    """The `count` lowest set bits of `mask`, or all when it has fewer."""
+    if mask.bit_count() <= count:
+        return mask
+    low, high = 0, mask.bit_length()
+    while low < high:
+        middle = (low + high) // 2
+        if (mask & ((1 << middle) - 1)).bit_count() < count:
+            low = middle + 1
+        else:
+            high = middle
+    return mask & ((1 << low) - 1)
+
+
+class SimulatedMachine:
+    """The state of the machine. Masks are integers with one bit per chunk of a variable."""
+
+    def __init__(self, problem: Problem, plan: Plan) -> None:
+        self.problem, self.steps = problem, steps_of(problem)
+        self.n = problem.functions
+        self.outs: deque[tuple[int, int, int]] = deque()  # variable, mask, after_function
+        self.ins: deque[tuple[int, int, int, int]] = deque()  # variable, mask, after_function, outs to complete
+        self.backs: deque[tuple[int, int, int]] = deque()  # write-backs: variable, mask, after_function
+        # Variable (-1: freed meanwhile), mask, whether it is an out of the plan, whether it stays: a write-back.
+        self.out_copy: tuple[int, int, bool, bool] | None = None
+        self.in_copy: tuple[int, int] | None = None
+        self.outs_queued = self.outs_done = 0  # of all iterations
+        self.ran = [-1] * problem.variables  # the last function of this iteration that used each variable
+        self.ended = -1  # the last function that has ended
+        self.now = 0.0
+        self.function_end = self.out_end = self.in_end = _NEVER
+        machine = problem.machine
+        self.latency = machine.latency_seconds
+        self.out_rate = problem.chunk_bytes / machine.out_bytes_per_second
+        self.in_rate = problem.chunk_bytes / machine.in_bytes_per_second
+        self.out_moves, self.back_moves = (
+            [(m.variable, _mask(m.first_chunk, m.chunk_count), m.after_function) for m in moves]
+            for moves in (plan.outs, plan.write_backs)
+        )
+        self.in_moves = [
+            (m.variable, _mask(m.first_chunk, m.chunk_count), m.after_function, m.after_outs) for m in plan.ins
+        ]
+        self.timeline = Timeline()
+        self.log: list[Event] | None = None  # gets what happens; see swapd.simulation.events
+        self.held_seconds = 0.0
+        self.capacity = self.free = problem.capacity_chunks
+        self._first_state()
+
+    def _first_state(self) -> None:
+        """Entry variables are where the plan leaves them.
+
+        Chunks that are moved in first are on the host, and those that do not move but left under their previous number.
+        """
+        steps = self.steps
+        self.absent = steps.full.copy()  # not on the device
+        self.valid = [0] * len(steps.full)  # with a host copy that holds the same bytes
+        self.alive = [False] * len(steps.full)
+        seen = [0] * len(steps.full)
+        away = [0] * len(steps.full)
+        left = [0] * len(steps.full)
+        moves = [(after, False, v, mask) for v, mask, after in self.out_moves]
+        moves += [(after, True, v, mask) for v, mask, after, _ in self.in_moves]
+        for _, is_in, v, mask in sorted(moves, key=lambda move: move[:2]):
+            left[v] = left[v] & ~mask if is_in else left[v] | mask
+            away[v] |= mask & ~seen[v] if is_in else 0
+            seen[v] |= mask
+        for v in steps.entries:
+            if steps.previous[v] >= 0 and not self.problem.dormant[v]:
+                self.alive[v] = True
+                gone = away[v] | left[steps.previous[v]] & ~seen[v]
+                self.absent[v] = self.valid[v] = gone & steps.full[v]
+                self.free -= steps.chunks[v] - self.absent[v].bit_count()
+
+    def iteration(self) -> None:
+        """Run one iteration."""
+        self._arrive()
+        began, timeline = self.now, self.timeline
+        while self.ended < self.n - 1:
+            self._start_outs()
+            if self.function_end == _NEVER:
+                self._start_function()
+            if self.in_end == _NEVER:
+                self._start_ins()
+            if min(self.function_end, self.out_end, self.in_end) == _NEVER:
+                self._unblock()
+            self._advance()
+        self._leave()
+        timeline.seconds = self.now - began
+        timeline.compute_seconds = sum(self.steps.seconds)
+        timeline.stall_seconds = max(0.0, timeline.seconds - timeline.compute_seconds)
+        timeline.average_chunks = self.held_seconds / timeline.seconds if timeline.seconds > 0 else 0.0
+
+    def _arrive(self) -> None:
+        """The iteration starts: entry variables of unknown past appear, and its moves join the queues."""
+        steps = self.steps
+        self.timeline = Timeline()
+        if self.log is not None:
+            self.log.append(IterationStart(self.now))
+        self.held_seconds = 0.0
+        self.ended = -1
+        self.ran = [-1] * len(self.ran)
+        self.ready = self.now
+        self.waits_for = -1
+        for v in steps.entries:
+            if steps.previous[v] < 0:
+                self._allocate(v)
+        guard: dict[int, int] = {}  # variable: how many outs must be complete before it may come in
+        at = self.outs_done
+        if self.out_copy is not None and not self.out_copy[3]:
+            at += self.out_copy[2]
+            guard[self.out_copy[0]] = at
+        for v, _, _ in self.outs:
+            at += 1
+            guard[v] = at
+        base = self.outs_queued
+        self.outs.extend(self.out_moves)
+        self.outs_queued += len(self.out_moves)
+        self.backs.extend(self.back_moves)
+        for v, mask, after, outs in self.in_moves:
+            self.ins.append((v, mask, after, max(base + outs if outs else 0, guard.get(v, 0))))
+        for v in steps.deaths[0]:
+            self._release(v)
+
+    def _leave(self) -> None:
+        """The iteration ends: what survives takes its number of the next one, in the queues too."""
+        steps = self.steps
+        for v in steps.births[self.n]:
+            self._allocate(v)
+        absent, valid, alive = self.absent, self.valid, self.alive
+        for v in steps.deaths[self.n + 1]:
+            if steps.successor[v] < 0:
+                self._release(v)
+        self.absent, self.valid = steps.full.copy(), [0] * len(valid)
+        self.alive = [False] * len(valid)
+        for v in steps.entries:
+            before = steps.previous[v]
+            if before >= 0:
+                self.absent[v], self.valid[v], self.alive[v] = absent[before], valid[before], alive[before]
+        name = [*steps.successor, -1]
+        self.outs = deque((name[v], mask, -1) for v, mask, _ in self.outs)
+        self.backs = deque((name[v], mask, -1) for v, mask, _ in self.backs)
+        self.ins = deque((name[v], mask, -1, needed) for v, mask, _, needed in self.ins)
+        if self.out_copy is not None:
+            self.out_copy = (name[self.out_copy[0]], *self.out_copy[1:])
+        if self.in_copy is not None:
+            self.in_copy = (name[self.in_copy[0]], self.in_copy[1])
+
+    def _allocate(self, v: int) -> None:
+        self.alive[v] = True
+        self.absent[v] = self.valid[v] = 0
+        self.free -= self.steps.chunks[v]
+
+    def _release(self, v: int) -> None:
+        if not self.alive[v]:
+            return
+        self.alive[v] = False
+        self.free += self.steps.chunks[v] - self.absent[v].bit_count()
+        if self.out_copy is not None and self.out_copy[0] == v:
+            self.free -= self.out_copy[1].bit_count()  # free when the copy ends
+            self.out_copy = (-1, *self.out_copy[1:])
+        if self.in_copy is not None and self.in_copy[0] == v:
+            self.in_copy = (-1, self.in_copy[1])
+
+    def _start_outs(self) -> None:
+        while self.out_end == _NEVER and self.outs:
+            v, mask, after = self.outs[0]
+            if after > self.ended:
+                break
+            if v >= 0 and self.alive[v] and self.ran[v] <= after and v not in self.steps.pins[self.ended + 1]:
+                if self.in_copy is not None and self.in_copy[0] == v and self.in_copy[1] & mask:
+                    return
+                mask = self._drop(v, mask & self.steps.full[v] & ~self.absent[v])
+                if mask:
+                    self._copy_out(v, mask, True)
+                    self.outs.popleft()
+                    return
+            self.outs.popleft()
+            self.outs_done += 1
+        while self.out_end == _NEVER and self.backs and self.backs[0][2] <= self.ended:
+            self._start_write_back(*self.backs.popleft())
+
+    def _start_write_back(self, v: int, mask: int, after: int) -> None:
+        """Copy what is not on the host yet, if nothing has used the variable since, nor is about to."""
+        if v < 0 or not self.alive[v] or self.ran[v] > after or v in self.steps.pins[self.ended + 1]:
+            return
+        mask &= self.steps.full[v] & ~self.absent[v] & ~self.valid[v]
+        if mask:
+            self._copy_out(v, mask, False, stays=True)
+
+    def _drop(self, v: int, mask: int) -> int:
+        """Drop what is clean of `mask`. Returns what has to be copied."""
+        clean = mask & self.valid[v]
+        self.absent[v] |= clean
+        self.free += clean.bit_count()
+        self.timeline.dropped_bytes += clean.bit_count() * self.problem.chunk_bytes
+        return mask & ~clean
+
+    def _copy_out(self, v: int, mask: int, planned: bool, stays: bool = False) -> None:
+        count = mask.bit_count()
+        self.out_copy = (v, mask, planned, stays)
+        self.out_end = self.now + self.latency + count * self.out_rate
+        self.timeline.out_bytes += count * self.problem.chunk_bytes
+        self.timeline.write_back_bytes += stays * count * self.problem.chunk_bytes
+        self.timeline.out_count += 1
+        if self.log is not None:
+            self.log.append(Copy(True, v, count, planned, self.now, self.out_end))
+
+    def _start_ins(self) -> None:
+        if self.function_end == _NEVER and self._demand():
+            return
+        while self.ins:
+            v, mask, after, needed = self.ins[0]
+            if after > self.ended or self.outs_done < needed:
+                return
+            if v >= 0 and self.alive[v] and self.ran[v] <= after:
+                mask &= self.absent[v]
+                if mask.bit_count() > self.free:
+                    return
+                if mask:
+                    self._copy_in(v, mask, True)
+                    self.ins.popleft()
+                    return
+            self.ins.popleft()
+
+    def _copy_in(self, v: int, mask: int, planned: bool) -> None:
+        count = mask.bit_count()
+        self.free -= count
+        self.in_copy = (v, mask)
+        self.in_end = self.now + self.latency + count * self.in_rate
+        self.timeline.in_bytes += count * self.problem.chunk_bytes
+        self.timeline.in_count += 1
+        if self.log is not None:
+            self.log.append(Copy(False, v, count, planned, self.now, self.in_end))
+        self.timeline.peak_chunks = max(self.timeline.peak_chunks, self.capacity - self.free)
+
+    def _demand(self) -> bool:
+        """Whether the link in is taken, or kept, for what the waiting function needs and no queued in brings."""
+        for v in self.steps.needs[self.ended + 1] if self.ended + 1 < self.n else ():
+            mask = self.absent[v]
+            if mask and not any(queued[0] == v for queued in self.ins):
+                if mask.bit_count() <= self.free:
+                    self.timeline.demand_in_count += 1
+                    self._copy_in(v, mask, False)
+                return True
+        return False
+
+    def _start_function(self) -> None:
+        i = self.ended + 1
+        if i == self.n:
+            return
+        copying = self.out_copy[0] if self.out_copy is not None and not self.out_copy[3] else -1
+        for v in self.steps.needs[i]:
+            if self.absent[v] or v == copying:
+                self.waits_for = v
+                return
+        if self.free < self.steps.birth_chunks[i]:
+            self.waits_for = -1
+            return
+        for v in self.steps.births[i]:
+            self._allocate(v)
+        for v in self.steps.pins[i]:
+            self.ran[v] = i
+        if self.out_copy is not None and self.out_copy[3] and self.out_copy[0] in self.steps.writes[i]:
+            self.out_copy = (self.out_copy[0], 0, False, True)  # what it copies is about to change
+        timeline, stall = self.timeline, self.now - self.ready
+        if stall > 0:
+            timeline.stall_by_function[i] = stall
+            timeline.stall_by_variable[self.waits_for] = timeline.stall_by_variable.get(self.waits_for, 0.0) + stall
+        timeline.starts.append(self.now)
+        timeline.peak_chunks = max(timeline.peak_chunks, self.capacity - self.free)
+        self.function_end = self.now + self.steps.seconds[i]
+        if self.log is not None:
+            if stall > 0:
+                self.log.append(Stall(i, self.waits_for, self.ready, self.now))
+            self.log.append(Run(i, self.now, self.function_end))
+
+    def _unblock(self) -> None:
+        """Nothing is under way, and function `ended + 1` waits: swap in what it needs, or evict to make room."""
+        i = self.ended + 1
+        missing = next((v for v in self.steps.needs[i] if self.absent[v]), None)
+        need = self.steps.birth_chunks[i] if missing is None else self.absent[missing].bit_count()
+        while self.free < need:
+            room = self.free
+            self._evict(need - self.free)
+            if self.out_copy is not None:
+                return
+            if self.free == room:
+                raise RuntimeError(f"no room for function {i}, which fits by itself")
+        if missing is not None:
+            self.timeline.demand_in_count += 1
+            self._copy_in(missing, self.absent[missing], False)
+        else:
+            self._start_function()
+
+    def _evict(self, count: int) -> None:
+        """Move out `count` chunks, or fewer, of the unpinned variable whose next use is furthest."""
+        i = self.ended + 1
+        pins, full, best, victim = self.steps.pins[i], self.steps.full, -1, -1
+        for v, alive in enumerate(self.alive):
+            if alive and self.absent[v] != full[v] and v not in pins:
+                distance = self.steps.next_use(v, self.ended)
+                if distance > best:
+                    best, victim = distance, v
+        if victim >= 0:
+            self.timeline.demand_out_count += 1
+            mask = self._drop(victim, _lowest(full[victim] & ~self.absent[victim], count))
+            if mask:
+                self._copy_out(victim, mask, False)
+
+    def _advance(self) -> None:
+        """Go to the next end of a copy or of a function."""
+        then = min(self.function_end, self.out_end, self.in_end)
+        if self.log is not None:
+            self.log.append(Held(self.now, self.capacity - self.free))
+        self.held_seconds += (self.capacity - self.free) * (then - self.now)
+        self.now = then
+        if self.out_end == then and self.out_copy is not None:
+            v, mask, planned, stays = self.out_copy
+            if v >= 0:
+                self.absent[v] |= 0 if stays else mask
+                self.valid[v] |= mask
+            self.free += 0 if stays and v >= 0 else mask.bit_count()
+            self.outs_done += planned
+            self.out_copy, self.out_end = None, _NEVER
+        if self.in_end == then and self.in_copy is not None:
+            v, mask = self.in_copy
+            if v >= 0:
+                self.absent[v] &= ~mask
+            else:
+                self.free += mask.bit_count()
+            self.in_copy, self.in_end = None, _NEVER
+        if self.function_end == then:
+            self.ended += 1
+            self.ready, self.function_end = self.now, _NEVER
+            for v in self.steps.writes[self.ended]:
+                self.valid[v] = 0
+            if self.ended < self.n:
+                for v in self.steps.deaths[self.ended + 1]:
+                    self._release(v)

@@ -1,0 +1,70 @@
+"""Simulator: the timeline of a plan, by the executor's rules.
+
+Three resources work at the same time: the computation, the link out, the link in. Each does one thing at a time, in
+order, and memory is counted in chunks. The rules:
+
+- Function i starts when function i - 1 has ended, all that it uses is resident, and there is room for what it
+  allocates. What a function uses does not leave while the function waits or runs.
+- Outs and ins follow their lists, as `planning.plan` says. A move is skipped when its variable is not live, when its
+  chunks have moved already, and when it is late: a function that uses the variable has come since `after_function`
+  (for an out: or is about to run). A late out is not needed, as a sound plan counts the variable as resident by then.
+- Chunks with a valid host copy are dropped, which takes no time.
+- An in of a variable that the iteration before still has to swap out waits for that.
+- What a function needs and no waiting in brings is swapped in on demand, ahead of the list.
+- When nothing else can make progress, the unpinned variable whose next use is furthest makes room.
+
+The iteration repeats; the last of several is reported, so that the figures are those of the steady state. With an
+empty plan the timeline is that of demand mode.
+"""
+
+from __future__ import annotations
+
+from weakref import ReferenceType, WeakKeyDictionary, ref
+
+from swapd.planning.plan import Plan
+from swapd.planning.problem import Problem
+from swapd.simulation.events import Event, Events, last_iteration
+from swapd.simulation.outcome import Timeline
+from swapd.simulation.simulated_machine import SimulatedMachine
+
+__all__ = ["Timeline", "simulate", "simulate_events"]
+
+
+def simulate(problem: Problem, plan: Plan, iterations: int = 2) -> Timeline:
+    """Run `iterations` of the problem under `plan` and report the last.
+
+    Raises:
+        InfeasibleError: a function alone needs more than the capacity.
+    """
+    return _run(problem, plan, iterations, None)
+
+
+_known: WeakKeyDictionary[Plan, tuple[ReferenceType[Problem], Timeline]] = WeakKeyDictionary()
+
+
+def simulate_once(problem: Problem, plan: Plan) -> Timeline:
+    """As `simulate`; a plan that was simulated like this before is not gone through again. Not to be changed."""
+    known = _known.get(plan)
+    if known is None or known[0]() is not problem:
+        known = _known[plan] = (ref(problem), simulate(problem, plan))
+    return known[1]
+
+
+def simulate_events(problem: Problem, plan: Plan, iterations: int = 2) -> tuple[Timeline, Events]:
+    """The same, and everything that happens in the iteration that is reported.
+
+    Raises:
+        InfeasibleError: a function alone needs more than the capacity.
+    """
+    log: list[Event] = []
+    timeline = _run(problem, plan, iterations, log)
+    return timeline, last_iteration(problem, log, timeline.seconds)
+
+
+def _run(problem: Problem, plan: Plan, iterations: int, log: list[Event] | None) -> Timeline:
+    problem.require_feasible()
+    run = SimulatedMachine(problem, plan)
+    run.log = log
+    for _ in range(max(1, iterations)):
+        run.iteration()
+    return run.timeline

@@ -1,0 +1,180 @@
+"""Sequence: writes one iteration after the other down as traces, for recorders that have no native core beside them.
+
+The conventions are those of the native recorder (`ooc_alloc/csrc/recorder.h`): variables are numbered by first
+appearance in an iteration, `previous` links the numbers of two iterations that did the same, frees are no part of the
+fingerprint. Small storages are no variables; the most bytes of them at a time become the trace's slabs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from dataclasses import dataclass, field
+
+from swapd.trace.trace import READ, WRITE, Machine, Trace
+
+_GRANULE = 512  # small storages are rounded up to it
+
+
+class Storage:
+    """A piece of memory, from its allocation to its release. The recorder keeps its number in it."""
+
+    __slots__ = ("bytes", "iteration", "small", "variable")
+
+    def __init__(self, size: int) -> None:
+        self.bytes = size
+        self.small = False
+        self.iteration = -1  # the last one that it appeared in
+        self.variable = -1  # its number there
+
+
+@dataclass
+class _Variable:
+    bytes: int
+    born: int
+    previous: int = -1
+    died: int | None = None
+
+
+@dataclass
+class _Iteration:
+    names: list[str] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    uses: list[dict[int, int]] = field(default_factory=list)  # per function: variable and how it is used
+    variables: list[_Variable] = field(default_factory=list)
+    only_freed: list[_Variable] = field(default_factory=list)  # freed without a use: numbered last
+    slab_bytes: int = 0
+
+
+class SequenceRecorder:
+    """Records functions, their storages and when these are released.
+
+    Call `begin_function`, `use` for what it is given, `allocate` for what it makes, `end_function`; `free` at any time;
+    `finish` at the end of each iteration.
+    """
+
+    def __init__(self, chunk_bytes: int, small_limit_bytes: int, machine: Machine | None = None) -> None:
+        self.chunk_bytes, self.small_limit_bytes, self.machine = chunk_bytes, small_limit_bytes, machine
+        self.iteration = 0
+        self._now = _Iteration()
+        self._slab_bytes = 0
+        self._large_bytes = 0
+        self._last_fingerprint: int | None = None
+
+    @property
+    def functions(self) -> int:
+        """Functions of the iteration so far."""
+        return len(self._now.names)
+
+    def begin_function(self, name: str) -> None:
+        self._now.names.append(name)
+        self._now.seconds.append(0.0)
+        self._now.uses.append({})
+
+    def end_function(self, seconds: float) -> None:
+        self._now.seconds[-1] = seconds
+
+    def use(self, storage: Storage, flags: int) -> None:
+        """The running function reads or writes `storage`."""
+        if storage.small:
+            return
+        v = storage.variable if storage.iteration == self.iteration else self._add(storage, -1)
+        row = self._now.uses[-1]
+        row[v] = row.get(v, 0) | flags
+
+    def known(self, storage: Storage) -> None:
+        """`storage` exists; who allocated it is not known."""
+        storage.small = storage.bytes <= self.small_limit_bytes
+        self._count(storage, 1)
+
+    def allocate(self, storage: Storage) -> None:
+        """The running function allocates `storage`."""
+        self.known(storage)
+        if not storage.small:
+            self._now.uses[-1][self._add(storage, self.functions - 1)] = WRITE
+
+    def free(self, storage: Storage) -> None:
+        """`storage` is released, at the earliest when the last function has ended."""
+        self._count(storage, -1)
+        if storage.small:
+            return
+        last = self.functions - 1
+        if storage.iteration == self.iteration:
+            variable = self._now.variables[storage.variable]
+            variable.died = max(last, variable.born)
+        elif storage.iteration + 1 == self.iteration and storage.variable >= 0 and last >= 0:
+            self._now.only_freed.append(_Variable(storage.bytes, -1, storage.variable, last))
+
+    def finish(self) -> Trace:
+        """The iteration as a trace; the next one begins."""
+        ended = self._now
+        fingerprint = _fingerprint(ended)
+        used_bytes = sum(v.bytes for v in ended.variables if v.died is None)
+        ended.variables += ended.only_freed
+        n = len(ended.names)
+        for variable in ended.variables:
+            variable.died = n if variable.died is None else variable.died
+        self._link(ended, fingerprint == self._last_fingerprint)
+        trace = self._trace(ended, fingerprint, self._large_bytes - used_bytes)
+        self._last_fingerprint = fingerprint
+        self.iteration += 1
+        self._now = _Iteration(slab_bytes=self._slab_bytes)
+        return trace
+
+    def _add(self, storage: Storage, born: int) -> int:
+        follows = storage.iteration + 1 == self.iteration and born < 0
+        variable = _Variable(storage.bytes, born, storage.variable if follows else -1)
+        storage.iteration, storage.variable = self.iteration, len(self._now.variables)
+        self._now.variables.append(variable)
+        return storage.variable
+
+    def _count(self, storage: Storage, sign: int) -> None:
+        if not storage.small:
+            self._large_bytes += sign * storage.bytes
+            return
+        self._slab_bytes += sign * -(-storage.bytes // _GRANULE) * _GRANULE
+        self._now.slab_bytes = max(self._now.slab_bytes, self._slab_bytes)
+
+    def _link(self, ended: _Iteration, repeats: bool) -> None:
+        """Numbers of the iteration before mean something only if it did the same; else what stays keeps its number."""
+        n = len(ended.names)
+        for v, variable in enumerate(ended.variables):
+            if not repeats:
+                variable.previous = v if variable.born < 0 and variable.died == n else -1
+        for variable in ended.variables:
+            before = variable.previous
+            if before >= 0 and (before >= len(ended.variables) or ended.variables[before].died != n):
+                variable.previous = -1
+
+    def _trace(self, ended: _Iteration, fingerprint: int, dormant_bytes: int) -> Trace:
+        offsets, starts = [0], [0.0]
+        for row, seconds in zip(ended.uses, ended.seconds):
+            offsets.append(offsets[-1] + len(row))
+            starts.append(starts[-1] + seconds)
+        return Trace(
+            function_names=tuple(ended.names),
+            function_start=starts[:-1],  # type: ignore[arg-type]  # Trace makes arrays of all of these
+            function_seconds=ended.seconds,  # type: ignore[arg-type]
+            variable_bytes=[v.bytes for v in ended.variables],  # type: ignore[arg-type]
+            born=[v.born for v in ended.variables],  # type: ignore[arg-type]
+            died=[v.died for v in ended.variables],  # type: ignore[arg-type]
+            previous=[v.previous for v in ended.variables],  # type: ignore[arg-type]
+            use_offsets=offsets,  # type: ignore[arg-type]
+            use_variables=[v for row in ended.uses for v in row],  # type: ignore[arg-type]
+            use_flags=[flags for row in ended.uses for flags in row.values()],  # type: ignore[arg-type]
+            fingerprint=fingerprint,
+            dormant_bytes=dormant_bytes,
+            chunk_bytes=self.chunk_bytes,
+            slab_chunks_peak=-(-ended.slab_bytes // self.chunk_bytes),
+            machine=self.machine,
+        )
+
+
+def _fingerprint(iteration: _Iteration) -> int:
+    """64 bits of what functions do to which variables, of what sizes; not of times, nor of frees."""
+    digest = hashlib.blake2b(digest_size=8)
+    for name, row in zip(iteration.names, iteration.uses):
+        digest.update(name.encode() + b"\0")
+        digest.update(b"".join(struct.pack("<iB", v, flags & (READ | WRITE)) for v, flags in row.items()))
+    digest.update(b"".join(struct.pack("<qi", v.bytes, v.born) for v in iteration.variables))
+    return int.from_bytes(digest.digest(), "little")

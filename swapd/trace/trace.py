@@ -1,0 +1,329 @@
+"""Trace: what one iteration of a program does to memory. `swapd.trace.trace_file` keeps it in a file."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swapd.files import write_whole
+
+READ = 1
+WRITE = 2
+LARGEST_BYTES = 1 << 60  # sums stay exact, in 64 bits too
+LARGEST_SECONDS = 1e9
+
+ARRAYS: dict[str, type] = {
+    "function_start": np.float64,
+    "function_seconds": np.float64,
+    "variable_bytes": np.int64,
+    "born": np.int32,
+    "died": np.int32,
+    "previous": np.int32,
+    "use_offsets": np.int64,
+    "use_variables": np.int32,
+    "use_flags": np.uint8,
+}
+
+OPTIONAL = ("variable_place", "part_of", "part_first_chunk")  # int32[V] or None
+
+
+class TraceError(ValueError):
+    """A trace is inconsistent, or its file is damaged, truncated or of another version."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Speed of the link between device and host; the two directions do not slow each other down."""
+
+    out_bytes_per_second: float = 12e9
+    in_bytes_per_second: float = 12e9
+    latency_seconds: float = 0.0  # of one copy, before its first byte
+
+    def __post_init__(self) -> None:
+        for name in ("out_bytes_per_second", "in_bytes_per_second"):
+            if not (getattr(self, name) > 0 and math.isfinite(getattr(self, name))):
+                raise ValueError(f"{name} must be a positive number, not {getattr(self, name)!r}")
+        if not (self.latency_seconds >= 0 and math.isfinite(self.latency_seconds)):
+            raise ValueError(f"latency_seconds must not be negative, not {self.latency_seconds!r}")
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """One iteration: n functions in order, V variables (storages) numbered by first appearance.
+
+    A variable v is live at function i when ``born[v] <= i <= died[v]``. ``born`` is the function during which it was
+    allocated (which is also a write by that function), -1 when it exists as the iteration starts (an *entry*
+    variable), n when it was allocated after the last function. ``died`` is the last function at which it is live,
+    n when it survives the iteration, -1 for an entry variable that is freed before the first function. ``previous``
+    of an entry variable is the number that the same storage had in the previous iteration, given that that one ran
+    the same sequence; -1 when not known.
+
+    Raises:
+        TraceError: the arrays contradict each other.
+    """
+
+    function_names: tuple[str, ...]
+    function_start: NDArray[np.float64]
+    function_seconds: NDArray[np.float64]
+    variable_bytes: NDArray[np.int64]
+    born: NDArray[np.int32]
+    died: NDArray[np.int32]
+    previous: NDArray[np.int32]
+    use_offsets: NDArray[np.int64]
+    use_variables: NDArray[np.int32]
+    use_flags: NDArray[np.uint8]
+    fingerprint: int = 0  # of the sequence, 64 bits
+    dormant_bytes: int = 0  # bytes that exist but that no function of the iteration uses
+    chunk_bytes: int = 0  # of the recording allocator; 0 when not known
+    slab_chunks_peak: int = 0  # chunks of that size that held small allocations, which never move
+    machine: Machine | None = field(default=None)
+    places: tuple[str, ...] = ()  # in the user's program, where variables were allocated
+    variable_place: NDArray[np.int32] | None = None  # int32[V]: which of them, -1: not known; None: none is known
+    # Where variables are parts of recorded ones (ranged.py): which one, and from which of its chunks on; else None.
+    part_of: NDArray[np.int32] | None = None  # int32[V], ascending
+    part_first_chunk: NDArray[np.int32] | None = None  # int32[V], ascending within a recorded variable
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "function_names", tuple(self.function_names))
+        object.__setattr__(self, "places", tuple(self.places))
+        for name in OPTIONAL:
+            if getattr(self, name) is not None:
+                found: NDArray[np.int32] = np.array(getattr(self, name), dtype=np.int32, order="C")
+                found.flags.writeable = False
+                object.__setattr__(self, name, found)
+        for name, dtype in ARRAYS.items():
+            array: NDArray[Any] = np.array(getattr(self, name), dtype=dtype, order="C")
+            array.flags.writeable = False
+            object.__setattr__(self, name, array)
+        _check(self)
+
+    @property
+    def functions(self) -> int:
+        """Number of functions, n."""
+        return len(self.function_names)
+
+    @property
+    def variables(self) -> int:
+        """Number of variables, V."""
+        return len(self.variable_bytes)
+
+    @property
+    def live_bytes(self) -> NDArray[np.int64]:
+        """int64[n]: bytes live at each function if nothing were swapped, dormant ones left out."""
+        return live_profile(self.born, self.died, self.variable_bytes, self.functions)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Trace):
+            return NotImplemented
+        return self._scalars() == other._scalars() and all(
+            np.array_equal(getattr(self, name), getattr(other, name)) for name in (*ARRAYS, *OPTIONAL)
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _scalars(self) -> tuple[Any, ...]:
+        return (
+            self.function_names,
+            self.fingerprint,
+            self.dormant_bytes,
+            self.chunk_bytes,
+            self.slab_chunks_peak,
+            self.machine,
+            self.places,
+        )
+
+    def place(self, variable: int) -> str:
+        """Where in the user's program a variable was allocated; empty where that was not recorded."""
+        at = -1 if self.variable_place is None else int(self.variable_place[variable])
+        return self.places[at] if at >= 0 else ""
+
+    def recorded(self, variable: int) -> int:
+        """The number that the recorder gave to a variable, or to the one that it is a part of."""
+        return variable if self.part_of is None else int(self.part_of[variable])
+
+    def parts_of(self, recorded: int) -> range:
+        """The variables that a recorded variable is here, in the order of its bytes: itself, unless it is in parts."""
+        if self.part_of is None:
+            return range(recorded, recorded + (0 <= recorded < self.variables))
+        low, high = np.searchsorted(self.part_of, [recorded, recorded + 1])
+        return range(int(low), int(high))
+
+    def chunk_range(self, variable: int) -> tuple[int, int]:
+        """Of the recorded variable, the first chunk that belongs to this one, and how many do. Needs `chunk_bytes`."""
+        first = 0 if self.part_first_chunk is None else int(self.part_first_chunk[variable])
+        return first, -(-int(self.variable_bytes[variable]) // self.chunk_bytes)
+
+    def label(self, variable: int) -> str:
+        """What people call a variable: ``variable 12``, or ``variable 12, chunks 64..127``."""
+        name = f"variable {self.recorded(variable)}"
+        if len(self.parts_of(self.recorded(variable))) == 1 and self.chunk_range(variable)[0] == 0:
+            return name
+        first, count = self.chunk_range(variable)
+        return f"{name}, chunks {first}..{first + count - 1}"
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the trace to `path`, whole or not at all."""
+        write_whole(path, self.to_bytes())
+
+    def to_bytes(self) -> bytes:
+        """The file's content; the same trace gives the same bytes."""
+        from swapd.trace import trace_file
+
+        return trace_file.write(self)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Trace:
+        """Read a trace from `path`.
+
+        Raises:
+            TraceError: the file is no trace, is damaged or truncated, or was written by a newer version.
+            OSError: it cannot be read.
+        """
+        from swapd.trace import trace_file
+
+        with open(path, "rb") as file:
+            return cls.from_bytes(file.read(trace_file.LARGEST_FILE + 1), os.fspath(path))
+
+    @classmethod
+    def from_bytes(cls, content: bytes, name: str = "trace") -> Trace:
+        """Read a trace from its file's content; `name` is what the errors call it."""
+        from swapd.trace import trace_file
+
+        return trace_file.read(content, name)
+
+    def describe(self) -> str:
+        """A text dump for people: one line per function, then one per variable. The same trace gives the same text."""
+        live = self.live_bytes
+        lines = [
+            f"trace {self.fingerprint:016x}: {self.functions} functions, {self.variables} variables, "
+            f"live peak {max(live, default=0)} bytes, dormant {self.dormant_bytes} bytes"
+        ]
+        for i, name in enumerate(self.function_names):
+            rows = range(self.use_offsets[i], self.use_offsets[i + 1])
+            uses = " ".join(f"{self.use_variables[row]}{'?rwm'[self.use_flags[row]]}" for row in rows)
+            lines.append(f"f{i} {name} {self.function_seconds[i]:.9f}s live={live[i]} uses: {uses}")
+        for v in range(self.variables):
+            before = f" previous={self.previous[v]}" if self.previous[v] >= 0 else ""
+            before += f" at {self.place(v)}" if self.place(v) else ""
+            part = f" ({self.label(v)})" if self.part_of is not None else ""
+            lines.append(f"v{v}{part} {self.variable_bytes[v]} bytes born={self.born[v]} died={self.died[v]}{before}")
+        return "\n".join(lines) + "\n"
+
+
+def live_profile(
+    born: NDArray[np.int32], died: NDArray[np.int32], sizes: NDArray[np.int64], functions: int
+) -> NDArray[np.int64]:
+    """int64[functions]: the sum of `sizes` over the variables live at each function."""
+    steps = np.zeros(functions + 2, np.int64)
+    seen = (born < functions) & (died >= 0)
+    np.add.at(steps, np.maximum(born[seen], 0), sizes[seen])
+    np.subtract.at(steps, np.minimum(died[seen], functions) + 1, sizes[seen])
+    return np.cumsum(steps)[:functions]
+
+
+def _check(trace: Trace) -> None:
+    n, count = trace.functions, trace.variables
+    for name in ARRAYS:
+        if getattr(trace, name).ndim != 1:
+            raise TraceError(f"{name} must have one dimension")
+    lengths = {"function_start": n, "function_seconds": n, "born": count, "died": count, "previous": count}
+    for name, length in {**lengths, "use_offsets": n + 1, "use_flags": len(trace.use_variables)}.items():
+        if len(getattr(trace, name)) != length:
+            raise TraceError(f"{name} has {len(getattr(trace, name))} entries where {length} are needed")
+    if not (np.isfinite(trace.function_start).all() and np.isfinite(trace.function_seconds).all()):
+        raise TraceError("a time is not finite")
+    if (trace.function_seconds < 0).any():
+        raise TraceError("a function takes negative time")
+    if max(trace.function_seconds.max(initial=0), np.abs(trace.function_start).max(initial=0)) > LARGEST_SECONDS:
+        raise TraceError("a time is longer than thirty years")
+    if (trace.variable_bytes < 0).any() or min(trace.dormant_bytes, trace.chunk_bytes, trace.slab_chunks_peak) < 0:
+        raise TraceError("a size is negative")
+    sizes = float(trace.variable_bytes.sum(dtype=np.float64))
+    if max(sizes, trace.dormant_bytes, trace.slab_chunks_peak * trace.chunk_bytes) > LARGEST_BYTES:
+        raise TraceError("the sizes add up to more than any machine has")
+    if not 0 <= trace.fingerprint < 1 << 64:
+        raise TraceError("the fingerprint does not fit in 64 bits")
+    _check_lives(trace)
+    _check_uses(trace)
+    _check_places(trace)
+    _check_parts(trace)
+
+
+def _check_places(trace: Trace) -> None:
+    places = trace.variable_place
+    if places is None:
+        if trace.places:
+            raise TraceError("there are places, but no variable_place says whose")
+        return
+    if len(places) != trace.variables:
+        raise TraceError(f"variable_place has {len(places)} entries where {trace.variables} are needed")
+    if (places < -1).any() or (places >= len(trace.places)).any():
+        raise TraceError("a variable's place is none of the places")
+
+
+def _check_parts(trace: Trace) -> None:
+    """Parts of a variable lie one behind the other, and live and die as one storage."""
+    owner, start = trace.part_of, trace.part_first_chunk
+    if owner is None or start is None:
+        if owner is not start:
+            raise TraceError("part_of and part_first_chunk belong together")
+        return
+    if len(owner) != trace.variables or len(start) != trace.variables:
+        raise TraceError(f"part_of and part_first_chunk must have {trace.variables} entries")
+    if trace.chunk_bytes <= 0:
+        raise TraceError("parts need the size of a chunk")
+    if (owner < 0).any() or (start < 0).any() or (np.diff(owner) < 0).any():
+        raise TraceError("part_of must ascend, and neither it nor part_first_chunk be negative")
+    chunk = trace.chunk_bytes
+    if (start * float(chunk) + trace.variable_bytes > LARGEST_BYTES).any():
+        raise TraceError("a variable that parts belong to is larger than any machine has")
+    same = np.flatnonzero(np.diff(owner) == 0)  # a part, the next one of the same variable
+    begin = start.astype(np.int64) * chunk
+    if (begin[same] + trace.variable_bytes[same] > begin[same + 1]).any():
+        raise TraceError("two parts of a variable overlap")
+    if (trace.died[same] != trace.died[same + 1]).any():
+        raise TraceError("parts of a variable must die together")
+    known = np.flatnonzero(trace.previous >= 0)
+    before = trace.previous[known]
+    if (start[known] != start[before]).any():
+        raise TraceError("a part's previous must begin at the same chunk")
+    pairs = np.unique(np.stack([owner[known], owner[before]]), axis=1)
+    if any(len(np.unique(row)) != len(row) for row in pairs):
+        raise TraceError("parts of a variable must have been parts of one variable in the iteration before")
+
+
+def _check_lives(trace: Trace) -> None:
+    n = trace.functions
+    if (trace.born < -1).any() or (trace.born > n).any() or (trace.died > n).any() or (trace.died < trace.born).any():
+        raise TraceError(f"a variable's born and died must be ordered and within -1 to {n}")
+    known = np.flatnonzero(trace.previous != -1)
+    if len(known):
+        before = trace.previous[known]
+        if (before < 0).any() or (before >= trace.variables).any():
+            raise TraceError("a variable's previous is no variable")
+        if (trace.born[known] != -1).any() or (trace.died[before] != n).any():
+            raise TraceError("previous must lead from an entry variable to one that survives")
+        if len(np.unique(before)) != len(before):
+            raise TraceError("two variables have the same previous")
+
+
+def _check_uses(trace: Trace) -> None:
+    offsets, variables = trace.use_offsets, trace.use_variables
+    if offsets[0] != 0 or offsets[-1] != len(variables) or (np.diff(offsets) < 0).any():
+        raise TraceError("use_offsets must rise from 0 to the number of uses")
+    if len(variables) == 0:
+        return
+    if (variables < 0).any() or (variables >= trace.variables).any():
+        raise TraceError("a use names a variable that does not exist")
+    if ((trace.use_flags < READ) | (trace.use_flags > READ | WRITE)).any():
+        raise TraceError("a use is neither a read nor a write")
+    functions = np.repeat(np.arange(trace.functions), np.diff(offsets))
+    wrong = np.flatnonzero((functions < trace.born[variables]) | (functions > trace.died[variables]))
+    if len(wrong):
+        row = int(wrong[0])
+        raise TraceError(f"function {functions[row]} uses variable {variables[row]}, which is not live then")

@@ -1,0 +1,241 @@
+"""Trace file: a ZIP archive (stored or deflated) with one JSON member and one NumPy member per array::
+
+    header.json             {"format": "swapd-trace", "version": 1 or 2, "functions": n, "variables": V, "uses": m,
+                             "fingerprint": "16 hex digits", "dormant_bytes": int, "chunk_bytes": int,
+                             "slab_chunks_peak": int, "machine": null | {"out_bytes_per_second": float,
+                             "in_bytes_per_second": float, "latency_seconds": float}, "function_names": [str] * n}
+    function_start.npy      float64[n]    seconds since the iteration began, time stalled for transfers taken out
+    function_seconds.npy    float64[n]    seconds the function itself took
+    variable_bytes.npy      int64[V]
+    born.npy  died.npy      int32[V]      see Trace
+    previous.npy            int32[V]
+    use_offsets.npy         int64[n + 1]  the uses of function i are rows use_offsets[i] to use_offsets[i + 1]
+    use_variables.npy       int32[m]
+    use_flags.npy           uint8[m]      1 read, 2 write, 3 both
+    places.json             [str] * p     optional, both or none: places in the user's program, and the one where each
+    variable_place.npy      int32[V]      variable was allocated; -1: not known
+    part_of.npy             int32[V]      version 2 only: the recorded variable that each one is a part of, and the
+    part_first_chunk.npy    int32[V]      first of its chunks that belongs to the part. Version 1 has no parts
+
+Nothing in it is executable: arrays of Python objects are refused. The same trace gives the same bytes. A reader takes
+time and memory in proportion to the file and to limits (below), whatever a file claims: sizes are checked before
+anything of that size is made.
+
+``docs/trace-format.md`` explains each field.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swapd.trace.json_structure import structure
+from swapd.trace.trace import ARRAYS, Machine, Trace, TraceError
+
+FORMAT = "swapd-trace"
+VERSION = 2  # that a trace with parts needs; one without is still written as version 1, which older releases read
+WITHOUT_PARTS = 1
+
+# Far above what programs do: an iteration of 300,000 functions has about two million uses.
+LARGEST_COUNTS = {"functions": 1 << 20, "variables": 1 << 20, "uses": 1 << 23}
+LARGEST_FILE = 1 << 28  # bytes
+LARGEST_HEADER = 1 << 26  # bytes, of header.json
+LARGEST_ARRAY_HEADER = 1 << 13  # bytes, of a .npy member before its numbers
+LARGEST_PLACES = 1 << 23  # bytes, of places.json
+MOST_MEMBERS = 64  # of the archive; those that are not ours are not looked at
+
+_HEADER_READERS = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
+
+
+def write(trace: Trace) -> bytes:
+    """The content of the trace's file."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        _add(archive, "header.json", json.dumps(_header(trace), indent=0).encode())
+        for name in ARRAYS:
+            _add_array(archive, name, getattr(trace, name))
+        places = json.dumps(list(trace.places), indent=0).encode()
+        if trace.variable_place is not None and len(places) <= LARGEST_PLACES:
+            _add(archive, "places.json", places)
+            _add_array(archive, "variable_place", trace.variable_place)
+        if trace.part_of is not None and trace.part_first_chunk is not None:
+            _add_array(archive, "part_of", trace.part_of)
+            _add_array(archive, "part_first_chunk", trace.part_first_chunk)
+    return buffer.getvalue()
+
+
+def read(content: bytes, name: str) -> Trace:
+    """The trace of a file's content. Raises TraceError, which calls the file `name`."""
+    with _open(content, name) as archive:
+        header = _read_header(archive, name)
+        lengths = _lengths(header)
+        arrays = {key: _read_array(archive, key, name, lengths[key], np.dtype(ARRAYS[key])) for key in ARRAYS}
+        places, variable_place = _read_places(archive, name, lengths["variable_bytes"])
+        if header["version"] > WITHOUT_PARTS:
+            for key in ("part_of", "part_first_chunk"):
+                arrays[key] = _read_array(archive, key, name, lengths["variable_bytes"], np.dtype(np.int32))
+    machine = header.get("machine")
+    try:
+        trace = Trace(
+            function_names=tuple(header["function_names"]),
+            fingerprint=int(header["fingerprint"], 16),
+            dormant_bytes=int(header["dormant_bytes"]),
+            chunk_bytes=int(header["chunk_bytes"]),
+            slab_chunks_peak=int(header["slab_chunks_peak"]),
+            machine=None if machine is None else Machine(**machine),
+            places=places,
+            variable_place=variable_place,
+            **arrays,
+        )
+    except TraceError as error:
+        raise TraceError(f"{name}: {error}") from None
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise TraceError(f"{name}: damaged header ({error!r:.200})") from None
+    return trace
+
+
+def _lengths(header: dict[str, Any]) -> dict[str, int]:
+    """Entries of each array, as the header counts them."""
+    functions, variables, uses = (int(header[key]) for key in LARGEST_COUNTS)
+    return {
+        **dict.fromkeys(("function_start", "function_seconds"), functions),
+        **dict.fromkeys(("variable_bytes", "born", "died", "previous"), variables),
+        "use_offsets": functions + 1,
+        **dict.fromkeys(("use_variables", "use_flags"), uses),
+    }
+
+
+def _header(trace: Trace) -> dict[str, Any]:
+    machine = trace.machine
+    return {
+        "format": FORMAT,
+        "version": WITHOUT_PARTS if trace.part_of is None else VERSION,
+        "functions": trace.functions,
+        "variables": trace.variables,
+        "uses": len(trace.use_variables),
+        "fingerprint": f"{trace.fingerprint:016x}",
+        "dormant_bytes": int(trace.dormant_bytes),
+        "chunk_bytes": int(trace.chunk_bytes),
+        "slab_chunks_peak": int(trace.slab_chunks_peak),
+        "machine": None if machine is None else dict(vars(machine)),
+        "function_names": list(trace.function_names),
+    }
+
+
+def _add(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
+    info = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
+    info.compress_type = zipfile.ZIP_DEFLATED
+    archive.writestr(info, content)
+
+
+def _add_array(archive: zipfile.ZipFile, name: str, array: NDArray[Any]) -> None:
+    member = io.BytesIO()
+    np.lib.format.write_array(member, array, version=(1, 0), allow_pickle=False)
+    _add(archive, f"{name}.npy", member.getvalue())
+
+
+def _open(content: bytes, name: str) -> zipfile.ZipFile:
+    if len(content) > LARGEST_FILE:
+        raise TraceError(f"{name}: {len(content)} bytes are too many for a trace; {LARGEST_FILE} is the most")
+    if content.count(b"PK\x01\x02") > MOST_MEMBERS:  # each of them becomes an object when the archive is opened
+        raise TraceError(f"{name}: not a trace (an archive of more than {MOST_MEMBERS} members)")
+    try:
+        return zipfile.ZipFile(io.BytesIO(content))
+    except Exception as error:  # the module has many ways to say that it is no archive
+        raise TraceError(f"{name}: not a trace, or truncated ({error!s:.200})") from None
+
+
+def _member(archive: zipfile.ZipFile, member: str, name: str, most: int) -> bytes:
+    """The content of a member, of at most `most` bytes. What it says of its size is not believed."""
+    try:
+        info = archive.getinfo(member)
+    except KeyError:
+        raise TraceError(f"{name}: {member} is missing") from None
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise TraceError(f"{name}: {member} is compressed in a way that traces are not")
+    try:
+        with archive.open(info) as file:
+            content = file.read(most + 1)
+    except Exception as error:  # zlib, CRC, or any other sign of damage
+        raise TraceError(f"{name}: {member} is damaged ({error!s:.200})") from None
+    if len(content) > most:
+        raise TraceError(f"{name}: {member} is larger than the {most} bytes that it may have")
+    return content
+
+
+def _read_header(archive: zipfile.ZipFile, name: str) -> dict[str, Any]:
+    content = _member(archive, "header.json", name, LARGEST_HEADER)
+    try:
+        text = content.decode("utf-8")
+        found = structure(text)
+        if found.lists > 1 or found.objects > 2:  # they take twenty times the memory of their text
+            raise ValueError("there are lists or objects in it that a trace does not have")
+        header = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise TraceError(f"{name}: header.json is damaged ({error!s:.200})") from None
+    if not isinstance(header, dict) or header.get("format") != FORMAT:
+        raise TraceError(f"{name}: not a {FORMAT} file")
+    version = header.get("version")
+    if type(version) is not int or not WITHOUT_PARTS <= version <= VERSION:
+        newer = type(version) is int and version > VERSION
+        hint = "; it was written by a newer release, which can read it" if newer else ""
+        known = f"{WITHOUT_PARTS} and {VERSION}"
+        raise TraceError(f"{name}: version {version!r:.40} of the format, this release reads {known}{hint}")
+    for key, most in LARGEST_COUNTS.items():
+        count = header.get(key)
+        if type(count) is not int or not 0 <= count <= most:
+            raise TraceError(f"{name}: the header's count of {key} is {count!r:.40}, not 0 to {most}")
+    names = header.get("function_names")
+    if not isinstance(names, list) or len(names) != header["functions"]:
+        raise TraceError(f"{name}: the header's counts do not match the names of its functions")
+    if not all(isinstance(text, str) for text in names):
+        raise TraceError(f"{name}: damaged header (a function's name is no text)")
+    return header
+
+
+def _read_places(archive: zipfile.ZipFile, name: str, variables: int) -> tuple[tuple[str, ...], NDArray[Any] | None]:
+    """The optional members: places, and which of them each variable has."""
+    if "places.json" not in archive.namelist():
+        return (), None
+    content = _member(archive, "places.json", name, LARGEST_PLACES)
+    try:
+        text = content.decode("utf-8")
+        found = structure(text)
+        if found.lists != 1 or found.objects:
+            raise ValueError("it is no list of texts")
+        places = json.loads(text)
+        if not isinstance(places, list) or not all(isinstance(place, str) for place in places):
+            raise ValueError("it is no list of texts")
+    except (ValueError, RecursionError) as error:
+        raise TraceError(f"{name}: places.json is damaged ({error!s:.200})") from None
+    return tuple(places), _read_array(archive, "variable_place", name, variables, np.dtype(np.int32))
+
+
+def _read_array(archive: zipfile.ZipFile, key: str, name: str, length: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """An array, which has to have the type that the format says and the length that the header says."""
+    content = _member(archive, f"{key}.npy", name, LARGEST_ARRAY_HEADER + length * dtype.itemsize)
+    member = io.BytesIO(content)
+    try:
+        version = np.lib.format.read_magic(member)
+        if version not in _HEADER_READERS:
+            raise ValueError(f"version {version} of its header")
+        shape, _, found = _HEADER_READERS[version](member)
+    except Exception as error:
+        raise TraceError(f"{name}: {key}.npy is damaged ({error!s:.200})") from None
+    if found.hasobject:
+        raise TraceError(f"{name}: {key}.npy is damaged (it holds Python objects)")
+    if found != dtype:
+        raise TraceError(f"{name}: {key}.npy holds {found}, not {dtype}")
+    if shape != (length,):
+        raise TraceError(f"{name}: the header's counts do not match the arrays: {key} has the shape {shape}")
+    if len(content) - member.tell() != length * dtype.itemsize:
+        raise TraceError(f"{name}: {key}.npy is damaged (its content has another length than it says)")
+    return np.frombuffer(content, found, length, member.tell())
