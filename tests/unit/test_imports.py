@@ -125,7 +125,7 @@ def module_arrows() -> dict[str, set[str]]:
             modules[".".join(path.relative_to(folder).with_suffix("").parts).removesuffix(".__init__")] = path
     arrows: dict[str, set[str]] = {}
     for name, path in modules.items():
-        text = path.read_text(encoding="utf-8").replace("TYPE_CHECKING", "True")
+        text = path.read_text(encoding="utf-8").replace("if TYPE_CHECKING:", "if True:")
         named = {found.module for found in imports_of(name, text) if found.module in modules} - {name}
         # `from package import module` names the package too, which is not what it needs.
         arrows[name] = {one for one in named if not any(other.startswith(f"{one}.") for other in named)}
