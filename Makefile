@@ -35,7 +35,7 @@ editable := $(pip) install --quiet --config-settings=wheel.cmake=false --editabl
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help venv native demo test lint unit-test native-test asan tsan test-programs test-strict test-faults fuzz fuzz-asan \
+.PHONY: help venv native demo test lint unit-test native-test asan tsan test-slow test-all test-strict test-faults fuzz fuzz-asan \
   soak test-gpu \
   check-cuda-build bench bench-splitting bench-gpu monitoring-tools dashboards dashboard-pictures wheel test-wheel clean
 .DELETE_ON_ERROR:
@@ -102,8 +102,8 @@ asan: $(cmake_needs) ## the native tests under AddressSanitizer and UndefinedBeh
 tsan: $(cmake_needs) ## the native tests under ThreadSanitizer
 	$(call native_tests,build/tsan,-DCMAKE_BUILD_TYPE=RelWithDebInfo -DOOC_SANITIZE=thread)
 
-test-programs: venv native ## the Python tests of whole programs, with those marked slow
-	$(pytest) tests/frameworks -m "" $(PYTEST)
+test-slow: venv native ## the Python tests that are too long for `make test`
+	$(pytest) -m slow --ignore tests/packaging $(PYTEST)
 
 test-strict: venv native ## the long suite: every operator of PyTorch's own database with eviction before each one
 	$(python) -m pytest tests/stress -m "" $(PYTEST)
@@ -118,6 +118,13 @@ fuzz: venv native ## random programs against plain memory, going on from where t
 fuzz-asan: venv native ## the fuzzer's corpus, and two minutes of random programs, under AddressSanitizer
 	$(call native_build,build/asan-libraries,-DCMAKE_BUILD_TYPE=RelWithDebInfo -DOOC_SANITIZE=address+undefined -DOOC_BUILD_TESTS=OFF)
 	OOC_TEST_LIBRARIES=$(CURDIR)/build/asan-libraries $(pytest) tests/fuzz -m "" $(PYTEST)
+
+# The suites one after the other, each with how long it took; one that fails does not keep the next from running.
+suites := test test-slow asan tsan fuzz-asan test-faults test-strict test-wheel
+test-all: venv ## every suite but the hours of `fuzz` and `soak`, and how long each took
+	@mkdir -p out; for suite in $(suites); do begin=$$(date +%s); $(MAKE) $$suite > out/$$suite.log 2>&1 && how=passed || how=FAILED; \
+	  echo "$$suite: $$how in $$(($$(date +%s) - begin)) s (out/$$suite.log)"; done | tee out/suites.txt; \
+	  ! grep -q FAILED out/suites.txt
 
 soak: venv native ## an hour of training under random signals and changing budgets; SOAK="--minutes 60"
 	$(python) -m tests.soak $(SOAK)

@@ -62,6 +62,7 @@ def facts(*arguments: object, store: Path | None = None) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_layers_hold_what_the_model_holds(script: Path, tmp_path: Path) -> None:
     found = facts("--budget", "1MiB", "--batch", 4, f"{script}:make", store=tmp_path / "none.sqlite")
     assert [layer["name"].partition(" ")[2] for layer in found["layers"]] == NAMES
@@ -72,6 +73,7 @@ def test_layers_hold_what_the_model_holds(script: Path, tmp_path: Path) -> None:
     assert not found["training"] and found["peak_bytes"] <= 1 << 20
 
 
+@pytest.mark.slow
 def test_without_measurements_it_shows_memory_and_says_so(script: Path, tmp_path: Path) -> None:
     path = tmp_path / "none.sqlite"
     found = facts("--budget", "1MiB", f"{script}:make", store=path)
@@ -210,12 +212,14 @@ def test_wrong_command_lines(script: Path, arguments: list[str], words: str) -> 
     assert words in errors
 
 
+@pytest.mark.slow
 def test_arguments_that_the_model_does_not_take(script: Path, tmp_path: Path) -> None:
     path = tmp_path / "none.sqlite"
     _, errors = swapd("--budget", "1MiB", f"{script}:make", "depth=3", store=path, status=1)
     assert "cannot be built" in errors and "depth" in errors and "Traceback" not in errors
 
 
+@pytest.mark.slow
 def test_a_store_that_cannot_be_used(script: Path, tmp_path: Path) -> None:
     path = tmp_path / "missing" / "store.sqlite"
     shown, errors = swapd("--budget", "1MiB", f"{script}:make", store=path)

@@ -309,6 +309,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(tmp_path / "train.py")
 
 
+@pytest.mark.slow
 def test_the_command_records_a_script(script: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "out.trace"
     words = ["record", "--fake", "--batch", "300", "--device", "titanx-pcie3", "--json", "-o", str(output)]

@@ -147,9 +147,15 @@ def test_scrapers_that_hang(tmp_path: Path) -> None:
         expect_as_without(tmp_path, running)  # while all of them are still open here
 
 
+@pytest.fixture(scope="module")
+def page_port() -> Iterator[int]:
+    with served_page() as port:
+        yield port
+
+
 @pytest.mark.parametrize("request_bytes", MALFORMED, ids=range(len(MALFORMED)))
-def test_malformed_requests_get_no_page(tmp_path: Path, request_bytes: bytes) -> None:
-    with served_page() as port, socket.create_connection(("127.0.0.1", port), timeout=HANG_SECONDS) as one:
+def test_malformed_requests_get_no_page(page_port: int, request_bytes: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", page_port), timeout=HANG_SECONDS) as one:
         with contextlib.suppress(OSError):  # cut off in the middle
             one.sendall(request_bytes)
         answer = b""
@@ -157,7 +163,7 @@ def test_malformed_requests_get_no_page(tmp_path: Path, request_bytes: bytes) ->
             while part := one.recv(1 << 16):
                 answer += part
         assert b"ooc_" not in answer and b" 200 " not in answer
-        assert functions_of(asyncio.run(scrape(port))) > 0
+        assert functions_of(asyncio.run(scrape(page_port))) > 0
 
 
 @contextlib.contextmanager

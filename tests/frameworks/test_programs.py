@@ -21,7 +21,10 @@ BUDGETS = {
     "sparse_gradients": 24, "threads": 44, "torch_func": 17, "train_validate": 33, "two_optimizers": 24, "unet": 42,
 }  # fmt: skip
 # Much as another one, as far as memory goes.
-ALIKE = {"autocast_bf16", "densenet", "generation", "hf_bert", "hf_llama", "two_optimizers", "unet"}
+ALIKE = {
+    "adamw_foreach", "autocast_bf16", "densenet", "generation", "hf_bert", "hf_llama", "hf_t5", "inference",
+    "torch_func", "train_validate", "two_optimizers", "unet",
+}  # fmt: skip
 # These need a process of their own: they start processes, or are about how one ends.
 ALONE = {"compiled_blocks": 36, "dataloader": 30, "exit_live": 12, "exit_running": 73}
 # Steady loops: after two iterations each is as the one before, and nothing but the end departs from it.
@@ -189,6 +192,7 @@ def test_compiled_graph_too_large(tmp_path: Path) -> None:
     assert ended.figures["device_peak_bytes"] <= 10 << 20
 
 
+@pytest.mark.slow
 def test_compiled_blocks(tmp_path: Path) -> None:
     """A model compiled block by block, against the same compiled model in plain memory."""
     figures = both_alone("compiled_blocks", tmp_path, TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "inductor"))

@@ -119,7 +119,10 @@ LOADER = """
 """
 
 
-@pytest.mark.parametrize(("method", "persistent"), [("fork", False), ("fork", True), ("spawn", True)])
+@pytest.mark.parametrize(
+    ("method", "persistent"),
+    [("fork", False), *(pytest.param(method, True, marks=pytest.mark.slow) for method in ("fork", "spawn"))],
+)
 def test_workers_of_a_loader(tmp_path: Path, method: str, persistent: bool) -> None:
     """Workers read a tensor that was swapped out when they were started, while the parent goes on training."""
     source = LOADER.replace("METHOD", repr(method)).replace("PERSISTENT", repr(persistent))

@@ -89,6 +89,7 @@ def test_cache_that_cannot_be_written(tmp_path: Path) -> None:
     check_plain(tmp_path, {"XDG_CACHE_HOME": str(tmp_path / "file")}, "XDG_CACHE_HOME")
 
 
+@pytest.mark.slow
 def test_two_processes_build_the_adapter_at_once(tmp_path: Path) -> None:
     """One of them compiles and says so, before; the next start says nothing. The compiler here copies what is there."""
     (tmp_path / "g++").write_text(

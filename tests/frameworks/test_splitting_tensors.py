@@ -136,6 +136,7 @@ def test_random_numbers_are_the_same(tmp_path: Path, threads: int) -> None:
     assert all(layer["exact"] for layer in figures["split_layers"])
 
 
+@pytest.mark.slow
 def test_moved_between_layouts_and_types(tmp_path: Path) -> None:
     figures = both(tmp_path, MOVEMENT).figures
     assert figures["host_backed_function_count"] == 0

@@ -109,6 +109,7 @@ MODES = """
 """
 
 
+@pytest.mark.slow
 def test_below_autograd(tmp_path: Path) -> None:
     """Gradients, versions, views and modes are as if nothing had been split."""
     figures = both(tmp_path, MODES).figures

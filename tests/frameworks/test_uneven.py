@@ -134,6 +134,7 @@ except ValueError as error:
 """
 
 
+@pytest.mark.slow
 def test_a_rank_with_little_memory_gets_little_and_errors_are_clear(tmp_path: Path) -> None:
     status, output = launched(tmp_path, RANK, SMALL, WRONG)
     assert status == 0, output[:6000]

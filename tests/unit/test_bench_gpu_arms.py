@@ -249,6 +249,7 @@ def test_a_channel_is_one_object_a_line() -> None:
         channel.receive()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arm", [IN_CORE, "offload", "fsdp"])
 def test_a_real_child_trains_on_the_host(arm: str, in_core: dict[str, Any]) -> None:
     """The whole way of a case but for the device. FSDP keeps no state on the host here, and its sums may differ."""

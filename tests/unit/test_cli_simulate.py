@@ -136,6 +136,7 @@ def test_a_budget_that_is_too_small(capsys: pytest.CaptureFixture[str], path: Pa
         assert "would do" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_advice_holds(capsys: pytest.CaptureFixture[str], path: Path) -> None:
     found = facts_of(capsys, path, "--budget", BUDGET)
     kinds = {advice["kind"] for advice in found["advice"]}

@@ -85,6 +85,9 @@ def flip_one_bit(tensor: torch.Tensor) -> None:
     tensor.view(torch.uint8).flatten()[11] ^= 1
 
 
+COMPARE_STATES = load("demo").compare_states
+
+
 @pytest.fixture
 def demo(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> ModuleType:
     """The demo with one example, the stand-in, which behaves well until ``case.json`` says otherwise."""
@@ -96,7 +99,14 @@ def demo(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> ModuleType:
     (tmp_path / "case.json").write_text(json.dumps({"summary": SUMMARY}))
     monkeypatch.setattr(module, "EXAMPLES", (module.Example("stand_in", script, ("--size", "9"), ("--size", "1")),))
     monkeypatch.setenv("OOC_POLICY", "left over from the caller")
+    # The same comparison without a process for it; the tests of flipped bits have the process.
+    monkeypatch.setattr(module, "compare_states", compare_here)
     return module
+
+
+def compare_here(first: pathlib.Path, second: pathlib.Path) -> dict[str, Any]:
+    compared: dict[str, Any] = load("compare").compare(torch.load(first), torch.load(second))
+    return compared
 
 
 def run(demo: ModuleType, tmp_path: pathlib.Path, *arguments: str) -> tuple[int, dict[str, Any]]:
@@ -194,7 +204,10 @@ def test_a_missing_figure_is_named(demo: ModuleType, tmp_path: pathlib.Path) -> 
     assert status == 1 and "divergence_count" in report["problems"][0]
 
 
-def test_one_flipped_bit_of_a_parameter_ends_non_zero(demo: ModuleType, tmp_path: pathlib.Path) -> None:
+def test_one_flipped_bit_of_a_parameter_ends_non_zero(
+    demo: ModuleType, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "compare_states", COMPARE_STATES)
     other = state()
     flip_one_bit(other["model"]["a"])
     torch.save(other, tmp_path / "swapped.pt")
@@ -204,7 +217,10 @@ def test_one_flipped_bit_of_a_parameter_ends_non_zero(demo: ModuleType, tmp_path
     assert report["examples"][0]["comparison"]["differences"] == {"/model/a": "1 of 35 elements"}
 
 
-def test_one_last_bit_of_a_loss_ends_non_zero(demo: ModuleType, tmp_path: pathlib.Path) -> None:
+def test_one_last_bit_of_a_loss_ends_non_zero(
+    demo: ModuleType, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "compare_states", COMPARE_STATES)
     other = state()
     other["results"]["losses"][0] = 1.5000000000000002
     torch.save(other, tmp_path / "swapped.pt")

@@ -49,6 +49,11 @@ def chunks_of(trace: Trace, chunk: int, size: int) -> Trace:
     )
 
 
+def slow(*seeds: int) -> list[Any]:
+    """Seeds for the long suite alone."""
+    return [pytest.param(seed, marks=pytest.mark.slow) for seed in seeds]
+
+
 @pytest.mark.parametrize("policy", ["idle", "window"])
 @pytest.mark.parametrize("times", [2, 4])
 def test_residency_is_the_plans_at_every_function(tmp_path: Path, policy: str, times: int) -> None:
@@ -63,7 +68,7 @@ def test_residency_is_the_plans_at_every_function(tmp_path: Path, policy: str, t
 
 
 # Those that do not fit, and whose allocations between iterations (pinned beside the function before them) do.
-@pytest.mark.parametrize("seed", [0, 1, 3, 4, 5, 6, 7, 8, 10, 11, 12, 13])
+@pytest.mark.parametrize("seed", [0, 1, 3, 4, *slow(5, 6, 7, 8, 10, 11, 12, 13)])
 def test_random_programs_run_as_planned(tmp_path: Path, seed: int) -> None:
     trace = chunks_of(random_trace(seed), CHUNK, 100)
     least = Problem.from_trace(trace, 0).min_budget_bytes
@@ -90,7 +95,7 @@ def test_parts_run_as_planned(tmp_path: Path, policy: str, training: bool) -> No
     assert found["demand_ins_of_the_last"] <= found["late_ins"]
 
 
-@pytest.mark.parametrize("seed", [0, 1, 3, 4, 6, 9, 11, 12, 16, 17, 24, 27, 30, 33, 35, 37, 38])
+@pytest.mark.parametrize("seed", [0, 1, 3, 4, 6, *slow(9, 11, 12, 16, 17, 24, 27, 30, 33, 35, 37, 38)])
 def test_random_programs_with_ranges_run_as_planned(tmp_path: Path, seed: int) -> None:
     case = random_ranges(seed)
     trace = chunks_of(cut(case.trace, case.first, case.count), CHUNK, 100)
