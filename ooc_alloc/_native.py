@@ -21,7 +21,7 @@ from ooc_alloc.timeline import TimelineCalls
 
 READ = 1
 WRITE = 2
-ABI_VERSION = 5
+ABI_VERSION = 6
 
 
 class OocError(RuntimeError):
@@ -71,7 +71,6 @@ class _Config(ctypes.Structure):
         ("strict", ctypes.c_int32),
         ("run_daemon", ctypes.c_int32),
         ("asynchronous", ctypes.c_int32),
-        ("host_backed", ctypes.c_int32),
         ("wait_limit_seconds", ctypes.c_double),
     ]
 
@@ -340,7 +339,6 @@ class Core(TimelineCalls):
         strict: evict everything before every function and verify clean copies.
         run_daemon: start the swap threads.
         asynchronous: functions run on streams of the device, and the host does not wait for them.
-        host_backed: the address of a swapped variable leads to its host copy; the host waits for every copy.
 
     Raises:
         OocError: the driver cannot be loaded or initialised, or a number is impossible; the message says which.
@@ -361,7 +359,6 @@ class Core(TimelineCalls):
         strict: bool = False,
         run_daemon: bool = True,
         asynchronous: bool = False,
-        host_backed: bool = False,
         wait_limit_seconds: float = 0.0,
     ) -> None:
         self._library = load_library()
@@ -379,7 +376,6 @@ class Core(TimelineCalls):
             strict=int(strict),
             run_daemon=int(run_daemon),
             asynchronous=int(asynchronous),
-            host_backed=int(host_backed),
             wait_limit_seconds=wait_limit_seconds,
         )
         handle = self._library.ooc_core_create(ctypes.byref(config))

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from swapd.host_limits import available_host_bytes, largest_host_bytes
-from swapd.settings import PREFIX, SETTINGS, Link, Setting
+from swapd.settings import PREFIX, REMOVED_SETTINGS, SETTINGS, Link, Setting
 from swapd.units import MIB, Amount, exact_bytes, format_bytes
 
 if TYPE_CHECKING:
@@ -67,7 +67,6 @@ class Config:
     metrics_push: str | None = None
     metrics_job: str = "ooc"
     strict: bool = False
-    host_backed: bool = False
     timeline: Path | None = None
     report: Path | None = None
     status: bool = False
@@ -95,7 +94,7 @@ class Config:
         environment = os.environ if environment is None else environment
         for name in overrides:
             if name not in _BY_NAME:
-                raise TypeError(f"{name}= is no setting{_suggest(name, _BY_NAME)}")
+                raise TypeError(f"{name}= is no setting{_instead(name, _BY_NAME)}")
         for message in unknown_variables(environment):
             warnings.warn(message, ConfigWarning, stacklevel=2)
         values = {}
@@ -185,7 +184,7 @@ def unknown_variables(environment: Mapping[str, str]) -> list[str]:
     """A sentence for each variable that starts with our prefix and is no setting."""
     known = [setting.variable for setting in SETTINGS]
     return [
-        f"{name} is set but is no variable of ooc-alloc{_suggest(name, known)}"
+        f"{name} is set but is no variable of ooc-alloc{_instead(name, known)}"
         for name in sorted(environment)
         if name.startswith(PREFIX) and name not in known and not name.startswith(FOREIGN_PREFIXES)
     ]
@@ -238,6 +237,10 @@ def _parse(setting: Setting, value: Any, source: str) -> Any:
         raise ConfigError(f"{source}{error}") from None
 
 
-def _suggest(name: str, known: Iterable[str]) -> str:
+def _instead(name: str, known: Iterable[str]) -> str:
+    """What the user can do about a name that is no setting: the end of a sentence that says so."""
+    removed = REMOVED_SETTINGS.get(name.removeprefix(PREFIX).lower())
+    if removed is not None:
+        return f" any more: {removed}"
     nearest = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f"; did you mean {nearest[0]}?" if nearest else ""

@@ -131,7 +131,6 @@ class Session:
             device_ordinal=self.device_ordinal,
             strict=config.strict,
             asynchronous=cuda is not None,
-            host_backed=config.host_backed,
             wait_limit_seconds=config.wait_limit,
         )
         self.budget_bytes = int(self.core.stats()["budget_bytes"])

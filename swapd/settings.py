@@ -260,7 +260,6 @@ SETTINGS = (
     Setting("metrics_push", "URL", "push metrics to this pushgateway at exit", parse_gateway),
     Setting("metrics_job", "NAME", "name of the job at the pushgateway [ooc]", parse_job),
     Setting("strict", "0|1", "raise, not degrade; evict before every function [0]", parse_switch, _switch_text),
-    Setting("host_backed", "0|1", "swapped data stay readable in place; slower [0]", parse_switch, _switch_text),
     Setting(
         "timeline", "FILE", "write a Perfetto trace of what happened last there at exit (.json, .json.gz)", parse_path
     ),
@@ -272,3 +271,7 @@ SETTINGS = (
     Setting("emulated_granularity", "BYTES", "step of the emulated device's chunks [64KiB]", parse_bytes, exact_bytes),
     Setting("emulated_faults", "RULES", "driver calls that fail, such as cuMemMap:every=50,error=2 [none]", str.strip),
 )
+
+REMOVED_SETTINGS = {  # name -> what replaced the setting
+    "host_backed": "swapped data are no longer readable in place; announce every access, or unset it",
+}

@@ -62,7 +62,7 @@ Core::Core(const ooc_config& config)
   region_chunks_ = std::max<uint64_t>(space / chunk_bytes_, 1);
   chunk_of_ = Divisor(chunk_bytes_);
   heap_first_chunk_ = region_chunks_;
-  device_.reserve(region_chunks_ * chunk_bytes_ + heap_bytes, config.host_backed != 0);
+  device_.reserve(region_chunks_ * chunk_bytes_ + heap_bytes);
   void* table = mmap(nullptr, region_chunks_ * sizeof(uint32_t), PROT_READ | PROT_WRITE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (table == MAP_FAILED) throw std::runtime_error("no address space for the table of regions");
@@ -74,9 +74,7 @@ Core::Core(const ooc_config& config)
   heap_ = std::make_unique<SmallHeap>(heap_bytes, chunk_bytes_, alignment);
   heap_chunks_.resize(heap_bytes / chunk_bytes_);
   const uint64_t host_bytes = std::max(config.host_budget_bytes, chunk_bytes_);
-  if (config.host_backed != 0)
-    host_chunks_ = std::make_unique<HostChunks>(device_.driver(), device_.device(), host_bytes, chunk_bytes_);
-  arena_ = std::make_unique<HostArena>(device_.driver(), host_bytes, host_chunks_.get());
+  arena_ = std::make_unique<HostArena>(device_.driver(), host_bytes);
   if (config.asynchronous != 0) {
     order_ = std::make_unique<StreamOrder>(device_);
     timer_ = std::make_unique<StreamTimer>(device_, timeline_);

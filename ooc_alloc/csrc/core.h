@@ -305,7 +305,6 @@ class Core {
   void wait_for_kept(Lock& lock, const Hold& hold);
 
   // host_functions.cpp
-  HostArena* mappable_arena() { return host_chunks_ ? arena_.get() : function_arena_.get(); }
   void prepare_host_functions();
   int map_in_place(const std::vector<Hold>& runs);
   bool move_host_block(Region* region);
@@ -377,16 +376,8 @@ class Core {
   void settle_out(const Transfer& transfer, bool copied);
   bool settle_in(const Transfer& transfer, bool copied);
   bool drop_clean(const Piece& piece, uint32_t first, uint32_t count);
-  // With host-backed memory; without it they do nothing. Slots that have no chunk lead to their host copy, or to
-  // nothing.
-  void show_host_copy(Region* region, uint32_t first, uint32_t count);
+  // The addresses of slots lead to no host copy any more. Returns false if the driver refused.
   bool hide_host_copy(Region* region, uint32_t first, uint32_t count);
-  // Where a copy in goes to; and what is there takes its place at the variable's own address.
-  char* arrival_address(const Region* region, uint32_t first) const {
-    char* address = address_of(region->first + first);
-    return host_chunks_ ? device_.mirrored(address) : address;
-  }
-  bool take_place(Region* region, uint32_t first, uint32_t count, bool copied);
   bool copy_slots(Region* region, uint32_t first, uint32_t count, Direction direction);
   uint64_t idle_chunks() const { return pool_->available() + cached_chunks_ + (heap_backed_ - heap_used_); }
   static constexpr int kPatience = 100;  // attempts without any progress before giving up
@@ -400,9 +391,8 @@ class Core {
   std::unique_ptr<ChunkPool> pool_;
   std::unique_ptr<AddressSpace> space_;
   std::unique_ptr<SmallHeap> heap_;
-  std::unique_ptr<HostChunks> host_chunks_;  // of host-backed memory, or null
   std::unique_ptr<HostArena> arena_;
-  // For functions on host memory, made when the first one begins; with host-backed memory arena_ serves them.
+  // For functions on host memory, made when the first one begins.
   std::unique_ptr<HostChunks> function_chunks_;
   std::unique_ptr<HostArena> function_arena_;
   uint64_t host_used() const { return arena_->used() + (function_arena_ ? function_arena_->used() : 0); }

@@ -56,8 +56,7 @@ Device::~Device() {
   for (CUevent event : events_) d.cuEventDestroy(event);
   if (out_ != nullptr) d.cuStreamDestroy(out_);
   if (in_ != nullptr) d.cuStreamDestroy(in_);
-  for (char* range : {base_, mirror_})
-    if (range != nullptr) d.cuMemAddressFree(reinterpret_cast<CUdeviceptr>(range), reserved_);
+  if (base_ != nullptr) d.cuMemAddressFree(reinterpret_cast<CUdeviceptr>(base_), reserved_);
   d.cuDevicePrimaryCtxRelease(device_);
 }
 
@@ -66,15 +65,12 @@ uint64_t Device::free_bytes() const {
   return driver_->cuMemGetInfo(&free, &total) == CUDA_SUCCESS ? free : 0;
 }
 
-void Device::reserve(uint64_t bytes, bool with_mirror) {
+void Device::reserve(uint64_t bytes) {
   reserved_ = bytes;
-  for (char** range : {&base_, &mirror_}) {
-    if (range == &mirror_ && !with_mirror) break;
-    CUdeviceptr address = 0;
-    require(*driver_, driver_->cuMemAddressReserve(&address, bytes, granularity_, 0, 0),
-            "cuMemAddressReserve of " + std::to_string(bytes) + " bytes");
-    *range = reinterpret_cast<char*>(address);
-  }
+  CUdeviceptr address = 0;
+  require(*driver_, driver_->cuMemAddressReserve(&address, bytes, granularity_, 0, 0),
+          "cuMemAddressReserve of " + std::to_string(bytes) + " bytes");
+  base_ = reinterpret_cast<char*>(address);
 }
 
 void Device::bind_thread() const {

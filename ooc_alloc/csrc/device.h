@@ -37,9 +37,7 @@ class Device {
   uint64_t granularity() const { return granularity_; }
 
   // Reserves the address range; every address below is an offset-free pointer into it.
-  // With a mirror: a second range of that length, where chunks can be mapped beside what is at their own address.
-  void reserve(uint64_t bytes, bool with_mirror = false);
-  char* mirrored(char* address) const { return mirror_ + (address - base_); }
+  void reserve(uint64_t bytes);
   char* base() const { return base_; }
   uint64_t reserved() const { return reserved_; }
 
@@ -102,7 +100,6 @@ class Device {
   CUmemAccessDesc access_{};
   uint64_t total_ = 0, granularity_ = 0, reserved_ = 0;
   char* base_ = nullptr;
-  char* mirror_ = nullptr;
   CUstream out_ = nullptr, in_ = nullptr;
   std::mutex events_mutex_;
   std::vector<CUevent> events_;

@@ -13,23 +13,24 @@ bool retried(const Driver& driver, Counted call, Body body) {
   return false;
 }
 
+const std::string kNeededBy = "a function that fits no budget and cannot be cut";
+
 }  // namespace
 
-HostChunks::HostChunks(const Driver& driver, CUdevice device, uint64_t bytes, uint64_t chunk_bytes,
-                       const std::string& needed_by)
+HostChunks::HostChunks(const Driver& driver, CUdevice device, uint64_t bytes, uint64_t chunk_bytes)
     : driver_(driver), bytes_(bytes / chunk_bytes * chunk_bytes), chunk_bytes_(chunk_bytes) {
   int supported = 0, node = 0;
   const CUdevice_attribute support = CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED;
   if (driver.cuDeviceGetAttribute(&supported, support, device) != CUDA_SUCCESS || supported == 0)
-    throw std::runtime_error(needed_by + " needs a driver that makes physical host memory (cuMemCreate with "
-                             "CU_MEM_LOCATION_TYPE_HOST_NUMA); this one does not: do without it");
+    throw std::runtime_error(kNeededBy + " needs a driver that makes physical host memory (cuMemCreate with "
+                             "CU_MEM_LOCATION_TYPE_HOST_NUMA); this one does not");
   if (driver.cuDeviceGetAttribute(&node, CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, device) != CUDA_SUCCESS || node < 0) node = 0;
   properties_.type = CU_MEM_ALLOCATION_TYPE_PINNED;
   properties_.location = {CU_MEM_LOCATION_TYPE_HOST_NUMA, node};
   size_t granularity = 0;
   if (driver.cuMemGetAllocationGranularity(&granularity, &properties_, CU_MEM_ALLOC_GRANULARITY_MINIMUM) != CUDA_SUCCESS ||
       granularity == 0 || chunk_bytes % granularity != 0)
-    throw std::runtime_error(needed_by + ": chunks of " + std::to_string(chunk_bytes) +
+    throw std::runtime_error(kNeededBy + ": chunks of " + std::to_string(chunk_bytes) +
                              " bytes are no multiple of the " + std::to_string(granularity) +
                              " bytes of physical host memory: set OOC_CHUNK_SIZE");
   access_[0] = {{CU_MEM_LOCATION_TYPE_DEVICE, device}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
@@ -37,7 +38,7 @@ HostChunks::HostChunks(const Driver& driver, CUdevice device, uint64_t bytes, ui
   CUdeviceptr address = 0;
   const CUresult result = driver.cuMemAddressReserve(&address, bytes_, chunk_bytes, 0, 0);
   if (result != CUDA_SUCCESS)
-    throw std::runtime_error(needed_by + ": cuMemAddressReserve of " + std::to_string(bytes_) +
+    throw std::runtime_error(kNeededBy + ": cuMemAddressReserve of " + std::to_string(bytes_) +
                              " bytes for host memory failed: " + describe(driver, result));
   base_ = reinterpret_cast<char*>(address);
   handles_.reserve(bytes_ / chunk_bytes_);

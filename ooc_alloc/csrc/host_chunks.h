@@ -1,5 +1,5 @@
 // Host memory made of physical chunks of the driver's, one after another in a range of addresses that the host and the
-// device can use. A chunk of it can be mapped at a second address: see docs/decisions/0004-host-backed-memory.md.
+// device can use. A chunk of it can be mapped at a second address (docs/decisions/0004-host-backed-memory.md).
 #pragma once
 
 #include <cstdint>
@@ -12,16 +12,15 @@ namespace ooc {
 
 class HostChunks {
  public:
-  // Throws std::runtime_error if the driver cannot do that, or has no addresses. `needed_by` begins its text.
-  HostChunks(const Driver& driver, CUdevice device, uint64_t bytes, uint64_t chunk_bytes,
-             const std::string& needed_by = "OOC_HOST_BACKED=1");
+  // Throws std::runtime_error if the driver cannot do that, or has no addresses.
+  HostChunks(const Driver& driver, CUdevice device, uint64_t bytes, uint64_t chunk_bytes);
   ~HostChunks();
   HostChunks(const HostChunks&) = delete;
   HostChunks& operator=(const HostChunks&) = delete;
 
   char* base() const { return base_; }
   uint64_t chunk_bytes() const { return chunk_bytes_; }
-  // Backs the next bytes (whole chunks) of the range. False: there is no memory, and nothing has changed.
+  // Backs the next bytes (whole chunks) of the range. Returns false if there is no memory; then nothing has changed.
   bool extend(uint64_t bytes);
   // Of the chunk at an address that is backed.
   CUmemGenericAllocationHandle handle(const char* address) const {

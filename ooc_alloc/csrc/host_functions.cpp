@@ -17,9 +17,8 @@ namespace ooc {
 
 // Throws std::runtime_error if the driver has no such memory.
 void Core::prepare_host_functions() {
-  if (host_chunks_ || function_arena_) return;
-  auto chunks = std::make_unique<HostChunks>(device_.driver(), device_.device(), arena_->budget(), chunk_bytes_,
-                                             "a function that fits no budget and cannot be cut");
+  if (function_arena_) return;
+  auto chunks = std::make_unique<HostChunks>(device_.driver(), device_.device(), arena_->budget(), chunk_bytes_);
   function_arena_ = std::make_unique<HostArena>(device_.driver(), arena_->budget(), chunks.get());
   function_chunks_ = std::move(chunks);
   function_arena_->share_budget(arena_.get());
@@ -42,7 +41,7 @@ bool Core::settle_regions(Lock& lock, const std::vector<Hold>& runs) {
 // The host copy of a variable of which nothing moves, to memory that can be mapped. False: there is no such memory
 // left.
 bool Core::move_host_block(Region* region) {
-  HostArena* arena = mappable_arena();
+  HostArena* arena = function_arena_.get();
   if (region->host != nullptr && region->arena == arena) return true;
   char* block = arena->allocate(region->bytes);
   if (block == nullptr) return false;
@@ -58,9 +57,22 @@ bool Core::move_host_block(Region* region) {
   return true;
 }
 
+bool Core::hide_host_copy(Region* region, uint32_t first, uint32_t count) {
+  for (uint32_t i = first; i < first + count;) {
+    uint32_t end = i;
+    while (end < first + count && region->slots[end].host_mapped) ++end;
+    if (end == i) {
+      ++i;
+      continue;
+    }
+    if (device_.unmap(address_of(region->first + i), (end - i) * chunk_bytes_) != CUDA_SUCCESS) return false;
+    for (; i < end; ++i) region->slots[i].host_mapped = false;
+  }
+  return true;
+}
+
 // Slots without a chunk.
 bool Core::map_run_in_place(Region* region, uint32_t first, uint32_t count) {
-  const HostChunks& chunks = host_chunks_ ? *host_chunks_ : *function_chunks_;
   for (uint32_t i = first; i < first + count;) {
     uint32_t end = i;
     while (end < first + count && !region->slots[end].host_mapped) ++end;
@@ -69,7 +81,7 @@ bool Core::map_run_in_place(Region* region, uint32_t first, uint32_t count) {
       continue;
     }
     const char* host = region->host + i * chunk_bytes_;
-    if (device_.map_host(address_of(region->first + i), chunks, host, end - i) != CUDA_SUCCESS) return false;
+    if (device_.map_host(address_of(region->first + i), *function_chunks_, host, end - i) != CUDA_SUCCESS) return false;
     for (; i < end; ++i) {
       Slot& slot = region->slots[i];
       slot.host_mapped = true;
@@ -88,7 +100,7 @@ int Core::map_in_place(const std::vector<Hold>& runs) {
     if (!move_host_block(region))
       return fail(OOC_OUT_OF_MEMORY, "no host memory for a variable of " + std::to_string(region->bytes) +
                                          " bytes to be used there: " +
-                                         mappable_arena()->describe(host_used()));
+                                         function_arena_->describe(host_used()));
     for (uint32_t i = run.first, end = run.end(region), last = i; i < end; i = last) {
       const bool absent = region->slots[i].chunk == kNoChunk;
       while (last < end && (region->slots[last].chunk == kNoChunk) == absent) ++last;
@@ -180,7 +192,7 @@ void* Core::malloc_in_place(uint64_t bytes) {
   const bool placed = move_host_block(region) && map_run_in_place(region, 0, region->count);
   if (!placed) {
     set_last_error("no host memory for a variable of " + std::to_string(bytes) +
-                   " bytes in place of device memory: " + mappable_arena()->describe(host_used()));
+                   " bytes in place of device memory: " + function_arena_->describe(host_used()));
     free_host_block(region);
     destroy(region);
     return nullptr;

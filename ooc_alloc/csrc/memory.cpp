@@ -287,11 +287,7 @@ void Core::uncache(Region* region) {
 }
 
 bool Core::unmap_slots(Region* region, uint32_t first, uint32_t count) {
-  if (order_ && host_chunks_) {
-    // The address gets another memory at once.
-    order_->synchronize(moments_of(region, first, count), Edge::kUseBeforeUnmap);
-    if (device_.lost()) return false;
-  } else if (order_) {
+  if (order_) {
     const auto after = std::make_shared<const Moments>(moments_of(region, first, count));
     for (uint32_t i = first; i < first + count; ++i) {
       retire(region->slots[i].chunk, after);

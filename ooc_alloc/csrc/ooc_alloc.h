@@ -18,7 +18,7 @@ extern "C" {
 #endif
 
 #define OOC_API __attribute__((visibility("default")))
-#define OOC_ABI_VERSION 5
+#define OOC_ABI_VERSION 6
 
 typedef struct ooc_core ooc_core;
 
@@ -48,7 +48,6 @@ typedef struct {
   int32_t strict;                // 1: every unpinned region leaves before every function, and clean copies are verified
   int32_t run_daemon;            // 1: start the worker threads (0: plans are carried out by nobody; for tests)
   int32_t asynchronous;          // 1: functions run on streams of the device, and the host does not wait for them
-  int32_t host_backed;           // 1: the address of a swapped variable leads to its host copy; the host waits for copies
   double wait_limit_seconds;     // a wait for the device that takes longer ends with an error; 0: 1800
 } ooc_config;
 

@@ -138,8 +138,7 @@ uint64_t Core::absent_chunks(const std::vector<Hold>& held) {
   return absent;
 }
 
-// There is nothing to copy, and nobody can have used the address before. With host-backed memory, too, the chunk is
-// mapped there at once: no host copy is shown.
+// There is nothing to copy, and nobody can have used the address before.
 bool Core::bring_blank(Lock& lock, Piece piece, const Chunk* chunks) {
   Region* region = piece.region;
   const uint32_t end = piece.first + piece.count;

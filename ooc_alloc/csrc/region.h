@@ -9,9 +9,6 @@
 //   blank        none     no        no        nowhere: never written (ooc_core_malloc_absent). It comes in as a chunk
 //                                             with whatever is there, without a copy, and is ordinary from then on
 //
-// With host-backed memory (docs/decisions/0004) the address of a swapped slot leads to its host copy, until its chunk
-// has arrived: the copy is made through the mirror, a second range of addresses, and then the chunk takes the place.
-//
 // A slot is pinned by the pins of its region, which are on every slot (a function that uses the whole variable), and by
 // its own (a function that uses a range of it). A slot may also be kept in host memory, where a function uses it in
 // place (host_functions.cpp): nobody brings it in meanwhile.
@@ -42,7 +39,7 @@ struct Slot {
   bool staying = false;  // of leaving slots: only the copy is wanted (a write-back)
   bool arriving = false;
   bool overwritten = false;  // of leaving slots: written since the copy began, which is for nothing then
-  bool host_mapped = false;  // its address leads to its host copy (host-backed memory)
+  bool host_mapped = false;  // its address leads to its host copy, which a function uses in place
   bool blank = false;        // never written; neither place has it
   uint16_t pins = 0;         // of functions that use a range with it; beside the region's
   uint16_t kept = 0;         // functions that use it in host memory

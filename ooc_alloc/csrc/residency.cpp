@@ -33,7 +33,7 @@ bool Core::ensure_host_block(Region* region, bool reclaim) {
 // may not have been made to wait for who uses the bytes.
 bool Core::copy_slots(Region* region, uint32_t first, uint32_t count, Direction direction) {
   if (device_.lost()) return false;
-  char* device = direction == Direction::kIn ? arrival_address(region, first) : address_of(region->first + first);
+  char* device = address_of(region->first + first);
   char* host = region->host + first * chunk_bytes_;
   uint64_t left = slot_bytes(region, first, count);
   while (left > 0) {
@@ -58,7 +58,6 @@ bool Core::verify_clean(Region* region, uint32_t first, uint32_t count) {
 bool Core::drop_clean(const Piece& piece, uint32_t first, uint32_t count) {
   Region* region = piece.region;
   if (!unmap_slots(region, first, count)) return false;
-  show_host_copy(region, first, count);
   stats_.clean_drop_bytes += slot_bytes(region, first, count);
   ++stats_.clean_drop_count;
   if (timeline_.on()) {
@@ -146,7 +145,7 @@ bool Core::start_in(Lock& lock, Piece piece, const Chunk* chunks, std::vector<Tr
   const bool usable = !order_ || !device_.lost();  // else something enqueued may still use the address
   const bool vacant = usable && (!shown || hide_host_copy(region, piece.first, piece.count));
   lock.unlock();
-  char* address = arrival_address(region, piece.first);
+  char* address = address_of(region->first + piece.first);
   const CUresult mapped =
       vacant ? device_.map(address, chunks, piece.count, *pool_, chunk_bytes_) : CUDA_ERROR_UNKNOWN;
   StreamTimer::Start timed = nullptr;
@@ -254,14 +253,12 @@ void Core::settle_out(const Transfer& transfer, bool copied) {
     region->host_valid += last - i;
     if (all == kStays) stats_.write_back_bytes += slot_bytes(region, i, last - i);
     else if (all == kPinned) ++stats_.cancelled_swap_out_count;  // somebody reads it: it stays, and is clean
-    else if (unmap_slots(region, i, last - i))  // if the driver refuses, it stays, and is clean
-      show_host_copy(region, i, last - i);
+    else unmap_slots(region, i, last - i);  // if the driver refuses, it stays, and is clean
   }
 }
 
 bool Core::settle_in(const Transfer& transfer, bool copied) {
   Region* region = transfer.region;
-  if (host_chunks_ && !take_place(region, transfer.first, transfer.count, copied)) return copied && region->doomed;
   for (uint32_t i = transfer.first; i < transfer.first + transfer.count; ++i) region->slots[i].arriving = false;
   region->resident += transfer.count;
   resident_chunks_ += transfer.count;

@@ -23,7 +23,7 @@ from tests.faults.sites import LIBRARIES, ROOT, Site, driver_sites, imported_sit
 
 CORE = LIBRARIES / "libooc_alloc.so"
 DRIVER = LIBRARIES / "libooc_emulated_cuda.so"
-SCENARIOS = ("demand", "strict", "troubled", "plans", "ranges", "host", "backed", "streams", "fork", "budget", "detach")
+SCENARIOS = ("demand", "strict", "troubled", "plans", "ranges", "host", "streams", "fork", "budget", "detach")
 SECONDS = 20.0  # of a run that takes well under one: longer is a hang
 # As program.cpp ends.
 _ENDINGS = {3: "bytes lost", 4: "books wrong", 5: "unnamed error", 6: "not recovered", 7: "bad use"}

@@ -61,12 +61,11 @@ struct Program {
   unsigned next_seed = 1;
   int refusals = 0;
   bool must_work = false;  // nothing fails any more
-  bool asynchronous = false, backed = false;
+  bool asynchronous = false;
   void* stream = nullptr;
 
   explicit Program(const char* scenario, const char* driver, uint64_t chunk_bytes) : chunk(chunk_bytes) {
     asynchronous = std::strcmp(scenario, "streams") == 0;
-    backed = std::strcmp(scenario, "backed") == 0;
     ooc_config config{};
     config.struct_bytes = sizeof config;
     config.driver_library = driver;
@@ -79,7 +78,6 @@ struct Program {
     config.run_daemon = std::strcmp(scenario, "plans") == 0 || std::strcmp(scenario, "detach") == 0 ||
                         std::strcmp(scenario, "troubled") == 0 || asynchronous;
     config.asynchronous = asynchronous;
-    config.host_backed = backed;
     config.strict = std::strcmp(scenario, "strict") == 0;
     if (std::getenv("FAULTS_NEVER_END") != nullptr) config.wait_limit_seconds = 0.3;
     core = ooc_core_create(&config);
@@ -384,8 +382,8 @@ struct Scenario {
   const char* name;
   void (*run)(Program&);
 };
-constexpr Scenario kScenarios[] = {{"demand", demand}, {"strict", demand}, {"troubled", troubled}, {"plans", plans},     {"ranges", ranges}, {"host", host},    {"backed", demand},
-                                   {"streams", streams}, {"fork", forks}, {"budget", budget}, {"detach", detach}};
+constexpr Scenario kScenarios[] = {{"demand", demand}, {"strict", demand}, {"troubled", troubled}, {"plans", plans},
+                                   {"ranges", ranges}, {"host", host}, {"streams", streams}, {"fork", forks}, {"budget", budget}, {"detach", detach}};
 
 }  // namespace
 

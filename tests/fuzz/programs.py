@@ -18,7 +18,6 @@ _SETTINGS = {
     "OOC_SPLIT": ["exact", "off", "exact"],
     "OOC_STRICT": ["0", "0", "1"],
     "OOC_POLICY": ["auto", "window", "idle", "demand"],
-    "OOC_HOST_BACKED": ["0", "0", "0", "1"],
     "OOC_HOST_BUDGET": ["256MiB", "256MiB", "12MiB"],
 }
 ALWAYS = {"OOC_ALLOC": "emulated", "OOC_EMULATED_GRANULARITY": "4KiB", "OOC_EMULATED_MEMORY": "64MiB"}

@@ -27,7 +27,6 @@ struct Limits {
   uint64_t piece_chunks = 2;
   bool strict = false;
   bool asynchronous = false;
-  bool host_backed = false;  // also by the variable OOC_TEST_HOST_BACKED, in every test
 };
 
 inline ooc_config make_config(const Limits& limits) {
@@ -44,7 +43,6 @@ inline ooc_config make_config(const Limits& limits) {
   config.copy_piece_bytes = limits.piece_chunks * chunk;
   config.strict = limits.strict ? 1 : 0;
   config.asynchronous = limits.asynchronous ? 1 : 0;
-  config.host_backed = limits.host_backed || std::getenv("OOC_TEST_HOST_BACKED") != nullptr ? 1 : 0;
   return config;
 }
 

@@ -1,5 +1,5 @@
 // Physical host memory, as the driver promises it: made beside the device's, mapped at any number of addresses, accessible
-// to the host and to the device. What host-backed memory rests on; runs on a GPU too.
+// to the host and to the device. What functions on host memory rest on (host_functions.cpp); this runs on a GPU too.
 #include "host_chunks.h"
 
 #include <cstring>

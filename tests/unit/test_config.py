@@ -65,7 +65,6 @@ def test_every_setting_is_read_and_written_back() -> None:
         "OOC_METRICS_PUSH": "http://gateway.example:9091",
         "OOC_METRICS_JOB": "night",
         "OOC_STRICT": "1",
-        "OOC_HOST_BACKED": "1",
         "OOC_WAIT_LIMIT": "90.0s",
         "OOC_EMULATED_MEMORY": "16GiB",
         "OOC_EMULATED_BANDWIDTH": "h2d=8GiB/s,d2h=1234567B/s,h2d_latency=20000ns",
@@ -199,6 +198,13 @@ def test_unknown_variables_warn_with_the_nearest_name() -> None:
         Config.from_environment({"OOC_BUDGT": "8GiB"})
     assert unknown_variables({"OOC_TEST_DRIVER": "x", "OOC_BUDGET": "1", "OOCX": "1", "PATH": ""}) == []
     assert unknown_variables({"OOC_QQQQQQQ": "x"}) == ["OOC_QQQQQQQ is set but is no variable of ooc-alloc"]
+
+
+def test_a_setting_that_was_removed_is_named_as_such() -> None:
+    with pytest.warns(ConfigWarning, match=r"OOC_HOST_BACKED is .* no variable of ooc-alloc any more: .* unset"):
+        Config.from_environment({"OOC_HOST_BACKED": "1"})
+    with pytest.raises(TypeError, match=r"host_backed= is no setting any more: .* announce every access"):
+        Config.from_environment({}, host_backed=True)
 
 
 def test_policies_are_those_of_the_planner() -> None:
