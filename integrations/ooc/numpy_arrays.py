@@ -7,15 +7,22 @@ import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from ooc_alloc import READ, WRITE, OocError
 
-if TYPE_CHECKING:
-    from ooc.numpy import Device
+
+class Owner(Protocol):
+    """What an array needs of its device (`ooc.numpy.Device`)."""
+
+    def call(self, declaration: Declaration, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs a declared function of arrays."""
+
+    def release(self, address: int) -> None:
+        """Frees the allocation at `address`."""
 
 
 class Array:
@@ -27,7 +34,7 @@ class Array:
 
     __slots__ = ("__weakref__", "_memory", "device", "dtype", "shape")
 
-    def __init__(self, device: Device, shape: tuple[int, ...], dtype: np.dtype[Any], memory: Memory) -> None:
+    def __init__(self, device: Owner, shape: tuple[int, ...], dtype: np.dtype[Any], memory: Memory) -> None:
         self.device = device
         self.shape = shape
         self.dtype = dtype
@@ -70,7 +77,7 @@ class Array:
 class Memory:
     """One allocation; freed with this object."""
 
-    def __init__(self, device: Device, address: int, size_bytes: int) -> None:
+    def __init__(self, device: Owner, address: int, size_bytes: int) -> None:
         self.address = address
         self.size_bytes = size_bytes
         weakref.finalize(self, device.release, address).atexit = False
@@ -115,7 +122,7 @@ class Declaration:
                 known = ", ".join(self.signature.parameters) or "none"
                 raise ValueError(f"{self.name} declares {parameter!r}, which is none of its parameters ({known})")
 
-    def operands(self, device: Device, arguments: dict[str, Any]) -> list[tuple[int, int]]:
+    def operands(self, device: Owner, arguments: dict[str, Any]) -> list[tuple[int, int]]:
         """Addresses and accesses of the arrays in the arguments; raises if one is not what was declared."""
         found = []
         for parameter, value in arguments.items():
@@ -127,7 +134,7 @@ class Declaration:
                     raise TypeError(f"{self.name} is given a device array as {parameter!r}, which it does not declare")
         return found
 
-    def _checked(self, device: Device, parameter: str, item: Any) -> Array:
+    def _checked(self, device: Owner, parameter: str, item: Any) -> Array:
         if not isinstance(item, Array):
             raise TypeError(
                 f"{self.name} takes arrays of its device as {parameter!r}, not {type(item).__name__}; "

@@ -13,7 +13,8 @@ from swapd.devices.profile import Profile, load_profile
 from swapd.planning.plan import Plan, PlanError
 from swapd.planning.problem import InfeasibleError, Problem
 from swapd.settings import parse_link
-from swapd.trace.trace import Machine, Trace, TraceError
+from swapd.trace.trace import Machine, Trace
+from swapd.trace.trace_file import TraceError
 from swapd.units import Amount, exact_bytes, format_bytes, parse_amount, parse_bytes
 
 F = TypeVar("F", bound=Callable[..., Any])

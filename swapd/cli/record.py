@@ -15,7 +15,8 @@ from swapd.cli.launch import ProgramCommand, python_arguments, run_program, stam
 from swapd.cli.options import read_program_config, setting_options
 from swapd.cli.output import Failure, console, json_option, pairs_table, print_json
 from swapd.devices.roofline import DEVICES
-from swapd.trace.trace import Trace, TraceError
+from swapd.trace.trace import Trace
+from swapd.trace.trace_file import TraceError
 from swapd.units import format_bytes, format_duration
 
 

@@ -24,36 +24,26 @@ from swapd.cli.problems import (
 from swapd.cli.simulate import advice_for, simulate_facts, simulate_rows, simulated, stall_tables
 from swapd.cli.top import newest, write_answer
 from swapd.observing.analysis import DEMAND
-from swapd.observing.pictures import (
-    MissingLibraryError,
-    caption,
-    inline,
-    measured_figure,
-    new_figure,
-    rendered,
-    timeline_figure,
-)
+from swapd.observing.charts import picture, scene_chart, starts_chart
+from swapd.observing.recording import Predicted
+from swapd.observing.report_page import bullets, document, figure, table
+from swapd.planning.problem import Problem
 from swapd.policies import available
 from swapd.settings import parse_window
 from swapd.simulation.events import Events
 from swapd.simulation.simulator import simulate_events
 from swapd.trace.trace import Trace
-from swapd.units import Amount, format_duration
+from swapd.units import Amount, format_bytes, format_duration
 
-KINDS = (".png", ".svg", ".html")
-_STYLE = """
-body { font: 15px/1.45 system-ui, sans-serif; max-width: 1100px; margin: 2em auto; padding: 0 1em; color: #222 }
-h1 { font-size: 1.4em } h2 { font-size: 1.1em; margin-top: 1.8em } img { max-width: 100% }
-table { border-collapse: collapse } td, th { padding: .15em 1.2em .15em 0; text-align: left; vertical-align: top }
-th { color: #456 } td.number, th.number { text-align: right }
-"""
+KINDS = (".svg", ".html")
+_LOOKS: tuple[str, ...] = ("used", "live", "run", "out", "in", "demand", "stall")
 
 
 @click.command("report")
 @click.argument("trace_path", metavar="TRACE", required=False, type=FILE)
 @budget_unless_planned
 @click.option(
-    "--output", "-o", required=True, type=click.Path(dir_okay=False, path_type=Path), help="A .png, .svg or .html file."
+    "--output", "-o", required=True, type=click.Path(dir_okay=False, path_type=Path), help="A .svg or .html file."
 )
 @click.option(
     "--policy",
@@ -99,14 +89,14 @@ def command(
     Memory over time with the budget, and what would be live if nothing were swapped; transfers on both links; stalls.
     A .html page also has the figures and the advice of `swapd simulate`, and needs no other file.
 
-    With --measured, a .png or .svg shows the measured starts against the simulated ones, a page both pictures. A trace
+    With --measured, a .svg shows the measured starts against the simulated ones, a page both pictures. A trace
     of `swapd record` leaves out the time that functions waited for memory, so it lies below by the simulated stalls.
 
     With --pid, the page is about a process that runs, as OOC_REPORT writes it when a program ends: what happened, what
     waited for what and where that was allocated, predicted against measured. It has to be started with OOC_STATUS=1.
 
     \b
-    swapd report gpt.trace --budget 8GiB -o gpt.png
+    swapd report gpt.trace --budget 8GiB -o gpt.html
     """
     kind = output.suffix.lower()
     if pid is not None:
@@ -118,10 +108,6 @@ def command(
         raise click.UsageError("Missing argument 'TRACE'; or give --pid")
     if kind not in KINDS:
         raise click.UsageError(f"--output: {output.name!r} does not end in {', '.join(KINDS)}")
-    try:
-        new_figure(1, 1)  # before anything takes time
-    except MissingLibraryError as error:
-        raise Failure(str(error)) from None
     trace, machine = load_trace(trace_path), machine_of(bandwidth, device)
     measured = None if measured_path is None else load_measured(measured_path, trace)
     plan = None if plan_path is None else load_plan(plan_path, trace, chunk_size)
@@ -130,16 +116,17 @@ def command(
     outcome = simulated(problem, policy, window, plan)
     _, events = simulate_events(problem, outcome.plan)
     line = caption(problem, outcome.policy, outcome.timeline.seconds, outcome.timeline.stall_seconds)
-    figures = [timeline_figure(problem, events, line)]
+    shown = [(scene_chart(Predicted(problem, events, outcome.plan).scene()), line, _LOOKS)]
     if measured is not None:
-        figures.append(_measured(events, measured))
+        shown.append((*_measured(events, measured), ()))
     if kind == ".html":  # the only kind that has room for all
         advice = advice_for(outcome, trace, machine, window, plan is not None)
-        content = page(trace_path.name, simulate_facts(outcome, 10, advice), figures).encode("utf-8")
+        text = page(trace_path.name, simulate_facts(outcome, 10, advice), [figure(*one) for one in shown])
     else:
-        content = rendered(figures[-1], kind[1:])
+        chart, words, _ = shown[-1]
+        text = picture(chart, words)
     try:
-        output.write_bytes(content)
+        output.write_text(text, encoding="utf-8")
     except OSError as error:
         raise Failure(f"cannot write {output}: {error.strerror}") from None
     click.echo(f"{output}: {line}")
@@ -156,33 +143,38 @@ def load_measured(path: Path, trace: Trace) -> Trace:
     return measured
 
 
-def _measured(events: Events, trace: Trace) -> Any:
+def caption(problem: Problem, policy: str, seconds: float, stall_seconds: float) -> str:
+    """One line about the picture."""
+    peak = problem.live_peak_chunks * problem.chunk_bytes
+    return (
+        f"{policy}: live peak {format_bytes(peak)} in {format_bytes(problem.budget_bytes)}, "
+        f"a step of {format_duration(seconds)}, of which stalls {format_duration(stall_seconds)} (simulated)"
+    )
+
+
+def _measured(events: Events, trace: Trace) -> tuple[str, str]:
+    """The chart of measured against simulated starts, and the line about it."""
     starts = np.array([run.start for run in events.runs])
     measured = trace.function_start - trace.function_start[:1].sum()
     starts = starts - starts[:1].sum()
     ends = f"last function: simulated {_last(starts)}, measured {_last(measured)}"
-    return measured_figure(starts, measured, f"Starts of functions, from the first one on\n{ends}")
+    return starts_chart(starts.tolist(), measured.tolist()), f"Starts of functions, from the first one on; {ends}"
 
 
 def _last(starts: Any) -> str:
     return format_duration(float(starts[-1])) if len(starts) else "none"
 
 
-def page(name: str, facts: dict[str, Any], figures: list[Any]) -> str:
-    """A page that needs no other file. Everything that comes from a trace is escaped."""
-    parts = [f"<h1>{html.escape(facts['policy'])} on {html.escape(name)}, simulated</h1>"]
-    parts += [f'<p><img alt="timeline" src="{inline(figure)}"></p>' for figure in figures]
-    parts += ["<h2>figures</h2>", _table((), simulate_rows(facts))]
+def page(name: str, facts: dict[str, Any], figures: list[str]) -> str:
+    """The page about a simulated iteration. Everything that comes from a trace is escaped; `figures` are HTML."""
+    parts = [f"<h1>{html.escape(facts['policy'])} on {html.escape(name)}, simulated</h1>", *figures]
+    parts += ["<h2>figures</h2>", _texts((), simulate_rows(facts))]
     for title, columns, rows in stall_tables(facts):
-        parts += [f"<h2>{html.escape(title)}</h2>", _table(columns, rows)]
+        parts += [f"<h2>{html.escape(title)}</h2>", _texts(columns, rows)]
     if facts["advice"]:
-        items = "".join(f"<li>{html.escape(advice['text'])}</li>" for advice in facts["advice"])
-        parts += ["<h2>advice, each as simulated</h2>", f"<ul>{items}</ul>"]
-    head = f"<meta charset='utf-8'><title>{html.escape(name)}</title><style>{_STYLE}</style>"
-    return f"<!doctype html><html lang='en'><head>{head}</head><body>{''.join(parts)}</body></html>\n"
+        parts += ["<h2>advice, each as simulated</h2>", bullets(advice["text"] for advice in facts["advice"])]
+    return document(name, parts)
 
 
-def _table(columns: tuple[str, ...], rows: list[Any]) -> str:
-    head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
-    body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<table>{f'<tr>{head}</tr>' if head else ''}{body}</table>"
+def _texts(columns: tuple[str, ...], rows: list[Any]) -> str:
+    return table(columns, [[html.escape(cell) for cell in row] for row in rows])

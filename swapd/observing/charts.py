@@ -1,4 +1,4 @@
-"""Charts as SVG text for a page that needs no other file. Colours are classes of the page's style."""
+"""Charts as SVG text, for a page or a file of their own. Colours are classes of `STYLE`, for light and dark."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from swapd.observing.pictures import merged
 from swapd.observing.recording import Bar, Scene
 from swapd.units import GIB, KIB, MIB, TIB, format_bytes, format_duration
 
@@ -17,6 +16,21 @@ _BYTES = ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"), (1, "B"))
 _SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 _MOST_POINTS = 2000  # of a line
 _MOST_BARS = 400
+_NEAR = 1 / 3000  # of the width: bars that are closer together than this are drawn as one
+STYLE = """
+:root { color-scheme: light dark; --paper: #fff; --ink: #1d2329; --soft: #5b6670; --rule: #d9dee3;
+--card: #f5f7f9; --used: #4878a8; --out: #d98c32; --in: #7d5ba6; --run: #4f9a60; --stall: #c0392b;
+--unplanned: #9aa5ae } @media (prefers-color-scheme: dark) { :root { --paper: #14181c; --ink: #e4e8ec;
+--soft: #9aa5ae; --rule: #333b43; --card: #1d2329; --used: #5b8fc4; --out: #e0a04e; --in: #a184cf;
+--run: #5fb173; --stall: #e0604f; --unplanned: #66717b } }
+svg text { font: 12px system-ui, sans-serif; fill: var(--soft) } .end { text-anchor: end }
+.halo { paint-order: stroke; stroke: var(--paper); stroke-width: 4px } .middle { text-anchor: middle }
+.grid { stroke: var(--rule); stroke-width: .8 } .axis-line { stroke: var(--rule) } .budget { stroke: var(--ink);
+stroke-width: 1.4; stroke-dasharray: 6 4 } .used { fill: var(--used); fill-opacity: .55 } .live { fill: none;
+stroke: var(--soft); stroke-width: 1.3 } .run { fill: var(--run) } .out { fill: var(--out) }
+.in { fill: var(--in) } .stall { fill: var(--stall) } .faint { fill-opacity: .16 } .demand { fill: var(--ink) }
+.unplanned { fill: var(--unplanned) } .sheet { fill: var(--paper) }
+"""
 
 
 def scene_chart(scene: Scene, lanes: bool = True, seconds: float | None = None) -> str:
@@ -102,6 +116,55 @@ def steps_chart(steps: Sequence[tuple[float, float, bool]]) -> str:
         end = LEFT + (len(bars) - 1) * wide
         parts.append(_text(end, top + tall + 16, f"{len(steps)}", "axis"))
     return _svg(top + tall + 22, "time of each iteration, and how much of it was waiting", parts)
+
+
+def starts_chart(simulated: Sequence[float], measured: Sequence[float]) -> str:
+    """Measured against simulated starts of the same functions, in seconds: on the dashed line the two are the same."""
+    side, top = 460, 16
+    last = max((*simulated, *measured), default=0.0) or 1.0
+    scale, unit = _unit(last, _SECONDS)
+
+    def x(when: float) -> float:
+        return LEFT + side * when / (1.04 * last)
+
+    def y(when: float) -> float:
+        return top + side - side * when / (1.04 * last)
+
+    parts = [_text(LEFT, top - 5, f"measured start in {unit}", "axis")]
+    for value in ticks(last / scale):
+        parts.append(_line(LEFT, y(value * scale), LEFT + side, y(value * scale), "grid"))
+        parts.append(_text(LEFT - 7, y(value * scale) + 4, f"{value:g}", "axis end"))
+        parts.append(_text(x(value * scale), top + side + 16, f"{value:g}", "axis middle"))
+    parts.append(_line(x(0), y(0), x(last), y(last), "budget"))
+    for at, (start, found) in enumerate(zip(simulated, measured)):
+        words = f"function {at}: simulated {format_duration(start)}, measured {format_duration(found)}"
+        parts.append(_box(x(start) - 2, y(found) - 2, 4, 4, "run", words))
+    parts.append(_text(LEFT + side, top + side + 32, f"simulated start in {unit}", "axis end"))
+    return _svg(top + side + 40, "measured against simulated starts of functions", parts)
+
+
+def picture(chart: str, caption: str) -> str:
+    """A chart as a file of its own, with a line over it."""
+    box, _, content = chart.partition(">")
+    height = float(box.split('viewBox="')[1].split('"')[0].split()[3]) + _LANE
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 {-_LANE} {WIDTH} {height:.0f}">'
+    sheet = f'<rect class="sheet" x="0" y="{-_LANE}" width="{WIDTH}" height="{height:.0f}"/>'
+    return f"{head}<style>{STYLE}</style>{sheet}{_text(LEFT, -6, caption, 'axis')}{content}\n"
+
+
+def merged(spans: Iterable[Any], seconds: float) -> list[tuple[float, float]]:
+    """(start, length) of what has a start and an end, cut to 0 ... seconds; those that nearly touch become one."""
+    near = seconds * _NEAR
+    found: list[list[float]] = []
+    for span in spans:
+        start, end = max(span.start, 0.0), min(span.end, seconds)
+        if end < start:
+            continue
+        if found and start - found[-1][1] < near:
+            found[-1][1] = max(found[-1][1], end)
+        else:
+            found.append([start, end])
+    return [(start, end - start) for start, end in found]
 
 
 def ticks(highest: float, wanted: int = 4) -> list[float]:

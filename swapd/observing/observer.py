@@ -5,56 +5,69 @@ Everything is off unless a setting asks for it. Nothing here may stop a program:
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
-from ooc_alloc import Iteration, OocError
+from ooc_alloc import Core, Iteration, OocError
 from ooc_alloc.timeline import EVENTS_KEPT
+from swapd.daemon import Daemon
 from swapd.files import write_whole
 from swapd.observing import nvtx
 from swapd.observing.perfetto import encoded, measured_to_perfetto
-from swapd.observing.recording import Predicted, Recording
+from swapd.observing.recording import Predicted, Recording, Waited
+from swapd.observing.report_facts import RunSoFar, Step, run_facts
+from swapd.observing.report_page import page
+from swapd.observing.status import Server
 from swapd.planning.plan import Plan
 from swapd.planning.problem import Problem
 from swapd.simulation.simulator import simulate_events
 from swapd.trace.ranged import plan_in_parts
 from swapd.trace.trace import Trace
 
-if TYPE_CHECKING:
-    from swapd.session import Session
-
 log = logging.getLogger("ooc.swapd")
 
 _MOST_STEPS = 100_000
 _MOST_PLACED = 64  # iterations in which places are looked for: sequences that never repeat would take them for ever
+_LAST_STEPS, _WAITS_SHOWN = 120, 8  # that `swapd top` is told
 _MOST_SIMULATED = 20_000  # functions; a longer sequence takes too long for the end of a program
 
 
-class Step(NamedTuple):
-    """One iteration that has ended."""
-
-    seconds: float
-    stall_seconds: float
-    followed_plan: bool
-    fingerprint: int = 0  # of its sequence
-
-
 class Observer:
-    """Of one session; made before its first iteration."""
+    """Of one session; made before its first iteration.
 
-    def __init__(self, session: Session, timeline: Path | None, report: Path | None) -> None:
-        self.session, self.core, self.daemon = session, session.core, session.daemon
+    Args:
+        timeline: the file that the timeline is written to when the session ends.
+        report: the file that the report is written to then.
+        summary: gives the figures so far.
+        record_places: turns on and off that the program tells where it allocates variables.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        daemon: Daemon,
+        *,
+        timeline: Path | None,
+        report: Path | None,
+        summary: Callable[[], dict[str, Any]],
+        record_places: Callable[[bool], None],
+    ) -> None:
+        self.core, self.daemon = core, daemon
         self.timeline_path, self.report_path = timeline, report
+        self._summary, self._record_places = summary, record_places
         self.steps: list[Step] = []
         self.began = time.time()
         self.arguments = list(sys.argv) or ["?"]
         self._iterations: dict[int, Iteration] = {}
         self._seconds: defaultdict[int, float] = defaultdict(float)
-        self._server: Any = None
+        self._server: Server | None = None
         self._placing, self._placed = False, 0
         self._place_again = 0  # iterations in which places are looked for although their sequence is known
         self._written = False
@@ -64,19 +77,21 @@ class Observer:
         """Whether the ring is wanted from the start to the end."""
         return self.timeline_path is not None or self.report_path is not None
 
-    def start(self) -> None:
-        """Turns on what the settings ask for."""
-        config = self.session.config
+    def start(self, ranges: str | None, status: bool) -> None:
+        """Turns on what the settings ask for.
+
+        Args:
+            ranges: the library of NVTX's calls, or "1" for the one that is found; None for no NVTX ranges.
+            status: whether `swapd top` may look into this process.
+        """
         if self.recorded:
             self.core.timeline_start()
             self._place(True)
-        if config.nvtx:
-            self._load_ranges(config.nvtx)
-        if config.status:
-            from swapd.observing.status import Server
-
+        if ranges:
+            self._load_ranges(ranges)
+        if status:
             try:
-                self._server = Server(self)
+                self._server = Server(self.answer)
             except OSError as error:
                 log.warning("swapd top will not find this process: %s", error)
 
@@ -92,7 +107,7 @@ class Observer:
     def _place(self, on: bool) -> None:
         if on != self._placing:
             self._placing = on
-            self.session.record_places(on)
+            self._record_places(on)
 
     def ended(self, iteration: Iteration) -> None:
         """An iteration has ended."""
@@ -159,10 +174,60 @@ class Observer:
 
     def report_text(self, *, advise: bool) -> str:
         """The page about the run so far. Raises OocError if the timeline is off."""
-        from swapd.observing.report_facts import run_facts
-        from swapd.observing.report_page import page
+        recording, trace = self.recording(), self.main_trace()
+        run = RunSoFar(
+            self.arguments,
+            self._summary(),
+            self.steps,
+            recording,
+            trace,
+            self.predicted(trace),
+            self.daemon.policy,
+            self.daemon.planning_seconds,
+        )
+        return page(run_facts(run, advise=advise))
 
-        return page(run_facts(self, advise=advise))
+    def answer(self, request: str) -> str:
+        """The text for a request of `swapd top` (`status.py` lists the requests). Raises whatever goes wrong."""
+        if request == "status":
+            return json.dumps(self._status())
+        if request == "timeline":
+            return self.timeline_text()
+        if request in ("timeline start", "timeline stop"):
+            if self.recorded:  # somebody who looks on does not change what the user asked for
+                return "done"
+            if request == "timeline start":
+                self.start_timeline()
+            else:
+                self.core.timeline_stop()
+            return "done"
+        if request == "report":
+            return self.report_text(advise=False)
+        return f"error: {request[:40]!r} is no request; this release knows status, timeline and report"
+
+    def _status(self) -> dict[str, Any]:
+        plan, state = self.daemon.last_plan, self.core.timeline_state()
+        waits: list[Waited] = []
+        if state.on:
+            recording = Recording.of(self.core)
+            waits = recording.waits(recording.spans)[:_WAITS_SHOWN]
+        return {
+            "version": 1,
+            "pid": os.getpid(),
+            "arguments": self.arguments,
+            "device": self.core.device_name,
+            "unix_seconds": time.time(),
+            "elapsed_seconds": time.time() - self.began,
+            "stats": self.core.stats(),
+            "steps": len(self.steps),
+            "last_step_seconds": [step.seconds for step in self.steps[-_LAST_STEPS:]],
+            "last_stall_seconds": [step.stall_seconds for step in self.steps[-_LAST_STEPS:]],
+            "policy": plan.policy if plan is not None else self.daemon.policy,
+            "window_bytes": plan.window_bytes if plan is not None else None,
+            "predicted_step_seconds": plan.predicted_seconds if plan is not None else None,
+            "timeline": {"on": state.on, "recorded": state.recorded, "lost": state.lost},
+            "waits": [wait._asdict() for wait in waits],
+        }
 
     def save_timeline(self, path: Path) -> None:
         """Writes what is in the ring now. Raises OocError if it never was on, or OSError."""
@@ -174,7 +239,7 @@ class Observer:
 
     def write(self, *, in_a_hurry: bool) -> None:
         """Writes the files that were asked for, once. In a hurry advice is left out: each piece takes simulations."""
-        if self._written or not self.recorded or not self.session.managed():
+        if self._written or not self.recorded:
             return
         self._written = True
         self.core.timeline_stop()

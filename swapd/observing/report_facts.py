@@ -6,7 +6,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 from swapd.observing.advice import Advisor
 from swapd.observing.analysis import DEMAND, allocated_by, printable, run_plan
@@ -16,13 +16,33 @@ from swapd.planning.problem import Problem
 from swapd.trace.trace import Trace
 from swapd.units import format_bytes, format_duration
 
-if TYPE_CHECKING:
-    from swapd.observing.observer import Observer, Step
-
 _MOST_WAITS = 12
 _LONGEST_ADVICE_SECONDS = 20.0  # of simulations, at the end of a program
 _PLANS_FOR_ADVICE = 25  # about as many as advice makes
 _MUCH_OF_WAITING, _MUCH_OF_TIME = 0.3, 0.02  # for a place to be worth a word
+
+
+class Step(NamedTuple):
+    """One iteration that has ended."""
+
+    seconds: float
+    stall_seconds: float
+    followed_plan: bool
+    fingerprint: int = 0  # of its sequence
+
+
+@dataclass(frozen=True)
+class RunSoFar:
+    """What a report is made from."""
+
+    arguments: list[str]  # the program's command line
+    summary: dict[str, Any]
+    steps: list[Step]
+    recording: Recording
+    trace: Trace | None  # of the main sequence
+    predicted: Predicted | None  # for that sequence
+    policy: str
+    planning_seconds: float  # in all
 
 
 @dataclass(frozen=True)
@@ -56,24 +76,22 @@ class RunFacts:
     notes: list[str]
 
 
-def run_facts(observer: Observer, *, advise: bool) -> RunFacts:
-    """The facts so far. Raises OocError if the timeline was never on."""
-    recording, trace = observer.recording(), observer.main_trace()
-    predicted = observer.predicted(trace)
+def run_facts(run: RunSoFar, *, advise: bool) -> RunFacts:
+    """The facts of a report. With `advise`, plans are simulated to find advice, which takes seconds."""
+    recording, trace, predicted, summary = run.recording, run.trace, run.predicted, run.summary
     fingerprint = trace.fingerprint if trace is not None else None
     span = recording.span_of(fingerprint)
-    summary = observer.session.summary()
     start = float(recording.events["start"][0]) if len(recording.events) else recording.now
     spans = [found for found in recording.spans if found.fingerprint == fingerprint]
     later = [found for found in spans if found.planned] or spans
     waits = recording.waits(later)
-    steady = [step for step in observer.steps if fingerprint in (None, step.fingerprint)]
+    steady = [step for step in run.steps if fingerprint in (None, step.fingerprint)]
     steady = steady[len(steady) // 2 :]
     return RunFacts(
-        title=printable(" ".join(observer.arguments), 120),
+        title=printable(" ".join(run.arguments), 120),
         summary=summary,
-        happened=list(_happened(summary, observer.steps, steady)),
-        steps=observer.steps,
+        happened=list(_happened(summary, run.steps, steady)),
+        steps=run.steps,
         steady=steady,
         whole=recording.scene(start, recording.now),
         measured=None if span is None else recording.scene(span.start, span.end),
@@ -82,9 +100,9 @@ def run_facts(observer: Observer, *, advise: bool) -> RunFacts:
         waits_of=len(later),
         comparison=[] if predicted is None else _comparison(recording, predicted, later),
         advice=[
-            *_run_advice(summary, observer.steps),
+            *_run_advice(summary, run.steps),
             *_place_advice(waits, trace, later),
-            *_simulated_advice(observer, predicted, advise),
+            *(_simulated_advice(run, predicted) if advise and predicted is not None else ()),
         ],
         notes=list(_notes(recording, trace, predicted, summary)),
     )
@@ -234,26 +252,22 @@ def _place_advice(waits: list[Waited], trace: Trace | None, spans: list[Span]) -
     )
 
 
-def _simulated_advice(observer: Observer, predicted: Predicted | None, advise: bool) -> list[str]:
+def _simulated_advice(run: RunSoFar, predicted: Predicted) -> list[str]:
     """The advice of `swapd simulate`, where there is time for it."""
-    if not advise or predicted is None:
-        return []
-    plans = max(int(observer.core.stats()["plan_count"]), 1)
-    if observer.daemon.planning_seconds / plans * _PLANS_FOR_ADVICE > _LONGEST_ADVICE_SECONDS:
+    plans = max(int(run.summary["plan_count"]), 1)
+    if run.planning_seconds / plans * _PLANS_FOR_ADVICE > _LONGEST_ADVICE_SECONDS:
         return ["More advice takes simulations: `swapd simulate` gives it for the run's trace (OOC_TRACE)."]
-    problem = predicted.problem
-    policy = DEMAND if observer.daemon.policy == "none" else observer.daemon.policy
-    outcome = run_plan(problem, predicted.plan, policy)
-    texts = [advice.text for advice in Advisor(outcome, lambda size: _with_chunks(observer, size)).advise()]
+    outcome = run_plan(predicted.problem, predicted.plan, DEMAND if run.policy == "none" else run.policy)
+    texts = [advice.text for advice in Advisor(outcome, lambda size: _with_chunks(run, size)).advise()]
     return [f"As simulated: {text}." for text in texts]
 
 
-def _with_chunks(observer: Observer, chunk_bytes: int) -> Problem | None:
-    trace = observer.main_trace()
+def _with_chunks(run: RunSoFar, chunk_bytes: int) -> Problem | None:
+    trace = run.trace
     if trace is None:
         return None
     slabs = -(-trace.slab_chunks_peak * trace.chunk_bytes // chunk_bytes)
-    budget = int(observer.core.stats()["budget_bytes"])
+    budget = int(run.summary["budget_bytes"])
     try:
         return Problem.from_trace(trace, budget, chunk_bytes=chunk_bytes, slab_chunks_peak=slabs)
     except ValueError:

@@ -1,4 +1,7 @@
-"""The report's page: one HTML file that needs no other, no script, for light and dark. Every text is escaped."""
+"""Pages about runs and simulations: one HTML file that needs no other, no script, for light and dark.
+
+Every text is escaped.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,14 @@ import html
 import statistics
 from collections.abc import Iterable, Sequence
 
+from swapd.observing import charts
 from swapd.observing.charts import scene_chart, steps_chart
 from swapd.observing.report_facts import RunFacts
 from swapd.units import format_bytes, format_duration
 
 _STYLE = """
-:root { color-scheme: light dark; --paper: #fff; --ink: #1d2329; --soft: #5b6670; --rule: #d9dee3;
---card: #f5f7f9; --used: #4878a8; --out: #d98c32; --in: #7d5ba6; --run: #4f9a60; --stall: #c0392b;
---unplanned: #9aa5ae } @media (prefers-color-scheme: dark) { :root { --paper: #14181c; --ink: #e4e8ec;
---soft: #9aa5ae; --rule: #333b43; --card: #1d2329; --used: #5b8fc4; --out: #e0a04e; --in: #a184cf;
---run: #5fb173; --stall: #e0604f; --unplanned: #66717b } } body { font: 15px/1.5 system-ui, sans-serif;
-max-width: 1100px; margin: 2em auto 4em; padding: 0 1.2em; color: var(--ink); background: var(--paper) }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 1100px; margin: 2em auto 4em; padding: 0 1.2em;
+color: var(--ink); background: var(--paper) }
 h1 { font-size: 1.45em; margin-bottom: .1em; overflow-wrap: anywhere } h2 { font-size: 1.12em;
 margin: 2.2em 0 .4em } p.sub, .note { color: var(--soft) } p { margin: .5em 0 } ul { padding-left: 1.2em }
 li { margin: .35em 0 } .cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr));
@@ -28,13 +28,7 @@ border-bottom: 1px solid var(--rule) } th { color: var(--soft); font-weight: 600
 td.number, th.number { text-align: right; white-space: nowrap } td code { overflow-wrap: anywhere }
 td:nth-child(n + 3) { min-width: 11em } code { font: .92em ui-monospace, monospace } svg { width: 100%;
 height: auto; display: block } figure { margin: .6em 0 1.2em } figcaption { color: var(--soft);
-font-size: .9em } svg text { font: 12px system-ui, sans-serif; fill: var(--soft) } .end { text-anchor: end }
-.halo { paint-order: stroke; stroke: var(--paper); stroke-width: 4px } .middle { text-anchor: middle }
-.grid { stroke: var(--rule); stroke-width: .8 } .axis-line { stroke: var(--rule) } .budget { stroke: var(--ink);
-stroke-width: 1.4; stroke-dasharray: 6 4 } .used { fill: var(--used); fill-opacity: .55 } .live { fill: none;
-stroke: var(--soft); stroke-width: 1.3 } .run { fill: var(--run) } .out { fill: var(--out) }
-.in { fill: var(--in) } .stall { fill: var(--stall) } .faint { fill-opacity: .16 } .demand { fill: var(--ink) }
-.unplanned { fill: var(--unplanned) } i { display: inline-block; width: .85em; height: .85em;
+font-size: .9em } i { display: inline-block; width: .85em; height: .85em;
 border-radius: 2px; margin: 0 .3em 0 .9em; vertical-align: -.05em }
 """
 _KEYS = {
@@ -57,35 +51,39 @@ def page(facts: RunFacts) -> str:
         f'<p class="sub">out-of-core run, process {int(facts.summary["pid"])}, on {device}</p>',
         _cards(facts),
         "<h2>What happened</h2>",
-        _list(facts.happened),
+        bullets(facts.happened),
     ]
     if facts.steps:
         caption = "Each iteration; grey: without a plan, as the first ones always are, while the sequence is recorded"
         bars = [(step.seconds, step.stall_seconds, step.followed_plan) for step in facts.steps]
-        parts.append(_figure(steps_chart(bars), caption, ("run", "stall")))
-    parts += ["<h2>What to change</h2>", _list(facts.advice or ["Nothing was found that would help."])]
+        parts.append(figure(steps_chart(bars), caption, ("run", "stall")))
+    parts += ["<h2>What to change</h2>", bullets(facts.advice or ["Nothing was found that would help."])]
     parts += ["<h2>Memory over time, against the budget</h2>"]
     parts.append(
-        _figure(scene_chart(facts.whole, lanes=False), "All that was kept of the run", ("used", "live", "stall"))
+        figure(scene_chart(facts.whole, lanes=False), "All that was kept of the run", ("used", "live", "stall"))
     )
     if facts.measured is not None:
         length = max(facts.measured.seconds, facts.predicted.seconds if facts.predicted is not None else 0.0)
         keys = ("used", "live", "run", "out", "in", "demand", "stall")
         parts += ["<h2>One iteration: measured, and as it was predicted</h2>"]
-        parts.append(_figure(scene_chart(facts.measured, seconds=length), "Measured", keys))
+        parts.append(figure(scene_chart(facts.measured, seconds=length), "Measured", keys))
         if facts.predicted is not None:
-            parts.append(_figure(scene_chart(facts.predicted, seconds=length), "Predicted by the simulator", ()))
+            parts.append(figure(scene_chart(facts.predicted, seconds=length), "Predicted by the simulator", ()))
     if facts.comparison:
         rows = [[html.escape(cell) for cell in row] for row in facts.comparison]
-        parts.append(_table(("", "predicted", "measured (median)"), rows, numbers=(1, 2)))
+        parts.append(table(("", "predicted", "measured (median)"), rows, numbers=(1, 2)))
     parts += ["<h2>What waited longest</h2>", _waits(facts)]
-    parts += ["<h2>About these figures</h2>", f'<div class="note">{_list(facts.notes)}</div>']
+    parts += ["<h2>About these figures</h2>", f'<div class="note">{bullets(facts.notes)}</div>']
+    return document(facts.title, parts)
+
+
+def document(title: str, parts: Iterable[str]) -> str:
+    """A page with the given body, which is HTML."""
     head = "<meta charset='utf-8'><meta name='viewport' content='width=device-width'>"
-    head += f"<title>{html.escape(facts.title)}</title>"
+    head += f"<title>{html.escape(title)}</title>"
     policy = "<meta http-equiv='Content-Security-Policy' content=\"default-src 'none'; style-src 'unsafe-inline'\">"
-    body = "".join(parts)
-    head += f"{policy}<style>{_STYLE}</style>"
-    return f"<!doctype html><html lang='en'><head>{head}</head><body>{body}</body></html>\n"
+    head += f"{policy}<style>{charts.STYLE}{_STYLE}</style>"
+    return f"<!doctype html><html lang='en'><head>{head}</head><body>{''.join(parts)}</body></html>\n"
 
 
 def _cards(facts: RunFacts) -> str:
@@ -125,20 +123,22 @@ def _waits(facts: RunFacts) -> str:
         rows.append(cells)
     columns = ("per iteration", "of its time", "function that waited", "waited for", "which was allocated at")
     text = f"Means over {facts.waits_of} iterations of the main sequence, those under a plan where there are any."
-    return f'<p class="note">{text}</p>' + _table(columns, rows, numbers=(0, 1))
+    return f'<p class="note">{text}</p>' + table(columns, rows, numbers=(0, 1))
 
 
-def _figure(svg: str, caption: str, keys: Sequence[str]) -> str:
+def figure(svg: str, caption: str, keys: Sequence[str]) -> str:
+    """A chart with a line under it; `keys`: the looks that the line explains."""
     marks = "".join(f'<i style="background:var(--{_COLOURS.get(key, key)})"></i>{_KEYS[key]}' for key in keys)
     return f"<figure>{svg}<figcaption>{html.escape(caption)}{'.' if marks else ''} {marks}</figcaption></figure>"
 
 
-def _list(texts: Iterable[str]) -> str:
+def bullets(texts: Iterable[str]) -> str:
+    """A list of texts, escaped."""
     return "<ul>" + "".join(f"<li>{html.escape(text)}</li>" for text in texts) + "</ul>"
 
 
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int]) -> str:
-    """`rows` hold HTML."""
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int] = ()) -> str:
+    """A table of rows that hold HTML; `numbers`: the columns that are aligned to the right."""
 
     def cell(tag: str, at: int, content: str) -> str:
         return f'<{tag} class="number">{content}</{tag}>' if at in numbers else f"<{tag}>{content}</{tag}>"
@@ -147,4 +147,4 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: Seque
     body = "".join(
         "<tr>" + "".join(cell("td", at, content) for at, content in enumerate(row)) + "</tr>" for row in rows
     )
-    return f'<div class="wide"><table><tr>{head}</tr>{body}</table></div>'
+    return f'<div class="wide"><table>{f"<tr>{head}</tr>" if head else ""}{body}</table></div>'

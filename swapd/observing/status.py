@@ -16,7 +16,6 @@ asks and then does not read is left after some seconds.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import socket
@@ -25,18 +24,14 @@ import struct
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from swapd.observing.observer import Observer
 
 log = logging.getLogger("ooc.swapd")
 
 _PATIENCE_SECONDS = 5.0
 _LONGEST_REQUEST = 200
 _LONGEST_ANSWER = 1 << 30
-_LAST_STEPS = 120
 
 
 class StatusError(RuntimeError):
@@ -84,10 +79,10 @@ def _is_deserted(path: Path) -> bool:
 
 
 class Server:
-    """Answers for one observer. Raises OSError if it cannot listen."""
+    """Answers each request with the text that `answer` returns for it. Raises OSError if it cannot listen."""
 
-    def __init__(self, observer: Observer) -> None:
-        self._observer = observer
+    def __init__(self, answer: Callable[[str], str]) -> None:
+        self._answer = answer
         place = folder()
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         check_folder(place)
@@ -133,72 +128,14 @@ class Server:
             with client, contextlib.suppress(OSError):
                 client.settimeout(_PATIENCE_SECONDS)
                 if _user_of(client) in (os.getuid(), 0):
-                    client.sendall(self._answer(_line(client)).encode("utf-8", "replace"))
+                    client.sendall(self._answered(_line(client)).encode("utf-8", "replace"))
 
-    def _answer(self, request: str) -> str:
+    def _answered(self, request: str) -> str:
         try:
-            return answer(self._observer, request)
+            return self._answer(request)
         except Exception as error:
             log.debug("an answer failed", exc_info=True)
             return f"error: {error}"
-
-
-def answer(observer: Observer, request: str) -> str:
-    """What a request is answered with. Raises whatever goes wrong."""
-    if request == "status":
-        return json.dumps(status_facts(observer))
-    if request == "timeline":
-        return observer.timeline_text()
-    if request in ("timeline start", "timeline stop"):
-        if observer.recorded:  # somebody who looks on does not change what the user asked for
-            return "done"
-        if request == "timeline start":
-            observer.start_timeline()
-        else:
-            observer.core.timeline_stop()
-        return "done"
-    if request == "report":
-        return observer.report_text(advise=False)
-    return f"error: {request[:40]!r} is no request; this release knows status, timeline and report"
-
-
-def status_facts(observer: Observer) -> dict[str, Any]:
-    """What a process shows of itself: bytes, seconds, counts."""
-    daemon, plan = observer.daemon, observer.daemon.last_plan
-    state = observer.core.timeline_state()
-    facts: dict[str, Any] = {
-        "version": 1,
-        "pid": os.getpid(),
-        "arguments": observer.arguments,
-        "device": observer.core.device_name,
-        "unix_seconds": time.time(),
-        "elapsed_seconds": time.time() - observer.began,
-        "stats": observer.core.stats(),
-        "steps": len(observer.steps),
-        "last_step_seconds": [step.seconds for step in observer.steps[-_LAST_STEPS:]],
-        "last_stall_seconds": [step.stall_seconds for step in observer.steps[-_LAST_STEPS:]],
-        "policy": plan.policy if plan is not None else daemon.policy,
-        "window_bytes": plan.window_bytes if plan is not None else None,
-        "predicted_step_seconds": plan.predicted_seconds if plan is not None else None,
-        "timeline": {"on": state.on, "recorded": state.recorded, "lost": state.lost},
-        "waits": [],
-    }
-    if state.on:
-        from swapd.observing.recording import Recording
-
-        recording = Recording.of(observer.core)
-        waits = recording.waits(recording.spans)[:8]
-        facts["waits"] = [
-            {
-                "function": row.function,
-                "place": row.place,
-                "variable": row.variable,
-                "seconds": row.seconds,
-                "times": row.times,
-            }
-            for row in waits
-        ]
-    return facts
 
 
 # ---- the other side -------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ _POLICIES: dict[str, Policy] = {
 }
 
 # What others published: for comparison in simulation, not offered to programs that run.
-_PUBLISHED = ("nnabla", "window_best_fit", "lms", "lms_best_fit", "vdnn_all", "vdnn_conv", "vdnn_dyn")
+PUBLISHED = ("nnabla", "window_best_fit", "lms", "lms_best_fit", "vdnn_all", "vdnn_conv", "vdnn_dyn")
 # These find no plan for some problems in which every function fits by itself; they raise PolicyInfeasibleError then.
 _MAY_REFUSE = ("window_best_fit", "lms", "lms_best_fit", "vdnn_all", "vdnn_conv", "vdnn_dyn")
 
@@ -41,11 +41,6 @@ _MAY_REFUSE = ("window_best_fit", "lms", "lms_best_fit", "vdnn_all", "vdnn_conv"
 def available() -> tuple[str, ...]:
     """The names that `get` knows."""
     return tuple(_POLICIES)
-
-
-def published() -> tuple[str, ...]:
-    """The names of other systems' policies."""
-    return _PUBLISHED
 
 
 def unconditional() -> tuple[str, ...]:

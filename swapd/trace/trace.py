@@ -11,29 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swapd.files import write_whole
+from swapd.trace import trace_file
+from swapd.trace.trace_file import ARRAYS, OPTIONAL, TraceError
 
 READ = 1
 WRITE = 2
 LARGEST_BYTES = 1 << 60  # sums stay exact, in 64 bits too
 LARGEST_SECONDS = 1e9
-
-ARRAYS: dict[str, type] = {
-    "function_start": np.float64,
-    "function_seconds": np.float64,
-    "variable_bytes": np.int64,
-    "born": np.int32,
-    "died": np.int32,
-    "previous": np.int32,
-    "use_offsets": np.int64,
-    "use_variables": np.int32,
-    "use_flags": np.uint8,
-}
-
-OPTIONAL = ("variable_place", "part_of", "part_first_chunk")  # int32[V] or None
-
-
-class TraceError(ValueError):
-    """A trace is inconsistent, or its file is damaged, truncated or of another version."""
 
 
 @dataclass(frozen=True)
@@ -172,9 +156,7 @@ class Trace:
 
     def to_bytes(self) -> bytes:
         """The file's content; the same trace gives the same bytes."""
-        from swapd.trace import trace_file
-
-        return trace_file.write(self)
+        return trace_file.write(vars(self))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Trace:
@@ -184,17 +166,20 @@ class Trace:
             TraceError: the file is no trace, is damaged or truncated, or was written by a newer version.
             OSError: it cannot be read.
         """
-        from swapd.trace import trace_file
-
         with open(path, "rb") as file:
             return cls.from_bytes(file.read(trace_file.LARGEST_FILE + 1), os.fspath(path))
 
     @classmethod
     def from_bytes(cls, content: bytes, name: str = "trace") -> Trace:
         """Read a trace from its file's content; `name` is what the errors call it."""
-        from swapd.trace import trace_file
-
-        return trace_file.read(content, name)
+        fields = trace_file.read(content, name)
+        machine = fields.pop("machine")
+        try:
+            return cls(machine=None if machine is None else Machine(**machine), **fields)
+        except TraceError as error:
+            raise TraceError(f"{name}: {error}") from None
+        except (TypeError, ValueError, OverflowError) as error:
+            raise TraceError(f"{name}: damaged header ({error!r:.200})") from None
 
     def describe(self) -> str:
         """A text dump for people: one line per function, then one per variable. The same trace gives the same text."""

@@ -29,13 +29,27 @@ from __future__ import annotations
 import io
 import json
 import zipfile
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from swapd.trace.json_structure import structure
-from swapd.trace.trace import ARRAYS, Machine, Trace, TraceError
+
+ARRAYS: dict[str, type] = {
+    "function_start": np.float64,
+    "function_seconds": np.float64,
+    "variable_bytes": np.int64,
+    "born": np.int32,
+    "died": np.int32,
+    "previous": np.int32,
+    "use_offsets": np.int64,
+    "use_variables": np.int32,
+    "use_flags": np.uint8,
+}
+
+OPTIONAL = ("variable_place", "part_of", "part_first_chunk")  # int32[V] or None
 
 FORMAT = "swapd-trace"
 VERSION = 2  # that a trace with parts needs; one without is still written as version 1, which older releases read
@@ -55,25 +69,29 @@ _HEADER_READERS = {
 }
 
 
-def write(trace: Trace) -> bytes:
-    """The content of the trace's file."""
+class TraceError(ValueError):
+    """A trace is inconsistent, or its file is damaged, truncated or of another version."""
+
+
+def write(trace: Mapping[str, Any]) -> bytes:
+    """The content of the file for a trace's fields."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         _add(archive, "header.json", json.dumps(_header(trace), indent=0).encode())
         for name in ARRAYS:
-            _add_array(archive, name, getattr(trace, name))
-        places = json.dumps(list(trace.places), indent=0).encode()
-        if trace.variable_place is not None and len(places) <= LARGEST_PLACES:
+            _add_array(archive, name, trace[name])
+        places = json.dumps(list(trace["places"]), indent=0).encode()
+        if trace["variable_place"] is not None and len(places) <= LARGEST_PLACES:
             _add(archive, "places.json", places)
-            _add_array(archive, "variable_place", trace.variable_place)
-        if trace.part_of is not None and trace.part_first_chunk is not None:
-            _add_array(archive, "part_of", trace.part_of)
-            _add_array(archive, "part_first_chunk", trace.part_first_chunk)
+            _add_array(archive, "variable_place", trace["variable_place"])
+        if trace["part_of"] is not None and trace["part_first_chunk"] is not None:
+            _add_array(archive, "part_of", trace["part_of"])
+            _add_array(archive, "part_first_chunk", trace["part_first_chunk"])
     return buffer.getvalue()
 
 
-def read(content: bytes, name: str) -> Trace:
-    """The trace of a file's content. Raises TraceError, which calls the file `name`."""
+def read(content: bytes, name: str) -> dict[str, Any]:
+    """The fields of the trace in a file's content; the machine is a dict. Raises TraceError, which names `name`."""
     with _open(content, name) as archive:
         header = _read_header(archive, name)
         lengths = _lengths(header)
@@ -82,24 +100,20 @@ def read(content: bytes, name: str) -> Trace:
         if header["version"] > WITHOUT_PARTS:
             for key in ("part_of", "part_first_chunk"):
                 arrays[key] = _read_array(archive, key, name, lengths["variable_bytes"], np.dtype(np.int32))
-    machine = header.get("machine")
     try:
-        trace = Trace(
-            function_names=tuple(header["function_names"]),
-            fingerprint=int(header["fingerprint"], 16),
-            dormant_bytes=int(header["dormant_bytes"]),
-            chunk_bytes=int(header["chunk_bytes"]),
-            slab_chunks_peak=int(header["slab_chunks_peak"]),
-            machine=None if machine is None else Machine(**machine),
-            places=places,
-            variable_place=variable_place,
+        return {
+            "function_names": tuple(header["function_names"]),
+            "fingerprint": int(header["fingerprint"], 16),
+            "dormant_bytes": int(header["dormant_bytes"]),
+            "chunk_bytes": int(header["chunk_bytes"]),
+            "slab_chunks_peak": int(header["slab_chunks_peak"]),
+            "machine": header.get("machine"),
+            "places": places,
+            "variable_place": variable_place,
             **arrays,
-        )
-    except TraceError as error:
-        raise TraceError(f"{name}: {error}") from None
+        }
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise TraceError(f"{name}: damaged header ({error!r:.200})") from None
-    return trace
 
 
 def _lengths(header: dict[str, Any]) -> dict[str, int]:
@@ -113,20 +127,18 @@ def _lengths(header: dict[str, Any]) -> dict[str, int]:
     }
 
 
-def _header(trace: Trace) -> dict[str, Any]:
-    machine = trace.machine
+def _header(trace: Mapping[str, Any]) -> dict[str, Any]:
+    machine = trace["machine"]
     return {
         "format": FORMAT,
-        "version": WITHOUT_PARTS if trace.part_of is None else VERSION,
-        "functions": trace.functions,
-        "variables": trace.variables,
-        "uses": len(trace.use_variables),
-        "fingerprint": f"{trace.fingerprint:016x}",
-        "dormant_bytes": int(trace.dormant_bytes),
-        "chunk_bytes": int(trace.chunk_bytes),
-        "slab_chunks_peak": int(trace.slab_chunks_peak),
+        "version": WITHOUT_PARTS if trace["part_of"] is None else VERSION,
+        "functions": len(trace["function_names"]),
+        "variables": len(trace["variable_bytes"]),
+        "uses": len(trace["use_variables"]),
+        "fingerprint": f"{trace['fingerprint']:016x}",
+        **{name: int(trace[name]) for name in ("dormant_bytes", "chunk_bytes", "slab_chunks_peak")},
         "machine": None if machine is None else dict(vars(machine)),
-        "function_names": list(trace.function_names),
+        "function_names": list(trace["function_names"]),
     }
 
 

@@ -24,7 +24,8 @@ from swapd.planning.plan import Plan, PlanError
 from swapd.planning.problem import Problem
 from swapd.policies import get, make_plan
 from swapd.simulation.simulator import simulate
-from swapd.trace.trace import ARRAYS, Trace, TraceError
+from swapd.trace.trace import Trace
+from swapd.trace.trace_file import ARRAYS, TraceError
 
 MEMORY_BYTES = 3 << 29  # address space in all; the interpreter with NumPy takes about a third of it
 TRACES = [random_trace(seed) for seed in (1, 3, 5)]

@@ -8,9 +8,9 @@ import pytest
 
 from swapd.config import Config, ConfigError, ConfigWarning, unknown_variables
 from swapd.host_limits import available_host_bytes, cgroup_memory, largest_host_bytes
+from swapd.policies import PUBLISHED
 from swapd.policies import available as available_policies
-from swapd.policies import published
-from swapd.settings import POLICIES, SETTINGS, Link
+from swapd.settings import POLICIES, SETTINGS, Link, document
 from swapd.units import GIB, KIB, MIB, Amount
 
 CERTIFICATE = Path(__file__).with_name("tls") / "certificate.pem"
@@ -208,7 +208,7 @@ def test_a_setting_that_was_removed_is_named_as_such() -> None:
 
 
 def test_policies_are_those_of_the_planner() -> None:
-    assert set(POLICIES) == {*available_policies(), "demand"} - {*published()}
+    assert set(POLICIES) == {*available_policies(), "demand"} - {*PUBLISHED}
     assert Config.from_environment({"OOC_POLICY": "None"}).policy == "demand"
 
 
@@ -329,3 +329,9 @@ def test_chunks_are_smaller_where_the_budget_has_few(
     settings: dict[str, str], budget: int, granularity: int, chunk: int, small: int
 ) -> None:
     assert Config.from_environment({}, **settings).resolve_chunks(budget, granularity) == (chunk, small)
+
+
+def test_the_page_of_settings_is_made_from_them() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "settings.md").read_text(encoding="utf-8")
+    assert page == document(), "python -m swapd.settings > docs/settings.md"
+    assert all(f"| `{setting.variable}` |" in page for setting in SETTINGS) and len(SETTINGS) > 20

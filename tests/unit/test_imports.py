@@ -90,6 +90,56 @@ def test_the_rule_holds() -> None:
     assert violations(imports) == []
 
 
+def circles(arrows: dict[str, set[str]]) -> list[list[str]]:
+    """Groups of names that reach each other, each group sorted (Tarjan 1972)."""
+    number: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    path: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(name: str) -> None:
+        number[name] = lowest[name] = len(number)
+        path.append(name)
+        for target in arrows[name]:
+            if target not in number:
+                visit(target)
+                lowest[name] = min(lowest[name], lowest[target])
+            elif target in path:
+                lowest[name] = min(lowest[name], number[target])
+        if lowest[name] == number[name]:
+            group = path[path.index(name) :]
+            del path[path.index(name) :]
+            if len(group) > 1:
+                found.append(sorted(group))
+
+    for name in arrows:
+        if name not in number:
+            visit(name)
+    return found
+
+
+def module_arrows() -> dict[str, set[str]]:
+    """For each module of ours, the modules of ours that it imports anywhere, ``TYPE_CHECKING`` blocks included."""
+    modules = {}
+    for package, folder in PACKAGES.items():
+        for path in (folder / package).rglob("*.py"):
+            modules[".".join(path.relative_to(folder).with_suffix("").parts).removesuffix(".__init__")] = path
+    arrows: dict[str, set[str]] = {}
+    for name, path in modules.items():
+        text = path.read_text(encoding="utf-8").replace("if TYPE_CHECKING:", "if True:")
+        named = {found.module for found in imports_of(name, text) if found.module in modules} - {name}
+        # `from package import module` names the package too, which is not what it needs.
+        arrows[name] = {one for one in named if not any(other.startswith(f"{one}.") for other in named)}
+    return arrows
+
+
+def test_no_circle_of_imports() -> None:
+    arrows = module_arrows()
+    assert len(arrows) > 100 and "swapd.planning.plan" in arrows["swapd.daemon"]
+    assert circles(arrows) == []
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == [["b", "c"]]
+
+
 @pytest.mark.parametrize(
     ("file", "text"),
     [

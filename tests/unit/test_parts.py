@@ -12,7 +12,8 @@ from swapd.planning.problem import Problem
 from swapd.planning.validator import validate
 from swapd.policies import make_plan
 from swapd.trace.ranged import cut, plan_in_parts, recorded_plan
-from swapd.trace.trace import Trace, TraceError
+from swapd.trace.trace import Trace
+from swapd.trace.trace_file import TraceError
 
 SEEDS = range(120)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -193,8 +192,10 @@ def test_the_prediction_of_a_run_is_made_with_its_plan() -> None:
     case = layers_in_parts(layers=3, parts=4)
     daemon, core = daemon_of(case, 14 * case.trace.chunk_bytes)
     ended = daemon.boundary()
-    session = SimpleNamespace(core=core, daemon=daemon)
-    predicted = Observer(cast(Any, session), None, None).predicted(daemon.trace(ended))
+    observer = Observer(
+        cast(Any, core), daemon, timeline=None, report=None, summary=dict, record_places=lambda on: None
+    )
+    predicted = observer.predicted(daemon.trace(ended))
     assert predicted is not None and daemon.last_plan is not None
     assert predicted.plan.ins == daemon.last_plan.ins
     assert predicted.events.seconds == pytest.approx(daemon.last_plan.predicted_seconds)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from planning_traces import Builder, random_trace
 
-from swapd.trace.trace import Machine, Trace, TraceError
+from swapd.trace.trace import Machine, Trace
+from swapd.trace.trace_file import TraceError
 
 
 def small() -> Trace:

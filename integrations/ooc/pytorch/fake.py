@@ -35,7 +35,8 @@ from ooc.pytorch.like_cuda import like_cuda, replaced
 from ooc.pytorch.roofline import Roofline
 from swapd.devices.roofline import Device, get_device
 from swapd.trace.sequence import SequenceRecorder
-from swapd.trace.trace import Trace, TraceError
+from swapd.trace.trace import Trace
+from swapd.trace.trace_file import TraceError
 
 ITERATIONS = 6  # at most, until two that follow each other are the same
 SUITE = "benchmarks.models"  # has NAMED: name -> make; only in a source checkout
