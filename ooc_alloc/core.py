@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
+from struct import Struct
 from typing import Any
 
 import numpy as np
@@ -39,8 +39,11 @@ _TRACE = ffi.typeof("ooc_trace_arrays *")
 _PLAN = ffi.typeof("ooc_plan *")
 _INDEXES = ffi.typeof("int32_t[]")
 
-STATISTICS: tuple[str, ...] = tuple(name for name, _ in _STATS.item.fields if name not in ("version", "struct_bytes"))
-_statistics = attrgetter(*STATISTICS)
+_LAYOUT = numpy_type(_STATS.item)
+_NAMES = _LAYOUT.names or ()
+STATISTICS: tuple[str, ...] = _NAMES[2:]  # after version and struct_bytes
+# NumPy and `struct` call a type by the same letter. To unpack all numbers at once is faster than to ask for each.
+_unpack_stats = Struct("".join(_LAYOUT[name].char for name in _NAMES)).unpack
 _TRACE_ARRAYS = {
     name: (numpy_type(field.type.item), ffi.typeof(f"{field.type.item.cname}[]")) for name, field in _TRACE.item.fields
 }
@@ -353,7 +356,7 @@ class Core(TimelineCalls):
         """A snapshot of `ooc_stats` by field name."""
         stats = ffi.new(_STATS)
         self._library.ooc_core_read_stats(self._core, stats)
-        return dict(zip(STATISTICS, _statistics(stats)))
+        return dict(zip(STATISTICS, _unpack_stats(ffi.buffer(stats))[2:]))
 
     def audit(self) -> None:
         """Recounts everything by a second route. Raises OocError with the differences."""
