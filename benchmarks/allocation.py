@@ -1,6 +1,6 @@
 """Cost when everything fits: cached malloc/free pairs in nanoseconds, and a GPT step with and without interception.
 
-The pairs are timed by a native program (`native/core_calls.cpp`), built here; calls through ctypes cost more than what
+The pairs are timed by a native program (`native/core_calls.cpp`), built here; calls from Python cost more than what
 is measured. The steps of the GPT example take turns in one process (`gpt_step.py`); the ratio is the median over the
 rounds of a round's two steps, with a bootstrap interval.
 """

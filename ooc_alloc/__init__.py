@@ -7,17 +7,15 @@ The native core is reached through :class:`ooc_alloc.Core`. It is imported when 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ooc_alloc._native import (
+    from ooc_alloc.core import Core, Iteration, TraceArrays
+    from ooc_alloc.library import (
         ABI_VERSION,
         READ,
         WRITE,
-        Core,
         DriverFailure,
-        Iteration,
         OocError,
         OutOfMemory,
         StrictViolation,
-        TraceArrays,
         device_memory,
         library_path,
         refused_settings,
@@ -43,6 +41,6 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from ooc_alloc import _native
+    from ooc_alloc import core, library
 
-    return getattr(_native, name)
+    return getattr(core if name in ("Core", "Iteration", "TraceArrays") else library, name)

@@ -1,4 +1,4 @@
-"""The timeline's part of `Core`: events as arrays, places, live variables. `_native.py` declares the calls."""
+"""The timeline's part of `Core`: events as arrays, places, live variables. Their fields are those of `ooc_alloc.h`."""
 
 from __future__ import annotations
 
@@ -8,52 +8,29 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-FUNCTION, COPY_OUT, COPY_IN, DROP, STALL_SWAP_IN, STALL_ROOM, MEMORY, ITERATION, ALLOCATED, FREED = range(1, 11)
-ON_DEMAND, ENQUEUED, WRITE_BACK = 1, 2, 4
-NO_FUNCTION = 0xFFFFFFFF
+from ooc_alloc.library import NUMBER, check, constants, ffi, numpy_type, text_of
 
-EVENT = np.dtype(
-    [
-        ("start", np.float64),
-        ("end", np.float64),
-        ("bytes", np.uint64),
-        ("free_bytes", np.uint64),  # of ALLOCATED and FREED: the address
-        ("cached_bytes", np.uint64),
-        ("live_bytes", np.uint64),
-        ("kind", np.uint16),
-        ("flags", np.uint16),
-        ("thread", np.uint32),
-        ("function", np.uint32),
-        ("index", np.int32),
-        ("variable", np.int32),
-        ("region", np.int32),
-        ("iteration", np.uint32),
-        ("reserved", np.uint32),
-    ]
-)
-_STATE = np.dtype(
-    [
-        ("capacity", np.uint64),
-        ("recorded", np.uint64),
-        ("lost", np.uint64),
-        ("next", np.uint64),
-        ("now", np.float64),
-        ("on", np.uint32),
-        ("reserved", np.uint32),
-    ]
-)
-REGION = np.dtype(
-    [
-        ("address", np.uint64),
-        ("bytes", np.uint64),
-        ("chunks", np.uint32),
-        ("resident_chunks", np.uint32),
-        ("clean_chunks", np.uint32),
-        ("pins", np.uint32),
-        ("place", np.uint32),
-        ("reserved", np.uint32),
-    ]
-)
+FUNCTION: int = constants.OOC_EVENT_FUNCTION
+COPY_OUT: int = constants.OOC_EVENT_COPY_OUT
+COPY_IN: int = constants.OOC_EVENT_COPY_IN
+DROP: int = constants.OOC_EVENT_DROP
+STALL_SWAP_IN: int = constants.OOC_EVENT_STALL_SWAP_IN
+STALL_ROOM: int = constants.OOC_EVENT_STALL_ROOM
+MEMORY: int = constants.OOC_EVENT_MEMORY
+ITERATION: int = constants.OOC_EVENT_ITERATION
+ALLOCATED: int = constants.OOC_EVENT_ALLOCATED
+FREED: int = constants.OOC_EVENT_FREED
+ON_DEMAND: int = constants.OOC_EVENT_ON_DEMAND
+ENQUEUED: int = constants.OOC_EVENT_ENQUEUED
+WRITE_BACK: int = constants.OOC_EVENT_WRITE_BACK
+NO_FUNCTION: int = constants.OOC_NO_FUNCTION
+
+_EVENTS = ffi.typeof("ooc_event[]")
+_REGIONS = ffi.typeof("ooc_region[]")
+_STATE = ffi.typeof("ooc_timeline *")
+_PLACES = ffi.typeof("uint32_t[]")
+EVENT = numpy_type(_EVENTS.item)  # free_bytes is the address in events of the kinds ALLOCATED and FREED
+REGION = numpy_type(_REGIONS.item)
 _BLOCK = 8192  # events copied at a time: the core's lock is held meanwhile, for some hundred microseconds
 EVENTS_KEPT = 1 << 17  # by default: 10 MiB
 
@@ -73,18 +50,15 @@ class TimelineCalls:
     """Mixed into `Core`; see the timeline's part of `ooc_alloc.h`."""
 
     _library: Any
-    handle: int
-
-    def _check(self, status: int) -> None:
-        raise NotImplementedError
+    _core: Any
 
     def timeline_start(self, capacity: int = EVENTS_KEPT) -> None:
         """Keeps the newest `capacity` events from now on; what was there is forgotten."""
-        self._check(self._library.ooc_core_timeline_start(self.handle, capacity))
+        check(self._library.ooc_core_timeline_start(self._core, capacity))
 
     def timeline_stop(self) -> None:
         """No more events; those that are there can still be read."""
-        self._library.ooc_core_timeline_stop(self.handle)
+        self._library.ooc_core_timeline_stop(self._core)
 
     def timeline_state(self) -> TimelineState:
         """How full the ring is."""
@@ -105,45 +79,39 @@ class TimelineCalls:
 
     def _read(self, position: int, count: int) -> tuple[npt.NDArray[Any], int, TimelineState]:
         """At most `count` events from a position on, the position of the first of them, and the ring's state."""
-        events, state = np.zeros(max(count, 1), EVENT), np.zeros(1, _STATE)
-        first = np.array([position], np.uint64)
-        found = self._library.ooc_core_timeline_read(
-            self.handle, first.ctypes.data, events.ctypes.data, count, state.ctypes.data
-        )
-        row = state[0]
-        facts = TimelineState(
-            int(row["capacity"]), int(row["recorded"]), int(row["lost"]), float(row["now"]), bool(row["on"])
-        )
-        return events[:found], int(first[0]), facts
+        events = np.zeros(max(count, 1), EVENT)
+        first, state = ffi.new(NUMBER, position), ffi.new(_STATE)
+        found = self._library.ooc_core_timeline_read(self._core, first, ffi.from_buffer(_EVENTS, events), count, state)
+        facts = TimelineState(state.capacity, state.recorded, state.lost, state.now, bool(state.on))
+        return events[:found], first[0], facts
 
     def ranges_load(self, library: str) -> None:
         """Shows functions and stalls as NVTX ranges, for good. Raises OocError if the library does not serve."""
-        self._check(self._library.ooc_core_ranges_load(self.handle, library.encode()))
+        check(self._library.ooc_core_ranges_load(self._core, library.encode()))
 
     def place_id(self, text: str) -> int:
         """A number for a place in the user's program; 0 when there are too many."""
-        return int(self._library.ooc_core_place_id(self.handle, text.encode(errors="replace")))
+        return int(self._library.ooc_core_place_id(self._core, text.encode(errors="replace")))
 
     def place_text(self, place: int) -> str:
         """The text of a place; empty for 0 and for numbers that were never given."""
-        text: bytes | None = self._library.ooc_core_place_text(self.handle, place)
-        return (text or b"").decode(errors="replace")
+        return text_of(self._library.ooc_core_place_text(self._core, place))
 
     def set_place(self, address: int, place: int) -> None:
         """The variable at an address was allocated there."""
-        self._library.ooc_core_set_place(self.handle, address, place)
+        self._library.ooc_core_set_place(self._core, address, place)
 
     def trace_places(self, fingerprint: int, variables: int) -> npt.NDArray[np.uint32]:
         """uint32[variables]: the place of each variable of a trace that is kept. Raises OocError."""
         found = np.zeros(variables, np.uint32)
-        self._check(self._library.ooc_core_trace_places(self.handle, fingerprint, found.ctypes.data))
+        check(self._library.ooc_core_trace_places(self._core, fingerprint, ffi.from_buffer(_PLACES, found)))
         return found
 
     def regions(self) -> npt.NDArray[Any]:
         """Every live variable of one chunk or more, as an array of `REGION`."""
-        count = int(self._library.ooc_core_regions(self.handle, np.zeros(1, REGION).ctypes.data, 0))
+        count = int(self._library.ooc_core_regions(self._core, ffi.NULL, 0))
         while True:
             found = np.zeros(count + 64, REGION)  # others allocate meanwhile
-            count = int(self._library.ooc_core_regions(self.handle, found.ctypes.data, len(found)))
+            count = int(self._library.ooc_core_regions(self._core, ffi.from_buffer(_REGIONS, found), len(found)))
             if count <= len(found):
                 return found[:count]

@@ -203,12 +203,6 @@ class Daemon:
         stats = self.core.stats()
         chunk = int(stats["chunk_bytes"])
         names = [self.core.function_name(int(identifier)) for identifier in range(int(arrays.function_name.max()) + 1)]
-        counts = [0] * (ended.functions + 1)
-        for function in arrays.use_function:
-            counts[int(function) + 1] += 1
-        offsets = [0]
-        for count in counts[1:]:
-            offsets.append(offsets[-1] + count)
         whole = Trace(
             function_names=tuple(names[int(identifier)] for identifier in arrays.function_name),
             function_start=arrays.function_start,
@@ -217,7 +211,7 @@ class Daemon:
             born=arrays.variable_born,
             died=arrays.variable_died,
             previous=arrays.variable_previous,
-            use_offsets=offsets,  # type: ignore[arg-type]  # converted by Trace
+            use_offsets=offsets_of(arrays.use_function, ended.functions),
             use_variables=arrays.use_variable.astype("int32"),
             use_flags=arrays.use_access.astype("uint8"),
             fingerprint=ended.fingerprint,
@@ -253,3 +247,12 @@ class Daemon:
         self.core.stop_daemon()
         if self.trace_path is not None and self._trace_of is not None:
             self._trace_of[1].save(self.trace_path)
+
+
+def offsets_of(use_function: NDArray[np.uint32], functions: int) -> NDArray[np.int64]:
+    """int64[functions + 1]: where each function's uses begin, and after them all, the number of uses.
+
+    Args:
+        use_function: ascending, the function of each use.
+    """
+    return np.searchsorted(use_function, np.arange(functions + 1, dtype=np.uint32)).astype(np.int64)

@@ -24,7 +24,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests marked ``gpu`` need a driver; without one they are skipped, by name, in the summary."""
     if not any(item.get_closest_marker("gpu") for item in items):
         return
-    from ooc_alloc._native import OocError
+    from ooc_alloc import OocError
     from swapd.devices.probe import open_device
 
     try:

@@ -66,7 +66,7 @@ def check_memfd() -> Check:
 def check_libraries() -> Check:
     """Our own native libraries are there, load, and are of this version."""
     from ooc_alloc import OocError, library_path
-    from ooc_alloc._native import load_library
+    from ooc_alloc.library import load_library
 
     try:
         load_library()
@@ -108,7 +108,7 @@ def _check_limits(config: Config) -> None:
 def check_emulated() -> Check:
     """The emulated driver loads and its device can be made."""
     from ooc_alloc import OocError, library_path
-    from ooc_alloc._native import Probe
+    from ooc_alloc.probe import Probe
 
     try:
         device = Probe(str(library_path("libooc_emulated_cuda.so")))

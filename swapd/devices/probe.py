@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ooc_alloc import OocError, library_path
-from ooc_alloc._native import Probe
+from ooc_alloc.probe import Probe
 from swapd.devices.profile import CopyCost, MemoryCost, Profile
 from swapd.settings import Link
 from swapd.units import KIB, MIB, format_bytes
@@ -38,7 +38,7 @@ QUICK = Effort((1, 4, 16), (MIB, 16 * MIB), 8 * MIB, 5, 3)
 
 
 class Device(Protocol):
-    """What `measure` needs; `ooc_alloc._native.Probe` is it."""
+    """What `measure` needs; `ooc_alloc.probe.Probe` is it."""
 
     def describe(self) -> dict[str, int | str]: ...
     def memory(self, chunk_bytes: int, chunks: int, repeats: int) -> dict[str, float]: ...

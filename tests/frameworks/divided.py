@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ooc.pytorch.splitting import registry
+from ooc.pytorch.splitting import operators, registry
 from ooc.pytorch.splitting.context import Call, CannotSplit, Context, Split
 from ooc.pytorch.splitting.dividers import DIVIDED, Stage
 from ooc.pytorch.splitting.geometry import footprint
 from ooc.pytorch.splitting.parts import bind
 from ooc.pytorch.splitting.verification import difference, duplicate, tensors_in
 
-registry.find("aten::mm")  # loads all handlers
+for _module in operators.MODULES:
+    importlib.import_module(f"ooc.pytorch.splitting.{_module}")
 
 SMALL_BYTES = 4096  # numbers and vectors that are there anyway
 
@@ -97,7 +99,7 @@ def whole_and_parts(
     name: str, args: Sequence[Any], part_bytes: int, mode: str, **kwargs: Any
 ) -> tuple[Any, Any, Split | None]:
     """The result in one piece, in parts as the context chooses (None where it cannot), and the context's choice."""
-    handler = registry.find(name)
+    handler = operators.find(name)
     assert handler is not None
     context = Context(Call(name, tuple(args), kwargs), part_bytes, mode=mode)
     mine = duplicate((list(args), kwargs))

@@ -113,8 +113,9 @@ def test_a_small_budget_divides_layers_which_are_not_called_exact(script: Path, 
 VERDICT = """
 import sys
 from swapd.splitting.store import Key, Store, Verdict
-from ooc.pytorch.splitting.runtime import library, processor
-key = Key(processor(), library(), sys.argv[2], sys.argv[3])
+from ooc.pytorch.splitting.conditions import library, processor
+from ooc.pytorch.splitting.operators import find
+key = Key(processor(), library(find(sys.argv[2]).module), sys.argv[2], sys.argv[3])
 Store(sys.argv[1]).put_verdict(key, Verdict("output features", 4, sys.argv[4] == "1", 0.25 * (sys.argv[4] == "0"), 0.0))
 """
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ooc.pytorch import build
-from ooc.pytorch.splitting import registry
+from ooc.pytorch.splitting import operators, registry
 from ooc.pytorch.splitting.context import Call, CannotSplit, Context, KeptHere, Split
 from ooc.pytorch.splitting.registry import Handler
 from ooc.pytorch.splitting.runtime import Runtime
@@ -62,7 +62,7 @@ def test_the_generator_must_end_in_the_same_state(monkeypatch: pytest.MonkeyPatc
         if part.numel() < 100_000 and part.storage_offset() + part.numel() == 100_000:
             torch.rand(1, generator=generator)
 
-    handler = registry.find("aten::uniform_")
+    handler = operators.find("aten::uniform_")
     assert handler is not None
     values, generator = torch.empty(100_000), torch.Generator()
     call = Call("aten::uniform_", (values,), {"generator": generator})
@@ -202,11 +202,11 @@ def test_larger_parts_are_tried_where_small_ones_are_not_exact(tmp_path: Path) -
     runtime = Runtime(Core(), "exact", tmp_path / "store.sqlite", SplitLog(Core()))  # type: ignore[arg-type]
     values = torch.randn(5000, 3)
     for _ in range(2):
-        found = runtime.run("aten::sum.dim_IntList", Handler(handler), False, (values,), {})
+        found = runtime.run("aten::sum.dim_IntList", Handler(handler, __name__), False, (values,), {})
         assert torch.equal(found, whole(values))
     assert limits == [8 << 20, 12 << 20, 12 << 20]  # what worked is remembered
     with pytest.raises(CannotSplit):  # arguments that may have been written are not tried again
-        runtime.run("aten::sum.out", Handler(handler), True, (values,), {})
+        runtime.run("aten::sum.out", Handler(handler, __name__), True, (values,), {})
 
 
 def test_a_verdict_is_for_a_number_of_threads(tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ def test_a_verdict_is_for_a_number_of_threads(tmp_path: Path) -> None:
     try:
         for number in (threads, threads, threads + 1):
             torch.set_num_threads(number)
-            runtime.run("aten::sum.dim_IntList", Handler(handler), False, (torch.randn(5000, 3),), {})
+            runtime.run("aten::sum.dim_IntList", Handler(handler, __name__), False, (torch.randn(5000, 3),), {})
             runs.append(len(seen))
     finally:
         torch.set_num_threads(threads)

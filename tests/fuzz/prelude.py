@@ -23,7 +23,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.dlpack import from_dlpack, to_dlpack
 
-from ooc_alloc._native import OutOfMemory
+from ooc_alloc import OutOfMemory
 
 __all__ = [
     "Double", "F", "Named", "Sub", "boundary", "budget", "bump", "checkpoint", "evict", "from_dlpack", "gc",

@@ -8,6 +8,7 @@ plain memory that begins as that byte: where two bytes give two results, the pro
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import os
 import select
@@ -174,12 +175,13 @@ def main() -> None:
 
     from ooc import pytorch  # noqa: F401
     from ooc.pytorch import build, session  # noqa: F401
-    from ooc.pytorch.splitting import registry
+    from ooc.pytorch.splitting import operators
 
     torch.optim.AdamW([torch.nn.Parameter(torch.empty(0))], fused=True)  # imports what is imported late
     torch.use_deterministic_algorithms(False)  # so does this
     build.load()
-    registry.find("aten::add.Tensor")  # imports every handler
+    for module in operators.MODULES:
+        importlib.import_module(f"ooc.pytorch.splitting.{module}")
     gc.collect()
     gc.freeze()  # or each copy writes to every page of what was imported
     for line in sys.stdin:

@@ -1,11 +1,17 @@
-"""What the daemon believes of the link before and after it has seen transfers."""
+"""What the daemon believes of the link before and after it has seen transfers, and where a function's uses begin."""
 
 from __future__ import annotations
 
+from collections import Counter
+from itertools import accumulate
 from typing import Any, cast
 
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
 from ooc_alloc import Core
-from swapd.daemon import Daemon
+from swapd.daemon import Daemon, offsets_of
 from swapd.trace.trace import Machine
 
 MIB = 1 << 20
@@ -45,3 +51,12 @@ def test_a_few_small_copies_are_no_measurement() -> None:
 
 def test_a_given_machine_is_not_measured() -> None:
     assert link(PROBED, machine=Machine(1e9, 1e9), swap_out_bytes=100 * MIB, copy_out_seconds=0.1) == Machine(1e9, 1e9)
+
+
+@given(st.lists(st.integers(0, 9)).map(sorted), st.integers(0, 3))
+def test_offsets_of_uses_are_counted_ones(uses: list[int], unused: int) -> None:
+    """Functions without any use, at the beginning, in the middle and at the end, are among them."""
+    functions, counts = max(uses, default=-1) + 1 + unused, Counter(uses)
+    expected = [0, *accumulate(counts[function] for function in range(functions))]
+    found = offsets_of(np.array(uses, np.uint32), functions)
+    assert found.dtype == np.int64 and found.tolist() == expected

@@ -13,7 +13,8 @@ PACKAGES = {"ooc_alloc": ROOT, "swapd": ROOT, "ooc": ROOT / "integrations"}  # e
 FRAMEWORKS = {"torch", "torchvision", "transformers", "cupy", "numba", "jax", "tensorflow"}
 LAZY = {"cuda", "cupy", "matplotlib", "numba", "scipy", "sklearn", "grafana_foundation_sdk"}  # only where they are used
 
-
+# Ways into C, each of which one file alone takes.
+INTO_C = {"cffi": "ooc_alloc/library.py", "ctypes": "ooc_alloc/built_ins.py", "_ctypes": "ooc_alloc/built_ins.py"}
 ENTRY_POINT = "ooc_alloc/autoload.py"  # turns everything on, and until then imports nothing of it
 
 
@@ -69,11 +70,11 @@ def violations(imports: list[Import]) -> list[str]:
             broken.append(f"{where}: {package} may not know a framework")
         if target in LAZY and found.at_top and not may_import_at_top(found.file, target):
             broken.append(f"{where} when it is loaded: optional libraries are imported where they are used")
-        if target in ("ctypes", "_ctypes") and found.file != "ooc_alloc/_native.py":
+        if target in INTO_C and found.file != INTO_C[target]:
             looks_up = found.module == "ctypes.util"
             allowed = looks_up and found.file == "swapd/devices/doctor.py"
             if not allowed:
-                broken.append(f"{where}: ctypes lives in ooc_alloc/_native.py")
+                broken.append(f"{where}: {target} lives in {INTO_C[target]}")
     return broken
 
 
@@ -152,6 +153,8 @@ def test_no_circle_of_imports() -> None:
         ("ooc/pytorch/x.py", "from scipy import optimize"),
         ("ooc/pytorch/x.py", "import ctypes"),
         ("swapd/devices/doctor.py", "import ctypes"),
+        ("ooc_alloc/library.py", "import ctypes"),
+        ("ooc_alloc/core.py", "from cffi import FFI"),
         ("swapd/x.py", "class C:\n    import matplotlib"),
         ("swapd/x.py", "if TYPE_CHECKING:\n    pass\nelse:\n    import torch"),
     ],

@@ -191,7 +191,7 @@ device.close()
 """
 MISSING = """
 from ooc_alloc import OocError, library_path
-from ooc_alloc._native import Probe
+from ooc_alloc.probe import Probe
 
 for library, ordinal in (("/nowhere/libnothing.so", 0), (str(library_path("libooc_emulated_cuda.so")), 17)):
     try:

@@ -9,7 +9,7 @@ import pytest
 
 from ooc.prometheus import reference
 from ooc.prometheus.catalogue import CATALOGUE, COMMON_LABELS, STEP_BUCKETS, Metric
-from ooc_alloc._native import _COUNTERS
+from ooc_alloc.core import STATISTICS
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = [metric.name for metric in CATALOGUE]
@@ -57,7 +57,7 @@ def test_every_kind_of_metric_that_an_operator_needs_is_there() -> None:
 
 
 def test_every_failure_that_the_core_counts_by_name_has_its_label() -> None:
-    counted = {name for name in _COUNTERS if name.startswith("driver_failures_")}
+    counted = {name for name in STATISTICS if name.startswith("driver_failures_")}
     (errors,) = (metric for metric in CATALOGUE if metric.name == "ooc_driver_errors_total")
     assert set(errors.sources.values()) == counted
 

@@ -24,7 +24,7 @@ from numpy import ndarray
 
 from ooc.pytorch import large_storages
 from ooc_alloc import READ, WRITE, Core, OutOfMemory
-from ooc_alloc._native import set_built_in
+from ooc_alloc.built_ins import set_built_in
 
 # Callers of data_ptr() that only compare addresses.
 _IDENTITY_CALLERS = {

@@ -1,6 +1,8 @@
 """Functions larger than the budget, in parts: what the adapter does when an operator does not fit.
 
-    registry.py     which operator is split by what; defines `ooc_split::...` operators, which the adapter calls
+    registry.py     what handlers register with
+    operators.py    which operator is split by what; defines `ooc_split::...` operators, which the adapter calls
+    conditions.py   what verdicts and costs are for: processor, PyTorch, and the files that a handler is made of
     context.py      what a handler may ask: how large a part may be, large results, which division is exact
     geometry.py     views, the memory that they touch, and how they are cut
     verification.py random arguments, bits compared, differences
@@ -13,6 +15,7 @@
     embedding.py padding.py   the operators with dimensions along which every result keeps its sums
 
 A handler is a function `f(context, *arguments, **keywords)` with the operator's own arguments, registered by
-`@registry.handler("aten::name")`. It runs below autograd, in range mode: the operators that it calls are functions of
-their own, and a view is only the part of its variable that it reaches. It works on plain tensors too, without a core.
+`@registry.handler("aten::name")` and listed in the table of `operators.py`. It runs below autograd, in range mode: the
+operators that it calls are functions of their own, and a view is only the part of its variable that it reaches. It
+works on plain tensors too, without a core.
 """

@@ -142,7 +142,7 @@ def divides_stages(
             op = registry.overload_of(name)
             if op is not None:
                 DIVIDED[name] = Divided(op, stages, sample, moves, specials)
-                registry.handler(name)(DIVIDED[name])
+                registry.handler(name, module=stages.__module__)(DIVIDED[name])
         return stages
 
     return register
@@ -157,6 +157,7 @@ def divides(
         def stages(context: Context, op: OpOverload, named: Named) -> Sequence[Stage]:
             return [Stage("", tuple(range(len(op._schema.returns))), op, divide(context, op, named))]
 
+        stages.__module__ = divide.__module__
         divides_stages(*names, sample=sample, moves=moves, specials=specials)(stages)
         return divide
 

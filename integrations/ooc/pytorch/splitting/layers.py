@@ -27,14 +27,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ooc.pytorch.fake import FakeError, _give_data, find
 from ooc.pytorch.fake_mode import _Operator, _tensors
 from ooc.pytorch.like_cuda import replaced
+from ooc.pytorch.splitting.conditions import library, processor
 from ooc.pytorch.splitting.context import Call
 from ooc.pytorch.splitting.kernels import BACKWARD_DATA, BACKWARD_FILTER, FORWARD, Kernel
 from ooc.pytorch.splitting.measure import MeasureError, Measurer, convolution_of
-from ooc.pytorch.splitting.runtime import library, processor
+from ooc.pytorch.splitting.operators import find as find_handler
 from swapd.splitting.configurations import KernelTable
 from swapd.splitting.network import NetworkLayer
 from swapd.splitting.segments import Layer
-from swapd.splitting.store import Key, Store, default_path
+from swapd.splitting.store import Key, Store, Verdict, default_path
 
 HEAVY = ("aten::convolution", "aten::addmm", "aten::mm", "aten::linear", "aten::bmm")
 _FILLS = ("aten::zeros", "aten::ones", "aten::empty", "aten::full", "aten::arange", "aten::detach")
@@ -177,8 +178,10 @@ def describe(run: LayerRun, measurer: Measurer, policy: str, say: Callable[[str]
                 tables.append(measurer.table(kernel, batch, policy, name))
             except MeasureError:
                 tables.append(KernelTable(name, batch, ()))
-        key = Key(processor(), library(), found.operator, found.shapes)
-        verdicts = tuple(measurer.store.verdicts_of(key))
+        verdicts: tuple[Verdict, ...] = ()
+        if (handler := find_handler(found.operator)) is not None:
+            key = Key(processor(), library(handler.module), found.operator, found.shapes)
+            verdicts = tuple(measurer.store.verdicts_of(key))
         made.append(NetworkLayer(found.layer, found.operator, found.shapes, tuple(tables), verdicts))
     return made
 
@@ -213,7 +216,7 @@ def main(text: str) -> int:
                 "measurements": measurer.measurements,
                 "noise": measurer.noise.figures(),
                 "device": f"{processor()}, {torch.get_num_threads()} threads",
-                "library": library(),
+                "library": measurer.library,
             }
         Path(wanted["output"]).write_text(json.dumps(facts), encoding="utf-8")
     except (FakeError, OSError) as error:

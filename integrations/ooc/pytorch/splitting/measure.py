@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from ooc.pytorch.splitting.conditions import library, processor
 from ooc.pytorch.splitting.kernels import CPU, Algorithm, ConvolutionShape, Kernel
-from ooc.pytorch.splitting.runtime import library, processor
 from ooc_alloc import Core
 from swapd.splitting.configurations import KernelTable, MicroConfiguration, micro_batch_sizes
 from swapd.splitting.store import Key, Store
@@ -112,11 +112,11 @@ class Measurer:
         self.algorithms = tuple(algorithms)
         self.measurements = 0  # made by this object
         self.noise = Noise()
-        self._device, self._library = f"{processor()}, {torch.get_num_threads()} threads", library()
+        self._device, self.library = f"{processor()}, {torch.get_num_threads()} threads", library(__name__)
 
     def key(self, kernel: Kernel) -> Key:
         """Of a kernel's costs. Sizes of micro-batches are no part of it: other batches use the same measurements."""
-        return Key(self._device, self._library, f"convolution {kernel.kind}", str(kernel.convolution))
+        return Key(self._device, self.library, f"convolution {kernel.kind}", str(kernel.convolution))
 
     def table(self, kernel: Kernel, batch: int, policy: str = "all", name: str | None = None) -> KernelTable:
         """What is known of a kernel for a batch of `batch` samples, after measuring what is not known.

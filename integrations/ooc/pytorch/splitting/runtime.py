@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
-import os
-import platform
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ooc.pytorch.splitting.conditions import library, processor
 from ooc.pytorch.splitting.context import Call, CannotSplit, Context
-from ooc.pytorch.splitting.registry import Definitions, Handler
+from ooc.pytorch.splitting.operators import Definitions
+from ooc.pytorch.splitting.registry import Handler
 from ooc.pytorch.splitting.tally import HOST_BACKED, SplitRecord, Tally
 from ooc_alloc import Core
 from swapd.splitting.groups import SplitLog
@@ -95,7 +94,7 @@ class Runtime:
                 verdicts=self._store,
                 tally=self.tally,
                 device=self._device,
-                library=library(),  # programs change the number of threads as they go
+                library=library(found.module),  # programs change the number of threads as they go
                 managed=True,
             )
             try:
@@ -135,36 +134,6 @@ class Runtime:
             "split_part_bytes": self._splits.limit,  # what the planner chose for a part; null: it has not
             "split_layers": self.tally.rows(),
         }
-
-
-def processor() -> str:
-    """The processor and what of it PyTorch uses: results are the same on equal ones."""
-    name = platform.processor() or platform.machine()
-    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
-        name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), name)
-    return f"{name}, {torch.backends.cpu.get_cpu_capability()}"
-
-
-def library() -> str:
-    """PyTorch and those of its settings that choose kernels."""
-    settings = [
-        f"{torch.get_num_threads()} threads",
-        "oneDNN" if torch._C._get_mkldnn_enabled() else "no oneDNN",
-        f"matmul {torch.get_float32_matmul_precision()}",
-    ]
-    if torch.are_deterministic_algorithms_enabled():
-        settings.append("deterministic")
-    known = " ".join(
-        f"{name}={os.environ[name]}" for name in sorted(os.environ) if name.startswith(("MKL_", "ONEDNN_"))
-    )
-    return f"torch {torch.__version__}, {', '.join(settings)}, {_ways()}" + (f", {known}" if known else "")
-
-
-@cache
-def _ways() -> str:
-    """Which version of the code that divides: a verdict is on what that did."""
-    sources = sorted(Path(__file__).parent.glob("*.py"))
-    return f"ways {hashlib.sha256(b''.join(source.read_bytes() for source in sources)).hexdigest()[:12]}"
 
 
 _runtime: Runtime | None = None

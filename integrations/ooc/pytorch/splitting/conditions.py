@@ -1,0 +1,85 @@
+"""What a verdict or a cost is for, beside the operator: the processor, PyTorch and its settings, and our own code."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import hashlib
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import torch
+
+FOLDER = Path(__file__).parent
+_PACKAGE = __name__.rpartition(".")[0]
+
+
+def processor() -> str:
+    """The processor and what of it PyTorch uses: results are the same on equal ones."""
+    name = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
+        name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), name)
+    return f"{name}, {torch.backends.cpu.get_cpu_capability()}"
+
+
+def library(module: str) -> str:
+    """PyTorch, those of its settings that choose kernels, and the version of a module of ours."""
+    settings = [
+        f"{torch.get_num_threads()} threads",
+        "oneDNN" if torch._C._get_mkldnn_enabled() else "no oneDNN",
+        f"matmul {torch.get_float32_matmul_precision()}",
+    ]
+    if torch.are_deterministic_algorithms_enabled():
+        settings.append("deterministic")
+    known = " ".join(
+        f"{name}={os.environ[name]}" for name in sorted(os.environ) if name.startswith(("MKL_", "ONEDNN_"))
+    )
+    return f"torch {torch.__version__}, {', '.join(settings)}, ways {version(module)}" + (f", {known}" if known else "")
+
+
+@cache
+def version(module: str) -> str:
+    """A digest of a module's source and of all that it imports of this folder, directly or through others.
+
+    What divides an operator is the code of its handler's module and of those; an edit of another file is none of it.
+    """
+    sources: dict[str, bytes] = {}
+    waiting = [module]
+    while waiting:
+        name = waiting.pop()
+        if name not in sources:
+            sources[name] = _source(name)
+            waiting.extend(_imports(sources[name]))
+    return hashlib.sha256(b"".join(sources[name] for name in sorted(sources))).hexdigest()[:12]
+
+
+def _source(module: str) -> bytes:
+    """A module's text; nothing of one that has no file, such as what is typed at a prompt."""
+    package, _, name = module.rpartition(".")
+    path = FOLDER / f"{name}.py" if package == _PACKAGE else getattr(sys.modules.get(module), "__file__", None)
+    with contextlib.suppress(OSError):
+        return b"" if path is None else Path(path).read_bytes()
+    return b""
+
+
+def _imports(source: bytes) -> Iterator[str]:
+    """The modules of this folder that a text imports, wherever it does. None where it is no Python."""
+    try:
+        nodes = list(ast.walk(ast.parse(source)))
+    except (SyntaxError, ValueError):  # a handler of a module that is written in C
+        nodes = []
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            found = [f"{node.module}", *(f"{node.module}.{alias.name}" for alias in node.names)]
+        else:
+            continue
+        for name in found:
+            package, _, last = name.rpartition(".")
+            if package == _PACKAGE and (FOLDER / f"{last}.py").exists():
+                yield name
