@@ -23,7 +23,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ooc import pytorch
-from swapd.daemon import Daemon
+from swapd.planner import Planner
 from swapd.planning.bound import bound
 from swapd.planning.problem import Problem
 from swapd.simulation.simulator import simulate
@@ -39,17 +39,17 @@ COUNTERS = """
 class Watch:
     """Collects one entry a step."""
 
-    def __init__(self, daemon: Daemon | None, trace_path: Path) -> None:
-        self.daemon = daemon
+    def __init__(self, planner: Planner | None, trace_path: Path) -> None:
+        self.planner = planner
         self.trace_path = trace_path
         self.steps: list[dict[str, Any]] = []
         self.before = self._counters()
         self.began = time.perf_counter()
 
     def _counters(self) -> dict[str, Any]:
-        if self.daemon is None:
+        if self.planner is None:
             return {}
-        stats = self.daemon.core.stats()
+        stats = self.planner.core.stats()
         return {name: stats[name] for name in COUNTERS}
 
     def step(self, *_: Any) -> None:
@@ -57,15 +57,15 @@ class Watch:
         entry: dict[str, Any] = {"seconds": time.perf_counter() - self.began}
         now = self._counters()
         entry |= {name: value - self.before[name] for name, value in now.items()}
-        if self.daemon is not None:
-            entry |= self._plan(self.daemon) | self._phases(self.daemon)
+        if self.planner is not None:
+            entry |= self._plan(self.planner) | self._phases(self.planner)
         self.steps.append(entry)
         self.before = now
         self.began = time.perf_counter()
 
     @staticmethod
-    def _plan(daemon: Daemon) -> dict[str, Any]:
-        plan = daemon.last_plan
+    def _plan(planner: Planner) -> dict[str, Any]:
+        plan = planner.last_plan
         if plan is None:
             return {}
         return {
@@ -77,19 +77,19 @@ class Watch:
             "plan_bound_seconds": plan.bound_seconds,
         }
 
-    def _phases(self, daemon: Daemon) -> dict[str, Any]:
+    def _phases(self, planner: Planner) -> dict[str, Any]:
         """Compute before and after the live peak, as the recorder timed this step's functions (stalls left out)."""
-        ended = daemon.last_iteration
+        ended = planner.last_iteration
         if ended is None:
             return {}
-        trace = daemon.trace(ended)
+        trace = planner.trace(ended)
         trace.save(self.trace_path)
-        problem = Problem.from_trace(trace, int(daemon.core.stats()["budget_bytes"]))
+        problem = Problem.from_trace(trace, int(planner.core.stats()["budget_bytes"]))
         terms = bound(problem)
         replayed = {}
-        if daemon.last_plan is not None and ended.followed_plan:
-            machine = daemon.link()  # as the process's own transfers were
-            replayed["simulated_seconds"] = simulate(replace(problem, machine=machine), daemon.last_plan).seconds
+        if planner.last_plan is not None and ended.followed_plan:
+            machine = planner.link()  # as the process's own transfers were
+            replayed["simulated_seconds"] = simulate(replace(problem, machine=machine), planner.last_plan).seconds
         return replayed | {
             "fingerprint": f"{ended.fingerprint:016x}",
             "forward_seconds": terms.forward_seconds,
@@ -103,8 +103,8 @@ class Watch:
 def main() -> None:
     """Runs the script, then writes what was seen."""
     output, script, *arguments = sys.argv[1:]
-    daemon = pytorch._active().daemon if pytorch.enabled() else None
-    watch = Watch(daemon, Path(output).with_suffix(".trace"))
+    planner = pytorch._active().planner if pytorch.enabled() else None
+    watch = Watch(planner, Path(output).with_suffix(".trace"))
     register_optimizer_step_post_hook(watch.step)
     sys.argv = [script, *arguments]
     runpy.run_path(script, run_name="__main__")

@@ -1,4 +1,4 @@
-"""One activation, whatever the framework: the core with its daemon, its iterations, its summary, and how it ends."""
+"""One activation, whatever the framework: the core with its planner, its iterations, its summary, and how it ends."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from typing import Any, NamedTuple, Protocol
 from ooc_alloc import Core, OocError, device_memory, library_path, refused_settings
 from swapd import endings
 from swapd.config import Config, ConfigError
-from swapd.daemon import Daemon
 from swapd.devices.profile import known_machine
 from swapd.files import is_stream
 from swapd.observing.observer import Observer
+from swapd.planner import Planner
 from swapd.ranks import claim, is_child, is_launcher, own_file, with_word
 from swapd.summary import audit_agrees, make_summary, write_summary
 
@@ -109,7 +109,7 @@ class Follower(Protocol):
 
 
 class Session:
-    """A core, on a CUDA device if one is given and else on the emulated one, and its daemon.
+    """A core, on a CUDA device if one is given and else on the emulated one, and its planner.
 
     Raises ConfigError or OocError; then nothing was changed. After the integration has installed itself it calls
     `started`; until then nothing outside the session is changed either.
@@ -136,7 +136,7 @@ class Session:
         self.budget_bytes = int(self.core.stats()["budget_bytes"])
         self.device_name = self.core.device_name
         self.expected_link = known_machine(self.device_name, config.emulated_bandwidth if cuda is None else None)
-        self.daemon = Daemon(
+        self.planner = Planner(
             self.core,
             policy="none" if config.policy == "demand" else config.policy,
             window_bytes=config.window,
@@ -147,7 +147,7 @@ class Session:
         self._rewritten = self.summary_path is not None and not is_stream(self.summary_path)
         self.observer = Observer(
             self.core,
-            self.daemon,
+            self.planner,
             timeline=_own_path(config.timeline),
             report=_own_path(config.report),
             summary=self.summary,
@@ -190,12 +190,12 @@ class Session:
         if self.closed or self._forked or self.core.in_function():
             return
         try:
-            self.observer.ended(self.daemon.boundary())
+            self.observer.ended(self.planner.boundary())
         except Exception:
             if self.config.strict:
                 raise
             log.warning("planning failed; the program goes on in demand mode", exc_info=True)
-            self.daemon.policy = "none"
+            self.planner.policy = "none"
         if self._rewritten and time.monotonic() - self._last_written > _SUMMARY_EVERY_SECONDS:
             self._write_summary(final=False)
         elif self._followers and time.monotonic() - self._last_audit > _AUDIT_EVERY_SECONDS:
@@ -209,7 +209,7 @@ class Session:
     def summary(self) -> dict[str, Any]:
         """The figures so far; keys as in the README."""
         last = self._audited()
-        return make_summary(self.daemon, False, last.stats, last.audit_agrees, self.split_figures())
+        return make_summary(self.planner, False, last.stats, last.audit_agrees, self.split_figures())
 
     def stop(self) -> bool:
         """Writes the summary and stops the threads; False if there is nothing to stop. The core stays."""
@@ -229,13 +229,13 @@ class Session:
             follower.finish(last)
         log.info(
             "ended after %d steps: %d bytes swapped out, %d in, %.3f s of stalls",
-            self.daemon.steps.count,
+            self.planner.steps.count,
             last.stats["swap_out_bytes"],
             last.stats["swap_in_bytes"],
             last.stats["stall_seconds"],
         )
         try:
-            self.daemon.close()
+            self.planner.close()
         except OSError as error:
             log.warning("cannot write the trace: %s", error)
         atexit.unregister(self.stop)
@@ -283,7 +283,7 @@ class Session:
                 self._last_written = time.monotonic()
             try:
                 last = self._audited() if snapshot is None else snapshot
-                made = make_summary(self.daemon, final, last.stats, last.audit_agrees, self.split_figures())
+                made = make_summary(self.planner, final, last.stats, last.audit_agrees, self.split_figures())
                 write_summary(self.summary_path, made)
             except OSError as error:
                 if not self._unwritable:

@@ -1,4 +1,4 @@
-"""The summary of a run (`OOC_SUMMARY`): a stable JSON interface, made from the core's counters and the daemon's."""
+"""The summary of a run (`OOC_SUMMARY`): a stable JSON interface, made from the core's counters and the planner's."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ooc_alloc import Core, OocError
-from swapd.daemon import Daemon
 from swapd.files import write_whole
+from swapd.planner import Planner
 
 VERSION = 1
 
@@ -71,7 +71,11 @@ def derived_figures(stats: Mapping[str, int | float], agrees: bool) -> dict[str,
 
 
 def make_summary(
-    daemon: Daemon, final: bool, stats: Mapping[str, int | float], agrees: bool, split: Mapping[str, Any] | None = None
+    planner: Planner,
+    final: bool,
+    stats: Mapping[str, int | float],
+    agrees: bool,
+    split: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """What DESIGN's table of summary keys promises, and some more; bytes, seconds, counts and ratios.
 
@@ -79,26 +83,26 @@ def make_summary(
     0 by construction, and recounted here by walking every structure.
 
     Args:
-        daemon: whose figures.
+        planner: whose figures.
         final: whether the program is about to end.
         stats: counters of one moment, as `Core.stats` gives them.
         agrees: what :func:`audit_agrees` said.
         split: the keys that start with `split`; None: nothing can be split there.
     """
-    plan = daemon.last_plan
+    plan = planner.last_plan
     return {
         "version": VERSION,
         "final": final,
         "pid": os.getpid(),
-        "device": daemon.core.device_name,
+        "device": planner.core.device_name,
         **{name: stats[name] for name in _COPIED},
-        "steps": daemon.steps.count,
-        "step_seconds": [round(seconds, 6) for seconds in daemon.step_seconds],
-        "policy": plan.policy if plan is not None else daemon.policy,
-        "window_bytes": plan.window_bytes if plan is not None else daemon.window_bytes,
+        "steps": planner.steps.count,
+        "step_seconds": [round(seconds, 6) for seconds in planner.step_seconds],
+        "policy": plan.policy if plan is not None else planner.policy,
+        "window_bytes": plan.window_bytes if plan is not None else planner.window_bytes,
         "predicted_step_seconds": plan.predicted_seconds if plan is not None else None,
         "bound_step_seconds": plan.bound_seconds if plan is not None else None,
-        "planning_seconds": daemon.planning_seconds,
+        "planning_seconds": planner.planning_seconds,
         **derived_figures(stats, agrees),
         **(NOTHING_SPLIT if split is None else split),
     }

@@ -98,9 +98,9 @@ def main() -> None:
             steps.append({"seconds": seconds, **{name: value - before[name] for name, value in now.items()}})
     record: dict[str, Any] = {"made_seconds": made_seconds, "steps": steps}
     if session is not None:
-        last = session.daemon.last_iteration
+        last = session.planner.last_iteration
         assert last is not None
-        record["layer_bytes"] = layer_bytes(session.daemon.trace(last), layers.spans)
+        record["layer_bytes"] = layer_bytes(session.planner.trace(last), layers.spans)
     record["result"] = result.double().flatten().tolist()
     record["result_fingerprint"] = fingerprint([result])
     record["parameters_fingerprint"] = fingerprint(list(model.parameters()))

@@ -17,7 +17,6 @@ from typing import Any
 
 from ooc_alloc import Core, Iteration, OocError
 from ooc_alloc.timeline import EVENTS_KEPT
-from swapd.daemon import Daemon
 from swapd.files import write_whole
 from swapd.observing import nvtx
 from swapd.observing.perfetto import encoded, measured_to_perfetto
@@ -25,6 +24,7 @@ from swapd.observing.recording import Predicted, Recording, Waited
 from swapd.observing.report_facts import RunSoFar, Step, run_facts
 from swapd.observing.report_page import page
 from swapd.observing.status import Server
+from swapd.planner import Planner
 from swapd.planning.plan import Plan
 from swapd.planning.problem import Problem
 from swapd.simulation.simulator import simulate_events
@@ -52,14 +52,14 @@ class Observer:
     def __init__(
         self,
         core: Core,
-        daemon: Daemon,
+        planner: Planner,
         *,
         timeline: Path | None,
         report: Path | None,
         summary: Callable[[], dict[str, Any]],
         record_places: Callable[[bool], None],
     ) -> None:
-        self.core, self.daemon = core, daemon
+        self.core, self.planner = core, planner
         self.timeline_path, self.report_path = timeline, report
         self._summary, self._record_places = summary, record_places
         self.steps: list[Step] = []
@@ -125,7 +125,7 @@ class Observer:
             self._placed += 1
             self._place_again = max(self._place_again - 1, 0)
             if iteration.fingerprint in self._iterations:
-                self.daemon.trace(iteration)  # keeps the places
+                self.planner.trace(iteration)  # keeps the places
         # Once a sequence was seen twice, its variables' places are known.
         new = self.recorded and iteration.seen_count == 1 and self._placed < _MOST_PLACED
         self._place(new or self._place_again > 0)
@@ -144,7 +144,7 @@ class Observer:
 
         for fingerprint in sorted(self._seconds, key=worth, reverse=True):
             try:
-                return self.daemon.trace(self._iterations[fingerprint])
+                return self.planner.trace(self._iterations[fingerprint])
             except OocError:  # no longer kept
                 continue
         return None
@@ -153,7 +153,7 @@ class Observer:
         """What the simulator says of the iteration, under the plan that is installed or in demand mode."""
         if trace is None or not 0 < trace.functions <= _MOST_SIMULATED:
             return None
-        plan = plan_in_parts(self.daemon.plans.get(trace.fingerprint) or Plan(policy="demand"), trace)
+        plan = plan_in_parts(self.planner.plans.get(trace.fingerprint) or Plan(policy="demand"), trace)
         try:
             problem = Problem.from_trace(trace, int(self.core.stats()["budget_bytes"]))
             return Predicted(problem, simulate_events(problem, plan)[1], plan)
@@ -182,8 +182,8 @@ class Observer:
             recording,
             trace,
             self.predicted(trace),
-            self.daemon.policy,
-            self.daemon.planning_seconds,
+            self.planner.policy,
+            self.planner.planning_seconds,
         )
         return page(run_facts(run, advise=advise))
 
@@ -206,7 +206,7 @@ class Observer:
         return f"error: {request[:40]!r} is no request; this release knows status, timeline and report"
 
     def _status(self) -> dict[str, Any]:
-        plan, state = self.daemon.last_plan, self.core.timeline_state()
+        plan, state = self.planner.last_plan, self.core.timeline_state()
         waits: list[Waited] = []
         if state.on:
             recording = Recording.of(self.core)
@@ -222,7 +222,7 @@ class Observer:
             "steps": len(self.steps),
             "last_step_seconds": [step.seconds for step in self.steps[-_LAST_STEPS:]],
             "last_stall_seconds": [step.stall_seconds for step in self.steps[-_LAST_STEPS:]],
-            "policy": plan.policy if plan is not None else self.daemon.policy,
+            "policy": plan.policy if plan is not None else self.planner.policy,
             "window_bytes": plan.window_bytes if plan is not None else None,
             "predicted_step_seconds": plan.predicted_seconds if plan is not None else None,
             "timeline": {"on": state.on, "recorded": state.recorded, "lost": state.lost},

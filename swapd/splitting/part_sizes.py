@@ -2,7 +2,7 @@
 
 Large parts are few functions, and leave no room for the next part to come in while one computes; small parts leave that
 room and cost more functions. So the recorded iteration is rewritten for each of some limits (`resizing`), planned with
-the daemon's policy, and the limit with the least predicted time is taken. Half of the budget, the rule without a plan,
+the planner's policy, and the limit with the least predicted time is taken. Half of the budget, the rule without a plan,
 is one of them: by the prediction the choice is never worse.
 
 mmCNN (Li et al. 2019, Algorithm 1) fixes the parts first, one prefetched beside one that runs; here the plan decides.
@@ -60,7 +60,7 @@ def choose_part_bytes(
         source: the iteration as recorded.
         groups: its operators in parts.
         budget_bytes: of the device.
-        policy: what the daemon plans with.
+        policy: what the planner plans with.
     """
     trace = source.whole
     found = [(group, made) for group in groups if (made := divisible(source, group)) is not None]

@@ -106,6 +106,6 @@ if __name__ == "__main__":
         ooc.step()
         iteration()
     ooc.step()
-    daemon = ooc.pytorch._active().daemon
-    assert daemon.last_iteration is not None
-    daemon.trace(daemon.last_iteration).save(sys.argv[3])
+    planner = ooc.pytorch._active().planner
+    assert planner.last_iteration is not None
+    planner.trace(planner.last_iteration).save(sys.argv[3])

@@ -15,7 +15,7 @@ import numpy as np
 from parts_child import view
 
 from ooc_alloc import READ, WRITE, Core, library_path
-from swapd.daemon import Daemon
+from swapd.planner import Planner
 from swapd.trace.trace import Machine
 
 CHUNK = 64 << 10
@@ -29,7 +29,7 @@ class Program:
     def __init__(self) -> None:
         driver = str(library_path("libooc_emulated_cuda.so"))
         self.core = Core(driver, budget_bytes=BUDGET, host_budget_bytes=1 << 30, chunk_bytes=CHUNK, small_limit_bytes=0)
-        self.daemon = Daemon(self.core, machine=Machine(200e6, 200e6, 20e-6))
+        self.planner = Planner(self.core, machine=Machine(200e6, 200e6, 20e-6))
         self.names = {name: self.core.function_id(name) for name in ("fill", "convolution", "linear")}
         self.weight = self.core.malloc_absent(WEIGHT)
         self.expected = np.random.default_rng(5).integers(0, 1 << 32, WEIGHT // 4, np.uint32)
@@ -46,7 +46,7 @@ class Program:
             self.core.function_begin(self.names["convolution"], [(self.features, READ | WRITE)])
             time.sleep(CONVOLUTION_SECONDS)
             self.core.function_end()
-        log = self.daemon.splits
+        log = self.planner.splits
         limit = log.part_bytes("aten::linear", "f32[1]") or BUDGET // 2
         size = (limit - CHUNK) // CHUNK * CHUNK  # beside the features
         with log.split("aten::linear", "f32[1]", limit):
@@ -64,13 +64,13 @@ class Program:
 
 def main() -> None:
     program = Program()
-    daemon = program.daemon
-    daemon.boundary()
+    planner = program.planner
+    planner.boundary()
     planned = []
     for _ in range(ITERATIONS):
         program.iteration()
-        planned.append(daemon.boundary().followed_plan)
-    choice, stats = daemon.part_sizes, program.core.stats()
+        planned.append(planner.boundary().followed_plan)
+    choice, stats = planner.part_sizes, program.core.stats()
     program.core.audit()
     result: dict[str, Any] = {
         "wrong": program.wrong,

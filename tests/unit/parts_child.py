@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ooc_alloc import READ, WRITE, Core, library_path
-from swapd.daemon import Daemon
+from swapd.planner import Planner
 from swapd.trace.trace import Machine
 
 CHUNK = 64 << 10
@@ -38,7 +38,7 @@ class Program:
     def __init__(self, policy: str) -> None:
         driver = str(library_path("libooc_emulated_cuda.so"))
         self.core = Core(driver, budget_bytes=BUDGET, host_budget_bytes=1 << 30, chunk_bytes=CHUNK, small_limit_bytes=0)
-        self.daemon = Daemon(self.core, policy=policy, machine=Machine(1e9, 1e9))
+        self.planner = Planner(self.core, policy=policy, machine=Machine(1e9, 1e9))
         self.names = {name: self.core.function_id(name) for name in ("fill", "layer", "forward", "backward", "sum")}
         self.wrong = 0
 
@@ -143,19 +143,19 @@ KINDS = {"weights": Weights, "activations": Activations, "host": OnHost}
 def main() -> None:
     kind, policy = sys.argv[1], sys.argv[2]
     program = KINDS[kind](policy)
-    core, daemon = program.core, program.daemon
-    daemon.boundary()
+    core, planner = program.core, program.planner
+    planner.boundary()
     before: dict[str, Any] = {}
     ended = None
     for iteration in range(ITERATIONS):
         if iteration == ITERATIONS - WATCHED:
             before = core.stats()
         program.iteration()
-        ended = daemon.boundary()
+        ended = planner.boundary()
     assert ended is not None
     after = core.stats()
     core.audit()
-    plan = daemon.last_plan
+    plan = planner.last_plan
     result = {name: after[name] - before[name] for name in _COUNTED}
     result |= {
         "wrong": program.wrong,
@@ -163,11 +163,11 @@ def main() -> None:
         "peak": after["device_peak_bytes"],
         "divergences": after["divergence_count"],
         "ins": len(plan.ins) if plan else 0,
-        "unplannable": daemon.unplannable_sequences,
+        "unplannable": planner.unplannable_sequences,
         "host_functions": after["host_backed_function_count"],
         "late_ins": sum(move.before_function <= move.after_function + 1 for move in plan.ins) if plan else 0,
         "variables": ended.variables,
-        "parts": daemon.trace(ended).variables,
+        "parts": planner.trace(ended).variables,
     }
     core.close()
     print(json.dumps(result))

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ooc_alloc import WRITE, Core, Iteration
-from swapd.daemon import Daemon
+from swapd.planner import Planner
 from swapd.trace.ranged import roots
 from swapd.trace.trace import Trace
 
@@ -59,19 +59,19 @@ class Replay:
     Args:
         core: it should have `small_limit_bytes=0`, so that every variable is a region as in the trace.
         trace: at least one function; variables of no bytes are left out.
-        daemon: whose `boundary` ends each iteration, and so plans; None: nothing is planned.
+        planner: whose `boundary` ends each iteration, and so plans; None: nothing is planned.
         pace: how much longer than recorded a function takes.
 
     Raises:
         ReplayError: the trace has no function, or parts in chunks of another size than the core's.
     """
 
-    def __init__(self, core: Core, trace: Trace, daemon: Daemon | None = None, pace: float = 1.0) -> None:
+    def __init__(self, core: Core, trace: Trace, planner: Planner | None = None, pace: float = 1.0) -> None:
         if trace.functions == 0:
             raise ReplayError("the trace has no function to replay")
         if trace.part_of is not None and core.stats()["chunk_bytes"] != trace.chunk_bytes:
             raise ReplayError(f"the trace has parts of variables: it needs chunks of {trace.chunk_bytes} bytes")
-        self.core, self.trace, self.daemon = core, trace, daemon
+        self.core, self.trace, self.planner = core, trace, planner
         self.names = [core.function_id(name) for name in trace.function_names]
         self.storages = _storages(trace)
         self.functions = self._functions(pace)
@@ -132,7 +132,7 @@ class Replay:
         self._boundary()
 
     def _boundary(self) -> Iteration:
-        return self.core.boundary() if self.daemon is None else self.daemon.boundary()
+        return self.core.boundary() if self.planner is None else self.planner.boundary()
 
     def _allocate(self, number: int) -> None:
         storage = self.storages[number]

@@ -15,7 +15,7 @@ from typing import Any
 from replay import Replay
 
 from ooc_alloc import Core, library_path
-from swapd.daemon import Daemon
+from swapd.planner import Planner
 from swapd.planning.problem import Problem
 from swapd.planning.validator import planned_residency, validate
 from swapd.simulation.steps import steps_of
@@ -31,10 +31,10 @@ def make_core(budget: int, chunk: int) -> Core:
 
 def record(trace: Trace, budget: int, chunk: int) -> Trace:
     core = make_core(budget, chunk)
-    daemon = Daemon(core, policy="none")
-    replay = Replay(core, trace, daemon)
+    planner = Planner(core, policy="none")
+    replay = Replay(core, trace, planner)
     replay.iteration()
-    recorded = daemon.trace(replay.iteration())
+    recorded = planner.trace(replay.iteration())
     replay.close()
     core.close()
     return recorded
@@ -46,19 +46,23 @@ def main() -> None:
     recorded = record(record(Trace.load(path), budget, chunk), budget, chunk)
     recorded.save(path + ".again")
     core = make_core(budget, chunk)
-    daemon = Daemon(core, policy=policy)
-    replay = Replay(core, recorded, daemon)
+    planner = Planner(core, policy=policy)
+    replay = Replay(core, recorded, planner)
     for iteration in range(ITERATIONS):
         if iteration == ITERATIONS - 1:
             before = core.stats()["demand_swap_in_count"]
         ended = replay.iteration(lambda index, run: core.settle())
     demand = core.stats()["demand_swap_in_count"] - before
-    result: dict[str, Any] = {"followed": ended.followed_plan, "planned": daemon.last_plan is not None, "different": []}
+    result: dict[str, Any] = {
+        "followed": ended.followed_plan,
+        "planned": planner.last_plan is not None,
+        "different": [],
+    }
     result["demand_ins_of_the_last"] = demand
-    if daemon.last_plan is not None:
-        problem = Problem.from_trace(daemon.trace(ended), budget)
-        trace = daemon.trace(ended)
-        planned, steps = planned_residency(problem, daemon.last_plan), steps_of(problem)
+    if planner.last_plan is not None:
+        problem = Problem.from_trace(planner.trace(ended), budget)
+        trace = planner.trace(ended)
+        planned, steps = planned_residency(problem, planner.last_plan), steps_of(problem)
 
         def compare(index: int, run: Replay) -> None:
             core.settle()
@@ -70,14 +74,14 @@ def main() -> None:
                 if real != chunks:
                     result["different"].append((index, v, sorted(real or {-1}), sorted(chunks)))
 
-        daemon.policy = "none"
+        planner.policy = "none"
         replay.iteration(compare)
         result["compared"] = sum(len(row) for row in planned)
         result["absent"] = sum(steps.chunks[v] - len(chunks) for row in planned for v, chunks in row.items())
-        result["violations"] = [str(violation) for violation in validate(problem, daemon.last_plan)]
-        result["planned_ins"] = len(daemon.last_plan.ins)
+        result["violations"] = [str(violation) for violation in validate(problem, planner.last_plan)]
+        result["planned_ins"] = len(planner.last_plan.ins)
         # These begin as the function begins that needs them.
-        result["late_ins"] = sum(move.before_function <= move.after_function + 1 for move in daemon.last_plan.ins)
+        result["late_ins"] = sum(move.before_function <= move.after_function + 1 for move in planner.last_plan.ins)
         result["parts"] = 0 if trace.part_of is None else trace.variables
     result["stats"] = core.stats()
     core.audit()

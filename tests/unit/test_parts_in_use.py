@@ -14,12 +14,12 @@ from recordings import event, function, iteration, recording
 
 from ooc_alloc import Core, Iteration, TraceArrays
 from ooc_alloc import timeline as kinds
-from swapd.daemon import Daemon
 from swapd.observing.analysis import run_policy, stalls_by_variable
 from swapd.observing.observer import Observer
 from swapd.observing.perfetto import measured_to_perfetto, to_perfetto
 from swapd.observing.recording import Predicted
 from swapd.observing.report_facts import _wait_rows
+from swapd.planner import Planner
 from swapd.planning.plan import Plan
 from swapd.planning.problem import Problem
 from swapd.simulation.simulator import simulate_events
@@ -85,16 +85,16 @@ class RecordedCore:
         self.installed = moves
 
 
-def daemon_of(case: Ranged, budget: int) -> tuple[Daemon, RecordedCore]:
+def planner_of(case: Ranged, budget: int) -> tuple[Planner, RecordedCore]:
     core = RecordedCore(case, budget)
-    return Daemon(cast(Core, core), machine=SLOW), core
+    return Planner(cast(Core, core), machine=SLOW), core
 
 
 def test_the_daemon_installs_a_plan_for_the_cores_variables() -> None:
     case = layers_in_parts(layers=3, parts=4, weight_chunks=8, activation_chunks=4)
-    daemon, core = daemon_of(case, 14 * case.trace.chunk_bytes)  # a weight is 8 chunks, its parts are 2
-    daemon.boundary()
-    plan = daemon.last_plan
+    planner, core = planner_of(case, 14 * case.trace.chunk_bytes)  # a weight is 8 chunks, its parts are 2
+    planner.boundary()
+    plan = planner.last_plan
     assert plan is not None and len(plan.ins) > 8
     ins = np.array(core.installed[1])
     assert ins.shape == (6, len(plan.ins))
@@ -111,26 +111,26 @@ def test_the_daemon_installs_a_plan_for_the_cores_variables() -> None:
 def test_installed_moves_are_within_their_variables(seed: int) -> None:
     case = random_ranges(seed)
     least = Problem.from_trace(cut(case.trace, case.first, case.count), 0).min_budget_bytes
-    daemon, core = daemon_of(case, least + 200)
-    ended = daemon.boundary()
-    assert daemon.unplannable_sequences == 0
+    planner, core = planner_of(case, least + 200)
+    ended = planner.boundary()
+    assert planner.unplannable_sequences == 0
     for columns in core.installed:
         for variable, first, count, *_ in np.array(columns).T.tolist():
             assert 0 <= first < first + count <= case.chunks(variable)
-    again = daemon.trace(ended)
-    assert daemon.last_plan is not None
-    kept = plan_in_parts(daemon.plans[ended.fingerprint], again)
+    again = planner.trace(ended)
+    assert planner.last_plan is not None
+    kept = plan_in_parts(planner.plans[ended.fingerprint], again)
     assert (kept.outs, kept.ins, kept.write_backs) == (
-        daemon.last_plan.outs,
-        daemon.last_plan.ins,
-        daemon.last_plan.write_backs,
+        planner.last_plan.outs,
+        planner.last_plan.ins,
+        planner.last_plan.write_backs,
     )
 
 
 def test_places_are_those_of_the_recorded_variables() -> None:
     case = layers_in_parts(layers=1, parts=2)
-    daemon, _ = daemon_of(case, 1 << 20)
-    trace = daemon.trace(daemon.boundary())
+    planner, _ = planner_of(case, 1 << 20)
+    trace = planner.trace(planner.boundary())
     assert [trace.place(v) for v in range(trace.variables)] == ["", *["place of 1"] * 2, *["place of 2"] * 2]
 
 
@@ -190,51 +190,51 @@ def test_simulated_tables_name_parts() -> None:
 
 def test_the_prediction_of_a_run_is_made_with_its_plan() -> None:
     case = layers_in_parts(layers=3, parts=4)
-    daemon, core = daemon_of(case, 14 * case.trace.chunk_bytes)
-    ended = daemon.boundary()
+    planner, core = planner_of(case, 14 * case.trace.chunk_bytes)
+    ended = planner.boundary()
     observer = Observer(
-        cast(Any, core), daemon, timeline=None, report=None, summary=dict, record_places=lambda on: None
+        cast(Any, core), planner, timeline=None, report=None, summary=dict, record_places=lambda on: None
     )
-    predicted = observer.predicted(daemon.trace(ended))
-    assert predicted is not None and daemon.last_plan is not None
-    assert predicted.plan.ins == daemon.last_plan.ins
-    assert predicted.events.seconds == pytest.approx(daemon.last_plan.predicted_seconds)
+    predicted = observer.predicted(planner.trace(ended))
+    assert predicted is not None and planner.last_plan is not None
+    assert predicted.plan.ins == planner.last_plan.ins
+    assert predicted.events.seconds == pytest.approx(planner.last_plan.predicted_seconds)
 
 
-def split_in_halves(daemon: Daemon, core: RecordedCore, limits: list[int]) -> None:
+def split_in_halves(planner: Planner, core: RecordedCore, limits: list[int]) -> None:
     """The iteration's layers as operators in parts; each was allowed so many bytes a part."""
-    with daemon.splits.split("aten::linear", "", 0):
+    with planner.splits.split("aten::linear", "", 0):
         pass
-    daemon.splits.end_iteration(0)
+    planner.splits.end_iteration(0)
     core.functions += 4  # convolutions
     for limit in limits:
-        with daemon.splits.split("aten::linear", "", limit):
+        with planner.splits.split("aten::linear", "", limit):
             core.functions += 6
 
 
 def test_part_sizes_are_chosen_once_and_planned_for_when_the_program_has_them() -> None:
     case, _ = convolutions_then_linear(6, 180, 0.1, 0.02, 1 << 20, SLOW_GIGABYTE)
-    daemon, core = daemon_of(case, 64 << 20)
-    daemon.machine = SLOW_GIGABYTE
-    split_in_halves(daemon, core, [32 << 20])
-    daemon.boundary()
-    choice = daemon.part_sizes
-    assert choice is not None and daemon.splits.part_bytes("aten::linear", "") == choice.part_bytes < 32 << 20
-    assert core.installed == () and daemon.last_plan is None  # the next iteration will have other functions
-    split_in_halves(daemon, core, [32 << 20])
-    daemon.boundary()  # it has not
-    assert core.installed and daemon.part_sizes is choice
+    planner, core = planner_of(case, 64 << 20)
+    planner.machine = SLOW_GIGABYTE
+    split_in_halves(planner, core, [32 << 20])
+    planner.boundary()
+    choice = planner.part_sizes
+    assert choice is not None and planner.splits.part_bytes("aten::linear", "") == choice.part_bytes < 32 << 20
+    assert core.installed == () and planner.last_plan is None  # the next iteration will have other functions
+    split_in_halves(planner, core, [32 << 20])
+    planner.boundary()  # it has not
+    assert core.installed and planner.part_sizes is choice
 
 
 def test_a_program_with_the_best_sizes_is_planned_at_once() -> None:
     case, _ = convolutions_then_linear(6, 180, 0.1, 0.02, 1 << 20, SLOW_GIGABYTE)
-    daemon, core = daemon_of(case, 64 << 20)
-    daemon.machine = SLOW_GIGABYTE
-    split_in_halves(daemon, core, [32 << 20])
-    daemon.boundary()
-    assert daemon.part_sizes is not None
-    best = daemon.part_sizes.part_bytes
-    again, core = daemon_of(case, 64 << 20)
+    planner, core = planner_of(case, 64 << 20)
+    planner.machine = SLOW_GIGABYTE
+    split_in_halves(planner, core, [32 << 20])
+    planner.boundary()
+    assert planner.part_sizes is not None
+    best = planner.part_sizes.part_bytes
+    again, core = planner_of(case, 64 << 20)
     again.machine = SLOW_GIGABYTE
     split_in_halves(again, core, [best])
     again.boundary()
@@ -244,16 +244,16 @@ def test_a_program_with_the_best_sizes_is_planned_at_once() -> None:
 
 def test_other_threads_splits_are_not_the_iterations() -> None:
     case, _ = convolutions_then_linear(6, 180, 0.1, 0.02, 1 << 20, SLOW_GIGABYTE)
-    daemon, core = daemon_of(case, 64 << 20)
-    split_in_halves(daemon, core, [])
+    planner, core = planner_of(case, 64 << 20)
+    split_in_halves(planner, core, [])
 
     def split() -> None:
-        with daemon.splits.split("aten::linear", "", 1):
+        with planner.splits.split("aten::linear", "", 1):
             core.functions += 1
 
     other = threading.Thread(target=split)
     other.start()
     other.join()
-    with daemon.splits.split("aten::linear", "", 2):
+    with planner.splits.split("aten::linear", "", 2):
         core.functions += 1
-    assert daemon.splits.end_iteration(6) == (Group("aten::linear", "", 2, 5, 6),)
+    assert planner.splits.end_iteration(6) == (Group("aten::linear", "", 2, 5, 6),)

@@ -39,8 +39,8 @@ def figures(session: Session, snapshot: Snapshot | None = None) -> dict[str, Fig
         link = session.expected_link
         found[f"link_probed_{way}"] = getattr(link, f"{way}_bytes_per_second") if link is not None else None
     found.update(_planner(session))
-    found["step_seconds"] = session.daemon.steps.histogram()
-    found["last_step_seconds"] = session.daemon.steps.last
+    found["step_seconds"] = session.planner.steps.histogram()
+    found["last_step_seconds"] = session.planner.steps.last
     found["package_version"] = package_version()
     found["abi_version"] = str(ABI_VERSION)
     found["device_name"] = session.device_name
@@ -51,17 +51,17 @@ def figures(session: Session, snapshot: Snapshot | None = None) -> dict[str, Fig
 
 
 def _planner(session: Session) -> dict[str, Figure]:
-    daemon = session.daemon
-    plan = daemon.last_plan
+    planner = session.planner
+    plan = planner.last_plan
     bound = plan.bound_seconds if plan is not None else None
-    planned = daemon.planned_step_seconds
-    window = plan.window_bytes if plan is not None else daemon.window_bytes
+    planned = planner.planned_step_seconds
+    window = plan.window_bytes if plan is not None else planner.window_bytes
     return {
         "configured_policy": session.config.policy,
-        "policy": plan.policy if plan is not None else daemon.policy,
+        "policy": plan.policy if plan is not None else planner.policy,
         "window_bytes": window or 0,
-        "planning_seconds": daemon.planning_seconds,
-        "unplannable_sequences": daemon.unplannable_sequences,
+        "planning_seconds": planner.planning_seconds,
+        "unplannable_sequences": planner.unplannable_sequences,
         "predicted_step_seconds": plan.predicted_seconds if plan is not None else None,
         "bound_step_seconds": bound,
         "step_over_bound": planned / bound if planned is not None and bound else None,

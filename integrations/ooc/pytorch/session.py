@@ -43,7 +43,7 @@ class TorchSession(swapd.session.Session):
         ]
         self._runtime: runtime.Runtime | None = None
         if config.split != "off" and device is None:  # results are verified where kernels run, and that is here
-            self._runtime = runtime.Runtime(self.core, config.split, config.split_store, self.daemon.splits)
+            self._runtime = runtime.Runtime(self.core, config.split, config.split_store, self.planner.splits)
             runtime.install(self._runtime)
             self._undo.append(runtime.uninstall)
         if device is not None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ooc_alloc import Core
-from swapd.daemon import Daemon, offsets_of
+from swapd.planner import Planner, offsets_of
 from swapd.trace.trace import Machine
 
 MIB = 1 << 20
@@ -30,7 +30,7 @@ class Counters:
 
 
 def link(expected: Machine | None = None, machine: Machine | None = None, **moved: float) -> Machine:
-    return Daemon(cast(Core, Counters(**moved)), machine=machine, expected=expected).link()
+    return Planner(cast(Core, Counters(**moved)), machine=machine, expected=expected).link()
 
 
 def test_before_any_transfer_the_link_is_as_probed() -> None:

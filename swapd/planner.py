@@ -1,4 +1,4 @@
-"""The swap daemon's policy side: at each iteration boundary it decides whether to plan, plans, and installs the plan.
+"""The planner of a run: at each iteration boundary it decides whether to plan, plans, and installs the plan.
 
 The native threads (`swapd/csrc/daemon.h`) carry plans out. Here is only what happens once an iteration: fetch the
 recorded sequence, turn it into a :class:`~swapd.planning.problem.Problem`, ask a policy, hand the moves over.
@@ -33,7 +33,7 @@ _FALLBACK_BYTES_PER_SECOND = 8e9  # of a link that was never measured
 _ENOUGH_BYTES = 16 << 20  # moved one way: a speed of less is that of a few small copies
 
 
-class Daemon:
+class Planner:
     """Plans for one core.
 
     Args:
