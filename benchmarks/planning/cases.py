@@ -15,7 +15,7 @@ from swapd.planning.plan import Plan
 from swapd.planning.problem import InfeasibleError, Problem
 from swapd.planning.validator import validate
 from swapd.policies import get
-from swapd.simulation.outcome import Timeline
+from swapd.simulation.result import SimulationResult
 from swapd.simulation.simulator import simulate
 from swapd.trace.trace import Trace
 
@@ -95,7 +95,7 @@ def demand(problem: Problem) -> dict[str, Any]:
     return {"policy": "demand"} | figures(problem, simulate(problem, Plan()))
 
 
-def figures(problem: Problem, timeline: Timeline) -> dict[str, Any]:
+def figures(problem: Problem, timeline: SimulationResult) -> dict[str, Any]:
     """A timeline in figures."""
     return {
         "seconds": timeline.seconds,

@@ -8,18 +8,18 @@ licence; `code/kernels/conv_problems.h`, read in 2026), each once; its batches a
 
 from __future__ import annotations
 
-from ooc.pytorch.splitting.kernels import Convolution
+from ooc.pytorch.splitting.kernels import ConvolutionShape
 
 
 def square(
     inputs: int, outputs: int, size: int, filters: int, stride: int = 1, padding: int | None = None
-) -> Convolution:
+) -> ConvolutionShape:
     """Square images and filters; with padding so that stride 1 keeps the size, unless told otherwise."""
     around = filters // 2 if padding is None else padding
-    return Convolution(inputs, outputs, (size, size), (filters, filters), (stride, stride), (around, around))
+    return ConvolutionShape(inputs, outputs, (size, size), (filters, filters), (stride, stride), (around, around))
 
 
-def alexnet() -> list[Convolution]:
+def alexnet() -> list[ConvolutionShape]:
     return [
         square(3, 64, 224, 11, 4, 2),
         square(64, 192, 27, 5),
@@ -29,7 +29,7 @@ def alexnet() -> list[Convolution]:
     ]
 
 
-def resnet18() -> list[Convolution]:
+def resnet18() -> list[ConvolutionShape]:
     layers = [square(3, 64, 224, 7, 2)]
     channels = 64
     for stage in range(4):
@@ -43,7 +43,7 @@ def resnet18() -> list[Convolution]:
     return layers
 
 
-def resnet50() -> list[Convolution]:
+def resnet50() -> list[ConvolutionShape]:
     """With the stride in the bottleneck's first convolution, as in the paper."""
     layers = [square(3, 64, 224, 7, 2)]
     channels = 64
@@ -62,7 +62,7 @@ def resnet50() -> list[Convolution]:
     return layers
 
 
-def densenet40(growth: int = 12) -> list[Convolution]:
+def densenet40(growth: int = 12) -> list[ConvolutionShape]:
     """Three blocks of twelve layers on images of 32 x 32; between them a pointwise convolution and pooling."""
     layers = [square(3, 16, 32, 3)]
     channels = 16
@@ -94,10 +94,10 @@ _DEEPBENCH = """
 """
 
 
-def deepbench() -> list[Convolution]:
+def deepbench() -> list[ConvolutionShape]:
     words = list(map(int, _DEEPBENCH.split()))
     rows = [words[i : i + 8] for i in range(0, len(words), 8)]
     return [
-        Convolution(c, k, (h, w), (r, s), (stride, stride), (padding, padding))
+        ConvolutionShape(c, k, (h, w), (r, s), (stride, stride), (padding, padding))
         for c, h, w, k, r, s, padding, stride in rows
     ]

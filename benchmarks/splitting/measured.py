@@ -29,7 +29,7 @@ from benchmarks import machine, results
 from benchmarks.runs import ROOT
 from benchmarks.splitting import convolutions, plans, tables
 from benchmarks.splitting.plans import MIB, Plan
-from ooc.pytorch.splitting.kernels import CPU, KINDS, Convolution, Kernel, run
+from ooc.pytorch.splitting.kernels import CPU, KINDS, ConvolutionShape, Kernel, run
 from ooc.pytorch.splitting.measure import Effort, Measurer, live_during, measured_sizes
 from ooc_alloc import Core
 from swapd.splitting.configurations import Configuration
@@ -37,7 +37,7 @@ from swapd.splitting.store import Store
 
 NAME = "measured"
 # Batches so small that all of it takes some minutes on two cores; a policy `all` measures every size up to them.
-NETWORKS: dict[str, tuple[Callable[[], list[Convolution]], int, int]] = {  # layers, batch, rounds
+NETWORKS: dict[str, tuple[Callable[[], list[ConvolutionShape]], int, int]] = {  # layers, batch, rounds
     "AlexNet": (convolutions.alexnet, 8, 7),
     "ResNet-18": (convolutions.resnet18, 4, 7),
     "ResNet-50": (convolutions.resnet50, 4, 5),
@@ -97,7 +97,7 @@ def timed_pass(operands: Operands, kernels: list[Kernel], batch: int, plan: Plan
 
 
 def measure_network(
-    core: Core, name: str, layers: list[Convolution], batch: int, rounds: int, say: Callable[[str], None]
+    core: Core, name: str, layers: list[ConvolutionShape], batch: int, rounds: int, say: Callable[[str], None]
 ) -> dict[str, Any]:
     """The record of one network."""
     began = time.monotonic()
@@ -181,7 +181,7 @@ def _plan_record(
     }
 
 
-def quick_layers(layers: list[Convolution]) -> list[Convolution]:
+def quick_layers(layers: list[ConvolutionShape]) -> list[ConvolutionShape]:
     """The two smallest: they show that it works."""
     return sorted(layers, key=lambda layer: layer.operations)[:2]
 

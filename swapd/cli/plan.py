@@ -14,7 +14,7 @@ from swapd.planning.plan import Plan
 from swapd.planning.problem import InfeasibleError, PolicyInfeasibleError, Problem
 from swapd.policies import available, make_plan
 from swapd.settings import parse_window
-from swapd.simulation.simulator import Timeline, simulate
+from swapd.simulation.simulator import SimulationResult, simulate
 from swapd.units import (
     exact_bytes,
     format_bandwidth,
@@ -87,7 +87,9 @@ def command(
     return 0
 
 
-def plan_facts(problem: Problem, plan: Plan, limit: LowerBound, timeline: Timeline, demand: Timeline) -> dict[str, Any]:
+def plan_facts(
+    problem: Problem, plan: Plan, limit: LowerBound, timeline: SimulationResult, demand: SimulationResult
+) -> dict[str, Any]:
     """What a plan is, moves and costs; the keys of ``swapd plan --json``."""
     return {
         "policy": plan.policy,

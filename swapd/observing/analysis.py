@@ -16,7 +16,7 @@ from swapd.planning.lower_bound import lower_bound
 from swapd.planning.plan import Plan
 from swapd.planning.problem import Problem
 from swapd.policies import make_plan
-from swapd.simulation.simulator import Timeline, simulate
+from swapd.simulation.simulator import SimulationResult, simulate
 
 DEMAND, IN_CORE = "demand", "in-core"
 
@@ -28,7 +28,7 @@ class Outcome:
     policy: str
     problem: Problem
     plan: Plan
-    timeline: Timeline
+    timeline: SimulationResult
     planning_seconds: float
 
     def ratio(self, seconds: float) -> float | None:

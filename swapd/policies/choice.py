@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from swapd.planning.problem import Problem
 from swapd.policies.intervals import Intervals, start_times
-from swapd.policies.profile import Profile, make_profile
+from swapd.policies.usage import Usage, make_usage
 
 Counts = NDArray[np.int64]
 
@@ -33,11 +33,11 @@ def choose(problem: Problem, intervals: Intervals, margin: float = 0.0, clean_fi
     order = np.lexsort((-intervals.seconds, clean_first & (intervals.clean_after < 0)))
     taken = np.zeros(len(intervals), np.int64)
     start, stop = _shortened(problem, intervals, margin)
-    resident = make_profile(problem.live)
+    resident = make_usage(problem.live)
     _take(problem, intervals, order[stop[order] > start[order]], start, stop, resident, taken)
     _give_back(problem, order, start, stop, resident, taken)
     if margin > 0:
-        resident = make_profile(problem.live)
+        resident = make_usage(problem.live)
         for interval in np.flatnonzero(taken).tolist():
             resident.add(int(intervals.start[interval]), int(intervals.stop[interval]), -int(taken[interval]))
     worst = _take(problem, intervals, order, intervals.start, intervals.stop, resident, taken)
@@ -66,7 +66,7 @@ def _take(
     order: Counts,
     start: Counts,
     stop: Counts,
-    resident: Profile,
+    resident: Usage,
     taken: Counts,
 ) -> int | None:
     """Let chunks leave until every function fits. Returns a function that does not, if there is one."""
@@ -97,7 +97,7 @@ def _take(
             failed = worst
 
 
-def _give_back(problem: Problem, order: Counts, start: Counts, stop: Counts, resident: Profile, taken: Counts) -> None:
+def _give_back(problem: Problem, order: Counts, start: Counts, stop: Counts, resident: Usage, taken: Counts) -> None:
     """Let chunks stay where there is room for them after all, those of the shortest intervals first."""
     for interval in order[::-1].tolist():
         if taken[interval] > 0:

@@ -20,7 +20,7 @@ from swapd.policies.choice import choose
 from swapd.policies.intervals import Intervals, find_intervals
 from swapd.policies.pieces import LATENCIES
 from swapd.policies.placement import place
-from swapd.simulation.simulator import Timeline, simulate_once
+from swapd.simulation.simulator import SimulationResult, simulate_once
 
 
 class Way(NamedTuple):
@@ -69,13 +69,13 @@ def idle(problem: Problem, work: int = WORK) -> Plan:
     return plan
 
 
-def _attempt(problem: Problem, paced: Problem, intervals: Intervals, way: Way) -> tuple[Plan, Timeline]:
+def _attempt(problem: Problem, paced: Problem, intervals: Intervals, way: Way) -> tuple[Plan, SimulationResult]:
     """A plan made with the times of `paced`, whose intervals are given, and what it does at those of `problem`."""
     plan = place(paced, intervals, choose(paced, intervals, way.margin, way.clean_first), "idle", way.latencies)
     return plan, simulate_once(problem, plan)
 
 
-def _stretched(problem: Problem, paced: Problem, timeline: Timeline) -> Problem:
+def _stretched(problem: Problem, paced: Problem, timeline: SimulationResult) -> Problem:
     """`problem` with times half-way from those of `paced` to the simulated ones, stalls included."""
     ends = np.append(timeline.starts[1:], timeline.starts[0] + timeline.seconds)
     return replace(problem, seconds=0.5 * paced.seconds + 0.5 * (ends - np.array(timeline.starts)))

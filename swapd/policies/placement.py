@@ -15,7 +15,7 @@ from swapd.planning.plan import In, Out, Plan
 from swapd.planning.problem import Problem
 from swapd.policies.intervals import Intervals, host_valid, start_times
 from swapd.policies.pieces import LATENCIES, Piece, after, piece_chunks
-from swapd.policies.profile import Profile, make_profile
+from swapd.policies.usage import Usage, make_usage
 from swapd.policies.write_backs import write_backs
 
 _LEAD = 1 / 50  # of an iteration: how much ahead of the latest sufficient start an in may start
@@ -59,7 +59,7 @@ def _place_outs(problem: Problem, intervals: Intervals, taken: NDArray[np.int64]
 def _place_ins(problem: Problem, intervals: Intervals, taken: NDArray[np.int64], latencies: int) -> list[Piece]:
     """Ins in the order of need, each at the earliest useful function from which on there is room for it."""
     n, rate = problem.functions, problem.machine.in_bytes_per_second
-    held = make_profile(problem.live)
+    held = make_usage(problem.live)
     moved = np.flatnonzero(taken)
     starts, stops = intervals.start.tolist(), intervals.stop.tolist()
     for interval in moved.tolist():
@@ -109,7 +109,7 @@ def _useful_starts(
     return [int(function) for function in np.minimum(useful, intervals.stop[order])]
 
 
-def _earliest(held: Profile, start: int, stop: int, most: int) -> int:
+def _earliest(held: Usage, start: int, stop: int, most: int) -> int:
     """The earliest function from which on up to `stop` no more than `most` is held; `stop` when there is none."""
     last = held.last_above(start, stop, most)
     return start if last is None else last + 1

@@ -8,7 +8,7 @@ from collections import deque
 from swapd.planning.plan import Plan
 from swapd.planning.problem import Problem
 from swapd.simulation.events import Copy, Event, Held, IterationStart, Run, Stall
-from swapd.simulation.outcome import Timeline
+from swapd.simulation.result import SimulationResult
 from swapd.simulation.steps import steps_of
 
 _NEVER = math.inf
@@ -60,7 +60,7 @@ class SimulatedMachine:
         self.in_moves = [
             (m.variable, _mask(m.first_chunk, m.chunk_count), m.after_function, m.after_outs) for m in plan.ins
         ]
-        self.timeline = Timeline()
+        self.timeline = SimulationResult()
         self.log: list[Event] | None = None  # gets what happens; see swapd.simulation.events
         self.held_seconds = 0.0
         self.capacity = self.free = problem.capacity_chunks
@@ -113,7 +113,7 @@ class SimulatedMachine:
     def _arrive(self) -> None:
         """The iteration starts: entry variables of unknown past appear, and its moves join the queues."""
         steps = self.steps
-        self.timeline = Timeline()
+        self.timeline = SimulationResult()
         if self.log is not None:
             self.log.append(IterationStart(self.now))
         self.held_seconds = 0.0

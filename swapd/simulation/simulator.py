@@ -24,13 +24,13 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 from swapd.planning.plan import Plan
 from swapd.planning.problem import Problem
 from swapd.simulation.events import Event, Events, last_iteration
-from swapd.simulation.outcome import Timeline
+from swapd.simulation.result import SimulationResult
 from swapd.simulation.simulated_machine import SimulatedMachine
 
-__all__ = ["Timeline", "simulate", "simulate_events"]
+__all__ = ["SimulationResult", "simulate", "simulate_events"]
 
 
-def simulate(problem: Problem, plan: Plan, iterations: int = 2) -> Timeline:
+def simulate(problem: Problem, plan: Plan, iterations: int = 2) -> SimulationResult:
     """Run `iterations` of the problem under `plan` and report the last.
 
     Raises:
@@ -39,10 +39,10 @@ def simulate(problem: Problem, plan: Plan, iterations: int = 2) -> Timeline:
     return _run(problem, plan, iterations, None)
 
 
-_known: WeakKeyDictionary[Plan, tuple[ReferenceType[Problem], Timeline]] = WeakKeyDictionary()
+_known: WeakKeyDictionary[Plan, tuple[ReferenceType[Problem], SimulationResult]] = WeakKeyDictionary()
 
 
-def simulate_once(problem: Problem, plan: Plan) -> Timeline:
+def simulate_once(problem: Problem, plan: Plan) -> SimulationResult:
     """As `simulate`; a plan that was simulated like this before is not gone through again. Not to be changed."""
     known = _known.get(plan)
     if known is None or known[0]() is not problem:
@@ -50,7 +50,7 @@ def simulate_once(problem: Problem, plan: Plan) -> Timeline:
     return known[1]
 
 
-def simulate_events(problem: Problem, plan: Plan, iterations: int = 2) -> tuple[Timeline, Events]:
+def simulate_events(problem: Problem, plan: Plan, iterations: int = 2) -> tuple[SimulationResult, Events]:
     """The same, and everything that happens in the iteration that is reported.
 
     Raises:
@@ -61,7 +61,7 @@ def simulate_events(problem: Problem, plan: Plan, iterations: int = 2) -> tuple[
     return timeline, last_iteration(problem, log, timeline.seconds)
 
 
-def _run(problem: Problem, plan: Plan, iterations: int, log: list[Event] | None) -> Timeline:
+def _run(problem: Problem, plan: Plan, iterations: int, log: list[Event] | None) -> SimulationResult:
     problem.require_feasible()
     run = SimulatedMachine(problem, plan)
     run.log = log

@@ -10,21 +10,21 @@ from ooc.pytorch.splitting.kernels import (
     CPU,
     FORWARD,
     KINDS,
-    Convolution,
+    ConvolutionShape,
     Kernel,
     run,
 )
 
 BATCH = 5
 CONVOLUTIONS = {
-    "same size": Convolution(3, 4, (9, 7), (3, 3), padding=(1, 1)),
-    "no padding": Convolution(4, 2, (8, 8), (5, 3)),
-    "more padding than needed": Convolution(2, 3, (6, 5), (3, 2), padding=(2, 1)),
-    "pointwise": Convolution(6, 5, (4, 6), (1, 1)),
-    "pointwise, strided": Convolution(6, 5, (7, 6), (1, 1), stride=(2, 2)),
-    "strided": Convolution(3, 8, (19, 17), (7, 5), stride=(4, 2), padding=(3, 0)),
-    "dilated": Convolution(3, 2, (11, 12), (3, 3), dilation=(2, 3), padding=(2, 2)),
-    "groups": Convolution(4, 6, (7, 7), (3, 3), padding=(1, 1), groups=2),
+    "same size": ConvolutionShape(3, 4, (9, 7), (3, 3), padding=(1, 1)),
+    "no padding": ConvolutionShape(4, 2, (8, 8), (5, 3)),
+    "more padding than needed": ConvolutionShape(2, 3, (6, 5), (3, 2), padding=(2, 1)),
+    "pointwise": ConvolutionShape(6, 5, (4, 6), (1, 1)),
+    "pointwise, strided": ConvolutionShape(6, 5, (7, 6), (1, 1), stride=(2, 2)),
+    "strided": ConvolutionShape(3, 8, (19, 17), (7, 5), stride=(4, 2), padding=(3, 0)),
+    "dilated": ConvolutionShape(3, 2, (11, 12), (3, 3), dilation=(2, 3), padding=(2, 2)),
+    "groups": ConvolutionShape(4, 6, (7, 7), (3, 3), padding=(1, 1), groups=2),
 }
 
 
@@ -79,7 +79,7 @@ def test_fft_suits_large_filters_without_stride() -> None:
 )
 def test_what_is_no_convolution(change: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        Convolution(**{"inputs": 2, "outputs": 2, "size": (5, 5), "filter": (3, 3), **change})  # type: ignore[arg-type]
+        ConvolutionShape(**{"inputs": 2, "outputs": 2, "size": (5, 5), "filter": (3, 3), **change})  # type: ignore[arg-type]
 
 
 def test_names_tell_convolutions_apart() -> None:

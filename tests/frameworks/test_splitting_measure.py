@@ -8,7 +8,7 @@ import torch
 from processes import EMULATED, run, write_script
 
 from ooc.pytorch.splitting import measure
-from ooc.pytorch.splitting.kernels import BACKWARD_FILTER, FORWARD, Convolution, Kernel
+from ooc.pytorch.splitting.kernels import BACKWARD_FILTER, FORWARD, ConvolutionShape, Kernel
 from ooc.pytorch.splitting.measure import (
     Effort,
     MeasureError,
@@ -22,8 +22,8 @@ from swapd.splitting.configurations import MicroConfiguration
 from swapd.splitting.reuse import fastest_division
 from swapd.splitting.store import Store
 
-SMALL = Convolution(2, 3, (6, 6), (3, 3), padding=(1, 1))
-LARGE = Convolution(16, 16, (32, 32), (3, 3), padding=(1, 1))
+SMALL = ConvolutionShape(2, 3, (6, 6), (3, 3), padding=(1, 1))
+LARGE = ConvolutionShape(16, 16, (32, 32), (3, 3), padding=(1, 1))
 
 # --- on the emulated device ------------------------------------------------------------------------------------------
 
@@ -32,7 +32,7 @@ import json, sys
 import torch
 import ooc
 from ooc.pytorch.splitting import measure
-from ooc.pytorch.splitting.kernels import BACKWARD_FILTER, FORWARD, Convolution, Kernel
+from ooc.pytorch.splitting.kernels import BACKWARD_FILTER, FORWARD, ConvolutionShape, Kernel
 from ooc.pytorch.splitting.measure import Effort, Measurer, live_during, workspace_bytes
 from swapd.splitting.store import Store
 
@@ -52,7 +52,8 @@ def after_another():
     live_during(core, lambda: torch.zeros(900_000, dtype=torch.uint8))
     return live_during(core, lambda: torch.zeros(100_000, dtype=torch.uint8))
 
-kernels = [Kernel(Convolution(16, 16, (32, 32), (3, 3), padding=(1, 1)), kind) for kind in (FORWARD, BACKWARD_FILTER)]
+shape = ConvolutionShape(16, 16, (32, 32), (3, 3), padding=(1, 1))
+kernels = [Kernel(shape, kind) for kind in (FORWARD, BACKWARD_FILTER)]
 found = []
 for _run in range(2):
     with Store(sys.argv[1]) as store:

@@ -1,21 +1,26 @@
-"""The page that is scraped, against prometheus_client: everything of the catalogue once, and nothing else."""
+"""The page that is scraped: everything of the catalogue once, and nothing else; and pages of several processes."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import Metric as Family
+from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
 
 from ooc.prometheus.catalogue import CATALOGUE, Metric
+from ooc.prometheus.families import families
 from ooc.prometheus.figures import Figure
-from ooc.prometheus.gather import merged, recent_pages
-from ooc.prometheus.page import Page, number
+from ooc.prometheus.gather import Folder
 from swapd.step_times import BUCKETS, Histogram, StepTimes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,22 +37,41 @@ def all_figures() -> dict[str, Figure]:
     return {source: made_up(metric, source) for metric in CATALOGUE for source in metric.sources.values()}
 
 
-def parsed(text: str) -> dict[str, Any]:
-    """Families by name (without `_total`), as prometheus_client's parser reads them."""
-    families = list(text_string_to_metric_families(text))
-    assert len({family.name for family in families}) == len(families)
-    return {family.name: family for family in families}
+Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+Parser = Callable[[str], Iterable[Family]]
 
 
-def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    found: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
-    for family in parsed(text).values():
+def samples(text: str, parse: Parser = text_string_to_metric_families) -> Samples:
+    """As prometheus_client's parser reads them."""
+    found: Samples = {}
+    read = list(parse(text))
+    assert len({family.name for family in read}) == len(read)
+    for family in read:
         for sample in family.samples:
             labels = {**sample.labels, **({"le": str(float(sample.labels["le"]))} if "le" in sample.labels else {})}
             key = (sample.name, tuple(sorted(labels.items())))
             assert key not in found, f"{key} is there twice"
             found[key] = sample.value
     return found
+
+
+class Made:
+    """A collector of figures that are made up."""
+
+    def __init__(self, figures: dict[str, Figure]) -> None:
+        self.figures = figures
+
+    def collect(self) -> Iterable[Family]:
+        return families(self.figures)
+
+
+def page(figures: dict[str, Figure]) -> str:
+    return generate_latest(Made(figures)).decode()
+
+
+@pytest.fixture(autouse=True)
+def of_rank_3(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "3")
 
 
 def expected_samples(metric: Metric) -> int:
@@ -57,7 +81,7 @@ def expected_samples(metric: Metric) -> int:
 
 
 def test_every_entry_is_exported_once_and_nothing_else_is() -> None:
-    text = Page(("3",)).text(all_figures())
+    text = page(all_figures())
     types = Counter(line.split()[2] for line in text.splitlines() if line.startswith("# TYPE"))
     assert types == Counter(metric.name for metric in CATALOGUE)
     found = samples(text)
@@ -78,16 +102,16 @@ def test_a_histogram_is_cumulative() -> None:
     times = StepTimes()
     for seconds in (0.001, 0.0011, 7.0, 1000.0):
         times.add(seconds)
-    found = samples(Page(("0",)).text({**all_figures(), "step_seconds": times.histogram()}))
+    found = samples(page({**all_figures(), "step_seconds": times.histogram()}))
     at = {dict(labels)["le"]: value for (name, labels), value in found.items() if name == "ooc_step_seconds_bucket"}
     assert (at["0.001"], at["0.0025"], at["5.0"], at["10.0"], at["500.0"], at["inf"]) == (1, 2, 2, 3, 3, 4)
-    assert found["ooc_step_seconds_count", (("rank", "0"),)] == 4
-    assert found["ooc_step_seconds_sum", (("rank", "0"),)] == pytest.approx(1007.0021)
+    assert found["ooc_step_seconds_count", (("rank", "3"),)] == 4
+    assert found["ooc_step_seconds_sum", (("rank", "3"),)] == pytest.approx(1007.0021)
     assert (times.count, times.last, times.kept) == (4, 1000.0, [0.001, 0.0011, 7.0, 1000.0])
 
 
 def test_what_is_not_known_yet_has_no_sample_but_a_type() -> None:
-    text = Page(("0",)).text({**all_figures(), "predicted_step_seconds": None})
+    text = page({**all_figures(), "predicted_step_seconds": None})
     assert "# TYPE ooc_predicted_step_seconds gauge\n" in text
     assert not [name for name, _ in samples(text) if name == "ooc_predicted_step_seconds"]
 
@@ -96,28 +120,24 @@ def test_a_figure_that_is_missing_is_no_silent_gap() -> None:
     figures = all_figures()
     del figures["budget_bytes"]
     with pytest.raises(KeyError):
-        Page(("0",)).text(figures)
+        page(figures)
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(0, "0"), (1 << 60, str(1 << 60)), (0.1, "0.1"), (1e-9, "1e-09"), (float("inf"), "+Inf"), (float("nan"), "NaN")],
-)
-def test_numbers(value: float, text: str) -> None:
-    assert number(value) == text
-    assert float(text) == value or value != value
+def test_prometheus_reads_the_same_from_openmetrics() -> None:
+    """Which it asks for; the parser is as strict as the format."""
+    text = generate_openmetrics(Made(all_figures())).decode()
+    assert samples(text, openmetrics_families) == samples(page(all_figures()))
+    units = {family.name: family.unit for family in openmetrics_families(text)}
+    assert units["ooc_budget_bytes"] == "bytes" and units["ooc_swap_seconds"] == "seconds"
 
 
-# The real figures, by two encoders in one process; and the catalogue's sources are figures that exist.
-TWO_ROUTES = """
-import json, sys
+# The real figures, in a process of their own: so the catalogue's sources are figures that exist.
+REAL = """
+import json
 from prometheus_client import CollectorRegistry, generate_latest
 import ooc.numpy as ooc
 import numpy as np
 from ooc.prometheus.collector import Collector
-from ooc.prometheus.exporting import current_session
-from ooc.prometheus.figures import figures
-from ooc.prometheus.page import Page
 
 registry = CollectorRegistry()
 registry.register(Collector())
@@ -134,47 +154,66 @@ for _ in range(5):
         increase(array)
     device.step()
 device._core.settle()
-running = generate_latest(registry).decode(), Page(("0",)).text(figures(current_session()))
+running = generate_latest(registry).decode()
 functions = device.summary()["functions"]
 device.close()
 ended = generate_latest(registry).decode()
-print(json.dumps([before, *running, ended, functions]))
+print(json.dumps([before, running, ended, functions]))
 """
 
 
-def test_prometheus_client_gives_the_same_samples_types_and_helps(tmp_path: Path) -> None:
-    answer = subprocess.run([sys.executable, "-c", TWO_ROUTES], cwd=ROOT, capture_output=True, text=True, check=True)
-    before, theirs, ours, ended, functions = json.loads(answer.stdout)
+def test_a_registry_of_the_program_collects_before_during_and_after_a_session() -> None:
+    answer = subprocess.run([sys.executable, "-c", REAL], cwd=ROOT, capture_output=True, text=True, check=True)
+    before, running, ended, functions = json.loads(answer.stdout)
     assert samples(before) == {}  # no session yet
-    assert samples(theirs) == samples(ours)
-    assert samples(ours)["ooc_swap_operations_total", (("direction", "in"), ("rank", "0"))] > 0
-    assert samples(ended)["ooc_functions_total", (("rank", "0"),)] == functions > 40
-    one, other = parsed(theirs), parsed(ours)
-    assert {name: (family.type, family.documentation) for name, family in one.items()} == {
-        name: (family.type, family.documentation) for name, family in other.items()
-    }
-    assert len(other) == len(CATALOGUE)
+    assert samples(running)["ooc_swap_operations_total", (("direction", "in"), ("rank", "3"))] > 0
+    assert running.count("# TYPE ") == len(CATALOGUE)
+    assert samples(ended)["ooc_functions_total", (("rank", "3"),)] == functions > 40
 
 
-def page_of(rank: str, value: float = 1.0) -> str:
-    return Page((rank,)).text({**all_figures(), "budget_bytes": value})
+# ---- Pages of several processes -------------------------------------------------------------------------------------
 
 
-def test_pages_of_several_processes_become_one() -> None:
-    both = samples(merged([page_of("0"), page_of("1", 2.0), "# HELP other x\nother 1\nooc_plans_total garbage\n"]))
-    assert both == {**samples(page_of("0")), **samples(page_of("1", 2.0))}
-    assert samples(merged([page_of("0", 5.0), page_of("0", 6.0)])) == samples(page_of("0", 5.0))  # the first counts
-    assert samples(merged([])) == {}
+def write(folder: Path, name: str, text: str, age: float = 0.0) -> None:
+    (folder / name).write_text(text)
+    os.utime(folder / name, (os.path.getmtime(folder / name) - age,) * 2)
+
+
+def merged(folder: Path, most_seconds: float = 100.0) -> Samples:
+    registry = CollectorRegistry()
+    registry.register(Folder(folder, most_seconds))
+    return samples(generate_latest(registry).decode())
+
+
+def page_of(rank: str, budget: float = 1.0) -> str:
+    os.environ["RANK"] = rank  # the fixture undoes it
+    return page({**all_figures(), "budget_bytes": budget})
+
+
+def test_pages_of_several_processes_become_one(tmp_path: Path) -> None:
+    assert merged(tmp_path) == {}
+    write(tmp_path, "a.prom", page_of("0"))
+    write(tmp_path, "b.prom", page_of("1", 2.0))
+    both = {**samples(page_of("0")), **samples(page_of("1", 2.0))}
+    assert merged(tmp_path) == both
+    write(tmp_path, "others.prom", "# HELP other x\nother 1\n")
+    write(tmp_path, "broken.prom", "ooc_plans_total garbage\n")
+    assert merged(tmp_path) == both
+
+
+def test_of_two_files_with_the_same_sample_the_newer_one_counts(tmp_path: Path) -> None:
+    write(tmp_path, "a.prom", page_of("0", 5.0), age=20)
+    write(tmp_path, "b.prom", page_of("0", 6.0), age=10)
+    write(tmp_path, "c.prom", page_of("0", 7.0), age=30)
+    assert merged(tmp_path) == samples(page_of("0", 6.0))
 
 
 def test_files_of_processes_that_are_gone_are_left_out(tmp_path: Path) -> None:
-    import os
-
-    for age, name in ((0, "new.prom"), (50, "older.prom"), (500, "old.prom"), (0, "none.txt"), (0, ".x.prom.1.0.tmp")):
-        (tmp_path / name).write_text(name)
-        os.utime(tmp_path / name, (os.path.getmtime(tmp_path / name) - age,) * 2)
+    for rank, (name, age) in enumerate({"new.prom": 0, "old.prom": 500, "none.txt": 0, ".x.prom.1.0.tmp": 0}.items()):
+        write(tmp_path, name, page_of(str(rank)), age)
     (tmp_path / "binary.prom").write_bytes(b"\xff\xfe")
-    (tmp_path / "huge.prom").write_text("x" * (2 << 20))
+    (tmp_path / "huge.prom").write_text(page_of("7") + "#" * (2 << 20))
     (tmp_path / "folder.prom").mkdir()
     (tmp_path / "dangling.prom").symlink_to(tmp_path / "absent")
-    assert recent_pages(tmp_path, 100) == ["new.prom", "older.prom"]
+    assert merged(tmp_path) == samples(page_of("0"))
+    assert merged(tmp_path, 1000) == {**samples(page_of("0")), **samples(page_of("1"))}

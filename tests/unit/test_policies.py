@@ -9,7 +9,7 @@ from swapd.planning.lower_bound import lower_bound
 from swapd.planning.plan import In, Out, Plan
 from swapd.planning.problem import InfeasibleError, Problem
 from swapd.planning.validator import validate
-from swapd.policies import available, get, make_plan, profile, unconditional
+from swapd.policies import available, get, make_plan, unconditional, usage
 from swapd.policies.choice import choose
 from swapd.policies.intervals import find_intervals, host_valid
 from swapd.policies.published.nnabla import nnabla_within
@@ -367,12 +367,12 @@ def test_an_interval_longer_than_an_iteration_frees_its_chunks_twice():
 
 
 def test_profiles_of_blocks_are_those_of_plain_numbers(monkeypatch):
-    monkeypatch.setattr(profile, "BLOCK", 4)
+    monkeypatch.setattr(usage, "BLOCK", 4)
     r = random.Random(7)
     for _ in range(60):
         n = r.randint(1, 40)
         values = np.array([r.randint(-5, 9) for _ in range(n)], np.int64)
-        plain, blocks = profile.Profile(values.copy()), profile.BlockProfile(values)
+        plain, blocks = usage.Usage(values.copy()), usage.BlockUsage(values)
         for _ in range(60):
             start = r.randint(-n, n - 1)
             stop = r.randint(max(start + 1, 0), n)
@@ -389,8 +389,8 @@ def test_profiles_of_blocks_are_those_of_plain_numbers(monkeypatch):
 def test_plans_do_not_depend_on_the_form_of_the_profile(monkeypatch):
     problems = [oversubscribed(gpt(layers=8), 2), *map(_halved, range(40))]
     plans = [get("idle")(problem, None) for problem in problems]
-    monkeypatch.setattr(profile, "BLOCKS_FROM", 0)
-    monkeypatch.setattr(profile, "BLOCK", 5)
+    monkeypatch.setattr(usage, "BLOCKS_FROM", 0)
+    monkeypatch.setattr(usage, "BLOCK", 5)
     assert [get("idle")(problem, None) for problem in problems] == plans
 
 

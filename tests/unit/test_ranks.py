@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from ooc.prometheus.exporter import push_url
 from swapd import ranks
 from swapd.ranks import own_file
 
@@ -96,10 +95,3 @@ def test_what_launchers_say(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert (ranks.rank(), ranks.local_rank()) == (number, local)
-
-
-def test_groups_at_a_pushgateway(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("socket.gethostname", lambda: "node 7")
-    assert push_url("http://gateway:9091", "night run") == (
-        "http://gateway:9091/metrics/job/night%20run/instance/node%207/rank/0"
-    )

@@ -1,70 +1,76 @@
-"""One page of many processes: serves what they have written with OOC_METRICS_FILE. `swapd metrics` starts it.
-
-A file that was not written for a while is of a process that is gone, and left out. Two files with the same sample (two
-jobs with a rank 0) cannot be told apart: the newer one counts.
-"""
+"""One page of many processes: serves what they have written with OOC_METRICS_FILE. `swapd metrics` starts it."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import logging
 import sys
+import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterator
 from pathlib import Path
 
-from ooc.prometheus.catalogue import CATALOGUE
-from ooc.prometheus.page import heading
+from prometheus_client.core import Metric as Family
+from prometheus_client.parser import text_string_to_metric_families
+
+from ooc.prometheus.families import empty_families
 from ooc.prometheus.server import Server
 from swapd.config import ConfigError, server_tls
 
 log = logging.getLogger("ooc.prometheus")
 
 _LARGEST_FILE = 1 << 20  # bytes; one of ours has some 15 KiB
-_FAMILIES = {metric.name: metric for metric in CATALOGUE}
-_PARTS = {
-    f"{metric.name}{part}": metric
-    for metric in CATALOGUE
-    if metric.type == "histogram"
-    for part in ("_bucket", "_sum", "_count")
-}
 
 
-def recent_pages(folder: Path, most_seconds: float) -> list[str]:
-    """What the ``*.prom`` files say that were written in the last so many seconds, the newest first."""
-    found = []
-    for path in folder.glob("*.prom"):
-        with contextlib.suppress(OSError, UnicodeDecodeError):  # gone meanwhile, or none of ours
-            status = path.stat()
-            if time.time() - status.st_mtime <= most_seconds and status.st_size <= _LARGEST_FILE:
-                found.append((status.st_mtime, path.name, path.read_text(encoding="utf-8")))
-    return [text for *_, text in sorted(found, reverse=True)]
+class Folder:
+    """A collector of what the ``*.prom`` files of a folder say, in the catalogue's order.
 
+    A file that was not written for a while is of a process that is gone, and left out, and so is what is none of ours.
+    Two files with the same sample (two jobs with a rank 0) cannot be told apart: the newer one counts.
 
-def merged(pages: Iterable[str]) -> str:
-    """One page with the samples of all of them, in the catalogue's order. What is none of ours is left out."""
-    samples: dict[str, list[str]] = {name: [] for name in _FAMILIES}
-    seen: set[str] = set()
-    for page in pages:
-        for line in page.splitlines():
-            before, space, value = line.rpartition(" ")
-            name = before.partition("{")[0]
-            metric = _FAMILIES.get(name) or _PARTS.get(name)
-            if metric is None or not space or before in seen or not _is_number(value):
+    Args:
+        path: the folder.
+        most_seconds: the age from which a file is left out.
+    """
+
+    def __init__(self, path: Path, most_seconds: float) -> None:
+        self._path = path
+        self._most_seconds = most_seconds
+
+    def describe(self) -> list[Family]:
+        """For the registry, which wants to know the names beforehand."""
+        return empty_families()
+
+    def collect(self) -> list[Family]:
+        """For the registry."""
+        families = empty_families()
+        by_name = {family.name: family for family in families}
+        seen = set()
+        for written in self._pages():
+            family = by_name.get(written.name.removesuffix("_info"))
+            if family is None:
                 continue
-            seen.add(before)
-            samples[metric.name].append(f"{line}\n")
-    return "".join(heading(metric) + "".join(samples[metric.name]) for metric in CATALOGUE)
+            for sample in written.samples:
+                key = (sample.name, frozenset(sample.labels.items()))
+                if key not in seen:
+                    seen.add(key)
+                    family.samples.append(sample)
+        return families
 
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+    def _pages(self) -> Iterator[Family]:
+        """What the files say, the newest first."""
+        found = []
+        for path in self._path.glob("*.prom"):
+            with contextlib.suppress(OSError):  # gone meanwhile, or no file
+                status = path.stat()
+                if time.time() - status.st_mtime <= self._most_seconds and status.st_size <= _LARGEST_FILE:
+                    found.append((status.st_mtime, path))
+        for _, path in sorted(found, reverse=True):
+            try:
+                yield from list(text_string_to_metric_families(path.read_text(encoding="utf-8")))
+            except Exception:  # of a file that is none of ours
+                log.debug("%s is left out", path, exc_info=True)
 
 
 def main(arguments: list[str]) -> int:
@@ -74,19 +80,15 @@ def main(arguments: list[str]) -> int:
     if not folder.is_dir():
         print(f"swapd: {folder} is no folder: give the one where OOC_METRICS_FILE is", file=sys.stderr)
         return 1
-
-    def page() -> bytes:
-        return merged(recent_pages(folder, wanted["most_seconds"])).encode()
-
     try:
         tls = server_tls(Path(certificate), Path(wanted["key"]) if wanted["key"] else None) if certificate else None
-        server = Server(wanted["address"], wanted["port"], page, tls)
+        server = Server(wanted["address"], wanted["port"], Folder(folder, wanted["most_seconds"]), tls)
     except (OSError, OverflowError, ConfigError) as error:
         print(f"swapd: cannot serve at {wanted['address']} port {wanted['port']}: {error}", file=sys.stderr)
         return 1
     print(f"metrics of {folder} at {server.url}", flush=True)
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(server.run())
+        threading.Event().wait()  # for ever
     return 0
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ooc.pytorch.session import Session
+    from ooc.pytorch.session import TorchSession
 
 __all__ = [
     "disable",
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 _lock = threading.Lock()
-_session: Session | None = None
+_session: TorchSession | None = None
 
 
 def enable(**settings: Any) -> None:
@@ -57,12 +57,12 @@ def enable(**settings: Any) -> None:
             if config == _session.config:
                 return
             raise OocError("the allocator is on already with other settings; call disable() first")
-        from ooc.pytorch.session import Session
+        from ooc.pytorch.session import TorchSession
 
-        _session = Session(config)
+        _session = TorchSession(config)
 
 
-def _active() -> Session:
+def _active() -> TorchSession:
     from ooc_alloc import OocError
 
     if _session is None:

@@ -19,7 +19,7 @@ from swapd.config import Config
 _LARGEST_SLICE = 8 << 20  # also with memory to spare: the call needs a slice at once, and `min_budget_bytes` says so
 
 
-class Session(swapd.session.Session):
+class TorchSession(swapd.session.Session):
     """Raises ConfigError, OocError or build.AdapterError; then nothing was changed."""
 
     def __init__(self, config: Config) -> None:

@@ -21,12 +21,12 @@ from swapd.observing.recording import Recording
 from swapd.trace.trace import Trace
 
 if TYPE_CHECKING:
-    from ooc.pytorch.session import Session
+    from ooc.pytorch.session import TorchSession
 
 Frame = dict[str, Any]
 
 
-def dump(session: Session, path: Path) -> None:
+def dump(session: TorchSession, path: Path) -> None:
     """Writes the snapshot. Raises OSError."""
     if session.cuda is not None:
         torch.cuda.memory._dump_snapshot(str(path))  # type: ignore[no-untyped-call]
@@ -36,7 +36,7 @@ def dump(session: Session, path: Path) -> None:
     write_whole(path, content.getvalue())
 
 
-def emulated_snapshot(session: Session) -> dict[str, Any]:
+def emulated_snapshot(session: TorchSession) -> dict[str, Any]:
     """The snapshot of an emulated device; sizes in bytes, times in microseconds since 1970."""
     core = session.core
     chunk = int(core.stats()["chunk_bytes"])

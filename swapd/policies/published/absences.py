@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from swapd.planning.plan import In, Out, Plan
 from swapd.planning.problem import PolicyInfeasibleError, Problem
 from swapd.policies.intervals import Intervals
-from swapd.policies.profile import make_profile
+from swapd.policies.usage import make_usage
 
 # The interval's number and the function before which its in may start, in the coordinates of `intervals`.
 Absences = Mapping[int, int]
@@ -22,7 +22,7 @@ Absences = Mapping[int, int]
 
 def resident(problem: Problem, intervals: Intervals, absences: Absences) -> NDArray[np.int64]:
     """int64[n]: chunks on the device while each function runs."""
-    profile = make_profile(problem.live)
+    profile = make_usage(problem.live)
     for interval, at in absences.items():
         start = int(intervals.start[interval])
         if at > start:

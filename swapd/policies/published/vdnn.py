@@ -32,7 +32,7 @@ _CONVOLUTIONS = ("convolution", "conv1d", "conv2d", "conv3d", "conv_transpose")
 
 
 @dataclass(frozen=True)
-class Layer:
+class OffloadCandidate:
     """A function of the forward phase whose X, read again in the backward phase, may leave."""
 
     forward: int  # the last function of the forward phase that reads X
@@ -97,7 +97,7 @@ def turn(problem: Problem) -> int:
     return next((i for i, name in enumerate(problem.names) if "backward" in name), problem.functions)
 
 
-def find_layers(problem: Problem) -> list[Layer]:
+def find_layers(problem: Problem) -> list[OffloadCandidate]:
     """Layers whose X can leave, in the order of their backward functions."""
     back = turn(problem)
     first_reader: dict[int, int] = {}
@@ -117,7 +117,9 @@ def find_layers(problem: Problem) -> list[Layer]:
             for v in reads:
                 first_reader.setdefault(v, function)
     layers = [
-        Layer(forward, first_reader[v], v, v in convolved) for v, forward in last_reader.items() if v in first_reader
+        OffloadCandidate(forward, first_reader[v], v, v in convolved)
+        for v, forward in last_reader.items()
+        if v in first_reader
     ]
     return sorted(layers, key=lambda layer: (layer.backward, -layer.forward))
 
@@ -130,13 +132,13 @@ def _stays(problem: Problem) -> list[bool]:
     return [bool(survives[v]) and (v in written or problem.born[v] >= 0) for v in range(problem.variables)]
 
 
-def _offload(problem: Problem, intervals: Intervals, layers: list[Layer], all_layers: bool) -> Absences:
+def _offload(problem: Problem, intervals: Intervals, layers: list[OffloadCandidate], all_layers: bool) -> Absences:
     """The intervals of the layers that offload, and when each is prefetched (figure 10)."""
     by_ends = {
         (int(v), int(start), int(stop)): index
         for index, (v, start, stop) in enumerate(zip(intervals.out_variable, intervals.start, intervals.stop))
     }
-    offloads: dict[Layer, int] = {}
+    offloads: dict[OffloadCandidate, int] = {}
     for layer in layers:
         interval = by_ends.get((layer.variable, layer.forward + 1, layer.backward))
         if interval is not None and (all_layers or layer.is_convolution):

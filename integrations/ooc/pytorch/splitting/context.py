@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ooc.pytorch.splitting import copies, geometry, registry
 from ooc.pytorch.splitting.naming import named_shape
-from ooc.pytorch.splitting.tally import Layer, Tally
+from ooc.pytorch.splitting.tally import SplitRecord, Tally
 from ooc.pytorch.splitting.verification import (
     CHANGES_SPECIALS,
     INCOMPARABLE,
@@ -162,7 +162,7 @@ class Context:
         self._tally = tally if tally is not None else Tally()
         self._key = Key(device, library, call.operator, call.shapes)
         self._managed = managed
-        self._layer: Layer | None = None
+        self._layer: SplitRecord | None = None
 
     # ---- memory ----------------------------------------------------------------------------------------------------
 
@@ -282,10 +282,10 @@ class Context:
             return
         identical = apart is None or apart.identical
         largest, relative = (0.0, 0.0) if apart is None else (apart.largest, apart.relative)
-        self._layer = Layer(self.call.operator, self._key.shapes, how, parts, identical, largest, relative)
+        self._layer = SplitRecord(self.call.operator, self._key.shapes, how, parts, identical, largest, relative)
 
     @property
-    def layer(self) -> Layer | None:
+    def layer(self) -> SplitRecord | None:
         """What was said by `used` last."""
         return self._layer
 
@@ -296,7 +296,7 @@ class Context:
 
     def count(self) -> None:
         """The call has succeeded."""
-        self._tally.add(self._layer or Layer(self.call.operator, self._key.shapes, "parts", 1, True, 0.0, 0.0))
+        self._tally.add(self._layer or SplitRecord(self.call.operator, self._key.shapes, "parts", 1, True, 0.0, 0.0))
 
     @contextmanager
     def plain(self) -> Iterator[None]:

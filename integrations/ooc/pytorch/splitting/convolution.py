@@ -18,7 +18,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from ooc.pytorch.splitting.context import CannotSplit, Context, Specials
-from ooc.pytorch.splitting.convolution_shapes import Convolution, Rows, layout, strides_of
+from ooc.pytorch.splitting.convolution_shapes import ConvolutionParameters, Rows, layout, strides_of
 from ooc.pytorch.splitting.dividers import PRODUCTS, divides
 from ooc.pytorch.splitting.parts import (
     MOST_CANDIDATES,
@@ -38,14 +38,14 @@ aten = torch.ops.aten
 IM2COL_ELEMENTS = 20480  # PyTorch takes no oneDNN kernel for one sample of up to so many elements
 NAMES = ("samples", "groups", "channels", "rows")
 SPECIALS = Specials(PRODUCTS.kinds, finite=frozenset({"weight"}))  # see _multiplied_by_zeros
-Kernel = Callable[[Convolution, Tensor, Tensor, Tensor | None, Sequence[int]], Tensor]
+Kernel = Callable[[ConvolutionParameters, Tensor, Tensor, Tensor | None, Sequence[int]], Tensor]
 
 
 @dataclass(frozen=True)
 class Pass:
     """One of the two ways along a convolution: from `source` to `result`, both [N, C, rows, ...]."""
 
-    shape: Convolution
+    shape: ConvolutionParameters
     rows: Rows
     source: tuple[int, ...]
     result: tuple[int, ...]
@@ -210,7 +210,7 @@ def _multiplied_by_zeros(weight: Tensor) -> Tensor:
     return bounds
 
 
-def _rows_unpadded(shape: Convolution) -> Convolution:
+def _rows_unpadded(shape: ConvolutionParameters) -> ConvolutionParameters:
     return replace(shape, padding=(0, *shape.padding[1:]), output_padding=(0, *shape.output_padding[1:]))
 
 
@@ -249,7 +249,7 @@ def _fill(context: Context, view: Tensor, bias: Tensor | None) -> None:
 def _spread_rows(
     context: Context,
     rows: Rows,
-    shape: Convolution,
+    shape: ConvolutionParameters,
     block: tuple[int, int],
     target: Tensor,
     slab: Tensor,
@@ -282,7 +282,9 @@ def unfolds(tensor: Tensor) -> bool:
     return tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16)
 
 
-def _forward(shape: Convolution, source: Tensor, weight: Tensor, bias: Tensor | None, size: Sequence[int]) -> Tensor:
+def _forward(
+    shape: ConvolutionParameters, source: Tensor, weight: Tensor, bias: Tensor | None, size: Sequence[int]
+) -> Tensor:
     made: Tensor = aten.convolution(source, weight, bias, *shape.parameters)
     return made
 
@@ -293,7 +295,7 @@ def convolution(context: Context, op: OpOverload, named: Named) -> list[Piece]:
     given, weight = named["input"], named["weight"]
     if given.dim() != weight.dim():
         return []  # without samples: the composite operators add that dimension before
-    shape = Convolution.of(weight, named)
+    shape = ConvolutionParameters.of(weight, named)
     found = _divisions(context, op, shape, given, lambda source: source)
     if shape.skips:
         # Most of the input is not looked at. Of what is left a convolution of stride 1 has kernels that divide well.
@@ -313,7 +315,7 @@ def _strided(source: Tensor, steps: Sequence[int]) -> Tensor:
 def _divisions(
     context: Context,
     op: OpOverload,
-    shape: Convolution,
+    shape: ConvolutionParameters,
     source: Tensor,
     seen: Callable[[Tensor], Tensor],
     prefix: str = "",

@@ -18,7 +18,7 @@ from torch._ops import OpOverload
 
 from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.convolution import IM2COL_ELEMENTS, SPECIALS, Pass, in_order, run_pass, unfolds
-from ooc.pytorch.splitting.convolution_shapes import Convolution, layout, strides_of
+from ooc.pytorch.splitting.convolution_shapes import ConvolutionParameters, layout, strides_of
 from ooc.pytorch.splitting.dividers import Stage, divides_stages, with_mask
 from ooc.pytorch.splitting.parts import (
     Named,
@@ -42,7 +42,7 @@ def convolution_backward(context: Context, op: OpOverload, named: Named) -> list
     given, weight, mask = named["input"], named["weight"], named["output_mask"]
     if given.dim() != weight.dim():
         return [Stage("", (0, 1, 2), op, [])]
-    shape = Convolution.of(weight, named)
+    shape = ConvolutionParameters.of(weight, named)
     stages = []
     if mask[0]:
         found = _data_gradient(context, op, shape, given, named["grad_output"])
@@ -56,7 +56,9 @@ def convolution_backward(context: Context, op: OpOverload, named: Named) -> list
 # ---- data gradient --------------------------------------------------------------------------------------------------
 
 
-def _data_gradient(context: Context, op: OpOverload, shape: Convolution, given: Tensor, grad: Tensor) -> list[Piece]:
+def _data_gradient(
+    context: Context, op: OpOverload, shape: ConvolutionParameters, given: Tensor, grad: Tensor
+) -> list[Piece]:
     way = Pass(
         shape,
         shape.rows(given.shape),
@@ -74,7 +76,7 @@ def _data_gradient(context: Context, op: OpOverload, shape: Convolution, given: 
             order = layout(call["input"], call["weight"])
 
             def kernel(
-                part: Convolution, source: Tensor, weight: Tensor, _: Tensor | None, size: Sequence[int]
+                part: ConvolutionParameters, source: Tensor, weight: Tensor, _: Tensor | None, size: Sequence[int]
             ) -> Tensor:
                 # The kernel looks at its sizes and layout, and not at what is in it.
                 like = context.empty(size=size, stride=strides_of(size, order), dtype=source.dtype)
@@ -102,7 +104,7 @@ class _FilterGradient:
     Outer channels are those of the result's gradient, inner ones of the input; transposed the other way round.
     """
 
-    shape: Convolution
+    shape: ConvolutionParameters
     samples: int
     outer_plane: int  # elements of a channel of the tensor with the outer channels
     inner_plane: int
@@ -111,7 +113,7 @@ class _FilterGradient:
     wants: tuple[bool, bool]  # weight, bias
 
     @classmethod
-    def of(cls, shape: Convolution, given: Tensor, grad: Tensor, mask: Sequence[bool]) -> _FilterGradient:
+    def of(cls, shape: ConvolutionParameters, given: Tensor, grad: Tensor, mask: Sequence[bool]) -> _FilterGradient:
         outer, inner = (given, grad) if shape.transposed else (grad, given)
         planes = math.prod(outer.shape[2:]), math.prod(inner.shape[2:])
         return cls(shape, given.shape[0], *planes, given.element_size(), unfolds(given), (mask[1], mask[2]))

@@ -50,7 +50,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Convolution:
+class ConvolutionParameters:
     """One convolution's parameters."""
 
     stride: tuple[int, ...]
@@ -62,7 +62,7 @@ class Convolution:
     weight: tuple[int, ...]  # its sizes
 
     @classmethod
-    def of(cls, weight: Tensor, named: dict[str, Any]) -> Convolution:
+    def of(cls, weight: Tensor, named: dict[str, Any]) -> ConvolutionParameters:
         """From the arguments of `aten::convolution` or its backward pass."""
         spatial = weight.dim() - 2
 

@@ -15,7 +15,7 @@ from torch._ops import OpOverload
 from ooc.pytorch.splitting import registry
 from ooc.pytorch.splitting.context import ALL_SPECIALS, Call, CannotSplit, Context, Sample, Specials, Split
 from ooc.pytorch.splitting.parts import Named, Piece, bind
-from ooc.pytorch.splitting.tally import Layer
+from ooc.pytorch.splitting.tally import SplitRecord
 from ooc.pytorch.splitting.verification import SPARSE, Difference
 
 Divider = Callable[[Context, OpOverload, Named], Sequence[Piece]]
@@ -57,7 +57,7 @@ class Divided:
         if len(stages) == 1:
             return self._run(context, stages[0], named, args, kwargs)
         results: list[Any] = [None] * len(self.op._schema.returns)
-        layers: dict[str, Layer] = {}
+        layers: dict[str, SplitRecord] = {}
         for stage in stages:
             found = self._run(context, stage, named, args, kwargs)
             for place in stage.results:
@@ -80,7 +80,7 @@ class Divided:
         return chosen.run(*args, **kwargs)
 
 
-def _say_together(context: Context, layers: Mapping[str, Layer]) -> None:
+def _say_together(context: Context, layers: Mapping[str, SplitRecord]) -> None:
     """For the summary: the divisions of all stages, and what they differ at most."""
     if not layers:
         return

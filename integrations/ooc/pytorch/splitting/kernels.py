@@ -29,7 +29,7 @@ Pair = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Convolution:
+class ConvolutionShape:
     """A two-dimensional convolution of one sample, without bias."""
 
     inputs: int  # channels
@@ -92,7 +92,7 @@ class Convolution:
 class Kernel:
     """One of the three kernels of a convolution."""
 
-    convolution: Convolution
+    convolution: ConvolutionShape
     kind: str
 
     def shapes(self, batch: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -180,7 +180,7 @@ def _own_bytes(kernel: Kernel, samples: int) -> int:
 # ---- a matrix product -----------------------------------------------------------------------------------------------
 
 
-def _columns(c: Convolution, x: Tensor) -> Tensor:
+def _columns(c: ConvolutionShape, x: Tensor) -> Tensor:
     """[samples, taps, positions]; of a pointwise convolution the image itself."""
     if c.pointwise:
         return x.flatten(2)
@@ -228,7 +228,7 @@ def _fast_length(length: int) -> int:
         length += 1
 
 
-def _spectrum_size(c: Convolution) -> Pair:
+def _spectrum_size(c: ConvolutionShape) -> Pair:
     """As large as the padded image, and no index wraps around into what is kept."""
     return _fast_length(c.size[0] + 2 * c.padding[0]), _fast_length(c.size[1] + 2 * c.padding[1])
 

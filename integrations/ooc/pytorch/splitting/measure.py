@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from ooc.pytorch.splitting.conditions import library, processor
-from ooc.pytorch.splitting.kernels import CPU, Algorithm, Convolution, Kernel
+from ooc.pytorch.splitting.kernels import CPU, Algorithm, ConvolutionShape, Kernel
 from ooc_alloc import Core
 from swapd.splitting.configurations import KernelTable, MicroConfiguration, micro_batch_sizes
 from swapd.splitting.store import Key, Store
@@ -217,7 +217,7 @@ def convolution_of(
     padding: Sequence[int],
     dilation: Sequence[int],
     groups: int,
-) -> Convolution:
+) -> ConvolutionShape:
     """The shape of a call of `aten::convolution` with two-dimensional images. Raises ValueError for others."""
     if len(x) != 4 or len(w) != 4:
         raise ValueError("not a convolution of images")
@@ -225,4 +225,6 @@ def convolution_of(
     def pair(value: Sequence[int]) -> tuple[int, int]:
         return (int(value[0]), int(value[-1]))
 
-    return Convolution(x[1], w[0], (x[2], x[3]), (w[2], w[3]), pair(stride), pair(padding), pair(dilation), int(groups))
+    return ConvolutionShape(
+        x[1], w[0], (x[2], x[3]), (w[2], w[3]), pair(stride), pair(padding), pair(dilation), int(groups)
+    )

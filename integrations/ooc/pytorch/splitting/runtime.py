@@ -14,7 +14,7 @@ from ooc.pytorch.splitting.conditions import library, processor
 from ooc.pytorch.splitting.context import Call, CannotSplit, Context
 from ooc.pytorch.splitting.operators import Definitions
 from ooc.pytorch.splitting.registry import Handler
-from ooc.pytorch.splitting.tally import HOST_BACKED, Layer, Tally
+from ooc.pytorch.splitting.tally import HOST_BACKED, SplitRecord, Tally
 from ooc_alloc import Core
 from swapd.splitting.groups import SplitLog
 from swapd.splitting.store import Store, default_path
@@ -123,7 +123,7 @@ class Runtime:
 
     def host_backed(self, operator: str, shapes: str) -> None:
         """For the summary: a function ran with host memory in place."""
-        self.tally.add(Layer(operator, shapes, HOST_BACKED, 1, True, 0.0, 0.0))
+        self.tally.add(SplitRecord(operator, shapes, HOST_BACKED, 1, True, 0.0, 0.0))
 
     def figures(self) -> dict[str, Any]:
         """Keys of the summary."""

@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass
-class Layer:
+class SplitRecord:
     """One operator with one set of shapes, done in one way."""
 
     operator: str
@@ -39,11 +39,11 @@ class Tally:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._layers: dict[tuple[str, str, str, int], Layer] = {}
+        self._layers: dict[tuple[str, str, str, int], SplitRecord] = {}
         self.functions = 0  # that ran in parts
         self.parts = 0  # of them all
 
-    def add(self, layer: Layer) -> None:
+    def add(self, layer: SplitRecord) -> None:
         """One more call of an operator that ran in parts; of equal ones the largest difference is kept."""
         if layer.parts == 0:
             return

@@ -1,8 +1,8 @@
-"""Profile: a number for each function of the iteration, added to and asked for its maximum over stretches of functions.
+"""Usage: a number for each function of the iteration, added to and asked for its maximum over stretches of functions.
 
 Stretches are in the coordinates of `intervals`: functions of the iteration before are negative, and wrap around. Plain
 arrays take time in proportion to the stretch, which is fastest up to some ten thousand functions. Beyond that,
-`BlockProfile` keeps an amount to add and the maximum for each block, so that a stretch costs two blocks and a number
+`BlockUsage` keeps an amount to add and the maximum for each block, so that a stretch costs two blocks and a number
 for each block between them. Both give the same answers, so plans do not depend on which one is used.
 """
 
@@ -17,12 +17,12 @@ BLOCKS_FROM = 20_000  # functions
 BLOCK = 512
 
 
-def make_profile(values: Counts) -> Profile:
+def make_usage(values: Counts) -> Usage:
     """The profile of a copy of `values`, in the form that is fastest for so many."""
-    return Profile(values.copy()) if len(values) < BLOCKS_FROM else BlockProfile(values)
+    return Usage(values.copy()) if len(values) < BLOCKS_FROM else BlockUsage(values)
 
 
-class Profile:
+class Usage:
     """Plain numbers."""
 
     def __init__(self, values: Counts) -> None:
@@ -79,7 +79,7 @@ class Profile:
         return int(self.values[function])
 
 
-class BlockProfile(Profile):
+class BlockUsage(Usage):
     """Blocks of numbers. Invariant: ``tops[b] == values of block b, their maximum, + adds[b]``."""
 
     def __init__(self, values: Counts) -> None:

@@ -1,4 +1,4 @@
-"""Timeline: what the simulator reports."""
+"""Result: what the simulator reports."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass
-class Timeline:
+class SimulationResult:
     """What one iteration of the steady state does."""
 
     seconds: float = 0.0  # from the end of the iteration before to the end of this one
