@@ -140,7 +140,7 @@ std::string shapes_of(const std::vector<c10::IValue>& arguments) {
   return text;
 }
 
-// ooc_split::NAME, as registry.py defines it; null where it has not.
+// ooc_split::NAME, as operators.py defines it; null where it has not.
 std::optional<c10::OperatorHandle> find_split(const std::string& name) {
   return c10::Dispatcher::singleton().findSchema({"ooc_split::" + name, ""});
 }
