@@ -10,9 +10,10 @@ from torch import Tensor
 
 from ooc.pytorch import build
 from ooc.pytorch.splitting import operators, registry
-from ooc.pytorch.splitting.context import Call, CannotSplit, Context, KeptHere, Split
+from ooc.pytorch.splitting.context import Call, CannotSplit, Context, Split
 from ooc.pytorch.splitting.registry import Handler
 from ooc.pytorch.splitting.runtime import Runtime
+from ooc.pytorch.splitting.verdicts import KeptHere
 from swapd.splitting.groups import SplitLog
 
 VALUES = torch.randn(2, 1000)

@@ -6,11 +6,11 @@
     context.py      what a handler may ask: how large a part may be, large results, which division is exact
     geometry.py     views, the memory that they touch, and how they are cut
     verification.py random arguments, bits compared, differences
-    tally.py        what was split, for the summary
+    verdicts.py     where verdicts are kept; tally.py: what was split, for the summary
     runtime.py      one session's: budget, mode, store
     copies.py factories.py pointwise.py random.py lists.py   the operators that are cut wherever one likes
     dividers.py     handlers made of a divider, which only looks at sizes; `describe`: what would be done
-    parts.py        cutting along rows, channels, heads: block sizes that fit, and how such parts are run
+    parts.py        cutting along rows, channels, heads, and how such parts are run; grids.py: block sizes that fit
     linear.py convolution*.py batch_norm.py normalization.py pooling.py softmax.py attention.py losses.py reductions.py
     embedding.py padding.py   the operators with dimensions along which every result keeps its sums
 

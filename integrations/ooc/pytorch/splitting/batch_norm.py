@@ -17,21 +17,8 @@ from torch._ops import OpOverload
 
 from ooc.pytorch.splitting.context import Context, Sample
 from ooc.pytorch.splitting.dividers import divides
-from ooc.pytorch.splitting.parts import (
-    Axis,
-    Named,
-    Piece,
-    along,
-    bind,
-    boxes,
-    bytes_of,
-    compact,
-    count,
-    grid,
-    label,
-    own_bytes,
-    view_bytes,
-)
+from ooc.pytorch.splitting.grids import boxes, count, grid, label
+from ooc.pytorch.splitting.parts import Axis, Named, Piece, along, bind, bytes_of, compact, own_bytes, view_bytes
 from ooc.pytorch.splitting.verification import random_like
 
 aten = torch.ops.aten

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from torch import Tensor
 from ooc.pytorch.splitting import copies, geometry, registry
 from ooc.pytorch.splitting.naming import named_shape
 from ooc.pytorch.splitting.tally import SplitRecord, Tally
+from ooc.pytorch.splitting.verdicts import KeptHere, Verdicts
 from ooc.pytorch.splitting.verification import (
     CHANGES_SPECIALS,
     INCOMPARABLE,
@@ -80,28 +81,6 @@ class Specials:
 
 
 ALL_SPECIALS = Specials()
-
-
-class Verdicts(Protocol):
-    """What is used of `swapd.splitting.store.Store`."""
-
-    def verdict(self, key: Key, how: str | None = None, parts: int | None = None) -> Verdict | None: ...
-    def put_verdict(self, key: Key, verdict: Verdict) -> None: ...
-
-
-class KeptHere:
-    """Verdicts of this process alone."""
-
-    def __init__(self) -> None:
-        self._kept: dict[tuple[Key, str | None, int | None], Verdict] = {}
-
-    def verdict(self, key: Key, how: str | None = None, parts: int | None = None) -> Verdict | None:
-        """None: not known."""
-        return self._kept.get((key, how, parts))
-
-    def put_verdict(self, key: Key, verdict: Verdict) -> None:
-        """Keep it."""
-        self._kept[key, verdict.how, verdict.parts] = verdict
 
 
 @dataclass(frozen=True)

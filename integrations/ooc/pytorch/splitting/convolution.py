@@ -20,19 +20,8 @@ from torch._ops import OpOverload
 from ooc.pytorch.splitting.context import CannotSplit, Context, Specials
 from ooc.pytorch.splitting.convolution_shapes import ConvolutionParameters, Rows, layout, strides_of
 from ooc.pytorch.splitting.dividers import PRODUCTS, divides
-from ooc.pytorch.splitting.parts import (
-    MOST_CANDIDATES,
-    Named,
-    Piece,
-    bind,
-    count,
-    equal_spans,
-    grid,
-    label,
-    own_bytes,
-    spans,
-    view_bytes,
-)
+from ooc.pytorch.splitting.grids import count, equal_spans, grid, label, spans
+from ooc.pytorch.splitting.parts import MOST_CANDIDATES, Named, Piece, bind, own_bytes, view_bytes
 
 aten = torch.ops.aten
 IM2COL_ELEMENTS = 20480  # PyTorch takes no oneDNN kernel for one sample of up to so many elements

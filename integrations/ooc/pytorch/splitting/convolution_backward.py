@@ -20,18 +20,8 @@ from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.convolution import IM2COL_ELEMENTS, SPECIALS, Pass, in_order, run_pass, unfolds
 from ooc.pytorch.splitting.convolution_shapes import ConvolutionParameters, layout, strides_of
 from ooc.pytorch.splitting.dividers import Stage, divides_stages, with_mask
-from ooc.pytorch.splitting.parts import (
-    Named,
-    Piece,
-    bind,
-    boxes,
-    count,
-    grid,
-    label,
-    own_bytes,
-    spans,
-    view_bytes,
-)
+from ooc.pytorch.splitting.grids import boxes, count, grid, label, spans
+from ooc.pytorch.splitting.parts import Named, Piece, bind, own_bytes, view_bytes
 
 aten = torch.ops.aten
 

@@ -11,21 +11,8 @@ from torch._ops import OpOverload
 
 from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.dividers import divides
-from ooc.pytorch.splitting.parts import (
-    Axis,
-    Named,
-    Piece,
-    along,
-    bind,
-    bytes_of,
-    compact,
-    count,
-    grid,
-    label,
-    own_bytes,
-    spans,
-    view_bytes,
-)
+from ooc.pytorch.splitting.grids import count, grid, label, spans
+from ooc.pytorch.splitting.parts import Axis, Named, Piece, along, bind, bytes_of, compact, own_bytes, view_bytes
 
 aten = torch.ops.aten
 

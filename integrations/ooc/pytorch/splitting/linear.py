@@ -14,6 +14,7 @@ from torch._ops import OpOverload
 
 from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.dividers import PRODUCTS, divides
+from ooc.pytorch.splitting.grids import largest, spans
 from ooc.pytorch.splitting.parts import (
     PREFERRED,
     Axis,
@@ -23,9 +24,7 @@ from ooc.pytorch.splitting.parts import (
     bind,
     bytes_of,
     compact,
-    largest,
     own_bytes,
-    spans,
     view_bytes,
 )
 

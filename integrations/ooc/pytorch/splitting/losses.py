@@ -15,20 +15,8 @@ from torch._ops import OpOverload
 
 from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.dividers import divides
-from ooc.pytorch.splitting.parts import (
-    Axis,
-    Named,
-    Piece,
-    along,
-    bind,
-    boxes,
-    compact,
-    count,
-    grid,
-    label,
-    own_bytes,
-    view_bytes,
-)
+from ooc.pytorch.splitting.grids import boxes, count, grid, label
+from ooc.pytorch.splitting.parts import Axis, Named, Piece, along, bind, compact, own_bytes, view_bytes
 
 aten = torch.ops.aten
 NONE, MEAN, SUM = 0, 1, 2  # at::Reduction

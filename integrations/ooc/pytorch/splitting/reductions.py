@@ -17,7 +17,8 @@ from ooc.pytorch.splitting import registry
 from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.dividers import divides
 from ooc.pytorch.splitting.geometry import blocks, flat, narrowed
-from ooc.pytorch.splitting.parts import Axis, Named, Piece, along, bind, spans, view_bytes
+from ooc.pytorch.splitting.grids import spans
+from ooc.pytorch.splitting.parts import Axis, Named, Piece, along, bind, view_bytes
 
 aten = torch.ops.aten
 

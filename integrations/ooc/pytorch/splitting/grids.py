@@ -1,0 +1,79 @@
+"""Lengths of axes, cut into blocks: block sizes that fit, and the blocks of a grid."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+
+
+def even(total: int, size: int, multiple: int) -> int:
+    """The smallest block size, in multiples, that makes no more blocks than `size` does."""
+    parts = -(-total // size)
+    share = -(-total // parts)
+    return min(total, -(-share // multiple) * multiple)
+
+
+def largest(total: int, multiple: int, fits: Callable[[int], bool]) -> int:
+    """The largest block size that fits: all, or a multiple below it. 0 if none does. Larger blocks take more."""
+    if fits(total):
+        return total
+    low, high = 0, -(-total // multiple)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle * multiple) else (low, middle)
+    return even(total, low * multiple, multiple) if low else 0
+
+
+def grid(
+    lengths: Sequence[int],
+    floors: Sequence[Sequence[int]],
+    order: Sequence[int],
+    multiple: int,
+    fits: Callable[[Sequence[int]], bool],
+) -> tuple[int, ...] | None:
+    """Block sizes for several axes. One axis after the other, in `order`, is cut until everything fits.
+
+    No axis is cut into less than the first floors say where that suffices, else than the second, and so on; at last
+    into single units. None if those do not fit.
+    """
+    chosen = list(lengths)
+    for least in (*floors, [1] * len(lengths)):
+        for axis in order:
+            if fits(chosen):
+                return tuple(chosen)
+
+            def fits_with(size: int, axis: int = axis) -> bool:
+                return fits([*chosen[:axis], size, *chosen[axis + 1 :]])
+
+            size = largest(chosen[axis], multiple, fits_with) or largest(chosen[axis], 1, fits_with)
+            chosen[axis] = max(size, min(least[axis], chosen[axis]))
+    return tuple(chosen) if fits(chosen) else None
+
+
+def spans(total: int, size: int) -> list[tuple[int, int]]:
+    """Start and length of each block."""
+    return [(start, min(size, total - start)) for start in range(0, total, size)]
+
+
+def equal_spans(total: int, size: int) -> list[tuple[int, int]]:
+    """Start and length of each block, all of the same length: the last one overlaps the one before it where it must."""
+    return [(min(start, total - size), size) for start in range(0, total, size)] if size < total else [(0, total)]
+
+
+def boxes(lengths: Sequence[int], sizes: Sequence[int]) -> Iterator[tuple[tuple[int, int], ...]]:
+    """Every block of a grid; the last axis fastest."""
+    yield from itertools.product(*(spans(n, size) for n, size in zip(lengths, sizes)))
+
+
+def count(lengths: Sequence[int], sizes: Sequence[int]) -> int:
+    """How many blocks that makes."""
+    made = 1
+    for n, size in zip(lengths, sizes):
+        made *= -(-n // size)
+    return made
+
+
+def label(names: Sequence[str], lengths: Sequence[int], sizes: Sequence[int]) -> str:
+    """Such as "channels by 64, rows by 8"."""
+    cut = [f"{name} by {size}" for name, n, size in zip(names, lengths, sizes) if size < n]
+    return ", ".join(cut) or "whole"
