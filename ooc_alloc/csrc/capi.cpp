@@ -1,78 +1,18 @@
-// The C interface over Core and Daemon. Exceptions end here.
+// The C interface over Core; what a scheduler has to do with is in swapd/csrc/exports.cpp. Exceptions end here.
 #include <algorithm>
-#include <exception>
-#include <new>
 
-#include "core.h"
-#include "daemon.h"
-#include "own_memory.h"
+#include "capi.h"
+#include "last_error.h"
 
-namespace ooc {
-const char* last_error_text();
-int last_error_status();
-void plain_pair_forgets(const ooc_core* core);
-}  // namespace ooc
-
-struct ooc_core {
-  explicit ooc_core(const ooc_config& config) : core(config), daemon(core, config.run_daemon != 0) {}
-  ooc::Core core;
-  ooc::Daemon daemon;
-};
+using ooc::begun;
+using ooc::gated;
+using ooc::guarded;
+using ooc::guarded_or;
+using ooc::guarded_void;
 
 namespace {
 
-template <class Body>
-int guarded(Body body) {
-  try {
-    return body();
-  } catch (const std::bad_alloc&) {
-    return ooc::no_host_memory();
-  } catch (const std::exception& error) {
-    try {
-      ooc::set_last_error(error.what(), OOC_INVALID);
-    } catch (const std::bad_alloc&) {
-      return ooc::no_host_memory();
-    }
-    return OOC_INVALID;
-  }
-}
-
-// For calls that begin something: not without memory to finish it.
-template <class Body>
-int gated(Body body) {
-  return ooc::own_memory::ready() ? guarded(body) : ooc::no_host_memory();
-}
-
-// What has begun when memory was gone has not begun.
-template <class Body>
-int begun(ooc_core* core, Body body) {
-  return gated([&] {
-    try {
-      return body();
-    } catch (...) {
-      core->core.undo_begin();
-      throw;
-    }
-  });
-}
-
-// For calls that give something else than a status: `otherwise`, if an exception ended them.
-template <class Value, class Body>
-Value guarded_or(Value otherwise, Body body) {
-  Value value = otherwise;
-  gated([&] {
-    value = body();
-    return static_cast<int>(OOC_OK);
-  });
-  return value;
-}
-template <class Body>
-void guarded_void(Body body) {
-  guarded([&] {
-    body();
-    return static_cast<int>(OOC_OK);
-  });
-}
+constexpr const char* kNoTrace = "no trace with this fingerprint is kept";
 
 }  // namespace
 
@@ -89,28 +29,6 @@ int ooc_device_memory(const char* driver_library, int32_t ordinal, uint64_t* tot
   });
 }
 
-ooc_core* ooc_core_create(const ooc_config* config) {
-  ooc_core* created = nullptr;
-  guarded([&] {
-    if (config == nullptr || config->struct_bytes != sizeof(ooc_config) || config->driver_library == nullptr) {
-      ooc::set_last_error("ooc_core_create: the configuration has another version");
-      return static_cast<int>(OOC_INVALID);
-    }
-    created = new ooc_core(*config);
-    return static_cast<int>(OOC_OK);
-  });
-  return created;
-}
-
-void ooc_core_destroy(ooc_core* core) {
-  if (core == nullptr) return;
-  ooc::plain_pair_forgets(core);
-  guarded_void([&] { core->daemon.stop(); });
-  if (!core->core.forked()) delete core;  // in a child nothing of it may be called any more
-}
-void ooc_core_stop_daemon(ooc_core* core) {
-  guarded_void([&] { core->daemon.stop(); });
-}
 int32_t ooc_core_device_ordinal(ooc_core* core) { return core->core.device().ordinal(); }
 const char* ooc_core_device_name(ooc_core* core) { return core->core.device().name().c_str(); }
 
@@ -151,16 +69,10 @@ void ooc_core_record_use(ooc_core* core, void* address, void* stream) {
 }
 
 uint32_t ooc_core_function_id(ooc_core* core, const char* name) {
-  return guarded_or(uint32_t{0}, [&] {
-    const ooc::Lock lock(core->core.mutex());
-    return core->core.recorder().function_id(name);
-  });
+  return guarded_or(uint32_t{0}, [&] { return core->core.function_id(name); });
 }
 
-const char* ooc_core_function_name(ooc_core* core, uint32_t id) {
-  ooc::Lock lock(core->core.mutex());
-  return core->core.recorder().function_name(id);
-}
+const char* ooc_core_function_name(ooc_core* core, uint32_t id) { return core->core.function_name(id); }
 
 int ooc_core_function_begin(ooc_core* core, uint32_t function_id, const ooc_operand* operands, uint32_t count) {
   return begun(core, [&] { return core->core.function_begin(function_id, operands, count); });
@@ -199,10 +111,6 @@ int ooc_core_evict_all(ooc_core* core) {
   return guarded([&] { return core->core.evict_all(); });
 }
 
-void ooc_core_settle(ooc_core* core) {
-  guarded_void([&] { core->daemon.settle(); });
-}
-
 uint32_t ooc_core_residency(ooc_core* core, const void* address, uint8_t* chunks, uint32_t count) {
   return guarded_or(uint32_t{0}, [&] { return core->core.residency(address, chunks, count); });
 }
@@ -219,21 +127,10 @@ int ooc_core_synchronize(ooc_core* core) {
   return guarded([&] { return core->core.synchronize(); });
 }
 
-int ooc_core_boundary(ooc_core* core, ooc_iteration* ended) {
-  return gated([&] {
-    const int status = core->core.boundary(ended);
-    ended->planned = core->daemon.has_plan(ended->fingerprint) ? 1 : 0;
-    return status;
-  });
-}
-
 int ooc_core_trace_copy(ooc_core* core, uint64_t fingerprint, ooc_trace_arrays* arrays) {
-  ooc::Lock lock(core->core.mutex());
+  const ooc::Lock lock(core->core.mutex());
   const std::shared_ptr<ooc::Trace> trace = core->core.trace(fingerprint);
-  if (!trace) {
-    ooc::set_last_error("no trace with this fingerprint is kept");
-    return OOC_INVALID;
-  }
+  if (!trace) return ooc::fail(OOC_INVALID, kNoTrace);
   for (size_t i = 0; i < trace->names.size(); ++i) {
     arrays->function_name[i] = trace->names[i];
     arrays->function_start[i] = trace->starts[i];
@@ -258,17 +155,6 @@ int ooc_core_trace_copy(ooc_core* core, uint64_t fingerprint, ooc_trace_arrays* 
   return OOC_OK;
 }
 
-int ooc_core_install_plan(ooc_core* core, const ooc_plan* plan) {
-  return gated([&] {
-    if (core->daemon.install(*plan)) return static_cast<int>(OOC_OK);
-    ooc::set_last_error("the plan does not belong to a trace that is kept, or names variables or functions beyond it");
-    return static_cast<int>(OOC_INVALID);
-  });
-}
-
-void ooc_core_forget_plans(ooc_core* core) {
-  guarded_void([&] { core->daemon.forget(); });
-}
 void ooc_core_read_stats(ooc_core* core, ooc_stats* stats) {
   guarded_void([&] { core->core.read_stats(stats); });
 }
@@ -301,12 +187,9 @@ void ooc_core_set_place(ooc_core* core, const void* address, uint32_t place) {
 }
 
 int ooc_core_trace_places(ooc_core* core, uint64_t fingerprint, uint32_t* place) {
-  ooc::Lock lock(core->core.mutex());
+  const ooc::Lock lock(core->core.mutex());
   const std::shared_ptr<ooc::Trace> trace = core->core.trace(fingerprint);
-  if (!trace) {
-    ooc::set_last_error("no trace with this fingerprint is kept");
-    return OOC_INVALID;
-  }
+  if (!trace) return ooc::fail(OOC_INVALID, kNoTrace);
   for (size_t i = 0; i < trace->variables.size(); ++i) place[i] = trace->variables[i].place;
   return OOC_OK;
 }

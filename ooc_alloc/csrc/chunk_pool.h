@@ -30,7 +30,7 @@ class ChunkPool {
   // Precondition: count <= available(). False if the driver refuses; then nothing is taken and limit() has shrunk to
   // what the device really has.
   bool take(uint32_t count, Chunk* out);
-  // Asks the driver once more where it had lowered the limit. False: it gives no chunk now either.
+  // Asks the driver once more where it had lowered the limit. Returns false if it gives no chunk now either.
   bool recover();
   // A chunk beyond a lowered limit goes back to the driver, any other one is kept.
   void give(Chunk chunk);

@@ -218,6 +218,12 @@ std::string Device::loss() const {
   return loss_;
 }
 
+std::string Device::describe_loss() const {
+  return "the device is lost: " + loss() +
+         ". Variables are safe where they are, and nothing is moved any more. Save what can still be used, and restart the "
+         "process; if the device is only slow, raise OOC_WAIT_LIMIT";
+}
+
 bool Device::idle() const {
   bind_thread();
   return driver_->cuStreamQuery(out_) == CUDA_SUCCESS && driver_->cuStreamQuery(in_) == CUDA_SUCCESS;

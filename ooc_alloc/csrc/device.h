@@ -69,11 +69,14 @@ class Device {
   CUresult await(CUstream stream);
   void set_wait_limit(double seconds) { wait_limit_ = seconds; }
 
-  // Whether work that was enqueued may never be over (lost_device.cpp).
+  // Whether work that was enqueued may never be over (transitions.h).
   bool lost() const { return __builtin_expect(lost_.load(std::memory_order_acquire), false); }
   void lose(const std::string& how);
   void found() { lost_ = false; }
   std::string loss() const;
+  // For errors: the call that was refused last; and what to do where the device is lost.
+  std::string refused() const { return "the driver refused " + driver_->last_refusal(); }
+  std::string describe_loss() const;
   bool idle() const;  // nothing is under way on the copy streams
   void recycle(CUevent event);
   void destroy_copy_streams();  // ends or waits for what is under way; nothing can be copied any more
@@ -110,7 +113,8 @@ class Device {
   std::string loss_;
 };
 
-// While one exists, the thread does not end the captures of others. For calls that may come at any time; null: none needed.
+// While one exists, the thread does not end the captures of others. For calls that may come at any time; null: none
+// needed.
 class RelaxedCaptures {
  public:
   explicit RelaxedCaptures(const Device* device) : device_(device) {

@@ -19,6 +19,7 @@
 #include <unordered_map>
 
 #include "core.h"
+#include "last_error.h"
 #include "own_memory.h"
 
 namespace ooc {
@@ -87,63 +88,49 @@ void child() {
 
 }  // namespace
 
-uint64_t register_core(Core* core) {
-  static uint64_t next = 1;
-  static const int registered = pthread_atfork(prepare, parent, child);
-  (void)registered;
-  std::lock_guard<std::mutex> lock(registry_mutex());
-  registry()[next] = core;
+uint64_t new_core_id() {
+  static std::atomic<uint64_t> next{1};
   return next++;
 }
 
-void unregister_core(Core* core) {
+void register_core(uint64_t id, Core* core) {
+  static const int registered = pthread_atfork(prepare, parent, child);
+  (void)registered;
   std::lock_guard<std::mutex> lock(registry_mutex());
-  for (auto entry = registry().begin(); entry != registry().end(); ++entry)
-    if (entry->second == core) {
-      registry().erase(entry);
-      return;
-    }
+  registry()[id] = core;
 }
 
-ThreadState* Core::search_thread_state() const {
-  for (const ThreadEntry& entry : thread_entries.entries) {
-    if (entry.core_id != core_id_) continue;
-    latest_entry = entry;
-    return entry.state;
-  }
+void unregister_core(uint64_t id) {
+  std::lock_guard<std::mutex> lock(registry_mutex());
+  registry().erase(id);
+}
+
+void add_thread_entry(const ThreadEntry& entry) { thread_entries.entries.push_back(entry); }
+
+const ThreadEntry* find_thread_entry(uint64_t core_id) {
+  for (const ThreadEntry& entry : thread_entries.entries)
+    if (entry.core_id == core_id) return &entry;
   return nullptr;
 }
 
-ThreadState& Core::new_thread_state() {
-  Lock lock(mutex_);
-  auto free = std::find_if(thread_states_.begin(), thread_states_.end(), [](const ThreadState& s) { return s.exited; });
-  if (free == thread_states_.end()) {
-    thread_states_.emplace_back();
-    free = std::prev(thread_states_.end());
-  }
-  *free = ThreadState{};
-  free->number = ++thread_count_;
-  thread_entries.entries.push_back({core_id_, &*free});
-  return *free;
-}
-
 void Core::thread_exits(ThreadState* thread) {
-  Lock lock(mutex_);
+  const Lock lock(mutex_);
   if (!detached_) {
-    release_held(thread->held);
-    if (thread->in_function) progress_ += kOneEnded - kOneRuns;  // others wait for it to end
+    holds_.release(thread->held);
+    if (thread->in_function) threads_.ends();  // others wait for it to end
   }
-  close_function(*thread);
-  thread->exited = true;
-  if (sequence_thread_ == thread) sequence_thread_ = nullptr;
+  watch_.close_function(*thread);
+  threads_.exits(thread);
+  iterations_.thread_exits(thread);
   changed_.notify_all();
 }
 
 void Core::before_fork() {
   Lock lock(mutex_);
   paused_ = true;
-  while (!detached_ && moving_ > 0 && !(device_.lost() && device_lost(lock))) wait_a_while(lock);
-  if (order_ && !detached_) order_->synchronize_all();  // the child copies what is there
+  while (!detached_ && transitions_.moving() > 0 && !device_lost(lock)) wait_a_while(lock);
+  // The child copies what is there; of a lost device, as far as it has come.
+  if (!detached_) (void)streams_.host_waits_for_all();
   lock.release();  // held until after_fork
 }
 
@@ -155,10 +142,6 @@ struct Replacement {
   char* fresh;
   uint64_t bytes;
 };
-
-}  // namespace
-
-namespace {
 
 // There is no way back, and no way on without the bytes at their address.
 void put_in_place(const Replacement& r) {
@@ -185,25 +168,20 @@ bool Core::make_private(bool release_chunks) {
     return true;
   };
   bool complete = true;
-  for (const Region& region : regions_) {
+  for (const Region& region : table_.all()) {
     if (!region.live) continue;
-    char* address = address_of(region.first);
-    complete = complete && add(address, region.count * chunk_bytes_);
+    complete = complete && add(geometry_.address(&region), region.count * geometry_.chunk_bytes);
     for (uint32_t i = 0; complete && i < region.count; ++i) {
-      const uint64_t offset = i * chunk_bytes_;
-      const uint64_t bytes = std::min(region.bytes - std::min(region.bytes, offset), chunk_bytes_);
-      if (region.slots[i].blank) continue;
-      const bool there = region.slots[i].chunk != kNoChunk && !region.slots[i].arriving;
-      const char* source = there ? address : region.host;
-      if (source != nullptr) std::memcpy(replacements.back().fresh + offset, source + offset, bytes);
+      const Slot& slot = region.slots[i];
+      if (slot.blank() || (!slot.resident() && region.host == nullptr)) continue;
+      const char* source = slot.resident() ? geometry_.address(&region, i) : host_.address(&region, i);
+      std::memcpy(replacements.back().fresh + i * geometry_.chunk_bytes, source, geometry_.bytes_in(&region, i, 1));
     }
   }
-  for (uint64_t c = 0; c < heap_chunks_.size(); ++c) {
-    if (heap_chunks_[c].users == 0 || heap_chunks_[c].chunk == kNoChunk) continue;
-    char* address = address_of(heap_first_chunk_ + c);
-    complete = complete && add(address, chunk_bytes_);
-    if (complete) std::memcpy(replacements.back().fresh, address, chunk_bytes_);
-  }
+  slabs_.each_used_chunk([&](char* address) {
+    complete = complete && add(address, geometry_.chunk_bytes);
+    if (complete) std::memcpy(replacements.back().fresh, address, geometry_.chunk_bytes);
+  });
   if (!complete) {
     for (const Replacement& r : replacements) munmap(r.fresh, r.bytes);
     return false;
@@ -215,36 +193,27 @@ bool Core::make_private(bool release_chunks) {
 
 // The driver gets back every chunk; bookkeeping of live variables stays, so that they can be freed.
 void Core::release_everything() {
-  for (Region& region : regions_) {
+  for (Region& region : table_.all()) {
     if (!region.live) continue;
-    hide_host_copy(&region, 0, region.count);
+    host_.hide({&region, 0, region.count});
     for (uint32_t i = 0; i < region.count; ++i)
-      if (region.slots[i].resident() && !unmap_slots(&region, i, 1)) forget_slots(&region, i, 1);
+      if (const Piece slot{&region, i, 1}; region.slots[i].resident() && !mappings_.unmap(slot)) mappings_.forget(slot);
   }
-  for (uint64_t c = 0; c < heap_chunks_.size(); ++c) {
-    HeapChunk& entry = heap_chunks_[c];
-    if (entry.chunk == kNoChunk || entry.users == 0) continue;  // idle ones go with the cache
-    if (device_.unmap(address_of(heap_first_chunk_ + c), chunk_bytes_) == CUDA_SUCCESS) pool_->give(entry.chunk);
-    else ++lost_chunks_;
-    entry.chunk = kNoChunk;
-  }
-  reclaim_cached(~uint64_t{0} >> 1);
-  pool_->release_free();
+  idle_.reclaim_all();
+  slabs_.release_all();
+  pool_.release_free();
 }
 
 int Core::detach() {
-  if (!device_.host_accessible() || order_)  // addresses that streams still use are mapped twice, and unmapped later
+  // Addresses that streams still use are mapped twice, and unmapped later.
+  if (!device_.host_accessible() || streams_.on())
     return fail(OOC_INVALID, "memory of this device cannot become host memory; free it instead");
   before_fork();
   Lock lock(mutex_, std::adopt_lock);
   paused_ = false;
   if (detached_) return OOC_OK;
-  if (active_functions() > 0) return fail(OOC_INVALID, "a function is running");
-  if (device_.lost()) {  // nothing may write behind the addresses any more
-    device_.destroy_copy_streams();
-    for (const Transfer& transfer : abandoned_) end_transition(transfer, false);
-    abandoned_.clear();
-  }
+  if (threads_.active() > 0) return fail(OOC_INVALID, "a function is running");
+  if (device_.lost()) transitions_.abandon_device();  // nothing may write behind the addresses any more
   if (!make_private(true)) return fail(OOC_OUT_OF_MEMORY, "not enough host memory to hold what is on the device");
   detached_ = true;
   changed_.notify_all();
@@ -259,7 +228,7 @@ void Core::after_fork(bool in_child) {
     return;
   }
   detached_ = forked_ = true;
-  timeline_.stop();
+  timeline_.stop();  // without a look at threads that only the parent has
   new (&changed_) std::condition_variable;  // not destroyed: that would wait for threads which only the parent has
   // On a GPU the driver itself refuses to work in the child. Without memory for the copies the child must not go on.
   if (device_.host_accessible() && !make_private(false)) {

@@ -34,8 +34,13 @@ class Moments {
   std::vector<Moment>::const_iterator begin() const { return moments_.begin(); }
   std::vector<Moment>::const_iterator end() const { return moments_.end(); }
 
+  // over(moment) says which moments need not be waited for any more.
+  template <class Over>
+  void forget(Over over) {
+    moments_.erase(std::remove_if(moments_.begin(), moments_.end(), over), moments_.end());
+  }
+
  private:
-  friend class StreamOrder;
   std::vector<Moment> moments_;
 };
 

@@ -1,7 +1,7 @@
 // ooc_malloc and ooc_free: the allocator for programs that announce no functions; see ooc_alloc.h.
 //
-// The core is read without a lock on the way of every call. Who sets or destroys it while another thread allocates breaks
-// the rule that every destructor has.
+// The core is read without a lock on the way of every call. Who sets or destroys it while another thread allocates
+// breaks the rule that every destructor has.
 #include <dlfcn.h>
 
 #include <atomic>
@@ -11,13 +11,11 @@
 #include <stdexcept>
 #include <string>
 
+#include "last_error.h"
 #include "ooc_alloc.h"
 #include "quantities.h"
 
 namespace ooc {
-
-void set_last_error(std::string message, int status);
-int last_error_status();
 
 namespace {
 
@@ -99,7 +97,8 @@ ooc_core* make_from_environment(int device) {
   return core;
 }
 
-// Null: it cannot be made; said. A set-up that failed is tried again with the next allocation, as it costs little.
+// Returns null if the core cannot be made, and says so. A set-up that failed is tried again with the next allocation,
+// as it costs little.
 ooc_core* core_for(int device) {
   ooc_core* core = current.load(std::memory_order_acquire);
   if (core != nullptr) return core;

@@ -7,7 +7,7 @@
 #include <new>
 #include <thread>
 
-#include "core.h"
+#include "last_error.h"
 #include "probe_resources.h"
 
 namespace ooc {

@@ -1,27 +1,19 @@
 // A region: the address range of one variable, chunk by chunk on the device, in the host copy, or in both.
 //
-//   slot state   chunk    arriving  leaving   the bytes are
-//   resident     yes      no        no        on the device (and in the host copy too if host_valid)
-//   leaving      yes      no        yes       on the device; a copy to the host is under way, after which the slot is
-//                                             swapped, or, if it is `staying`, resident with a valid host copy
-//   swapped      none     no        no        in the host copy (host_valid)
-//   arriving     yes      yes       no        in the host copy; a copy to the device is under way
-//   blank        none     no        no        nowhere: never written (ooc_core_malloc_absent). It comes in as a chunk
-//                                             with whatever is there, without a copy, and is ordinary from then on
-//
 // A slot is pinned by the pins of its region, which are on every slot (a function that uses the whole variable), and by
 // its own (a function that uses a range of it). A slot may also be kept in host memory, where a function uses it in
-// place (host_functions.cpp): nobody brings it in meanwhile.
+// place: nobody brings it in meanwhile.
 //
-// Invariants: a slot of a live region has a chunk, or is host_valid, or is blank, and if it is blank it is neither;
-// resident + arriving slots hold distinct chunks; a pinned slot does not become swapped, and one that is kept gets no
-// chunk. So only a slot with a chunk is ever marked as written. Who sets leaving or arriving owns that transition and
-// ends it; everybody else waits or goes on (reading or writing a leaving slot is allowed: it cancels).
+// Invariants: a slot of a live region has a chunk, or is host_valid, or is blank; resident and arriving slots hold
+// distinct chunks; a pinned slot does not become swapped, and one that is kept gets no chunk. So only a slot with a
+// chunk is ever marked as written. Whoever makes a slot leave or arrive owns that transition and ends it; everybody
+// else waits or goes on (reading or writing a leaving slot is allowed, and cancels the transition).
 //
-// Where functions run on streams, "is" and "under way" mean the state once all that was enqueued is done: a transition
-// ends when its copy has been enqueued, and the moments below order whoever comes next after it (stream_order.h).
+// Where functions run on streams, a state is what holds once all that was enqueued is done: a transition ends when its
+// copy has been enqueued, and the moments of the region order whoever comes next (stream_order.h).
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -30,23 +22,61 @@
 
 namespace ooc {
 
-class HostArena;
+enum class SlotState : uint8_t {
+  kSwapped,      // no chunk: the bytes are in the host copy, or nowhere if the variable was freed
+  kBlank,        // no chunk and no host copy: the slot was never written, and comes in without a copy
+  kArriving,     // has a chunk; the bytes are in the host copy, and a copy to the device is under way
+  kResident,     // has a chunk with the bytes; the host copy has them too if host_valid
+  kLeaving,      // as resident; a copy to the host is under way, after which the slot is swapped
+  kWritingBack,  // as resident; a copy to the host is under way, after which the slot is resident
+};
 
 struct Slot {
   Chunk chunk = kNoChunk;
-  bool host_valid = false;
-  bool leaving = false;
-  bool staying = false;  // of leaving slots: only the copy is wanted (a write-back)
-  bool arriving = false;
-  bool overwritten = false;  // of leaving slots: written since the copy began, which is for nothing then
-  bool host_mapped = false;  // its address leads to its host copy, which a function uses in place
-  bool blank = false;        // never written; neither place has it
-  uint16_t pins = 0;         // of functions that use a range with it; beside the region's
-  uint16_t kept = 0;         // functions that use it in host memory
-  uint32_t iteration = 0;    // last one in which a range with it was used (low bits)
+  SlotState state = SlotState::kSwapped;
+  bool host_valid = false;   // the host copy has the bytes
+  bool overwritten = false;  // written since the copy to the host began, which is for nothing then
+  bool host_mapped = false;  // the slot's address leads to its host copy, which a function uses in place
+  uint16_t pins = 0;         // of functions that use a range with the slot, beside the region's
+  uint16_t kept = 0;         // functions that use the slot in host memory
+  uint32_t iteration = 0;    // the last one in which a range with the slot was used (low bits)
 
-  bool resident() const { return chunk != kNoChunk && !arriving; }
-  bool at_rest() const { return resident() && !leaving; }
+  bool has_chunk() const { return chunk != kNoChunk; }
+  bool blank() const { return state == SlotState::kBlank; }
+  bool arriving() const { return state == SlotState::kArriving; }
+  bool resident() const { return state >= SlotState::kResident; }
+  bool at_rest() const { return state == SlotState::kResident; }
+  bool copied_out() const { return state > SlotState::kResident; }  // a copy to the host is under way
+  bool moving() const { return arriving() || copied_out(); }
+  bool may_come() const { return !has_chunk() && kept == 0; }
+
+  void put(Chunk with, SlotState in) {
+    chunk = with;
+    state = in;
+  }
+  // The slot has no chunk any more.
+  Chunk take() {
+    const Chunk taken = chunk;
+    put(kNoChunk, SlotState::kSwapped);
+    return taken;
+  }
+};
+
+// What of a region comes before its next use on another stream. Empty where functions run on the host.
+struct RegionOrder {
+  Moments uses;       // functions that read or wrote the region
+  Moments arrival;    // its copies in, and who used its chunks before: every use waits for them
+  struct Part {       // the same of some slots, beside what is of the whole
+    uint32_t first, count;
+    Moments uses, arrival;
+  };
+  std::vector<Part> parts;  // where functions use ranges
+  Moment out;         // its last copy out
+  struct Stale {      // slots that lost their chunk and are still mapped to it
+    uint32_t first, count;
+    Moments after;
+  };
+  std::vector<Stale> stale;
 };
 
 struct Region {
@@ -55,8 +85,8 @@ struct Region {
   uint32_t count = 0;         // chunks
   uint64_t bytes = 0;         // as requested
   std::vector<Slot> slots;    // [count]
-  uint32_t resident = 0;      // slots with a chunk that are not arriving
-  uint32_t moving = 0;        // slots leaving or arriving
+  uint32_t resident = 0;      // slots that are resident
+  uint32_t moving = 0;        // slots that move
   uint32_t host_valid = 0;    // slots whose host copy is valid
   uint32_t pins = 0;          // of the whole: functions, their aftermath, and users
   uint32_t external_pins = 0; // of these, users'
@@ -65,36 +95,32 @@ struct Region {
   uint32_t generation = 0;    // counts the variables that lived here
   bool live = false;
   bool leaky = false;         // a slot's mapping could not be undone: its addresses are not used again
-  bool doomed = false;        // freed while moving; the owner of the transition disposes of it
+  bool doomed = false;        // freed while moving; the owner of the transition disposes of the region
   bool in_ranges = false;     // functions use ranges of it: parts of it may leave while others move
-  char* host = nullptr;       // block of `bytes` in a host arena, or null
-  HostArena* arena = nullptr; // that one
-  uint64_t use_serial = 0;    // last function that pinned it, to find duplicates among its operands
-  uint64_t write_serial = 0;  // last function that declared to write it, all of it
+  char* host = nullptr;       // block of `bytes` in the host arena, or null
+  uint64_t use_serial = 0;    // last function that pinned the region, to find duplicates among its operands
+  uint64_t write_serial = 0;  // last function that declared to write the region, all of it
   uint32_t group = 0;         // its number among the variables of that function, if it uses ranges
-  uint64_t iteration = 0;     // last iteration that saw it
+  uint64_t iteration = 0;     // last iteration that saw the region
   uint64_t whole_iteration = 0;  // last iteration that used it as a whole
   int32_t variable = -1;      // its id there
   uint32_t last_function = 0;
   uint32_t place = 0;         // in the user's program, where it was allocated
-  Moments uses;               // functions that read or wrote it
-  Moments arrival;            // its copies in, and what used its chunks before: to be waited for before every use
-  struct Part {               // the same of some slots, beside what is of the whole
-    uint32_t first, count;
-    Moments uses, arrival;
-  };
-  std::vector<Part> parts;    // where functions use ranges
-  Moment out;                 // its last copy out
-  struct Stale {              // slots that lost their chunk and are still mapped to it
-    uint32_t first, count;
-    Moments after;
-  };
-  std::vector<Stale> stale;
+  RegionOrder order;
   Region* older = nullptr;    // neighbours in the list of use, or of cached regions
   Region* newer = nullptr;
 
   bool fully_resident() const { return resident == count; }
   bool pinned(uint32_t slot) const { return pins > 0 || slots[slot].pins > 0; }
+};
+
+// A run of slots of one region.
+struct Piece {
+  Region* region = nullptr;
+  uint32_t first = 0, count = 0;
+  bool on_demand = false;  // no plan asked for it to move
+
+  uint32_t end() const { return first + count; }
 };
 
 // A region at a time: the variable that lived there when the handle was made.
@@ -114,6 +140,18 @@ struct Hold : RegionHandle {
 
   bool whole() const { return count == 0; }
   uint32_t end(const Region* of) const { return count == 0 ? of->count : first + count; }
+  // Whether all that is held is on the device. `of` is the region, which is alive.
+  bool resident(const Region* of) const {
+    if (of->fully_resident()) return true;
+    const auto begin = of->slots.begin();
+    return !whole() && std::all_of(begin + first, begin + end(of), [](const Slot& slot) { return slot.resident(); });
+  }
+  // How many of the slots have no chunk; those that are kept in host memory need none.
+  uint32_t absent(const Region* of) const {
+    const auto without = [](const Slot& slot) { return !slot.has_chunk(); };
+    const auto begin = of->slots.begin();
+    return kept ? 0 : static_cast<uint32_t>(std::count_if(begin + first, begin + end(of), without));
+  }
 };
 
 // Intrusive, oldest first.

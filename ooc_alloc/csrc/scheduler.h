@@ -1,13 +1,19 @@
-// What the core asks of whoever plans ahead. Every method is called with the core's lock held and must not block.
+// The core and whoever plans ahead: what the one asks of the other. Every method is called with the core's lock held,
+// if it says nothing else.
 #pragma once
 
+#include <condition_variable>
 #include <cstdint>
 #include <memory>
+#include <mutex>
+#include <vector>
 
 #include "recorder.h"
+#include "transfer.h"
 
 namespace ooc {
 
+// What the core asks of a scheduler, which must not block.
 class Scheduler {
  public:
   virtual ~Scheduler() = default;
@@ -24,6 +30,52 @@ class Scheduler {
   virtual bool waits_for_last_function() const = 0;
   static constexpr uint64_t kNever = ~uint64_t{0};
   static constexpr uint64_t kUnknown = kNever - 1;
+
+  struct Counts {
+    uint64_t plans = 0;        // installed
+    uint64_t switches = 0;     // to another plan, within an iteration
+    uint64_t divergences = 0;  // from a sequence that was expected
+  };
+  virtual Counts counts() const = 0;
+};
+
+// What a scheduler asks of the core.
+class Mover {
+ public:
+  virtual ~Mover() = default;
+  virtual std::mutex& mutex() = 0;  // without the lock
+  virtual std::condition_variable& changed() = 0;
+  virtual const Recorder& recorder() const = 0;
+  // Null says that there is no scheduler any more. What the last one counted is kept.
+  virtual void set_scheduler(Scheduler* scheduler) = 0;
+  // The calling thread is going to move pieces. Without the lock.
+  virtual void bind_thread() = 0;
+  // In a forked child: the device, and the threads that were, are the parent's.
+  virtual bool forked() const = 0;
+  // Whether pieces may start to move. What is under way is always settled: a fork waits for it.
+  virtual bool may_move() const = 0;
+  // An iteration that ended; null if it is not kept.
+  virtual std::shared_ptr<Trace> trace(uint64_t fingerprint) const = 0;
+  // The next iterations' functions are worth timing: a plan was made, or left.
+  virtual void measure_again() = 0;
+
+  // The longest piece that should move at once, in chunks.
+  virtual uint32_t piece_chunks() const = 0;
+  // Starts to copy what is resident of a piece out, and appends what was enqueued. With `stay` the slots remain
+  // resident (a write-back), except those that a swap-out comes for meanwhile.
+  virtual bool move_out(Lock& lock, const Piece& piece, std::vector<Transfer>& transfers, bool stay) = 0;
+  // Whether some of these slots are on their way out.
+  virtual bool leaves(const Piece& piece) const = 0;
+  // The first slots of a range that may come in together; none if there are none.
+  virtual Piece next_absent(Region* region, uint32_t first, uint32_t end) const = 0;
+  // Starts to copy such a piece in. Returns false if there are no idle chunks for it; then changed() is notified when
+  // there may be some.
+  virtual bool move_in(Lock& lock, const Piece& piece, std::vector<Transfer>& transfers) = 0;
+  // Waits for a copy and ends its transition. Returns false if the bytes did not arrive.
+  virtual bool settle(Lock& lock, const Transfer& transfer) = 0;
+  // Work for a thread that has nothing to move: takes the memory from under an address that nobody uses any more.
+  // Returns false if there is no such address now.
+  virtual bool bury_one(Lock& lock) = 0;
 };
 
 }  // namespace ooc

@@ -1,4 +1,4 @@
-// What ooc_core_read_stats gives: counters that are kept anyhow, put together while somebody asks. audit.cpp recounts them.
+// What ooc_core_read_stats gives: counters that the parts keep anyhow, put together while somebody asks.
 #include <algorithm>
 
 #include "core.h"
@@ -6,7 +6,7 @@
 namespace ooc {
 namespace {
 
-void fill_failures(ooc_stats& s, const Driver& driver) {
+void fill_driver(ooc_stats& s, const Driver& driver) {
   s.driver_failures_mem_create = driver.failures(Counted::kMemCreate);
   s.driver_failures_mem_map = driver.failures(Counted::kMemMap);
   s.driver_failures_mem_set_access = driver.failures(Counted::kMemSetAccess);
@@ -26,46 +26,56 @@ void fill_failures(ooc_stats& s, const Driver& driver) {
 
 // No walk: what is held and by nobody that is counted is on its way in, or is being handed over.
 void Core::fill_chunks(ooc_stats& s) const {
-  const uint64_t held = pool_->created() - pool_->free() - std::min(lost_chunks_, pool_->created() - pool_->free());
-  const uint64_t placed = std::min(held, cached_chunks_ + resident_chunks_);
-  const uint64_t backed = std::min(heap_backed_, held - placed);  // some may be counted already and not be backed yet
+  const uint64_t created = pool_.created() - pool_.free(), lost = mappings_.lost_chunks();
+  const uint64_t cached = table_.cached_chunks(), resident = table_.resident_chunks(), moving = transitions_.moving();
+  const uint64_t held = created - std::min(lost, created);
+  const uint64_t placed = std::min(held, cached + resident);
+  // Some chunks of slabs may be counted already and not be backed yet.
+  const uint64_t backed = std::min(slabs_.backed(), held - placed);
   s.chunks_arriving = held - placed - backed;
-  s.chunks_leaving = std::min(resident_chunks_, moving_ - std::min(moving_, s.chunks_arriving));
-  s.chunks_resident = placed - std::min(placed, cached_chunks_) - s.chunks_leaving;
-  s.chunks_cached = std::min(placed, cached_chunks_);
-  s.chunks_free = pool_->free();
-  s.chunks_slab = std::min(heap_used_, backed);
+  s.chunks_leaving = std::min(resident, moving - std::min(moving, s.chunks_arriving));
+  s.chunks_resident = placed - std::min(placed, cached) - s.chunks_leaving;
+  s.chunks_cached = std::min(placed, cached);
+  s.chunks_free = pool_.free();
+  s.chunks_slab = std::min(slabs_.used(), backed);
   s.chunks_slab_empty = backed - s.chunks_slab;
-  s.chunks_lost = lost_chunks_;
+  s.chunks_lost = lost;
 }
 
 void Core::read_stats(ooc_stats* stats) {
-  const RelaxedCaptures relaxed(order_ ? &device_ : nullptr);
-  Lock lock(mutex_);
-  ooc_stats& s = stats_;
-  s.device_bytes = pool_->created() * chunk_bytes_;
-  s.device_peak_bytes = pool_->created_peak() * chunk_bytes_;
-  s.free_bytes = pool_->free() * chunk_bytes_;
-  s.cached_bytes = cached_chunks_ * chunk_bytes_;
-  s.slab_bytes = heap_backed_ * chunk_bytes_;
-  s.slab_used_bytes = heap_used_ * chunk_bytes_;
-  s.resident_bytes = resident_chunks_ * chunk_bytes_;
-  s.pinned_bytes = pinned_chunks_ * chunk_bytes_;
-  s.host_bytes = s.host_peak_bytes = arena_->committed() + (function_arena_ ? function_arena_->committed() : 0);
-  s.host_used_bytes = host_used();
+  const RelaxedCaptures relaxed(streams_.capturable());
+  const Lock lock(mutex_);
+  streams_.collect_times();
+  ooc_stats& s = *stats;
+  s = {};
+  s.version = OOC_ABI_VERSION;
+  s.struct_bytes = sizeof s;
+  s.chunk_bytes = geometry_.chunk_bytes;
+  s.budget_bytes = budget_bytes_;
+  s.device_total_bytes = device_.total_bytes();
+  s.device_bytes = pool_.created() * geometry_.chunk_bytes;
+  s.device_peak_bytes = pool_.created_peak() * geometry_.chunk_bytes;
+  s.free_bytes = pool_.free() * geometry_.chunk_bytes;
+  s.live_bytes = table_.live_bytes() + slabs_.live_bytes();
+  s.waste_bytes = (table_.live_chunks() + slabs_.used()) * geometry_.chunk_bytes - s.live_bytes;
   s.driver_calls_map = device_.calls().map;
   s.driver_calls_unmap = device_.calls().unmap;
   s.driver_calls_set_access = device_.calls().set_access;
-  s.event_create_count = order_ ? order_->events_created() : 0;
-  s.driver_calls_create = pool_->create_calls();
-  fill_failures(s, device_.driver());
+  s.driver_calls_create = pool_.create_calls();
+  s.event_create_count = streams_.events_created();
+  const Scheduler::Counts planned = scheduler_ != nullptr ? scheduler_->counts() : scheduler_counts_;
+  s.plan_count = planned.plans;
+  s.plan_switch_count = planned.switches;
+  s.divergence_count = planned.divergences;
+  table_.fill(s);
+  slabs_.fill(s);
+  host_.fill(s);
+  holds_.fill(s);
+  allocations_.fill(s);
+  iterations_.fill(s);
+  transitions_.fill(s);
+  fill_driver(s, device_.driver());
   fill_chunks(s);
-  s.waste_bytes = (live_region_chunks_ + heap_used_) * chunk_bytes_ - s.live_bytes;
-  s.host_unpinned_bytes = arena_->unpinned();
-  if (timer_) timer_->collect();
-  *stats = s;
-  stats->stall_seconds += device_stall_;
-  stats->stall_swap_in_seconds += device_stall_;
 }
 
 }  // namespace ooc

@@ -1,6 +1,9 @@
 #include "stream_order.h"
 
+#include <algorithm>
 #include <cstdlib>
+
+#include "audit_check.h"
 
 namespace ooc {
 namespace {
@@ -65,29 +68,37 @@ void StreamOrder::collect(Stream& stream) {
   }
 }
 
-void StreamOrder::drain(Stream& stream) {
+bool StreamOrder::drain(Stream& stream) {
   device_.bind_thread();
   const uint64_t issued = stream.issued;
   constexpr int kPatience = 20;
   CUresult result = CUDA_ERROR_UNKNOWN;
   for (int attempt = 0; attempt < kPatience && result != CUDA_SUCCESS && !device_.lost(); ++attempt)
     result = device_.await(stream.handle);
-  // Then nothing waits for what is enqueued, and nothing that it uses is given to anybody (lost_device.cpp).
-  if (result != CUDA_SUCCESS) device_.lose("the driver does not say whether work is over: it refused " + driver().last_refusal());
+  if (result != CUDA_SUCCESS) {
+    device_.lose("the driver does not say whether work is over: it refused " + driver().last_refusal());
+    return false;
+  }
   stream.over = std::max(stream.over, issued);
   for (const Mark& mark : stream.marks) events_.push_back(mark.event);
   stream.marks.clear();
+  return true;
 }
 
 void StreamOrder::mark(uint32_t index) {
+  // Where the device is lost there is no mark, and whoever waits for this moment later is told so.
+  if (!device_.lost()) (void)set_mark(index);
+}
+
+bool StreamOrder::set_mark(uint32_t index) {
   Stream& stream = streams_[index];
-  if (!stream.marks.empty() && stream.marks.back().number == stream.issued) return;
+  if (!stream.marks.empty() && stream.marks.back().number == stream.issued) return true;
   device_.bind_thread();
   // Nothing that is enqueued on it now runs, and an event would become part of the graph. Whoever began the capture has
   // waited for what came before (ooc_core_synchronize).
   if (device_.captures(stream.handle)) {
     stream.over = stream.issued;
-    return;
+    return true;
   }
   constexpr size_t kMostMarks = 64;
   if (stream.marks.size() > kMostMarks) collect(stream);
@@ -96,43 +107,45 @@ void StreamOrder::mark(uint32_t index) {
     for (int attempt = 0; attempt < kRetries; ++attempt)
       if (driver().counted(Counted::kEventRecord, driver().cuEventRecord(event, stream.handle)) == CUDA_SUCCESS) {
         stream.marks.push_back({stream.issued, event});
-        return;
+        return true;
       }
     events_.push_back(event);
   }
-  drain(stream);
+  return drain(stream);
 }
 
-// Null: it is over.
-const StreamOrder::Mark* StreamOrder::mark_after(uint32_t index, uint64_t number) {
+bool StreamOrder::find_mark(uint32_t index, uint64_t number, const Mark*& mark) {
   Stream& stream = streams_[index];
-  if (number <= stream.over) return nullptr;
-  if (stream.marks.empty() || stream.marks.back().number < number) mark(index);
-  if (number <= stream.over) return nullptr;
-  const auto found = std::lower_bound(stream.marks.begin(), stream.marks.end(), number,
-                                      [](const Mark& mark, uint64_t value) { return mark.number < value; });
-  return &*found;
+  mark = nullptr;
+  if (number <= stream.over) return true;
+  if (device_.lost()) return false;
+  if ((stream.marks.empty() || stream.marks.back().number < number) && !set_mark(index)) return false;
+  if (number <= stream.over) return true;
+  mark = &*std::lower_bound(stream.marks.begin(), stream.marks.end(), number,
+                            [](const Mark& known, uint64_t value) { return known.number < value; });
+  return true;
 }
 
-void StreamOrder::make_wait(uint32_t waiter, const Moments& moments, Edge edge) {
-  if (omitted(edge)) return;
+bool StreamOrder::make_wait(uint32_t waiter, const Moments& moments, Edge edge) {
+  if (omitted(edge)) return true;
   for (const Moment& moment : moments) {
     if (moment.stream == waiter) continue;  // a stream is in order by itself
     const uint32_t source = moment.stream;
     Stream& waiting = streams_[waiter];
     if (waiting.waits.size() <= source) waiting.waits.resize(streams_.size());
     if (waiting.waits[source] >= moment.number) continue;
-    const Mark* mark = mark_after(source, moment.number);
+    const Mark* mark = nullptr;
+    if (!find_mark(source, moment.number, mark)) return false;
     if (mark == nullptr) continue;
     const uint64_t number = mark->number;
     CUresult result = CUDA_ERROR_UNKNOWN;
     device_.bind_thread();
     for (int attempt = 0; attempt < kRetries && result != CUDA_SUCCESS; ++attempt)
-      result = driver().counted(Counted::kStreamWaitEvent,
-                                driver().cuStreamWaitEvent(streams_[waiter].handle, mark->event, 0));
-    if (result != CUDA_SUCCESS) drain(streams_[source]);
-    streams_[waiter].waits[source] = number;
+      result = driver().counted(Counted::kStreamWaitEvent, driver().cuStreamWaitEvent(waiting.handle, mark->event, 0));
+    if (result != CUDA_SUCCESS && !drain(streams_[source])) return false;
+    waiting.waits[source] = number;
   }
+  return true;
 }
 
 bool StreamOrder::over(const Moments& moments) {
@@ -141,7 +154,9 @@ bool StreamOrder::over(const Moments& moments) {
     Stream& stream = streams_[moment.stream];
     if (moment.number <= stream.over) continue;
     device_.bind_thread();
-    if (mark_after(moment.stream, moment.number) == nullptr) continue;
+    const Mark* mark = nullptr;
+    if (!find_mark(moment.stream, moment.number, mark)) return false;
+    if (mark == nullptr) continue;
     collect(stream);
     if (moment.number > stream.over) return false;
   }
@@ -149,25 +164,23 @@ bool StreamOrder::over(const Moments& moments) {
 }
 
 void StreamOrder::prune(Moments& moments) {
-  auto& all = moments.moments_;
-  all.erase(std::remove_if(all.begin(), all.end(),
-                           [this](const Moment& moment) { return moment.number <= streams_[moment.stream].over; }),
-            all.end());
+  moments.forget([this](const Moment& moment) { return moment.number <= streams_[moment.stream].over; });
 }
 
-void StreamOrder::synchronize(const Moments& moments, Edge edge) {
-  if (omitted(edge)) return;
+bool StreamOrder::synchronize(const Moments& moments, Edge edge) {
+  if (omitted(edge)) return true;
   for (const Moment& moment : moments) {
     Stream& stream = streams_[moment.stream];
-    const Mark* mark = mark_after(moment.stream, moment.number);
+    const Mark* mark = nullptr;
+    if (!find_mark(moment.stream, moment.number, mark)) return false;
     if (mark == nullptr) continue;
     device_.bind_thread();
     const uint64_t number = mark->number;
-    if (device_.await(mark->event) == CUDA_SUCCESS)
-      stream.over = std::max(stream.over, number);
-    else drain(stream);
+    if (device_.await(mark->event) == CUDA_SUCCESS) stream.over = std::max(stream.over, number);
+    else if (!drain(stream)) return false;
     collect(stream);
   }
+  return true;
 }
 
 bool StreamOrder::all_over() {
@@ -182,8 +195,26 @@ bool StreamOrder::all_over() {
   return true;
 }
 
-void StreamOrder::synchronize_all() {
-  for (Stream& stream : streams_) drain(stream);
+std::string StreamOrder::audit() const {
+  AuditCheck check;
+  for (const Stream& stream : streams_) {
+    uint64_t before = 0;
+    for (const Mark& mark : stream.marks) {
+      check.none("marks of a stream out of order", mark.number <= before);
+      before = mark.number;
+    }
+    check.none("marks of work that was not enqueued", before > stream.issued);
+    check.none("work over that was not enqueued", stream.over > stream.issued);
+    for (size_t source = 0; source < stream.waits.size(); ++source)
+      check.none("waits for work that was not enqueued", stream.waits[source] > streams_[source].issued);
+  }
+  return check.text();
+}
+
+bool StreamOrder::synchronize_all() {
+  for (Stream& stream : streams_)
+    if (!drain(stream)) return false;
+  return true;
 }
 
 }  // namespace ooc

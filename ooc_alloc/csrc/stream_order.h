@@ -1,12 +1,15 @@
 // Order between streams, without a wait on the host. The work of a stream is numbered as it is enqueued; a Moment is
-// "all work of this stream up to this number". A stream is made to wait for a moment by an event, which is recorded only
-// where somebody is going to wait, and taken from a pool: none is created in steady state.
+// "all work of this stream up to this number". A stream is made to wait for a moment by an event, which is recorded
+// only where somebody is going to wait, and taken from a pool: none is created in steady state.
 //
-// Guarded by the core's lock. A driver that refuses an event costs a wait on the host, never the order.
+// Guarded by the core's lock. A driver that refuses an event costs a wait on the host, never the order. Where even that
+// wait fails the device is lost, and every call that would order something returns false: its caller enqueues nothing,
+// and gives no memory away.
 #pragma once
 
 #include <cstdint>
 #include <deque>
+#include <string>
 #include <vector>
 
 #include "device.h"
@@ -14,8 +17,8 @@
 
 namespace ooc {
 
-// Why one piece of work waits for another. A test is built in which one of them can be left out (OOC_EDGES_CAN_BE_OMITTED,
-// and its number in the variable OOC_WITHOUT_EDGE), to see that its absence is noticed.
+// Why one piece of work waits for another. A test is built in which one of them can be left out
+// (OOC_EDGES_CAN_BE_OMITTED, and its number in the variable OOC_WITHOUT_EDGE), to see that its absence is noticed.
 enum class Edge {
   kUseBeforeOut = 1,    // a variable is copied out when the functions that use it are done
   kOutBeforeChunk = 2,  // a chunk is overwritten when its contents are in host memory
@@ -49,18 +52,21 @@ class StreamOrder {
   void mark(uint32_t stream);
 
   // What is enqueued on `waiter` from now on starts after the moments.
-  void make_wait(uint32_t waiter, const Moments& moments, Edge edge);
-  // True if they are known to be over, without a call where possible.
+  [[nodiscard]] bool make_wait(uint32_t waiter, const Moments& moments, Edge edge);
+  // Whether the moments are known to be over; without a call where possible.
   bool over(const Moments& moments);
-  // The host waits.
-  void synchronize(const Moments& moments, Edge edge);
-  void synchronize_all();
-  // Whether nothing is under way on any stream; then it is known to be over.
+  // The host waits for the moments.
+  [[nodiscard]] bool synchronize(const Moments& moments, Edge edge);
+  // The host waits for all streams.
+  [[nodiscard]] bool synchronize_all();
+  // Whether nothing is under way on any stream; then it is known to be over. Asks the driver, of a lost device too.
   bool all_over();
   // Forgets what is over.
   void prune(Moments& moments);
 
   uint64_t events_created() const { return created_; }
+  // Whether numbers of work follow each other. Empty if they do.
+  std::string audit() const;
 
  private:
   struct Mark {
@@ -74,9 +80,13 @@ class StreamOrder {
     std::vector<uint64_t> waits;     // [streams] number up to which this stream waits for the others already
   };
 
-  const Mark* mark_after(uint32_t stream, uint64_t number);
+  // A mark at or after the number, or null if that work is over. Returns false if the device is lost.
+  [[nodiscard]] bool find_mark(uint32_t stream, uint64_t number, const Mark*& mark);
+  // As mark(). Returns false if the device is lost: there is no mark then.
+  [[nodiscard]] bool set_mark(uint32_t stream);
   void collect(Stream& stream);
-  void drain(Stream& stream);
+  // The host waits for all that was issued on the stream. Returns false if the device is lost.
+  [[nodiscard]] bool drain(Stream& stream);
   CUevent take_event();
   const Driver& driver() const { return device_.driver(); }
 

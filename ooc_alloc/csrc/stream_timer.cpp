@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
-namespace ooc {
+#include "clock.h"
 
-double now_seconds();  // core.cpp
+namespace ooc {
 
 StreamTimer::~StreamTimer() {
   drop_iteration();

@@ -1,8 +1,8 @@
 // The timeline: a bounded ring of what happened, kept while somebody wants it. The newest events stay; memory is fixed.
 //
-// Guarded by the core's lock, but for `on`: where nobody watches, a function pays for one look at a flag. An event has a
-// position, counted from the first one ever; it may be filled in later (its end, its bytes) for as long as it is kept.
-// Ranges: the same functions and stalls for NVTX, through whatever library has nvtxRangePushA and nvtxRangePop.
+// Guarded by the core's lock, but for `on`: where nobody watches, a function pays for one look at a flag. An event has
+// a position, counted from the first one ever; it may be filled in later (its end, its bytes) for as long as it is
+// kept. Ranges: the same functions and stalls for NVTX, through whatever library has nvtxRangePushA and nvtxRangePop.
 #pragma once
 
 #include <atomic>
@@ -40,7 +40,8 @@ class Timeline {
   uint64_t oldest() const { return next_ - first_ > events_.size() ? next_ - events_.size() : first_; }
   uint64_t lost() const { return oldest() - first_; }
   uint64_t next() const { return next_; }
-  // Copies at most `count` events from position `*from` on, or from the oldest that is kept; *from becomes the first one's.
+  // Copies at most `count` events from position `*from` on, or from the oldest that is kept; *from becomes the first
+  // one's.
   uint32_t read(uint64_t* from, ooc_event* events, uint32_t count) const;
 
  private:
@@ -53,7 +54,7 @@ class Timeline {
 class Ranges {
  public:
   bool on() const { return on_.load(std::memory_order_acquire); }
-  // False: the library or its functions are not there; `reason` says which. Once on, it stays on.
+  // Returns false if the library or its functions are not there; `reason` says which. Once on, it stays on.
   bool load(const char* library, std::string& reason);
   void push(const char* name) const { push_(name); }
   void pop() const { pop_(); }

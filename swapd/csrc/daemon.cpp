@@ -10,20 +10,6 @@
 namespace ooc {
 namespace {
 
-// A function, and perhaps a part of a variable; the first use that is not before a function.
-using Uses = std::vector<Plan::Use>;
-Uses::const_iterator first_use(const Uses& uses, uint32_t function) {
-  return std::lower_bound(uses.begin(), uses.end(), function,
-                          [](const Plan::Use& use, uint32_t value) { return use.function < value; });
-}
-
-bool overlap(Trace::Range one, const Move& move) {
-  return one.first < move.first + move.count && (move.first < one.first || move.first - one.first < one.count);
-}
-
-// Its bytes are not on the device, and may be brought there.
-bool may_come(const Slot& slot) { return slot.chunk == kNoChunk && slot.kept == 0; }
-
 class BlockSignals {
  public:
   BlockSignals() {
@@ -50,7 +36,8 @@ std::thread thread_without_signals(const char* name, Body body) {
 
 }  // namespace
 
-Daemon::Daemon(Core& core, bool start_threads) : core_(core) {
+Daemon::Daemon(Mover& core, bool start_threads)
+    : core_(core), recorder_(core.recorder()), changed_(core.changed()) {
   Lock lock(core_.mutex());
   core_.set_scheduler(this);
   if (!start_threads) return;
@@ -61,7 +48,7 @@ Daemon::Daemon(Core& core, bool start_threads) : core_(core) {
     std::fprintf(stderr, "ooc_alloc: the system gives no thread for the swap daemon (%s): variables move on demand alone\n",
                  error.what());
     stop_ = true;
-    core_.changed().notify_all();
+    changed_.notify_all();
     lock.unlock();
     if (out_thread_.joinable()) out_thread_.join();
     lock.lock();
@@ -83,15 +70,14 @@ void Daemon::stop() {
     stop_ = true;
     runs_.clear();
     current_.reset();
-    core_.changed().notify_all();
+    changed_.notify_all();
   }
   if (out_thread_.joinable()) out_thread_.join();
   if (in_thread_.joinable()) in_thread_.join();
 }
 
 void Daemon::serve(size_t direction, bool (Daemon::*tick)(Lock&)) {
-  core_.device().bind_thread();
-  core_.device().set_capture_mode(CU_STREAM_CAPTURE_MODE_RELAXED);  // queries of events would end the capture of another thread
+  core_.bind_thread();
   Lock lock(core_.mutex());
   while (true) {
     const uint64_t round = rounds_asked_;
@@ -102,9 +88,9 @@ void Daemon::serve(size_t direction, bool (Daemon::*tick)(Lock&)) {
     if (stop_) return;
     if (rounds_seen_[direction] != round) {
       rounds_seen_[direction] = round;
-      core_.changed().notify_all();
+      changed_.notify_all();
     }
-    if (rounds_asked_ == round) core_.changed().wait(lock);
+    if (rounds_asked_ == round) changed_.wait(lock);
   }
 }
 
@@ -117,8 +103,8 @@ void Daemon::settle() {
   do {
     before = work_done_;
     const uint64_t round = ++rounds_asked_;
-    core_.changed().notify_all();
-    core_.changed().wait(lock, [&] { return stop_ || (rounds_seen_[0] >= round && rounds_seen_[1] >= round); });
+    changed_.notify_all();
+    changed_.wait(lock, [&] { return stop_ || (rounds_seen_[0] >= round && rounds_seen_[1] >= round); });
   } while (!stop_ && work_done_ != before);
 }
 
@@ -166,7 +152,7 @@ bool Daemon::install(const ooc_plan& source) {
     plans_.erase(recent_.back());
     recent_.pop_back();
   }
-  core_.counters().plan_count = core_.counters().plan_count + 1;
+  ++counts_.plans;
   core_.measure_again();
   return true;
 }
@@ -233,39 +219,39 @@ void Daemon::function_started(uint32_t index, uint64_t prefix) {
   if (index == 0) {
     for (const auto& run : runs_)
       if (run->ended) run->successor_began = true;
-    if (!runs_.empty()) core_.changed().notify_all();
+    if (!runs_.empty()) changed_.notify_all();
   }
   if (current_) {
     const auto& prefixes = current_->plan->trace->prefixes;
     if (index < prefixes.size() && prefixes[index] == prefix) {
       current_->begun = index + 1;
-      if (current_->plan->wakes[index]) core_.changed().notify_all();
+      if (current_->plan->wakes[index]) changed_.notify_all();
       return;
     }
     const bool expected = current_->expected;
     followed_from_start_ = index == 0;
     depart();
     if (auto other = plan_with_prefix(index, prefix)) {
-      ++core_.counters().plan_switch_count;
+      ++counts_.switches;
       follow(std::move(other), index + 1, false);
     } else if (expected && index > 0) {  // at its first function, the loop has ended, the sequence was not departed from
       departed_ = true;                  // nor is it if no other iteration comes after a loop's
     }
-    core_.changed().notify_all();
+    changed_.notify_all();
     return;
   }
   if (index != 0) return;
   if (auto plan = plan_with_prefix(0, prefix)) {
     follow(std::move(plan), 1, false);
     followed_from_start_ = true;
-    core_.changed().notify_all();
+    changed_.notify_all();
   }
 }
 
 bool Daemon::iteration_ended(const std::shared_ptr<Trace>& ended) {
   bool complete = false;
   drop_old_tails();
-  if (departed_) ++core_.counters().divergence_count;
+  if (departed_) ++counts_.divergences;
   departed_ = false;
   if (current_) {
     const Plan& plan = *current_->plan;
@@ -278,7 +264,7 @@ bool Daemon::iteration_ended(const std::shared_ptr<Trace>& ended) {
       recent_.erase(std::remove(recent_.begin(), recent_.end(), plan.fingerprint), recent_.end());
       recent_.push_front(plan.fingerprint);
     } else {
-      if (current_->expected && current_->begun < plan.trace->functions()) ++core_.counters().divergence_count;
+      if (current_->expected && current_->begun < plan.trace->functions()) ++counts_.divergences;
       depart();
     }
   }
@@ -302,13 +288,13 @@ bool Daemon::iteration_ended(const std::shared_ptr<Trace>& ended) {
         }
     }
   }
-  core_.changed().notify_all();
+  changed_.notify_all();
   return complete && from_start;
 }
 
 Region* Daemon::bound(const Run& run, uint32_t variable) const {
   if (&run == current_.get()) {
-    const auto& seen = core_.recorder().current().variables;
+    const auto& seen = recorder_.current().variables;
     if (variable < seen.size()) return seen[variable].handle.get();
   }
   return run.bindings[variable].get();
@@ -316,197 +302,21 @@ Region* Daemon::bound(const Run& run, uint32_t variable) const {
 
 uint64_t Daemon::next_use(const Region* region) const {
   if (!current_ || region->variable < 0) return kUnknown;
-  const Recorder& recorder = core_.recorder();
   const Plan& plan = *current_->plan;
   const uint64_t functions = plan.trace->functions();
   auto variable = static_cast<size_t>(region->variable);
-  if (recorder.seen(region)) {
+  if (recorder_.seen(region)) {
     if (variable >= plan.uses.size()) return kUnknown;
-    const auto& uses = plan.uses[variable];
-    const auto next = first_use(uses, current_->begun);
-    if (next != uses.end()) return next->function;
+    const auto next = plan.first_use(variable, current_->begun);
+    if (next != plan.uses[variable].end()) return next->function;
     const int32_t id = plan.next_id[variable];
     if (id < 0 || plan.uses[static_cast<size_t>(id)].empty()) return kNever;
     return functions + plan.uses[static_cast<size_t>(id)].front().function;
   }
-  if (region->iteration + 1 != recorder.iteration() || variable >= plan.next_id.size()) return kNever;  // dormant
+  if (region->iteration + 1 != recorder_.iteration() || variable >= plan.next_id.size()) return kNever;  // dormant
   const int32_t id = plan.next_id[variable];  // not used yet in this iteration
   if (id < 0 || plan.uses[static_cast<size_t>(id)].empty()) return kNever;
   return plan.uses[static_cast<size_t>(id)].front().function;
-}
-
-// ---- moving ---------------------------------------------------------------------------------------------------------
-
-Run* Daemon::run_with_outs() {
-  for (const auto& run : runs_) {
-    if (run->next_out >= run->plan->outs.size()) continue;
-    return run->passed(run->plan->outs[run->next_out].after_function) ? run.get() : nullptr;
-  }
-  return nullptr;
-}
-
-Run* Daemon::run_with_write_backs() {
-  for (const auto& run : runs_) {
-    if (run->next_write_back >= run->plan->write_backs.size()) continue;
-    return run->passed(run->plan->write_backs[run->next_write_back].after_function) ? run.get() : nullptr;
-  }
-  return nullptr;
-}
-
-Run* Daemon::run_with_ins() {
-  for (const auto& run : runs_) {
-    if (run->next_in >= run->plan->ins.size()) continue;
-    const Move& move = run->plan->ins[run->next_in];
-    const bool due = run->ended || run->passed(move.after_function);
-    return due && run->outs_done >= move.after_outs ? run.get() : nullptr;
-  }
-  return nullptr;
-}
-
-bool Daemon::relief_coming() const {
-  if (!may_start() || !out_thread_.joinable()) return false;
-  const auto frees = [](const InFlight& flying) { return !flying.stays; };
-  return starting_out_ || std::any_of(flying_out_.begin(), flying_out_.end(), frees) || const_cast<Daemon*>(this)->run_with_outs() != nullptr;
-}
-
-void Daemon::drop_finished_runs() {
-  while (!runs_.empty() && runs_.front()->ended && runs_.front()->finished()) runs_.pop_front();
-}
-
-// Too late to be worth it: what the move takes was used again after the function that it waits for, or is about to be.
-bool Daemon::used_since(const Run& run, const Move& move, const Region* region) const {
-  if (&run != current_.get()) return core_.recorder().seen(region, move.first, move.count);
-  const auto& uses = run.plan->uses[move.variable];
-  for (auto use = first_use(uses, static_cast<uint32_t>(move.after_function + 1)); use != uses.end(); ++use) {
-    if (use->function >= run.begun) return false;
-    if (overlap(use->range, move)) return true;
-  }
-  return false;
-}
-
-// A run before this one is still to move some of these chunks out.
-bool Daemon::leaves_before(const Run& run, const Move& move, const Region* region) const {
-  for (uint32_t i = move.first; i < std::min(move.first + move.count, region->count); ++i)
-    if (region->slots[i].leaving && !region->slots[i].staying) return true;
-  for (const auto& earlier : runs_) {
-    if (earlier.get() == &run) return false;
-    for (size_t i = earlier->next_out; i < earlier->plan->outs.size(); ++i) {
-      const Move& out = earlier->plan->outs[i];
-      if (bound(*earlier, out.variable) == region && overlap({out.first, out.count}, move)) return true;
-    }
-  }
-  return false;
-}
-
-bool Daemon::start_piece_out(Lock& lock, Run& run) {
-  const std::shared_ptr<Run> keep = *std::find_if(runs_.begin(), runs_.end(), [&](const auto& r) { return r.get() == &run; });
-  const Move& move = run.plan->outs[run.next_out];
-  Region* region = bound(run, move.variable);
-  const auto pieces = static_cast<uint32_t>(core_.piece_chunks());
-  const bool stale = region != nullptr && used_since(run, move, region);
-  const bool usable = region != nullptr && !stale && region->pins == 0 && move.first + out_offset_ < region->count;
-  const uint32_t first = move.first + out_offset_;
-  const uint32_t count = usable ? std::min({pieces, move.count - out_offset_, region->count - first}) : 0;
-  out_offset_ += count;
-  const bool last = !usable || out_offset_ >= move.count;
-  if (last) {
-    ++run.next_out;
-    out_offset_ = 0;
-  }
-  std::vector<Transfer> transfers;
-  starting_out_ = usable;
-  if (usable) core_.start_out(lock, {region, first, count}, transfers);
-  starting_out_ = false;
-  for (const Transfer& transfer : transfers) flying_out_.push_back({transfer, keep, false, false});
-  if (last) {
-    if (flying_out_.empty()) {
-      ++keep->outs_done;
-      core_.changed().notify_all();
-    } else {
-      flying_out_.push_back({Transfer{}, keep, true, false});  // settles after all that was started before it
-    }
-  }
-  return true;
-}
-
-// A piece of the next write-back, if nothing has used the variable since, nor uses it now. Whatever comes of it, no move
-// waits for it.
-void Daemon::start_write_back(Lock& lock, Run& run) {
-  const Move& move = run.plan->write_backs[run.next_write_back];
-  Region* region = bound(run, move.variable);
-  const uint32_t first = move.first + write_back_offset_;
-  const bool usable = region != nullptr && region->pins == 0 && first < region->count && !used_since(run, move, region);
-  const auto pieces = static_cast<uint32_t>(core_.piece_chunks());
-  const uint32_t count = usable ? std::min({pieces, move.count - write_back_offset_, region->count - first}) : 0;
-  write_back_offset_ += count;
-  if (!usable || write_back_offset_ >= move.count) {
-    ++run.next_write_back;
-    write_back_offset_ = 0;
-  }
-  std::vector<Transfer> transfers;
-  if (usable) core_.start_out(lock, {region, first, count}, transfers, true);
-  for (const Transfer& transfer : transfers) flying_out_.push_back({transfer, nullptr, false, true});
-}
-
-bool Daemon::tick_out(Lock& lock) {
-  if (flying_out_.size() < 2 * kDepth && may_start())
-    if (Run* run = run_with_outs()) return start_piece_out(lock, *run);
-  if (flying_out_.size() < kDepth && may_start()) {
-    if (Run* run = run_with_write_backs()) {
-      start_write_back(lock, *run);
-      return true;
-    }
-  }
-  if (flying_out_.empty()) return core_.bury_one(lock);
-  const InFlight oldest = flying_out_.front();
-  if (oldest.transfer.region != nullptr) core_.settle(lock, oldest.transfer);
-  flying_out_.pop_front();
-  if (oldest.last) ++oldest.run->outs_done;
-  drop_finished_runs();
-  core_.changed().notify_all();
-  return true;
-}
-
-bool Daemon::start_piece_in(Lock& lock, Run& run) {
-  const Move& move = run.plan->ins[run.next_in];
-  Region* region = bound(run, move.variable);
-  // Used in the next iteration already; or demand has seen to it.
-  const bool late = run.ended ? region != nullptr && core_.recorder().seen(region, move.first, move.count)
-                              : move.before_function < run.begun;
-  const uint32_t end = region == nullptr ? 0 : std::min(move.first + move.count, region->count);
-  uint32_t first = move.first + in_offset_;
-  while (region != nullptr && first < end && !may_come(region->slots[first])) ++first;
-  if (region != nullptr && !late && first >= end && leaves_before(run, move, region)) return false;
-  if (region == nullptr || late || first >= end) {
-    ++run.next_in;
-    in_offset_ = 0;
-    drop_finished_runs();
-    return true;
-  }
-  uint32_t last = first;
-  while (last < end && last - first < core_.piece_chunks() && may_come(region->slots[last]) &&
-         region->slots[last].blank == region->slots[first].blank)
-    ++last;
-  std::vector<Chunk> chunks(last - first);
-  const bool taken = !core_.threads_want_room() && core_.take_idle(last - first, chunks.data());
-  core_.want_idle(!taken);
-  if (!taken) return false;
-  in_offset_ = last - move.first;
-  std::vector<Transfer> transfers;
-  core_.start_in(lock, {region, first, last - first}, chunks.data(), transfers);
-  for (const Transfer& transfer : transfers) flying_in_.push_back({transfer, nullptr, false, false});
-  return true;
-}
-
-bool Daemon::tick_in(Lock& lock) {
-  if (flying_in_.size() < kDepth && may_start())
-    if (Run* run = run_with_ins())
-      if (start_piece_in(lock, *run)) return true;
-  if (flying_in_.empty()) return false;
-  const InFlight oldest = flying_in_.front();
-  flying_in_.pop_front();
-  core_.settle(lock, oldest.transfer);
-  return true;
 }
 
 }  // namespace ooc

@@ -8,15 +8,15 @@
 // An ended iteration's last moves go on into the next one, so runs are a queue: the oldest first.
 #pragma once
 
-#include <atomic>
+#include <algorithm>
+#include <condition_variable>
 #include <deque>
 #include <memory>
 #include <thread>
 #include <unordered_map>
 #include <vector>
 
-#include "core.h"
-#include "own_memory.h"
+#include "ooc_alloc.h"
 #include "scheduler.h"
 
 namespace ooc {
@@ -39,6 +39,12 @@ struct Plan {
   std::vector<std::vector<Use>> uses;           // [variables] by function, ascending
   std::vector<int32_t> next_id;                 // [variables] its id in the next iteration if that is the same; -1
   std::vector<bool> wakes;                      // [functions] its start lets a move begin
+
+  // The first use of a variable that is not before a function.
+  std::vector<Use>::const_iterator first_use(size_t variable, uint32_t function) const {
+    return std::lower_bound(uses[variable].begin(), uses[variable].end(), function,
+                            [](const Use& use, uint32_t value) { return use.function < value; });
+  }
 };
 
 struct Run {
@@ -62,13 +68,13 @@ struct Run {
 class Daemon : public Scheduler {
  public:
   // Starts the threads if asked; stops and joins them in the destructor or in stop().
-  Daemon(Core& core, bool start_threads);
+  Daemon(Mover& core, bool start_threads);
   ~Daemon() override;
   void stop();
   // Waits until the threads have done all that the plan lets them do now (replays and tests that compare residency).
   void settle();
 
-  // Takes the core's lock. An unknown fingerprint (no such trace) is an error: false.
+  // Takes the core's lock. Returns false if no trace with the fingerprint is kept, or a move names what is not in it.
   bool install(const ooc_plan& plan);
   void forget();
   bool has_plan(uint64_t fingerprint);
@@ -78,11 +84,13 @@ class Daemon : public Scheduler {
   bool iteration_ended(const std::shared_ptr<Trace>& ended) override;
   bool relief_coming() const override;
   uint64_t next_use(const Region* region) const override;
+  Counts counts() const override { return counts_; }
   bool waits_for_last_function() const override {
     return current_ && current_->begun < current_->plan->wakes.size() && current_->plan->wakes[current_->begun];
   }
 
-  // One step of a direction's thread: starts or settles a piece. False: nothing to do now. For tests without threads.
+  // One step of a direction's thread: starts or settles a piece. Returns false if there is nothing to do now. For tests
+  // without threads.
   bool tick_out(Lock& lock);
   bool tick_in(Lock& lock);
 
@@ -96,21 +104,23 @@ class Daemon : public Scheduler {
   Run* run_with_write_backs();
   Run* run_with_ins();
   void drop_finished_runs();
-  // What is under way is always settled: a fork waits for it.
-  bool may_start() const { return !stop_ && !core_.paused() && !core_.detached() && own_memory::ready(); }
+  bool may_start() const { return !stop_ && core_.may_move(); }
   Region* bound(const Run& run, uint32_t variable) const;
   bool used_since(const Run& run, const Move& move, const Region* region) const;
-  bool leaves_before(const Run& run, const Move& move, const Region* region) const;
+  bool leaves_before(const Run& run, const Move& move, Region* region) const;
   bool start_piece_out(Lock& lock, Run& run);
   void start_write_back(Lock& lock, Run& run);
   bool start_piece_in(Lock& lock, Run& run);
 
   static constexpr size_t kDepth = 2;  // pieces in flight: one is copied while the next is prepared
 
-  Core& core_;
+  Mover& core_;
+  const Recorder& recorder_;
+  std::condition_variable& changed_;
   std::unordered_map<uint64_t, std::shared_ptr<const Plan>> plans_;
   std::deque<uint64_t> recent_;                          // fingerprints of plans, most recently followed first
   std::unordered_map<uint64_t, uint64_t> successors_;    // fingerprint -> the one that came next, last time
+  Counts counts_;
   uint64_t last_fingerprint_ = 0;
   std::deque<std::shared_ptr<Run>> runs_;                // oldest first
   std::shared_ptr<Run> current_;                         // of the iteration under way, or null

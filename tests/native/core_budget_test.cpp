@@ -229,11 +229,11 @@ TEST(host_memory_of_a_copy_under_way_is_not_given_to_another) {
   t.let_go();
   std::vector<Transfer> transfers;
   Lock lock(t.core.mutex());
-  ASSERT_TRUE(t.core.start_out(lock, {t.region(v[0]), 0, 2}, transfers));
+  ASSERT_TRUE(t.core.transitions().start_out(lock, {t.region(v[0]), 0, 2}, transfers));
   lock.unlock();
   ASSERT_EQ(t.core.evict_all(), OOC_OK);  // there is room in host memory for one of the two
   lock.lock();
-  for (const Transfer& transfer : transfers) t.core.settle(lock, transfer);
+  for (const Transfer& transfer : transfers) t.core.transitions().settle(lock, transfer);
   lock.unlock();
   EXPECT_EQ(t.resident(v[0]) + t.resident(v[1]), 0u);
   EXPECT_EQ(t.resident(v[2]), 2u);
@@ -252,7 +252,8 @@ TEST(without_host_memory_clean_variables_can_still_leave) {
   t.let_go();
   std::vector<Transfer> transfers;
   Lock lock(t.core.mutex());
-  ASSERT_TRUE(t.core.start_out(lock, {t.region(clean), 0, 2}, transfers));  // a part, as a plan might: the copy is needed
+  // A part, as a plan might: the copy is needed.
+  ASSERT_TRUE(t.core.transitions().start_out(lock, {t.region(clean), 0, 2}, transfers));
   lock.unlock();
   EXPECT_TRUE(transfers.empty());
   const Variable fresh = t.make(4 * t.chunk, 4);  // the oldest, `dirty`, has nowhere to go; `clean` needs no copy

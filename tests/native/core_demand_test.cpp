@@ -83,12 +83,12 @@ TEST(a_write_during_the_copy_out_wins) {
   std::vector<Transfer> transfers;
   Lock lock(t.core.mutex());
   Region* region = t.region(v);
-  ASSERT_TRUE(t.core.start_out(lock, {region, 0, 2}, transfers));
+  ASSERT_TRUE(t.core.transitions().start_out(lock, {region, 0, 2}, transfers));
   lock.unlock();
   EXPECT_EQ(t.update(v, 2), OOC_OK);  // does not wait: the bytes are still on the device
   t.let_go();
   lock.lock();
-  for (const Transfer& transfer : transfers) EXPECT_TRUE(t.core.settle(lock, transfer));
+  for (const Transfer& transfer : transfers) EXPECT_TRUE(t.core.transitions().settle(lock, transfer));
   EXPECT_EQ(region->resident, 2u);
   EXPECT_EQ(region->host_valid, 0u);
   lock.unlock();
@@ -105,11 +105,11 @@ TEST(a_read_during_the_copy_out_keeps_it_there_and_clean) {
   std::vector<Transfer> transfers;
   Lock lock(t.core.mutex());
   Region* region = t.region(v);
-  ASSERT_TRUE(t.core.start_out(lock, {region, 0, 2}, transfers));
+  ASSERT_TRUE(t.core.transitions().start_out(lock, {region, 0, 2}, transfers));
   lock.unlock();
   EXPECT_EQ(t.check(v), OOC_OK);  // its pin lasts
   lock.lock();
-  for (const Transfer& transfer : transfers) EXPECT_TRUE(t.core.settle(lock, transfer));
+  for (const Transfer& transfer : transfers) EXPECT_TRUE(t.core.transitions().settle(lock, transfer));
   EXPECT_EQ(region->resident, 2u);
   EXPECT_EQ(region->host_valid, 2u);
   lock.unlock();
@@ -154,11 +154,11 @@ TEST(a_variable_freed_while_it_moves) {
     Lock lock(t.core.mutex());
     Region* region = t.region(v);
     if (direction == Direction::kOut) {
-      ASSERT_TRUE(t.core.start_out(lock, {region, 0, 2}, transfers));
+      ASSERT_TRUE(t.core.transitions().start_out(lock, {region, 0, 2}, transfers));
     } else {
       Chunk chunks[2];
-      ASSERT_TRUE(t.core.take_idle(2, chunks));
-      ASSERT_TRUE(t.core.start_in(lock, {region, 0, 2}, chunks, transfers));
+      ASSERT_TRUE(t.core.idle_chunks().take(2, chunks));
+      ASSERT_TRUE(t.core.transitions().start_in(lock, {region, 0, 2}, chunks, transfers));
     }
     lock.unlock();
     t.core.free(v.address);
@@ -166,7 +166,7 @@ TEST(a_variable_freed_while_it_moves) {
     const Variable next = t.make(2 * t.chunk, 3);  // must not get the address whose bytes still move
     EXPECT_TRUE(next.address != v.address);
     lock.lock();
-    for (const Transfer& transfer : transfers) EXPECT_TRUE(t.core.settle(lock, transfer));
+    for (const Transfer& transfer : transfers) EXPECT_TRUE(t.core.transitions().settle(lock, transfer));
     lock.unlock();
     EXPECT_EQ(t.check(next), OOC_OK);
     t.core.free(next.address);

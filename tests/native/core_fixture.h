@@ -12,11 +12,7 @@
 #include "core.h"
 #include "daemon.h"
 #include "device_fixture.h"
-
-namespace ooc {
-const char* last_error_text();
-int last_error_status();
-}
+#include "last_error.h"
 
 namespace ooc::testing {
 
@@ -74,10 +70,7 @@ struct CoreTest {
     return result;
   }
 
-  uint32_t id(const char* name) {
-    Lock lock(core.mutex());
-    return core.recorder().function_id(name);
-  }
+  uint32_t id(const char* name) { return core.function_id(name); }
 
   int begin(const char* name, const std::vector<ooc_operand>& operands) {
     return core.function_begin(id(name), operands.data(), static_cast<uint32_t>(operands.size()));

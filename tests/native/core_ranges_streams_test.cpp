@@ -86,9 +86,9 @@ TEST(a_function_does_not_wait_for_the_arrival_of_another_part_but_for_its_own) {
     Lock lock(t.core.mutex());
     std::vector<Transfer> transfers;
     Chunk chunks[2];
-    ASSERT_TRUE(t.core.take_idle(2, chunks));
-    ASSERT_TRUE(t.core.start_in(lock, {t.region(), 2, 2}, chunks, transfers));
-    for (const Transfer& transfer : transfers) EXPECT_TRUE(t.core.settle(lock, transfer));
+    ASSERT_TRUE(t.core.idle_chunks().take(2, chunks));
+    ASSERT_TRUE(t.core.transitions().start_in(lock, {t.region(), 2, 2}, chunks, transfers));
+    for (const Transfer& transfer : transfers) EXPECT_TRUE(t.core.transitions().settle(lock, transfer));
   }
   t.read(0);
   EXPECT_TRUE(gets_done(t.main.handle));
@@ -119,8 +119,8 @@ TEST(a_copy_out_does_not_wait_for_the_use_of_another_part_but_for_its_own) {
       t.region()->slots[0].host_valid = t.region()->slots[1].host_valid = false;
       t.region()->host_valid -= 2;
       std::vector<Transfer> transfers;
-      ASSERT_TRUE(t.core.start_out(lock, {t.region(), 0, 2}, transfers, true));
-      for (const Transfer& transfer : transfers) EXPECT_TRUE(t.core.settle(lock, transfer));
+      ASSERT_TRUE(t.core.transitions().start_out(lock, {t.region(), 0, 2}, transfers, true));
+      for (const Transfer& transfer : transfers) EXPECT_TRUE(t.core.transitions().settle(lock, transfer));
     }
     if (own) {
       std::this_thread::sleep_for(kTimeToGoWrong);

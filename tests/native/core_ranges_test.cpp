@@ -169,12 +169,12 @@ TEST(a_copy_out_is_cancelled_only_where_something_was_written) {
   Lock lock(t.core.mutex());
   Region* region = t.core.recorder().current().variables[0].handle.get();
   ASSERT_TRUE(region != nullptr && region->count == 4);
-  ASSERT_TRUE(t.core.start_out(lock, {region, 0, 4}, transfers));
+  ASSERT_TRUE(t.core.transitions().start_out(lock, {region, 0, 4}, transfers));
   lock.unlock();
   ASSERT_EQ(t.write_range(a, t.chunk, t.chunk, 7), OOC_OK);  // both while they are copied
   ASSERT_EQ(t.call("and", {a.range(t.chunk, 1, OOC_READ), a.range(2 * t.chunk, 1, OOC_READ)}), OOC_OK);
   lock.lock();
-  for (const Transfer& transfer : transfers) EXPECT_TRUE(t.core.settle(lock, transfer));
+  for (const Transfer& transfer : transfers) EXPECT_TRUE(t.core.transitions().settle(lock, transfer));
   lock.unlock();
   EXPECT_EQ(t.there(a), std::string("0110"));  // written; read
   EXPECT_EQ(t.core.audit(), OOC_OK);
@@ -196,21 +196,22 @@ TEST(a_variable_freed_during_two_copies_is_disposed_of_after_the_last) {
     Lock lock(t.core.mutex());
     Region* region = t.core.recorder().current().variables[0].handle.get();
     Chunk chunks[4];
-    if (direction == Direction::kIn) ASSERT_TRUE(t.core.take_idle(4, chunks));
+    if (direction == Direction::kIn) ASSERT_TRUE(t.core.idle_chunks().take(4, chunks));
+    Transitions& transitions = t.core.transitions();
     for (uint32_t first : {0u, 2u})
-      ASSERT_TRUE(direction == Direction::kOut ? t.core.start_out(lock, {region, first, 2}, transfers)
-                                               : t.core.start_in(lock, {region, first, 2}, chunks + first, transfers));
+      ASSERT_TRUE(direction == Direction::kOut ? transitions.start_out(lock, {region, first, 2}, transfers)
+                                               : transitions.start_in(lock, {region, first, 2}, chunks + first, transfers));
     ASSERT_EQ(transfers.size(), size_t{2});
     lock.unlock();
     t.core.free(a.address);
     const ooc_stats before = t.stats();
     lock.lock();
-    t.core.settle(lock, transfers[0]);
+    t.core.transitions().settle(lock, transfers[0]);
     lock.unlock();
     const Variable next = t.make(4 * t.chunk, 9);
     EXPECT_TRUE(next.address != a.address);  // where the other copy is still at work
     lock.lock();
-    t.core.settle(lock, transfers[1]);
+    t.core.transitions().settle(lock, transfers[1]);
     lock.unlock();
     EXPECT_EQ(t.core.audit(), OOC_OK);
     EXPECT_EQ(t.stats().swap_out_bytes, before.swap_out_bytes);  // copies for nothing are none

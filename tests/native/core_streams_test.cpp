@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "core_fixture.h"
+#include "pinned.h"
 
 using namespace ooc;
 using namespace ooc::testing;
@@ -17,21 +18,6 @@ using namespace ooc::testing;
 namespace {
 
 constexpr auto kTimeToGoWrong = std::chrono::milliseconds(60);
-
-// Host memory that copies reach without the host's help.
-struct Pinned {
-  explicit Pinned(uint64_t size) : bytes(size) {
-    void* pointer = nullptr;
-    ASSERT_OK(driver().cuMemHostAlloc(&pointer, size, 0));
-    data = static_cast<unsigned char*>(pointer);
-  }
-  ~Pinned() { EXPECT_OK(driver().cuMemFreeHost(data)); }
-  Pinned(const Pinned&) = delete;
-  Pinned& operator=(const Pinned&) = delete;
-  Bytes contents() const { return Bytes(data, data + bytes); }
-  unsigned char* data;
-  uint64_t bytes;
-};
 
 struct StreamsTest : CoreTest {
   explicit StreamsTest(Limits limits) : CoreTest((limits.asynchronous = true, limits)) {}
@@ -89,8 +75,8 @@ struct StreamsTest : CoreTest {
       if (Region* found = seen.handle.get(); found != nullptr && found->first == first) region = found;
     ASSERT_TRUE(region != nullptr);
     std::vector<Transfer> transfers;
-    ASSERT_TRUE(core.start_out(lock, {region, 0, region->count}, transfers, true));
-    for (const Transfer& transfer : transfers) EXPECT_TRUE(core.settle(lock, transfer));
+    ASSERT_TRUE(core.transitions().start_out(lock, {region, 0, region->count}, transfers, true));
+    for (const Transfer& transfer : transfers) EXPECT_TRUE(core.transitions().settle(lock, transfer));
   }
   void let_go_on(const Stream& stream) { ASSERT_EQ(call_on(stream, "nothing", {}), OOC_OK); }
 
@@ -322,7 +308,8 @@ TEST(events_are_used_again) {
   const uint64_t moves = t.stats().swap_in_count + t.stats().swap_out_count;
   for (int i = 0; i < 60; ++i) round();
   const ooc_stats after = t.stats();
-  // How many are in use at once depends on when they are over; that each of hundreds of moves had one of its own, does not.
+  // How many are in use at once depends on when they are over; that each of hundreds of moves had one of its own, does
+  // not.
   EXPECT_TRUE(after.swap_in_count + after.swap_out_count - moves > 400);
   EXPECT_TRUE(after.event_create_count - before <= 8);
   for (const Variable& variable : variables) t.expect(variable);

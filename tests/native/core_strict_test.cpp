@@ -95,11 +95,10 @@ struct Corruption {
 
 TEST(the_audit_finds_a_chunk_that_is_lost) {
   Corruption c;
-  const Chunk chunk = c.region->slots[0].chunk;
-  c.region->slots[0].chunk = kNoChunk;
+  const Chunk chunk = c.region->slots[0].take();
   c.expect_found("chunks: counted");
   c.expect_found("resident slots of a region");
-  c.region->slots[0].chunk = chunk;
+  c.region->slots[0].put(chunk, SlotState::kResident);
 }
 
 TEST(the_audit_finds_a_chunk_that_is_held_twice) {
@@ -122,22 +121,21 @@ TEST(the_audit_finds_bytes_that_are_in_neither_place) {
 
 TEST(the_audit_finds_counters_that_drifted) {
   Corruption c;
-  ooc_stats& counters = c.t.core.counters();
-  ++counters.live_bytes;
-  c.expect_found("live bytes:");
-  --counters.live_bytes;
-  --counters.region_live_bytes;
+  ++c.region->bytes;
   c.expect_found("live bytes of regions");
-  ++counters.region_live_bytes;
+  --c.region->bytes;
+  c.region->slots[0].state = SlotState::kSwapped;
+  c.expect_found("slots whose state says nothing of their chunk");
+  c.region->slots[0].state = SlotState::kResident;
   ++c.region->resident;
   c.expect_found("resident slots of a region");
   --c.region->resident;
   ++c.region->moving;
   c.expect_found("moving slots of a region");
   --c.region->moving;
-  c.region->slots[0].leaving = true;
+  c.region->slots[0].state = SlotState::kLeaving;
   c.expect_found("moving slots");
-  c.region->slots[0].leaving = false;
+  c.region->slots[0].state = SlotState::kResident;
   const uint32_t pins = std::exchange(c.region->pins, 1);
   c.expect_found("pinned chunks");
   c.region->pins = pins;
@@ -153,12 +151,12 @@ TEST(the_audit_finds_a_chunk_that_nobody_holds) {
   Corruption c;
   Lock lock(c.t.core.mutex());
   Chunk chunk = kNoChunk;
-  ASSERT_TRUE(c.t.core.take_idle(1, &chunk));
+  ASSERT_TRUE(c.t.core.idle_chunks().take(1, &chunk));
   lock.unlock();
   c.expect_found("chunks: counted");
   lock.lock();
   std::vector<Transfer> transfers;  // given to a variable, it is held again
   Region* swapped = c.t.region(c.swapped);
-  ASSERT_TRUE(c.t.core.start_in(lock, {swapped, 0, 1}, &chunk, transfers));
-  for (const Transfer& transfer : transfers) EXPECT_TRUE(c.t.core.settle(lock, transfer));
+  ASSERT_TRUE(c.t.core.transitions().start_in(lock, {swapped, 0, 1}, &chunk, transfers));
+  for (const Transfer& transfer : transfers) EXPECT_TRUE(c.t.core.transitions().settle(lock, transfer));
 }

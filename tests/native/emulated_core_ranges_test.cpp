@@ -96,19 +96,19 @@ TEST(a_copy_in_that_does_not_begin_leaves_a_freed_variable_to_the_one_under_way)
   Lock lock(t.core.mutex());
   Region* region = t.core.recorder().current().variables[0].handle.get();
   Chunk chunks[4];
-  ASSERT_TRUE(t.core.take_idle(4, chunks));
-  ASSERT_TRUE(t.core.start_in(lock, {region, 0, 2}, chunks, transfers));
+  ASSERT_TRUE(t.core.idle_chunks().take(4, chunks));
+  ASSERT_TRUE(t.core.transitions().start_in(lock, {region, 0, 2}, chunks, transfers));
   lock.unlock();
   t.core.free(a.address);
   ASSERT_EQ(control().inject_faults("cuMemMap"), 0);
   lock.lock();
-  EXPECT_TRUE(!t.core.start_in(lock, {region, 2, 2}, chunks + 2, transfers));
+  EXPECT_TRUE(!t.core.transitions().start_in(lock, {region, 2, 2}, chunks + 2, transfers));
   lock.unlock();
   control().clear_faults();
   const Variable next = t.make(4 * t.chunk, 9);
   EXPECT_TRUE(next.address != a.address);
   lock.lock();
-  t.core.settle(lock, transfers[0]);
+  t.core.transitions().settle(lock, transfers[0]);
   lock.unlock();
   EXPECT_EQ(t.core.audit(), OOC_OK);
   t.swap_out();
@@ -124,8 +124,8 @@ TEST(a_function_on_host_memory_waits_for_what_is_on_its_way) {
   Lock lock(t.core.mutex());
   Region* region = t.core.recorder().current().variables[0].handle.get();
   Chunk chunks[2];
-  ASSERT_TRUE(t.core.take_idle(2, chunks));
-  ASSERT_TRUE(t.core.start_in(lock, {region, 1, 2}, chunks, transfers));
+  ASSERT_TRUE(t.core.idle_chunks().take(2, chunks));
+  ASSERT_TRUE(t.core.transitions().start_in(lock, {region, 1, 2}, chunks, transfers));
   lock.unlock();
   std::atomic<bool> began{false};
   std::thread other([&] {
@@ -139,7 +139,7 @@ TEST(a_function_on_host_memory_waits_for_what_is_on_its_way) {
   usleep(50000);  // time to begin too early
   EXPECT_TRUE(!began);
   lock.lock();
-  t.core.settle(lock, transfers[0]);
+  t.core.transitions().settle(lock, transfers[0]);
   lock.unlock();
   other.join();
   EXPECT_EQ(t.core.audit(), OOC_OK);

@@ -47,14 +47,14 @@ TEST(random_blocks_keep_their_bytes_within_the_budget) {
         ++refused;
         continue;
       }
-      used += arena.rounded(bytes);
+      used += arena.taken(start, bytes);
       blocks.push_back({start, bytes, step % 251});
       fill(blocks.back());
     } else if (!blocks.empty()) {
       std::swap(blocks[random() % blocks.size()], blocks.back());
       EXPECT_TRUE(intact(blocks.back()));
       arena.free(blocks.back().start, blocks.back().bytes);
-      used -= arena.rounded(blocks.back().bytes);
+      used -= arena.taken(blocks.back().start, blocks.back().bytes);
       blocks.pop_back();
     }
     EXPECT_EQ(arena.used(), used);

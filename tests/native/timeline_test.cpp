@@ -6,6 +6,7 @@
 #include <map>
 #include <thread>
 
+#include "clock.h"
 #include "daemon_fixture.h"
 
 using namespace ooc;

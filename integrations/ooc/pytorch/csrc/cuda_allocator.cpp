@@ -19,12 +19,6 @@ void delete_block(void* block) {
   if (block != nullptr && installed != nullptr) installed->free_block(block, false);
 }
 
-ooc_stats read_stats(ooc_core* managed) {
-  ooc_stats stats{};
-  ooc_core_read_stats(managed, &stats);
-  return stats;
-}
-
 }  // namespace
 
 // The base class's own functions for memory are never called: all that call them are overridden.
@@ -33,7 +27,7 @@ CudaAllocator::CudaAllocator(ooc_core* managed, c10::DeviceIndex device)
                              [](void*, size_t, int, cudaStream_t) {}),
       managed_(managed),
       device_(device) {
-  const ooc_stats stats = read_stats(managed);
+  const ooc_stats stats = core_stats();
   total_bytes_ = stats.device_total_bytes;
   first_budget_ = stats.budget_bytes;
   ledger_.configure(device, ooc_core_small_limit(managed));
@@ -61,8 +55,14 @@ bool CudaAllocator::captures(cudaStream_t stream) const {
   return status == cudaStreamCaptureStatusActive;
 }
 
+ooc_stats CudaAllocator::core_stats() const {
+  ooc_stats stats{};
+  ooc_core_read_stats(managed_, &stats);
+  return stats;
+}
+
 Reserved CudaAllocator::reserved() const {
-  const ooc_stats stats = read_stats(managed_);
+  const ooc_stats stats = core_stats();
   return {stats.device_bytes, stats.device_peak_bytes, stats.slab_bytes, stats.chunk_bytes, stats.driver_calls_create};
 }
 
@@ -134,7 +134,7 @@ void* CudaAllocator::take_from_pool(PoolId pool, size_t bytes, cudaStream_t stre
 }
 
 void CudaAllocator::out_of_memory(size_t bytes, const std::string& message) {
-  const ooc_stats stats = read_stats(managed_);
+  const ooc_stats stats = core_stats();
   const uint64_t free_bytes = stats.budget_bytes - std::min(stats.budget_bytes, stats.pinned_bytes + stats.slab_used_bytes);
   ledger_.out_of_memory(bytes, free_bytes, ledger_.gather(native::RecordContext::NEVER));
   std::vector<native::OutOfMemoryObserver> observers;
@@ -232,99 +232,6 @@ void CudaAllocator::recordStream(const c10::DataPtr& data, c10::cuda::CUDAStream
   }
 }
 
-// ---- what PyTorch asks ----------------------------------------------------------------------------------------------
-
-native::DeviceStats CudaAllocator::getDeviceStats(c10::DeviceIndex device) {
-  return device == device_ ? ledger_.stats(reserved()) : native::DeviceStats{};
-}
-
-void CudaAllocator::resetAccumulatedStats(c10::DeviceIndex device) {
-  if (device == device_) ledger_.reset_accumulated(reserved());
-}
-
-void CudaAllocator::resetPeakStats(c10::DeviceIndex device) {
-  if (device == device_) ledger_.reset_peak(reserved());
-}
-
-// What can be had without moving anything, and the budget.
-std::pair<size_t, size_t> CudaAllocator::getMemoryInfo(c10::DeviceIndex device) {
-  check_device(device);
-  const ooc_stats stats = read_stats(managed_);
-  const uint64_t taken = stats.device_bytes - std::min(stats.device_bytes, stats.free_bytes + stats.cached_bytes +
-                                                                               stats.slab_bytes - stats.slab_used_bytes);
-  return {stats.budget_bytes - std::min(stats.budget_bytes, taken), stats.budget_bytes};
-}
-
-double CudaAllocator::getMemoryFraction(c10::DeviceIndex device) {
-  check_device(device);
-  return static_cast<double>(read_stats(managed_).budget_bytes) / static_cast<double>(total_bytes_);
-}
-
-// The budget is an upper limit: a fraction lowers it, and 1.0 brings it back.
-void CudaAllocator::setMemoryFraction(double fraction, c10::DeviceIndex device) {
-  check_device(device);
-  TORCH_CHECK(fraction > 0 && fraction <= 1, "a memory fraction is above 0 and at most 1, not ", fraction);
-  const auto wanted = static_cast<uint64_t>(fraction * static_cast<double>(total_bytes_));
-  if (const int status = ooc_core_set_budget(managed_, std::min(wanted, first_budget_))) raise(status);
-  ooc_core_forget_plans(managed_);
-}
-
-std::vector<native::StreamSegmentSize> CudaAllocator::getExpandableSegmentSizes(c10::DeviceIndex) { return {}; }
-
-// For cuDNN's choice of a workspace: what a single allocation may be.
-void CudaAllocator::cacheInfo(c10::DeviceIndex device, size_t* largest) {
-  check_device(device);
-  const ooc_stats stats = read_stats(managed_);
-  *largest = stats.budget_bytes - std::min(stats.budget_bytes, stats.pinned_bytes + stats.slab_used_bytes);
-}
-
-void* CudaAllocator::getBaseAllocation(void* address, size_t* bytes) {
-  const auto block = ledger_.around(address);
-  TORCH_CHECK(block.has_value(), "this address lies in no allocation of ooc_alloc");
-  if (bytes != nullptr) *bytes = block->second.rounded;
-  return block->first;
-}
-
-native::SnapshotInfo CudaAllocator::snapshot(PoolId pool, bool include_traces) {
-  return ledger_.snapshot(pool, pools_.idle(), include_traces);
-}
-
-bool CudaAllocator::isHistoryEnabled() { return ledger_.records_history(); }
-
-std::shared_ptr<c10::GatheredContext> CudaAllocator::getContextForPointer(const void* address) {
-  const auto block = ledger_.around(address);
-  return block.has_value() ? block->second.context : nullptr;
-}
-
-void CudaAllocator::recordHistory(bool enabled, native::CreateContextFn recorder, size_t most_entries,
-                                  native::RecordContext when, bool clear, const std::vector<std::string>& skipped) {
-  ledger_.record_history(enabled, recorder, most_entries, when, clear, skipped);
-}
-
-void CudaAllocator::recordAnnotation(const std::vector<std::pair<std::string, std::string>>& metadata) {
-  ledger_.annotate(metadata);
-}
-
-void CudaAllocator::pushCompileContext(std::string& context) { Ledger::compile_contexts().push_back(context); }
-
-void CudaAllocator::popCompileContext() {
-  if (!Ledger::compile_contexts().empty()) Ledger::compile_contexts().pop_back();
-}
-
-void CudaAllocator::setUserMetadata(const std::string& metadata) { Ledger::user_metadata() = metadata; }
-std::string CudaAllocator::getUserMetadata() { return Ledger::user_metadata(); }
-
-void CudaAllocator::attachOutOfMemoryObserver(native::OutOfMemoryObserver observer) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  observers_.push_back(std::move(observer));
-}
-
-#ifdef OOC_HAS_OOM_REJECTION
-void CudaAllocator::attachOomRejectionObserver(native::OomRejectionObserver) {}  // nothing is rejected beforehand
-#endif
-
-void CudaAllocator::attachAllocatorTraceTracker(native::AllocatorTraceTracker tracker) { ledger_.track(std::move(tracker)); }
-
 // ---- private pools --------------------------------------------------------------------------------------------------
 
 void CudaAllocator::beginAllocateToPool(c10::DeviceIndex device, PoolId pool, Pools::Filter filter) {
@@ -379,28 +286,6 @@ native::CheckpointDelta CudaAllocator::setCheckpointPoolState(c10::DeviceIndex, 
     delta.dataptrs_allocd.emplace_back(address, address, &delete_block, c10::Device(c10::DeviceType::CUDA, device_));
   }
   return delta;
-}
-
-// ---- other devices, other processes ---------------------------------------------------------------------------------
-
-native::ShareableHandle CudaAllocator::shareIpcHandle(void*) {
-  TORCH_CHECK(false, "memory of ooc_alloc cannot be shared with other processes (CUDA IPC), as it may leave the device: "
-                     "send a copy, such as tensor.cpu()");
-}
-
-std::shared_ptr<void> CudaAllocator::getIpcDevPtr(std::string) {
-  TORCH_CHECK(false, "memory of another process (CUDA IPC) cannot be opened under ooc_alloc: send a copy, such as tensor.cpu()");
-}
-
-void CudaAllocator::enablePeerAccess(c10::DeviceIndex device, c10::DeviceIndex peer) {
-  TORCH_CHECK(false, "peer access from cuda:", static_cast<int>(device), " to cuda:", static_cast<int>(peer),
-              " is not supported by ooc_alloc: it manages one device in a process");
-}
-
-cudaError_t CudaAllocator::memcpyAsync(void* target, int target_device, const void* source, int source_device, size_t bytes,
-                                       cudaStream_t stream, bool) {
-  if (target_device == source_device) return cudaMemcpyAsync(target, source, bytes, cudaMemcpyDeviceToDevice, stream);
-  return cudaMemcpyPeerAsync(target, target_device, source, source_device, bytes, stream);
 }
 
 // ---- functions ------------------------------------------------------------------------------------------------------

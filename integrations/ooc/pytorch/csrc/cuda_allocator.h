@@ -1,5 +1,5 @@
-// PyTorch's allocator for the memory of one CUDA device: a subclass of CUDAPluggableAllocator that fills every function,
-// so that torch.cuda.memory, CUDA graphs, MemPool and cudnn.benchmark work as with PyTorch's own allocator.
+// PyTorch's allocator for the memory of one CUDA device: a subclass of CUDAPluggableAllocator that fills every
+// function, so that torch.cuda.memory, CUDA graphs, MemPool and cudnn.benchmark work as with PyTorch's own allocator.
 //
 //   allocate, free, record_stream   the core, on the current stream
 //   statistics, history             cuda_ledger.h
@@ -94,6 +94,7 @@ class CudaAllocator final : public torch::cuda::CUDAPluggableAllocator::CUDAPlug
   void discard(std::vector<Pools::Discarded> blocks);
   void check_device(c10::DeviceIndex device) const;
   c10::DeviceIndex current_device() const;
+  ooc_stats core_stats() const;
   Reserved reserved() const;
 
   ooc_core* managed_;

@@ -1,0 +1,93 @@
+// What stays on the device: pins of functions on variables or on runs of their slots, and pins of users. A thread's
+// holds outlast its function; they end when the thread's next function begins. Guarded by the core's lock.
+//
+//   pinned_chunks() == slots that are pinned by their region or by themselves
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "geometry.h"
+#include "ooc_alloc.h"
+#include "region_table.h"
+#include "threads.h"
+
+namespace ooc {
+
+constexpr uint64_t kNoToken = ~uint64_t{0};  // of a user's pin: unpin does nothing
+
+class Holds {
+ public:
+  explicit Holds(const Geometry& geometry) : geometry_(geometry) {}
+
+  // ---- functions
+  void add(const Hold& hold) {
+    if (hold.whole()) pin(hold.region);
+    else pin_run(hold);
+  }
+  // A variable as a whole, for a thread's function; for a thread that never runs functions, null, until no function
+  // runs.
+  void add(Region* region, ThreadState* thread) {
+    pin(region);
+    list_of(thread).push_back({{region, region->generation}});
+  }
+  // Ends all holds of a list, or the newest if it is one on this variable.
+  void release(std::vector<Hold>& held) {
+    for (const Hold& hold : held) {
+      if (hold.get() == nullptr) continue;
+      if (hold.whole()) unpin(hold.region);
+      else unpin_run(hold);
+    }
+    held.clear();
+  }
+  void release_newest(Region* region, ThreadState* thread);
+  // Ends what threads allocated that never run functions (a kernel's helpers). Returns false if there was nothing.
+  bool release_orphans();
+  bool has_orphans() const { return !orphans_.empty(); }
+
+  // ---- users
+  uint64_t pin_for_user(Region* region, uint32_t access);  // gives its token
+  // The variable of a token, or null if it is gone.
+  static Region* of_token(RegionTable& table, uint64_t token);
+  void unpin_for_user(Region* region, uint32_t access);
+  // The pin of a function becomes one of a user, beside it, until the variable is freed.
+  void keep(Region* region);
+
+  // The variable is freed, and every pin on it with it.
+  void freed(Region* region) {
+    pinned_chunks_ -= region->pins > 0 ? region->count : region->pinned_slots;
+    region->pins = region->external_pins = region->writable_pins = region->pinned_slots = 0;
+  }
+
+  uint64_t pinned_chunks() const { return pinned_chunks_; }
+  // The budget that what is pinned now would need, beside slabs in use, or any moment before.
+  void note_need(uint64_t slab_chunks) {
+    // With less than twice the slabs, small variables would take chunks of their own.
+    note_budget(slab_chunks + std::max(pinned_chunks_, slab_chunks));
+  }
+  void note_budget(uint64_t chunks) { least_budget_chunks_ = std::max(least_budget_chunks_, chunks); }
+  uint64_t least_budget_chunks() const { return least_budget_chunks_; }
+
+  void fill(ooc_stats& stats) const;
+  // What threads hold and users pinned, against the pins of regions and of slots.
+  std::string audit(const Threads& threads, const RegionTable& table) const;
+
+ private:
+  void pin(Region* region) {
+    if (region->pins++ == 0) pinned_chunks_ += region->count - region->pinned_slots;
+  }
+  void unpin(Region* region) {
+    if (--region->pins == 0) pinned_chunks_ -= region->count - region->pinned_slots;
+  }
+  void pin_run(const Hold& hold);
+  void unpin_run(const Hold& hold);
+  std::vector<Hold>& list_of(ThreadState* thread) { return thread != nullptr ? thread->held : orphans_; }
+
+  const Geometry& geometry_;
+  std::vector<Hold> orphans_;
+  uint64_t pinned_chunks_ = 0, least_budget_chunks_ = 0;
+  uint64_t user_pins_ = 0;  // so far
+};
+
+}  // namespace ooc

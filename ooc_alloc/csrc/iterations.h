@@ -1,0 +1,87 @@
+// The iterations: the sequence that is recorded of the one under way, the traces of those that ended, and what they
+// took. Functions of one thread make the sequence. Guarded by the core's lock.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <unordered_map>
+
+#include "clock.h"
+#include "ooc_alloc.h"
+#include "recorder.h"
+#include "stream_timer.h"
+#include "thread_state.h"
+
+namespace ooc {
+
+class Iterations {
+ public:
+  Iterations();
+
+  Recorder& recorder() { return recorder_; }
+  const Recorder& recorder() const { return recorder_; }
+
+  // ---- the thread whose functions are recorded: the first one, and then the one that ended the last iteration
+  bool records(const ThreadState* thread) const { return thread != nullptr && thread == thread_; }
+  // A function of the thread begins. Returns whether it is recorded.
+  bool begin_function(const ThreadState* thread, uint32_t function) {
+    if (thread_ == nullptr) thread_ = thread;
+    if (thread_ != thread) return false;
+    recorder_.begin_function(function, now_seconds());
+    return true;
+  }
+  bool recorded_function_runs() const { return thread_ != nullptr && thread_->in_function; }
+  void thread_exits(const ThreadState* thread) {
+    if (thread_ == thread) thread_ = nullptr;
+  }
+  void count_function(bool on_host) {
+    ++functions_;
+    if (on_host) ++host_functions_;
+  }
+
+  // ---- waiting: it is not the running function's time
+  enum class WaitsFor { kVariable, kRoom };
+  void stalled(double seconds, WaitsFor what, const ThreadState* thread);
+  double stall_room_seconds() const { return stall_room_; }
+  // Where the timer adds the seconds that streams waited for copies.
+  double* device_stall() { return &device_stall_; }
+
+  // ---- the device's clock: functions are timed one by one while plans are made of their times
+  bool measures() const { return left_to_measure_ > 0; }
+  void measure_again() { left_to_measure_ = kMeasured; }
+
+  // ---- the end of an iteration
+  // Closes the sequence, whose next one the thread's functions make, and fills in what it says of the iteration.
+  // `moved_bytes` counts from the core's start. `timer` is null where functions run on the host.
+  std::shared_ptr<Trace> end(double now, const ThreadState* thread, uint64_t moved_bytes, StreamTimer* timer,
+                             ooc_iteration* ended);
+  void followed_plan() { ++planned_; }
+  void keep(const std::shared_ptr<Trace>& trace);
+  std::shared_ptr<Trace> trace(uint64_t fingerprint) const;  // null: none is kept
+
+  void fill(ooc_stats& stats) const;
+  // Whether what is kept belongs together. Empty if it does.
+  std::string audit() const;
+
+ private:
+  void take_times(Trace& trace, StreamTimer& timer);
+
+  static constexpr int kMeasured = 4;  // until a plan was made, and made again, of times without disturbance
+  static constexpr size_t kMostTraces = 64;
+
+  Recorder recorder_;
+  const ThreadState* thread_ = nullptr;
+  int left_to_measure_ = kMeasured;
+  uint64_t functions_ = 0, host_functions_ = 0, iterations_ = 0, planned_ = 0;
+  double stall_ = 0, stall_swap_in_ = 0, stall_room_ = 0, device_stall_ = 0;
+  double began_;
+  uint64_t moved_before_ = 0;
+  double stall_before_ = 0;
+  std::unordered_map<uint64_t, std::shared_ptr<Trace>> traces_;
+  std::unordered_map<uint64_t, uint64_t> seen_counts_;
+  std::deque<uint64_t> kept_;  // fingerprints of traces_, the oldest first
+};
+
+}  // namespace ooc

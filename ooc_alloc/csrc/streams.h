@@ -1,0 +1,102 @@
+// Work on streams of the device: who waits for whom, and what of a region later work has to wait for.
+//
+// Where functions run on the host, `on()` is false: the host has waited for every copy, no moment is ever noted, and
+// every method returns at once. A call that returns false could not put the work in order, as the device is lost: its
+// caller enqueues nothing and gives no memory away. Guarded by the core's lock.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "device.h"
+#include "region.h"
+#include "stream_order.h"
+#include "stream_timer.h"
+
+namespace ooc {
+
+class Streams {
+ public:
+  Streams(Device& device, Timeline& timeline, bool on);
+
+  bool on() const { return order_ != nullptr; }
+  // For RelaxedCaptures: the device where streams can be captured into graphs, else null.
+  const Device* capturable() const { return order_ ? &device_ : nullptr; }
+  // The index of a stream on which functions run; a new one is added. A null stream is the default one.
+  uint32_t index(CUstream stream) { return order_ ? order_->compute_stream(stream) : 0; }
+  bool runs_functions(uint32_t stream) const { return stream >= StreamOrder::kFirstCompute; }
+
+  // ---- moments
+  Moments now(uint32_t stream) { return order_ ? Moments{order_->now(stream)} : Moments{}; }
+  Moments now_everywhere() { return order_ ? order_->now_everywhere() : Moments{}; }
+  bool over(const Moments& moments) { return !order_ || order_->over(moments); }
+  void prune(Moments& moments) {
+    if (order_) order_->prune(moments);
+  }
+  bool all_over() { return !order_ || order_->all_over(); }
+  uint64_t events_created() const { return order_ ? order_->events_created() : 0; }
+
+  // ---- waits
+  [[nodiscard]] bool wait(uint32_t waiter, const Moments& moments, Edge edge) {
+    return !order_ || order_->make_wait(waiter, moments, edge);
+  }
+  // The stream waits for what used some memory before, or is still to bring its bytes.
+  [[nodiscard]] bool wait_for_memory(uint32_t waiter, const Moments& moments) {
+    return !order_ || wait_by_kind(waiter, moments);
+  }
+  [[nodiscard]] bool host_waits(const Moments& moments, Edge edge) {
+    return !order_ || order_->synchronize(moments, edge);
+  }
+  [[nodiscard]] bool host_waits_for_all() { return !order_ || order_->synchronize_all(); }
+
+  // ---- regions
+  // Uses, copies in, and copies out of some slots.
+  static Moments users(const Region* region, uint32_t first, uint32_t count);
+  static Moments users(const Region* region) { return users(region, 0, region->count); }
+  static Moments arrival(const Region* region, uint32_t first, uint32_t count);
+  void used(Region* region, const Moments& moments) {
+    if (order_) region->order.uses.add(moments);
+  }
+  void arrives(Region* region, uint32_t first, uint32_t count, const Moments& moments);
+  // Another variable begins in the region: whoever used the memory comes before its first use.
+  void begin_variable(Region* region) {
+    if (order_) wait_for_all_users(region);
+  }
+
+  // ---- functions: between the two calls, what it uses is enqueued on its stream
+  // The first held region of which some bytes have not arrived, or null. Nobody waits.
+  const Region* still_arriving(const std::vector<Hold>& held);
+  // The function's stream waits for what is under way to what the function holds.
+  [[nodiscard]] bool begin_function(uint32_t stream, const std::vector<Hold>& held);
+  // The function ends: what it held was used. An event is recorded where somebody is going to wait for the functions so
+  // far: a move that is `awaited`, or the next user of what was freed, if data move at all.
+  void end_function(uint32_t stream, const std::vector<Hold>& held, bool awaited, bool data_move);
+  void freed() { freed_since_mark_ = true; }
+
+  // ---- copies, and the clock of the device
+  StreamTimer::Start start_copy(Direction direction) {
+    return order_ ? timer_->start(device_.stream(direction)) : nullptr;
+  }
+  // The copy was enqueued, whole or in part; others will wait for just this one. Its seconds are added to `*seconds`.
+  Moment end_copy(Direction direction, StreamTimer::Start started, double* seconds, uint64_t event);
+  StreamTimer* timer() const { return timer_.get(); }  // null where functions run on the host
+  void collect_times() {
+    if (timer_) timer_->collect();
+  }
+
+  std::string audit() const { return order_ ? order_->audit() : std::string(); }
+
+ private:
+  [[nodiscard]] bool wait_by_kind(uint32_t waiter, const Moments& moments);
+  static void wait_for_all_users(Region* region);
+  RegionOrder::Part& part(Region* region, uint32_t first, uint32_t count);
+  bool still_arrives(Region* region, const Hold& hold);
+
+  Device& device_;
+  std::unique_ptr<StreamOrder> order_;
+  std::unique_ptr<StreamTimer> timer_;  // with order_
+  bool freed_since_mark_ = false;
+};
+
+}  // namespace ooc

@@ -1,0 +1,67 @@
+// The threads that call a core, and how many of their functions run. A thread finds its own state without the lock.
+//
+// A function ends without the lock where nobody waits for that, so the counts are atomic: whoever waits says so
+// (starving, yielding) before looking at them, so one of the two sees the other.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+
+#include "thread_state.h"
+
+namespace ooc {
+
+class Threads {
+ public:
+  Threads();
+  Threads(const Threads&) = delete;
+  Threads& operator=(const Threads&) = delete;
+
+  // The calling thread's state; null if it has none here.
+  ThreadState* find() const {
+    const ThreadEntry& latest = latest_entry;
+    return latest.core_id == core_id_ ? latest.state : search();
+  }
+  // A new state for the calling thread. The core's lock is held.
+  ThreadState& add();
+  void exits(ThreadState* thread) { thread->exited = true; }
+  uint64_t core_id() const { return core_id_; }
+
+  std::deque<ThreadState>& all() { return states_; }
+  const std::deque<ThreadState>& all() const { return states_; }
+
+  // ---- functions
+  void begins() { progress_ += kOneRuns; }
+  void ends() { progress_ += kOneEnded - kOneRuns; }
+  void takes_back() { progress_ -= kOneRuns; }  // a function that began did not begin after all
+  uint32_t active() const { return static_cast<uint32_t>(progress_.load()); }
+  uint32_t ended() const { return static_cast<uint32_t>(progress_.load() >> 32); }
+
+  std::atomic<uint32_t> starving{0};  // functions that wait for the end of others
+  std::atomic<uint32_t> yielding{0};  // functions that have let go of their operands, and wait
+
+ private:
+  ThreadState* search() const;
+
+  static constexpr uint64_t kOneRuns = 1, kOneEnded = uint64_t{1} << 32;
+  uint64_t core_id_;
+  std::deque<ThreadState> states_;
+  uint32_t count_ = 0;
+  std::atomic<uint64_t> progress_{0};  // functions that have ended, and in the lower half those that run
+};
+
+// While one exists, a function counts as one that waits for the end of others. `counts`: a function runs at all.
+class Starving {
+ public:
+  Starving(Threads& threads, bool counts) : threads_(threads), one_(counts ? 1 : 0) { threads_.starving += one_; }
+  ~Starving() { threads_.starving -= one_; }
+  Starving(const Starving&) = delete;
+  Starving& operator=(const Starving&) = delete;
+
+ private:
+  Threads& threads_;
+  uint32_t one_;
+};
+
+}  // namespace ooc

@@ -1,0 +1,146 @@
+// Parts of the core by themselves: each is made with what it stands on, and no core.
+#include "core_fixture.h"
+#include "geometry.h"
+#include "host_arena.h"
+#include "mappings.h"
+#include "region_table.h"
+#include "slabs.h"
+
+using namespace ooc;
+using namespace ooc::testing;
+
+namespace {
+
+// What the parts stand on; functions run on the host.
+struct Ground {
+  explicit Ground(uint64_t budget_chunks = 8)
+      : config(make_config({budget_chunks})),
+        device(config.driver_library, 0),
+        geometry(config, device),
+        pool(device.driver(), 0, geometry.chunk_bytes, budget_chunks),
+        streams(device, timeline, false),
+        table(geometry),
+        mappings(geometry, device, pool, streams, table) {}
+  ~Ground() { pool.release_free(); }
+
+  ooc_config config;
+  Device device;
+  Geometry geometry;
+  Timeline timeline;
+  ChunkPool pool;
+  Streams streams;
+  RegionTable table;
+  Mappings mappings;
+};
+
+void fill(Ground& ground, Region* region) {
+  std::vector<Chunk> chunks(region->count);
+  ASSERT_TRUE(ground.pool.take(region->count, chunks.data()));
+  ASSERT_OK(ground.mappings.map({region, 0, region->count}, chunks.data()));
+  for (uint32_t i = 0; i < region->count; ++i) region->slots[i].put(chunks[i], SlotState::kResident);
+  ground.table.gained(region, region->count);
+}
+
+}  // namespace
+
+TEST(the_table_finds_live_regions_alone_and_the_oldest_use_first) {
+  Ground ground;
+  RegionTable& table = ground.table;
+  Region* first = table.make(2);
+  Region* second = table.make(3);
+  const char* inside = ground.geometry.address(second, 1) + 5;
+  EXPECT_TRUE(table.find(inside) == nullptr);
+  table.begin_variable(first, 100);
+  table.begin_variable(second, 200);
+  EXPECT_TRUE(table.find(inside) == second);
+  EXPECT_TRUE(table.find(&ground) == nullptr);
+  EXPECT_TRUE(table.oldest() == first && first->newer == second);
+  table.touch(first);
+  EXPECT_TRUE(table.oldest() == second);
+  EXPECT_EQ(table.live_bytes(), uint64_t{300});
+  EXPECT_EQ(table.live_chunks(), uint64_t{5});
+  EXPECT_EQ(table.audit(), std::string());
+  ++second->bytes;
+  EXPECT_TRUE(contains(table.audit(), "live bytes of regions"));
+  --second->bytes;
+  const RegionHandle handle{second, second->generation};
+  table.end_variable(second);
+  EXPECT_TRUE(handle.get() == nullptr && table.find(inside) == nullptr);
+}
+
+TEST(a_freed_region_serves_the_next_variable_of_its_size) {
+  Ground ground;
+  RegionTable& table = ground.table;
+  Region* region = table.make(2);
+  fill(ground, region);
+  table.begin_variable(region, 10);
+  table.end_variable(region);
+  table.cache(region);
+  EXPECT_EQ(table.cached_chunks(), uint64_t{2});
+  EXPECT_EQ(table.resident_chunks(), uint64_t{0});
+  EXPECT_TRUE(table.take_cached(3) == nullptr);
+  EXPECT_TRUE(table.take_cached(2) == region);
+  EXPECT_EQ(table.audit(), std::string("resident chunks: counted 0, kept 2; cached chunks: counted 2, kept 0; "));
+  table.begin_variable(region, 10);
+  EXPECT_EQ(table.audit(), std::string());
+  table.end_variable(region);
+  ASSERT_TRUE(ground.mappings.destroy(region));
+  EXPECT_EQ(ground.pool.free(), uint64_t{2});
+}
+
+TEST(where_functions_run_on_the_host_an_address_is_vacant_at_once) {
+  Ground ground;
+  Region* region = ground.table.make(4);
+  fill(ground, region);
+  EXPECT_TRUE(ground.mappings.unmap({region, 1, 2}));
+  EXPECT_EQ(region->resident, 2u);
+  EXPECT_TRUE(region->order.stale.empty());
+  EXPECT_EQ(ground.pool.free(), uint64_t{2});
+  EXPECT_EQ(ground.mappings.audit(), std::string());
+  ASSERT_TRUE(ground.mappings.destroy(region));
+  EXPECT_EQ(ground.pool.free(), uint64_t{4});
+}
+
+TEST(slabs_keep_the_memory_of_freed_blocks_until_it_is_taken_back) {
+  Ground ground;
+  Slabs slabs(ground.geometry, 64, ground.device, ground.pool, ground.streams, ground.mappings);
+  std::mutex mutex;
+  Lock lock(mutex);
+  bool backed = true;
+  const uint64_t offset = slabs.place(1000, 4, backed);
+  EXPECT_TRUE(!backed && slabs.next_unbacked(offset) == 0);
+  Chunk chunk = kNoChunk;
+  ASSERT_TRUE(ground.pool.take(1, &chunk));
+  ASSERT_TRUE(slabs.back(lock, 0, chunk));
+  EXPECT_TRUE(slabs.next_unbacked(offset) == Slabs::kFailed);
+  slabs.begin_block(1000);
+  EXPECT_EQ(slabs.requested(slabs.address(offset)), uint64_t{1000});
+  EXPECT_EQ(slabs.audit(), std::string());
+  EXPECT_TRUE(!slabs.reclaim_one());
+  EXPECT_EQ(slabs.free(slabs.address(offset), {}), uint64_t{1000});
+  EXPECT_EQ(slabs.unused(), uint64_t{1});
+  EXPECT_TRUE(slabs.reclaim_one());
+  EXPECT_EQ(slabs.backed(), uint64_t{0});
+  EXPECT_EQ(ground.pool.free(), uint64_t{1});
+  EXPECT_TRUE(slabs.place(5 * ground.geometry.chunk_bytes, 4, backed) == Slabs::kFailed);  // more than they may take
+  EXPECT_EQ(slabs.audit(), std::string());
+}
+
+TEST(both_kinds_of_host_memory_share_one_budget) {
+  Ground ground;
+  const uint64_t chunk = ground.geometry.chunk_bytes;
+  HostArena arena(ground.device.driver(), 8 * chunk);
+  arena.prepare_mappable(ground.device.device(), chunk);
+  char* ordinary = arena.allocate(5 * chunk);
+  char* mappable = arena.allocate_mappable(2 * chunk + 1);
+  ASSERT_TRUE(ordinary != nullptr && mappable != nullptr);
+  EXPECT_TRUE(!arena.is_mappable(ordinary) && arena.is_mappable(mappable));
+  EXPECT_EQ(arena.taken(mappable, 2 * chunk + 1), 3 * chunk);
+  EXPECT_EQ(arena.used(), 8 * chunk);
+  EXPECT_TRUE(arena.committed() <= arena.budget());
+  EXPECT_TRUE(arena.allocate(1) == nullptr && arena.refusal() == Refusal::kBudget);
+  EXPECT_TRUE(arena.allocate_mappable(1) == nullptr && contains(arena.describe(), "raise OOC_HOST_BUDGET"));
+  arena.free(ordinary, 5 * chunk);
+  EXPECT_EQ(arena.used(), 3 * chunk);
+  EXPECT_TRUE(arena.allocate(5 * chunk) == ordinary);
+}
