@@ -112,8 +112,8 @@ def _anchors(problem: Problem, places: NDArray[np.int64]) -> list[int]:
 class _Forced:
     """The least time of each stretch between two places, in seconds.
 
-    Row a and column d of a table stand for the stretch that starts at place a and ends d + 1 places later, if need be in the
-    next iteration.
+    Row a and column d of a table stand for the stretch that starts at place a and ends d + 1 places later, if need be
+    in the next iteration.
     """
 
     def __init__(self, problem: Problem, places: NDArray[np.int64]) -> None:
@@ -238,7 +238,7 @@ class _Forced:
         return chunks * (self.problem.chunk_bytes / bytes_per_second) + copies * self.problem.machine.latency_seconds
 
     def best_cut(self, anchor: int) -> tuple[float, list[tuple[int, int]]]:
-        """The best cut of the iteration that starts at place `anchor`: its seconds, and the two places of each stretch."""
+        """The best cut of the iteration that starts at place `anchor`: its seconds, and each stretch's two places."""
         m = self.m
         best = np.zeros(m + 1)
         came = np.zeros(m + 1, np.int64)
