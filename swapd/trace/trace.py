@@ -67,8 +67,8 @@ class Trace:
     slab_chunks_peak: int = 0  # chunks of that size that held small allocations, which never move
     machine: Machine | None = field(default=None)
     places: tuple[str, ...] = ()  # in the user's program, where variables were allocated
-    variable_place: NDArray[np.int32] | None = None  # int32[V]: index into `places`, -1 if not known; None if none is
-    # If variables are parts of recorded ones (ranged.py): the recorded one, and the part's first chunk in it; else None.
+    variable_place: NDArray[np.int32] | None = None  # int32[V]: index into `places`, or -1; None if no place is known
+    # Of parts (ranged.py): the recorded variable that each is a part of, and the part's first chunk in it; else None.
     part_of: NDArray[np.int32] | None = None  # int32[V], ascending
     part_first_chunk: NDArray[np.int32] | None = None  # int32[V], ascending within a recorded variable
 
