@@ -179,7 +179,7 @@ class _Forced:
         return result
 
     def _last_writes(self) -> NDArray[np.int64]:
-        """int64[V]: the function of the iteration before that last wrote each entry variable, less n, so negative."""
+        """int64[V]: for each entry variable, its last writer in the iteration before, numbered from -n to -1."""
         problem, n = self.problem, self.n
         uses = problem.uses
         last = np.full(problem.variables, -_NEVER)

@@ -201,7 +201,7 @@ class _Walk:
         return list(self.found)
 
     def move(self, step: int) -> None:
-        """Every move that may happen before function `step`."""
+        """Make every move that may happen before function `step`."""
         for event in self.outs:
             if event.step == step:
                 self._out(event, step)
@@ -261,7 +261,7 @@ class _Walk:
         storage.absent -= event.chunks
 
     def _run(self, step: int) -> None:
-        """Function `step` starts: is all that it uses there, and does all that is there fit?"""
+        """Check, as function `step` starts, that all that it uses is there, and that all that is there fits."""
         live = [storage for storage in self.storages if storage.first <= step <= storage.died]
         for storage in live:
             if storage.absent and step in storage.uses:

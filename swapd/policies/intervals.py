@@ -42,7 +42,7 @@ def find_intervals(problem: Problem) -> Intervals:
 
 
 def host_valid(intervals: Intervals, taken: NDArray[np.int64]) -> NDArray[np.int64]:
-    """For each interval, how many of its first chunks leave clean when `taken` chunks of every interval leave.
+    """For each interval, how many of its first chunks leave clean if ``taken[i]`` chunks leave over each interval i.
 
     The host copy of a chunk stays valid from one interval to the next as long as no function writes in between.
     """

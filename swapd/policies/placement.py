@@ -221,7 +221,7 @@ class _OutsNeeded:
 
 
 class _PrefixSums:
-    """Numbers of which one is changed, or the shortest prefix with a given sum found, in O(log n) (Fenwick 1994)."""
+    """Numbers with O(log n) to change one, and to find the shortest prefix with a given sum (Fenwick 1994)."""
 
     def __init__(self, count: int) -> None:
         self.values = [0] * count

@@ -201,7 +201,7 @@ class SimulatedMachine:
             self._start_write_back(*self.backs.popleft())
 
     def _start_write_back(self, v: int, mask: int, after: int) -> None:
-        """Copy what is not on the host yet, if nothing has used the variable since, nor is about to."""
+        """Copy what is not on the host yet, if no function after `after` has used the variable or is about to."""
         if v < 0 or not self.alive[v] or self.ran[v] > after or v in self.steps.pins[self.ended + 1]:
             return
         mask &= self.steps.full[v] & ~self.absent[v] & ~self.valid[v]
@@ -209,7 +209,7 @@ class SimulatedMachine:
             self._copy_out(v, mask, False, stays=True)
 
     def _drop(self, v: int, mask: int) -> int:
-        """Drop what is clean of `mask`. Returns what has to be copied."""
+        """Drop the clean chunks of `mask`. Returns the mask of those that have to be copied."""
         clean = mask & self.valid[v]
         self.absent[v] |= clean
         self.free += clean.bit_count()

@@ -98,7 +98,7 @@ class NetworkPlan:
     budget_bytes: int
     training: bool
     front: tuple[tuple[int, float], ...]  # bytes of one workspace for all kernels, least seconds within them
-    not_measured: int  # kernels
+    not_measured: int  # kernels without measurements
 
 
 def plan_network(

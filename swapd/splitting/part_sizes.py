@@ -94,5 +94,5 @@ def _parts_within(
         parts = made.parts_within(limit, chunk_bytes)
         if parts is None and limit < group.part_bytes:
             return None
-        wanted.append((made, parts if parts is not None else made.parts))  # it ran so within less
+        wanted.append((made, parts if parts is not None else made.parts))  # it ran like that within less
     return wanted

@@ -87,7 +87,7 @@ class Divisible:
     slots: tuple[_Slot, ...]
     temporaries: tuple[tuple[int, ...], ...]  # by number within the part: the temporary's variable in each part
     bytes: tuple[tuple[int, ...], ...]  # likewise: its size in each part
-    # Likewise: the slots at which it is born and dies (counted on into the next part), and dies in the last part.
+    # Likewise: the slots of its birth and its death (counted on into the next part), and of its death in the last part
     lives: tuple[tuple[int, int, int], ...]
 
     @property

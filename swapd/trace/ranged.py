@@ -55,7 +55,7 @@ def cut(
     Args:
         trace: of whole variables, as recorded, with `chunk_bytes`.
         use_first_chunk: [uses of the trace]; chunks of a range beyond the variable's end are left out.
-        use_chunk_count: [uses]; a use from chunk 0 on of all chunks, or of more than there are, is a whole variable's.
+        use_chunk_count: [uses]; a use from chunk 0 on of as many chunks as the variable has, or more, is of all of it.
         most_chunks: how many chunks the device holds. A larger variable that no function uses was used in host memory;
             it counts as a variable that is in parts, and has no part.
     """

@@ -166,7 +166,7 @@ def _open(content: bytes, name: str) -> zipfile.ZipFile:
 
 
 def _member(archive: zipfile.ZipFile, member: str, name: str, most: int) -> bytes:
-    """The content of a member, which may have `most` bytes. The size that the archive states is not believed."""
+    """The content of a member, which may have at most `most` bytes. The archive's word for its size is not believed."""
     try:
         info = archive.getinfo(member)
     except KeyError:

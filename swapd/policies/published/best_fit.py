@@ -169,7 +169,7 @@ class _Replay:
         self.done = 0  # outs of this iteration that are complete
 
     def _starts_away(self, v: int) -> bool:
-        """Whether the first move of an entry variable is an in, or it left under its previous number for good."""
+        """Whether an entry variable's first move is an in, or it does not move and left under its previous number."""
         moves = [(m.after_function, 0) for m in self.plan.outs if m.variable == v]
         moves += [(m.after_function, 1) for m in self.plan.ins if m.variable == v]
         if moves:

@@ -105,7 +105,7 @@ def _absences(intervals: Intervals, movable: list[int], threshold: int, ahead: i
 
 
 def _largest(good: Callable[[int], bool], low: int, high: int) -> int:
-    """The largest value for which `good` holds, by bisection; it holds for `low`, and no more from some value on."""
+    """The largest value for which `good` holds, by bisection. It must hold from `low` up to some value, not beyond."""
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if good(middle) else (low, middle - 1)

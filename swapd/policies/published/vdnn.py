@@ -42,17 +42,17 @@ class OffloadCandidate:
 
 
 def vdnn_all(problem: Problem) -> Plan:
-    """Offload the input of every layer. Raises InfeasibleError when a function, or the policy, needs more."""
+    """Offload the input of every layer. Raises InfeasibleError when a function, or the policy, needs more than fits."""
     return _static(problem, "vdnn_all")
 
 
 def vdnn_conv(problem: Problem) -> Plan:
-    """Offload the inputs of convolutions. Raises InfeasibleError when a function, or the policy, needs more."""
+    """Offload convolutions' inputs. Raises InfeasibleError when a function, or the policy, needs more than fits."""
     return _static(problem, "vdnn_conv")
 
 
 def vdnn_dyn(problem: Problem) -> Plan:
-    """Offload the least that fits: nothing, the inputs of convolutions, or those of all layers. Raises as they do."""
+    """Offload the least that fits: nothing, convolutions' inputs, or those of all layers. Raises InfeasibleError."""
     problem.require_feasible()
     if problem.fits:
         return Plan(policy="vdnn_dyn")
@@ -125,7 +125,7 @@ def find_layers(problem: Problem) -> list[OffloadCandidate]:
 
 
 def _stays(problem: Problem) -> list[bool]:
-    """Whether each variable is no feature map but a weight, a buffer or state. What no function writes is an input."""
+    """Whether each variable is a weight, a buffer or state. A variable that no function writes is an input instead."""
     uses = problem.uses
     written = {int(v) for v in uses.variable[uses.write]}
     survives = problem.died == problem.functions
