@@ -9,10 +9,10 @@ made of, and its functions are its *slots*. Over the parts, what a slot uses is 
                 in Python frees one part's temporary when it has that of the next part
 
 A group of p parts is taken as the stretch from 0 to p, and q new parts are even pieces of that stretch. A piece uses
-what the parts that it covers use. If it covers half of a part, it uses half of that part's chunks and temporaries, and
-takes half of its time. One function takes `FUNCTION_SECONDS` at least however small it is (or all it took, if that was
-less). A group that does not look like that stays as it is, and so does its time. What a kernel loses on small parts is
-not modelled.
+what the parts that it covers use. If it covers half of a part, it uses half of that part's moving chunks and of its
+temporaries, and takes half of its time. One function takes `FUNCTION_SECONDS` at least however small it is (or all it
+took, if that was less). A group that does not look like that stays as it is, and so does its time. What a kernel loses
+on small parts is not modelled.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Divisible:
         return self.parts * len(self.slots)
 
     def need_bytes(self, parts: int, chunk_bytes: int) -> int:
-        """About how much the largest of so many parts uses at once, in whole chunks."""
+        """About how many bytes the largest of so many parts uses at once, in whole chunks."""
         needs = []
         for i, slot in enumerate(self.slots):
             given = [operand for operand in slot.operands if operand.temporary < 0]

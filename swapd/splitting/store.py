@@ -323,7 +323,7 @@ def _from_file(error: sqlite3.DatabaseError) -> bool:
 def _says_damaged(error: sqlite3.DatabaseError) -> bool:
     """Whether an error says that the file is damaged.
 
-    SQLite reports missing tables and columns as operational errors, but locks and full disks too.
+    SQLite reports missing tables and columns as operational errors, as it does locks and full disks.
     """
     words = ("no such table", "no such column", "malformed", "has no column")
     return not isinstance(error, sqlite3.OperationalError) or any(part in str(error) for part in words)
