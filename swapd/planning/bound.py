@@ -1,4 +1,4 @@
-"""The bound: step time that no schedule beats when data is written once and read once across the turn.
+"""The bound: a step time that no schedule beats if data leaves once, before the turn, and comes back once, after it.
 
     T >= max(C_f, S / b_out) + max(C_b, S / b_in),    S = max(0, P - M)
 
@@ -33,7 +33,7 @@ class Bound:
 
 
 def bound(problem: Problem) -> Bound:
-    """The bound for `problem`; its compute time when everything fits."""
+    """The bound for `problem`, which is the compute time when everything fits."""
     turn = problem.live_peak_function + 1
     spill = max(0, problem.live_peak_chunks - problem.capacity_chunks) * problem.chunk_bytes
     machine = problem.machine

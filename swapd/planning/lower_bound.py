@@ -1,4 +1,4 @@
-"""Lower bound: a step time that no schedule beats, from the trace itself.
+"""Lower bound: a step time that no schedule beats, computed from the trace itself.
 
 Cut the repeating iteration into stretches of functions. The stretch [i, j) lasts from the start of function i to the
 start of function j, and at least as long as
@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from swapd.planning.problem import Problem
 
 CUTS = 384  # functions at which stretches may meet, at most
-PLANNING_CUTS = 128  # enough to know when a plan of many functions is good
+PLANNING_CUTS = 128  # enough to tell whether a plan of many functions is good
 _MANY = 4000  # functions
 ANCHORS = 6  # functions tried as the start of the whole iteration
 _NEVER = np.iinfo(np.int64).max // 4
@@ -42,7 +42,7 @@ class Stretch:
     """One part of the best cut."""
 
     start: int  # its first function
-    stop: int  # the function that it lasts up to; n or more: of the next iteration
+    stop: int  # the function at whose start it ends; n or more if that is in the next iteration
     seconds: float
     compute_seconds: float
     in_bytes: int  # that it must bring in
@@ -61,9 +61,9 @@ _known: WeakKeyDictionary[Problem, dict[int, LowerBound]] = WeakKeyDictionary()
 
 
 def lower_bound(problem: Problem, cuts: int = CUTS) -> LowerBound:
-    """The best bound over at most `cuts` places to cut; the compute time when nothing else is slower.
+    """The best bound over at most `cuts` places to cut. It is the compute time when nothing else is slower.
 
-    Takes O(cuts * (functions + variables) + cuts^2) time, the first time.
+    The first call for a problem takes O(cuts * (functions + variables) + cuts^2) time; the result is kept.
     """
     known = _known.setdefault(problem, {})
     if cuts not in known:
@@ -72,7 +72,7 @@ def lower_bound(problem: Problem, cuts: int = CUTS) -> LowerBound:
 
 
 def quick_lower_bound(problem: Problem) -> float:
-    """Seconds, of fewer cuts where there are many functions: for planning, which has a second."""
+    """The bound in seconds, from fewer cuts if there are many functions: planning may take only about a second."""
     return lower_bound(problem, CUTS if problem.functions <= _MANY else PLANNING_CUTS).seconds
 
 
@@ -110,9 +110,10 @@ def _anchors(problem: Problem, places: NDArray[np.int64]) -> list[int]:
 
 
 class _Forced:
-    """Seconds that each stretch between two places lasts at least.
+    """The least time of each stretch between two places, in seconds.
 
-    Row a, column d: the stretch from place a over d + 1 places on, around the end of the iteration where need be.
+    Row a and column d of a table stand for the stretch that starts at place a and ends d + 1 places later, if need be
+    in the next iteration.
     """
 
     def __init__(self, problem: Problem, places: NDArray[np.int64]) -> None:
@@ -121,7 +122,7 @@ class _Forced:
         self.largest = max(1, int(problem.chunks.max(initial=0)))
         self.unwrapped = np.concatenate([places, places + n, places[:1] + 2 * n])
         total = np.concatenate([[0.0], np.cumsum(problem.seconds)])
-        # Of the places as they follow each other over two iterations, and the first one of the third.
+        # Start times of all places in two iterations that follow each other, and of the first place in the third.
         self.begin = np.concatenate([total[places], total[places] + total[-1], total[places[:1]] + 2 * total[-1]])
         uses = problem.uses
         order = np.argsort(uses.function, kind="stable")
@@ -135,7 +136,7 @@ class _Forced:
         return slice(int(self.offsets[function]), int(self.offsets[function + 1]))
 
     def _entry_next(self) -> NDArray[np.int64]:
-        """For a variable at the end of the iteration: n + the first function that uses it in the next one."""
+        """int64[V]: n + the function that first uses a surviving variable in the next iteration, else `_NEVER`."""
         problem, n = self.problem, self.n
         uses = problem.uses
         used = np.diff(uses.offsets) > 0
@@ -148,10 +149,10 @@ class _Forced:
         return result
 
     def _snapshots(self) -> NDArray[np.int64]:
-        """int64[m, V]: for each place the next function that uses each variable that exists before the place."""
+        """int64[m, V]: for each place, the function that next uses each variable that exists before the place."""
         problem = self.problem
         following = self._entry_next()
-        following[problem.born == self.n] = _NEVER  # it appears after the last function
+        following[problem.born == self.n] = _NEVER  # such a variable appears after the last function
         found = np.empty((self.m, problem.variables), np.int64)
         at = self.m - 1
         for function in range(self.n - 1, -1, -1):
@@ -178,7 +179,7 @@ class _Forced:
         return result
 
     def _last_writes(self) -> NDArray[np.int64]:
-        """int64[V]: at the end of the iteration the last function that wrote each variable, less than 0: one before."""
+        """int64[V]: for each entry variable, its last writer in the iteration before, numbered from -n to -1."""
         problem, n = self.problem, self.n
         uses = problem.uses
         last = np.full(problem.variables, -_NEVER)
@@ -191,7 +192,7 @@ class _Forced:
         return entry
 
     def _out(self) -> NDArray[np.int64]:
-        """int64[m, m]: chunks that each stretch must send out. Made by its end, as ends know who is needed later."""
+        """int64[m, m]: chunks that each stretch must send out, found for all stretches with the same end at once."""
         n, m = self.n, self.m
         written = self._last_writes()
         result = np.zeros((m, m), np.int64)
@@ -205,39 +206,39 @@ class _Forced:
         return result
 
     def _out_before(self, at: int, written: NDArray[np.int64], result: NDArray[np.int64]) -> None:
-        """Fill in the stretches that last up to place `at`. What lives is kept, even if no later use is known."""
+        """Fill in the stretches that end at place `at`. A live variable is kept even if no later use is known."""
         problem, n, m = self.problem, self.n, self.m
         stop = int(self.places[at])
         live = (problem.born < stop) & (problem.died >= stop) & ~problem.dormant & (written >= stop - n)
         live[self.by_function[self._rows(stop)]] = False
         dirty = self._suffix(written[live] - (stop - n), np.flatnonzero(live))
-        lengths = np.arange(1, m + 1)  # the stretches from so many places before
+        lengths = np.arange(1, m + 1)  # how many places before `at` each stretch starts
         starts = self.unwrapped[m + at - lengths] - stop  # counted from `stop` - n
         excess = int(problem.pinned[stop]) - problem.capacity_chunks
         result[(at - lengths) % m, lengths - 1] = np.maximum(dirty[starts] + excess, 0)
 
     def _suffix(self, position: NDArray[np.int64], variables: NDArray[np.int64]) -> NDArray[np.int64]:
-        """int64[n + 1]: chunks of the variables at each position or behind it."""
+        """int64[n + 1]: for each position, the chunks of the variables at it or behind it."""
         sums = np.bincount(position, weights=self.problem.chunks[variables], minlength=self.n + 1)
         result: NDArray[np.int64] = np.cumsum(sums[::-1])[::-1].astype(np.int64)
         return result
 
     def seconds(self, a: int) -> NDArray[np.float64]:
-        """float64[m]: the least time of the stretches from place a on."""
+        """float64[m]: the least time of each stretch that starts at place a."""
         machine = self.problem.machine
         compute = self.begin[a + 1 : a + self.m + 1] - self.begin[a]
         into = self._copying(self.into[a], machine.in_bytes_per_second)
         out = self._copying(self.out[a], machine.out_bytes_per_second)
-        first = self.problem.seconds[self.places[a]]  # which ends before any of these copies starts
+        first = self.problem.seconds[self.places[a]]  # this function ends before any of these copies starts
         result: NDArray[np.float64] = np.maximum(compute, first + np.maximum(into, out))
         return result
 
     def _copying(self, chunks: NDArray[np.int64], bytes_per_second: float) -> NDArray[np.float64]:
-        copies = -(-chunks // self.largest)  # at least, as a copy is of one variable
+        copies = -(-chunks // self.largest)  # at least so many, as each copy is of one variable
         return chunks * (self.problem.chunk_bytes / bytes_per_second) + copies * self.problem.machine.latency_seconds
 
     def best_cut(self, anchor: int) -> tuple[float, list[tuple[int, int]]]:
-        """The best sum over cuts of the iteration that starts at place `anchor`: seconds, and the pairs of places."""
+        """The best cut of the iteration that starts at place `anchor`: its seconds, and each stretch's two places."""
         m = self.m
         best = np.zeros(m + 1)
         came = np.zeros(m + 1, np.int64)
@@ -254,7 +255,7 @@ class _Forced:
         return float(best[m]), pairs[::-1]
 
     def stretch(self, i: int, j: int) -> Stretch:
-        """What is known of the stretch from place i to place j (both counted on around the iteration)."""
+        """The stretch from place i to place j. Places of the next iteration are counted on from m."""
         a, d, chunk = i % self.m, j - i - 1, self.problem.chunk_bytes
         return Stretch(
             start=int(self.places[a]),

@@ -6,8 +6,8 @@ may start when `after_function` has ended (-1: as the iteration starts), the fir
 complete, and there is room; ins too are copied strictly in order. The two directions do not wait for each other.
 
 A write-back is a copy to the host that leaves the chunks on the device, so that a later out drops them at once.
-Write-backs are made in their own order while no out is due. One whose variable was used again before its turn is left
-out. No move and no function waits for a write-back.
+Write-backs are made in their own order while no out is due. A write-back is skipped if its variable was used again
+before its turn. No move and no function waits for a write-back.
 
 Variables are numbered as in the iteration that the plan serves. A move that is still under way, or still waiting,
 when the iteration ends carries on in the next one; an in with ``before_function == n`` is for the next iteration.
@@ -75,7 +75,7 @@ class Plan:
 
     @property
     def out_chunks(self) -> int:
-        """Chunks that leave, those that are dropped clean included."""
+        """Chunks that leave, including those that are dropped without a copy."""
         return sum(move.chunk_count for move in self.outs)
 
     @property
@@ -96,20 +96,20 @@ class Plan:
         """The plan as one JSON object."""
         fields: dict[str, Any] = {"format": FORMAT, "version": VERSION, **vars(self)}
         fields["fingerprint"] = f"{self.fingerprint:016x}"
-        fields["out_fields"], fields["in_fields"] = Out._fields, In._fields  # write-backs have those of outs
+        fields["out_fields"], fields["in_fields"] = Out._fields, In._fields  # write-backs have the fields of outs
         return json.dumps(fields)
 
     @classmethod
     def from_json(cls, text: str, name: str = "plan") -> Plan:
-        """Read what `to_json` wrote.
+        """Read what `to_json` wrote. Errors call the text `name`.
 
         Raises:
-            PlanError: the text is no plan, or one of another version; `name` is what the error calls it.
+            PlanError: the text is no plan, or a plan of another version.
         """
         if len(text) > LARGEST_FILE:
             raise PlanError(f"{name}: too large for a plan; {LARGEST_FILE} bytes is the most")
         found = structure(text)
-        if found.objects > 1 or found.lists > 8 + found.commas / len(Out._fields):  # a move is a list, and has numbers
+        if found.objects > 1 or found.lists > 8 + found.commas / len(Out._fields):  # a move is a list of numbers
             raise PlanError(f"{name}: not a plan (there are lists or objects in it that a plan does not have)")
         try:
             fields = json.loads(text)

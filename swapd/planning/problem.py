@@ -1,4 +1,4 @@
-"""Problem: what a policy has to solve. A trace in chunks, a capacity in chunks, and the speed of the link.
+"""Problem: what a policy has to solve. It is a trace in chunks, a capacity in chunks, and the speed of the link.
 
 Vocabulary of this file: a *use* of a variable is a function that reads, writes or allocates it; while a function
 runs, everything that it uses is *pinned*. The iteration repeats: a variable that survives it (``died == n``) comes
@@ -19,7 +19,7 @@ from swapd.trace.trace import WRITE, Machine, Trace, live_profile
 MIB = 1 << 20
 DEFAULT_CHUNK_BYTES = 2 * MIB
 GAP_LIMIT_SECONDS = 1e-3
-MOST_CHUNKS = 1 << 28  # of all variables: half a pebibyte in chunks of 2 MiB. A bit each is kept, several times
+MOST_CHUNKS = 1 << 28  # of all variables: half a pebibyte in chunks of 2 MiB. Several masks have a bit for each
 
 
 class InfeasibleError(ValueError):
@@ -61,7 +61,7 @@ class PolicyInfeasibleError(InfeasibleError):
 
 @dataclass(frozen=True, eq=False)
 class UseTable:
-    """Every (variable, function) pair of a use, once, sorted by variable and then by function."""
+    """The uses: each (variable, function) pair once, sorted by variable and then by function."""
 
     variable: NDArray[np.int64]
     function: NDArray[np.int64]
@@ -74,9 +74,9 @@ class Problem:
     """One iteration of n functions over V variables, in chunks. Make it with `from_trace`."""
 
     names: tuple[str, ...]
-    seconds: NDArray[np.float64]  # [n] of each function, with the time the host takes before it
+    seconds: NDArray[np.float64]  # [n] of each function, including the host's time before it
     chunks: NDArray[np.int64]  # [V]
-    variable_bytes: NDArray[np.int64]  # [V] for who has to do without chunks
+    variable_bytes: NDArray[np.int64]  # [V] for policies whose memory is not in chunks
     born: NDArray[np.int32]  # [V] as in Trace
     died: NDArray[np.int32]  # [V] as in Trace
     previous: NDArray[np.int32]  # [V] as in Trace
@@ -89,7 +89,7 @@ class Problem:
     budget_bytes: int
     machine: Machine
     fingerprint: int
-    labels: tuple[str, ...] | None = None  # [V] what people call the variables; None: "variable v"
+    labels: tuple[str, ...] | None = None  # [V] what people call the variables; if None, "variable v"
 
     @classmethod
     def from_trace(
@@ -104,8 +104,9 @@ class Problem:
     ) -> Problem:
         """The problem of running `trace` within `budget_bytes`.
 
-        What is not given is taken from the trace, and then from the defaults. The host's time between two functions
-        counts up to `gap_limit_seconds`, because a trace recorded under memory pressure has stalls there.
+        An argument that is not given is taken from the trace, or from the defaults if the trace does not have it. The
+        host's time between two functions counts up to `gap_limit_seconds`, because a trace recorded under memory
+        pressure has stalls there.
         """
         chunk = chunk_bytes or trace.chunk_bytes or DEFAULT_CHUNK_BYTES
         slabs = trace.slab_chunks_peak if slab_chunks_peak is None else slab_chunks_peak
@@ -159,7 +160,7 @@ class Problem:
 
     @cached_property
     def successor(self) -> NDArray[np.int32]:
-        """int32[V]: the entry variable that a surviving variable is in the next iteration, or -1."""
+        """int32[V]: the entry variable that each variable becomes in the next iteration; -1 if there is none."""
         result = np.full(self.variables, -1, np.int32)
         known = np.flatnonzero(self.previous >= 0)
         result[self.previous[known]] = known
@@ -167,7 +168,7 @@ class Problem:
 
     @cached_property
     def uses(self) -> UseTable:
-        """All uses, an allocation counted as a write by the function that it happens in."""
+        """All uses. An allocation counts as a write by the function in which it happens."""
         n, count = self.functions, self.variables
         inside = np.flatnonzero((self.born >= 0) & (self.born < n))
         functions = np.concatenate([np.repeat(np.arange(n), np.diff(self.use_offsets)), self.born[inside]])
@@ -181,7 +182,7 @@ class Problem:
 
     @cached_property
     def live(self) -> NDArray[np.int64]:
-        """int64[n]: chunks live at each function if nothing were swapped, dormant variables left out."""
+        """int64[n]: chunks that would be live at each function if nothing were swapped, without dormant variables."""
         sizes = np.where(self.dormant, 0, self.chunks)
         return live_profile(self.born, self.died, sizes, self.functions)
 
@@ -206,7 +207,7 @@ class Problem:
 
     @property
     def live_peak_function(self) -> int:
-        """The first function at which the most chunks are live; where the phases of `bound` meet."""
+        """The first function at which the most chunks are live. It ends the forward phase of `bound`."""
         return int(self.live.argmax()) if self.functions else 0
 
     @property
@@ -216,7 +217,7 @@ class Problem:
 
     @property
     def compute_seconds(self) -> float:
-        """One iteration when everything fits."""
+        """The time of one iteration when everything fits."""
         return float(self.seconds.sum())
 
     @property

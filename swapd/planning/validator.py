@@ -3,7 +3,7 @@
 It assumes nothing of how plans are made. It repeats the iteration three times, one step per function, and at each
 step does every move that could have happened by then: an out once its function and those of all outs before it in
 the list have ended (a function that lacks room can wait for it), an in once its function, its outs and all ins before
-it are done. What is resident then is the most that can be, and has to fit; what is absent then no function may use.
+it are done. What is then resident is the most that can be, so it has to fit. No function may use what is then absent.
 A plan without a violation can be carried out at any speed of the link without a demand swap-in, without an eviction
 and without a deadlock.
 """
@@ -41,7 +41,7 @@ class Fault(enum.Enum):
 
 
 class Violation(NamedTuple):
-    """One thing that is wrong; what does not apply is -1. `move` counts in the list of outs, ins or write-backs."""
+    """One thing that is wrong. A number that does not apply is -1. `move` indexes outs, ins or write-backs."""
 
     fault: Fault
     function: int = -1
@@ -60,9 +60,10 @@ def validate(problem: Problem, plan: Plan) -> list[Violation]:
 
 
 def planned_residency(problem: Problem, plan: Plan) -> list[dict[int, set[int]]]:
-    """For each function of the steady state what `plan` has on the device while it runs, at infinitely fast links.
+    """What `plan` has on the device while each function of the steady state runs, if links were infinitely fast.
 
-    [n] of {variable: its chunks}, for every variable that is live at the function and not dormant.
+    Returns a list [n] of {variable: its chunks on the device}, with every variable that is live at the function and not
+    dormant.
     """
     walk = _Walk(problem, plan)
     first, found = (ITERATIONS - 1) * problem.functions, []
@@ -81,7 +82,7 @@ def planned_residency(problem: Problem, plan: Plan) -> list[dict[int, set[int]]]
 
 
 def malformed(problem: Problem, plan: Plan) -> list[Violation]:
-    """What does not even name variables, chunks and functions that there are. Everything else can be simulated."""
+    """Violations of moves that name variables, chunks or functions that do not exist. Other plans can be simulated."""
     n, found = problem.functions, []
     moves: list[tuple[int, Out | In]] = [*enumerate(plan.outs), *enumerate(plan.ins), *enumerate(plan.write_backs)]
     for index, move in moves:
@@ -105,7 +106,7 @@ class _Storage:
 
     chunks: int
     first: int  # the first step at which it is live
-    movable: int  # the first step before which it can move: when it is live already as that one starts
+    movable: int  # the first step before which it can move, because it is live already as that step starts
     died: int = -1  # the last step at which it is live
     uses: list[int] = field(default_factory=list)
     absent: set[int] = field(default_factory=set)
@@ -115,8 +116,8 @@ class _Storage:
 class _Event:
     storage: _Storage
     chunks: set[int]
-    own: int  # the step before which it may happen, as it says itself
-    step: int  # the same with all that it has to wait for
+    own: int  # the step before which the move may happen by its own `after_function`
+    step: int  # the step before which it may happen, given all that it has to wait for
     iteration: int
     index: int
     move: Out | In
@@ -134,7 +135,7 @@ class _Walk:
         self._first_state()
 
     def _name(self, iteration: int) -> None:
-        """Give each variable of an iteration its storage: its own, or that of the variable it was before."""
+        """Give each variable of an iteration a new storage, or that of the variable that it was in the one before."""
         problem, n = self.problem, self.n
         names = []
         for v in range(problem.variables):
@@ -172,14 +173,14 @@ class _Walk:
         return _Event(self.named[iteration][move.variable], chunks, own, step, iteration, index, move)
 
     def _first_state(self) -> None:
-        """What is inherited starts where the iteration leaves it.
+        """Put the chunks of inherited variables where an iteration leaves them.
 
-        That is on the host for a chunk whose first move is an in, and for one that does not move although the last
-        move under its previous number was an out.
+        A chunk is on the host if its first move is an in, or if it does not move and the last move under its previous
+        number was an out.
         """
         moves: list[Out | In] = [*self.plan.outs, *self.plan.ins]
         moves.sort(key=lambda move: (move.after_function, isinstance(move, In)))
-        first: dict[tuple[int, int], bool] = {}  # (variable, chunk): whether that move was an in
+        first: dict[tuple[int, int], bool] = {}  # (variable, chunk): whether its first move is an in
         last: dict[tuple[int, int], bool] = {}
         for move in moves:
             for chunk in range(move.first_chunk, move.first_chunk + move.chunk_count):
@@ -200,7 +201,7 @@ class _Walk:
         return list(self.found)
 
     def move(self, step: int) -> None:
-        """Every move that may happen before function `step`."""
+        """Make every move that may happen before function `step`."""
         for event in self.outs:
             if event.step == step:
                 self._out(event, step)
@@ -222,7 +223,10 @@ class _Walk:
         storage.absent |= event.chunks
 
     def _write_backs(self, step: int) -> None:
-        """They are made when the link has time, or not at all; as they may start, there has to be something to copy."""
+        """Check the write-backs that may start at `step`.
+
+        They are made when the link has time, or not at all, but there must be something to copy once they may start.
+        """
         iteration, function = divmod(step, self.n)
         for index, move in enumerate(self.plan.write_backs):
             if move.after_function + 1 != function:
@@ -257,7 +261,7 @@ class _Walk:
         storage.absent -= event.chunks
 
     def _run(self, step: int) -> None:
-        """Function `step` starts: is all that it uses there, and does all that is there fit?"""
+        """Check, as function `step` starts, that all that it uses is there, and that all that is there fits."""
         live = [storage for storage in self.storages if storage.first <= step <= storage.died]
         for storage in live:
             if storage.absent and step in storage.uses:
@@ -270,7 +274,7 @@ class _Walk:
             self._report(Fault.DEADLOCK if least <= self.problem.capacity_chunks else Fault.OVER_CAPACITY, step)
 
     def _overdue(self, events: list[_Event], storage: _Storage, step: int) -> set[int]:
-        """Chunks whose move says it may happen by now, but has to wait for something later."""
+        """Chunks whose move may happen by now as it says itself, but has to wait for something later."""
         chunks: set[int] = set()
         for event in events:
             if event.storage is storage and event.own <= step < event.step:

@@ -32,7 +32,7 @@ _POLICIES: dict[str, Policy] = {
     "vdnn_dyn": lambda problem, window_bytes: vdnn_dyn(problem),
 }
 
-# What others published: for comparison in simulation, not offered to programs that run.
+# Policies that others published. They are for comparison in simulation, and are not offered to programs that run.
 PUBLISHED = ("nnabla", "window_best_fit", "lms", "lms_best_fit", "vdnn_all", "vdnn_conv", "vdnn_dyn")
 # These find no plan for some problems in which every function fits by itself; they raise PolicyInfeasibleError then.
 _MAY_REFUSE = ("window_best_fit", "lms", "lms_best_fit", "vdnn_all", "vdnn_conv", "vdnn_dyn")
@@ -44,7 +44,7 @@ def available() -> tuple[str, ...]:
 
 
 def unconditional() -> tuple[str, ...]:
-    """The names of those that plan every problem in which each function fits by itself."""
+    """The names of the policies that plan every problem in which each function fits by itself."""
     return tuple(name for name in _POLICIES if name not in _MAY_REFUSE)
 
 
@@ -52,7 +52,7 @@ def get(name: str) -> Policy:
     """The policy of that name: a function of a problem and a schedule window in bytes (None: chosen by the policy).
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is no such policy.
     """
     try:
         return _POLICIES[name]
@@ -61,7 +61,7 @@ def get(name: str) -> Policy:
 
 
 def make_plan(problem: Problem, policy: str = "auto", window_bytes: int | None = None) -> Plan:
-    """Plan `problem`, simulate the plan, and note both figures in it. Empty when everything fits.
+    """Plan `problem`, and note the simulated time and the bound in the plan. It is empty when everything fits.
 
     Raises:
         InfeasibleError: a function alone needs more than the capacity.

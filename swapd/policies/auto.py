@@ -18,9 +18,9 @@ from swapd.policies.window import window, windows
 from swapd.simulation.simulator import simulate_once
 
 _TOLERANCE = 1.005
-MOST_FUNCTIONS = 1500  # of problems for which windows are tried: they take about 0.06 ms a function each
-MOST_OF_LEDGER = 4000  # and the ledger, which takes a tenth of it
-_LEDGER_PASSES = 4  # as some problems take a hundred, of about 10 us a function
+MOST_FUNCTIONS = 1500  # of problems for which windows are tried: each window takes about 0.06 ms a function
+MOST_OF_LEDGER = 4000  # functions of problems for which the ledger is tried: it takes a tenth of a window's time
+_LEDGER_PASSES = 4  # at most, as some problems take a hundred; each takes about 10 us a function
 
 
 def auto(problem: Problem, window_bytes: int | None = None) -> Plan:

@@ -1,15 +1,15 @@
 """Choice: how many chunks leave over each idle interval.
 
-While a function is over capacity, take the one that is furthest over and let chunks leave over the intervals that
-cover it, longest idle time first, only as many as are needed. If asked, those come first that may leave without a
-copy at that moment: what was not written since an earlier interval can be written back there. Evicting what is needed
-furthest ahead is Belady's rule ("A study of replacement algorithms for a virtual-storage computer", 1966); choosing
-whole intervals ahead is what lets a transfer start long before its room is needed. What later choices made superfluous
-stays after all.
+While functions are over capacity, the one that is furthest over is taken, and chunks leave over the intervals that
+cover it, only as many as are needed. The interval with the longest idle time comes first. With `clean_first`, intervals
+whose chunks may leave without a copy come before all others: what was not written since an earlier interval can be
+written back during that one. Evicting what is needed furthest ahead is Belady's rule ("A study of replacement
+algorithms for a virtual-storage computer", 1966); choosing whole intervals ahead is what lets a transfer start long
+before its room is needed. Chunks that need not leave, because of what was chosen later, stay after all.
 
-A transfer takes time at both ends of its interval, during which the memory is not free. With a `margin` the intervals
-are first shortened by that many times their own transfer time, so that what leaves is enough also while other transfers
-are under way; where that cannot be met, the whole intervals have to do.
+Transfers take time at both ends of an interval, and the memory is not free meanwhile. With a `margin` the intervals are
+first shortened by that many times their own transfer time, so that enough leaves even while other transfers are under
+way. Where the shortened intervals do not suffice, the whole ones are used.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def choose(problem: Problem, intervals: Intervals, margin: float = 0.0, clean_fi
 
 
 def _shortened(problem: Problem, intervals: Intervals, margin: float) -> tuple[Counts, Counts]:
-    """The intervals without `margin` times the time that the variable takes out, and in."""
+    """The intervals, shortened by `margin` times their variable's copy out at the start, and in at the end."""
     if margin == 0:
         return intervals.start, intervals.stop
     n, machine = problem.functions, problem.machine
@@ -89,7 +89,7 @@ def _take(
             taken[interval] += amount
             left[place] -= amount
             resident.add(int(starts[place]), int(stops[place]), -amount)
-            excess = int(resident.at(worst)) - capacity  # twice as much less, where the interval covers it twice
+            excess = int(resident.at(worst)) - capacity  # twice as much less if the interval covers the function twice
             if excess <= 0:
                 break
         if excess > 0:
@@ -104,7 +104,7 @@ def _give_back(problem: Problem, order: Counts, start: Counts, stop: Counts, res
             first, last = int(start[interval]), int(stop[interval])
             room = problem.capacity_chunks - resident.highest(first, last)
             if last - first > problem.functions:
-                room //= 2  # longer than an iteration: two storages are within it at the same time
+                room //= 2  # in an interval longer than an iteration, two storages are away at the same time
             room = min(room, int(taken[interval]))
             if room > 0:
                 taken[interval] -= room

@@ -1,9 +1,9 @@
 """The idle policy: move the least data, over the intervals in which it is missed least.
 
-`choice` says what leaves, `placement` when. Both have to guess how long transfers and stalls will take; the policy
-tries a few ways to choose, keeps what simulates fastest, and then repeats it a few times with the functions' times
-stretched by the stalls seen, which moves the guesses towards what will happen. How often depends on the size of the
-problem, so that planning ends within about a second.
+`choice` says what leaves, and `placement` says when. Both have to guess how long transfers and stalls will take. So the
+policy tries a few ways to choose, and keeps the plan that simulates fastest. It then plans again a few times, with the
+functions' times stretched by the simulated stalls, which moves the guesses towards what will happen. The number of
+attempts depends on the size of the problem, so that planning ends within about a second.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from swapd.simulation.simulator import SimulationResult, simulate_once
 class Way(NamedTuple):
     """How to choose and to place."""
 
-    clean_first: bool  # what may leave without a copy, before the longest idle
-    margin: float  # times an interval's own transfer time
-    latencies: int = LATENCIES  # of a copy: what a piece takes at least
+    clean_first: bool  # what may leave without a copy is chosen before what is idle longest
+    margin: float  # intervals are shortened by so many times their own transfer time
+    latencies: int = LATENCIES  # a piece takes at least so many times the latency of a copy
 
 
 WAYS = (
     *(Way(clean_first, margin) for clean_first in (True, False) for margin in (2.0, 0.0, 4.0)),
     *(Way(True, margin, LATENCIES // 4) for margin in (2.0, 0.0, 4.0)),
 )
-ROUNDS = 3  # with stretched times
-WORK = 30_000  # functions and intervals gone through in all, about: what a second is enough for
-CLOSE = 1.01  # times the bound: near enough not to look further
+ROUNDS = 3  # attempts with stretched times
+WORK = 30_000  # about how many functions and intervals can be gone through in a second
+CLOSE = 1.01  # times the bound: a plan that is this near ends the search
 
 
 def idle(problem: Problem, work: int = WORK) -> Plan:
-    """Plan by longest idle time; `work` is how many functions and intervals are gone through, about.
+    """Plan by longest idle time, going through about `work` functions and intervals in all.
 
     Raises:
         InfeasibleError: a function alone needs more than the capacity.
@@ -70,7 +70,7 @@ def idle(problem: Problem, work: int = WORK) -> Plan:
 
 
 def _attempt(problem: Problem, paced: Problem, intervals: Intervals, way: Way) -> tuple[Plan, SimulationResult]:
-    """A plan made with the times of `paced`, whose intervals are given, and what it does at those of `problem`."""
+    """A plan made with the times and the intervals of `paced`, and its simulation with the times of `problem`."""
     plan = place(paced, intervals, choose(paced, intervals, way.margin, way.clean_first), "idle", way.latencies)
     return plan, simulate_once(problem, plan)
 

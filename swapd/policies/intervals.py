@@ -23,14 +23,14 @@ from swapd.planning.problem import Problem
 class Intervals:
     """Arrays of one entry per interval."""
 
-    out_variable: NDArray[np.int64]  # the variable that leaves, in the iteration in which it leaves
-    in_variable: NDArray[np.int64]  # the same storage where it comes back; -1 when it does not
+    out_variable: NDArray[np.int64]  # the variable that leaves, as numbered in the iteration in which it leaves
+    in_variable: NDArray[np.int64]  # the same storage, as numbered where it comes back; -1 if it does not come back
     start: NDArray[np.int64]
     stop: NDArray[np.int64]
     chunks: NDArray[np.int64]  # of the variable
     seconds: NDArray[np.float64]  # how long the functions within it take
     wraps: NDArray[np.bool_]  # whether it crosses the end of the iteration
-    clean_after: NDArray[np.int64]  # the interval before it of this storage, when nothing wrote in between; else -1
+    clean_after: NDArray[np.int64]  # the storage's interval before this one, if nothing wrote in between; else -1
 
     def __len__(self) -> int:
         return len(self.start)
@@ -42,7 +42,7 @@ def find_intervals(problem: Problem) -> Intervals:
 
 
 def host_valid(intervals: Intervals, taken: NDArray[np.int64]) -> NDArray[np.int64]:
-    """For each interval, how many of its first chunks leave clean when `taken` chunks of every interval leave.
+    """For each interval, how many of its first chunks leave clean if ``taken[i]`` chunks leave over each interval i.
 
     The host copy of a chunk stays valid from one interval to the next as long as no function writes in between.
     """
@@ -58,7 +58,7 @@ def host_valid(intervals: Intervals, taken: NDArray[np.int64]) -> NDArray[np.int
 
 
 def start_times(problem: Problem) -> NDArray[np.float64]:
-    """float64[2n + 1]: when function f starts, at index f + n, for f from -n to n, if nothing stalled."""
+    """float64[2n + 1]: index f + n has the time at which function f starts if nothing stalls, for f from -n to n."""
     total = np.concatenate([[0.0], np.cumsum(problem.seconds)])
     return np.concatenate([total[:-1] - total[-1], total])
 
@@ -68,8 +68,8 @@ class _Finder:
         self.problem = problem
         self.n = problem.functions
         self.rows: list[tuple[int, int, int, int, int]] = []  # out_variable, in_variable, start, stop, clean_after
-        self.unwritten: dict[int, int] = {}  # inherited variable: its first interval, nothing written before it
-        self.latest: dict[int, int] = {}  # variable: its last interval, nothing written after it
+        self.unwritten: dict[int, int] = {}  # inherited variable: its first interval, if nothing wrote before it
+        self.latest: dict[int, int] = {}  # variable: its last interval, if nothing wrote after it; else -1
 
     def find(self) -> Intervals:
         problem = self.problem
@@ -80,7 +80,7 @@ class _Finder:
             if problem.chunks[v] > 0:
                 first, last = offsets[v], offsets[v + 1]
                 self._within(v, functions[first:last], writes[first:last], arrives)
-        for v, row in self.unwritten.items():  # what it left clean in the iteration before, it leaves clean in this one
+        for v, row in self.unwritten.items():  # a host copy from the iteration before is still valid
             before = self.latest.get(int(problem.previous[v]), -1)
             self.rows[row] = (*self.rows[row][:4], before)
         columns = np.array(self.rows, dtype=np.int64).reshape(len(self.rows), 5).T

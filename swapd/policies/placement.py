@@ -1,9 +1,9 @@
-"""Placement: from how many chunks leave over each interval to the two ordered lists of a plan.
+"""Placement: makes the two ordered lists of a plan from how many chunks leave over each interval.
 
-Works on the resident profile: for each function, the chunks that are on the device while it runs, all outs whose
-interval has started counted as gone and all ins that may have started counted as back. Every in is placed so that the
-profile stays within the capacity, which is also what makes the order safe at any speed of the link: a function that
-lacks room waits for outs that depend on nothing later than itself.
+It works on the resident profile, which has the chunks that are on the device while each function runs. There, chunks
+count as gone once their interval has started, and as back once their in may have started. Every in is placed so that
+the profile stays within the capacity. That also makes the order safe at any speed of the link: a function that lacks
+room waits for outs that depend on nothing later than that function.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def place(
 ) -> Plan:
     """The plan in which the first ``taken[i]`` chunks leave over interval i.
 
-    `taken` must bring every function within the capacity. Pieces take at least `latencies` times that of a copy.
+    `taken` must bring every function within the capacity. A piece takes at least `latencies` times a copy's latency.
     """
     outs = _place_outs(problem, intervals, taken, latencies)
     ins = _place_ins(problem, intervals, taken, latencies)
@@ -40,7 +40,7 @@ def place(
 
 
 def _place_outs(problem: Problem, intervals: Intervals, taken: NDArray[np.int64], latencies: int) -> list[Piece]:
-    """Outs in the order in which their intervals start; what leaves clean, and so at once, before the rest."""
+    """Outs in the order in which their intervals start. At each start, clean chunks come first: they leave at once."""
     clean = np.minimum(host_valid(intervals, taken), taken)
     rate = problem.machine.out_bytes_per_second
     rows: list[tuple[int, int, int, Piece]] = []
@@ -93,7 +93,7 @@ def _useful_starts(
     """For each interval in `order`, the function before which it is of no use to start its in.
 
     An in that starts earlier than the link needs holds room that functions before its own could use. The latest
-    sufficient start follows from the last need back; going round twice closes the cycle.
+    sufficient starts are found backwards from the last need; going round the iteration twice closes the cycle.
     """
     times = start_times(problem)
     n, iteration = problem.functions, problem.compute_seconds
@@ -118,7 +118,7 @@ def _earliest(held: Usage, start: int, stop: int, most: int) -> int:
 def _ordered_ins(
     problem: Problem, intervals: Intervals, taken: NDArray[np.int64], outs: list[Piece], ins: list[Piece]
 ) -> list[In]:
-    """The list of ins: what may start in an iteration, then what may start before it ends but serves the next."""
+    """The list of ins: those that serve an iteration, then those that may start before it ends but serve the next."""
     n = problem.functions
     outs_needed = _OutsNeeded(problem, intervals, taken, outs, ins)
     moves = []
@@ -135,10 +135,10 @@ def _ordered_ins(
 
 
 class _OutsNeeded:
-    """How many outs of the list must be complete for given room or chunks.
+    """How many outs of the list must be complete so that there is room, or so that given chunks have left.
 
-    One sweep over the functions keeps, for each out, the chunks of it that are away (`_PrefixSums`): they are from the
-    start of their interval on, and no longer once their in may have started or the interval has ended.
+    One sweep over the functions keeps, for each out, how many of its chunks are away (`_PrefixSums`). A chunk is away
+    from the start of its interval until its in may have started or the interval has ended.
     """
 
     def __init__(
@@ -160,13 +160,13 @@ class _OutsNeeded:
         self.known = self._sweep(excess, taken.tolist(), wanted)
 
     def for_chunk(self, interval: int, chunk: int) -> int:
-        """Outs to complete until the interval's chunks up to `chunk` have left."""
+        """How many outs to complete until the interval's chunks up to `chunk` have left."""
         return next(
             index + 1 for index in self.of_interval[interval] if self.outs[index].first + self.outs[index].count > chunk
         )
 
     def for_room(self, function: int) -> int:
-        """Outs to complete until `function` has its room, all ins counted that may have started before it."""
+        """How many outs to complete until `function` has its room beside all ins that may have started before it."""
         return self.known.get(function, 0)
 
     def _sweep(self, excess: list[int], taken: list[int], wanted: set[int]) -> dict[int, int]:
@@ -221,7 +221,7 @@ class _OutsNeeded:
 
 
 class _PrefixSums:
-    """Numbers that change one by one, and the shortest prefix with a given sum; both in O(log n) (Fenwick 1994)."""
+    """Numbers with O(log n) to change one, and to find the shortest prefix with a given sum (Fenwick 1994)."""
 
     def __init__(self, count: int) -> None:
         self.values = [0] * count
@@ -238,7 +238,7 @@ class _PrefixSums:
                 at += at & -at
 
     def count_for(self, total: int) -> int:
-        """How many numbers from the start add up to `total` or more; one more than there are when all do not."""
+        """How many numbers from the start add up to `total` or more; one more than there are if all of them do not."""
         at, step = 0, self.top
         while step:
             if at + step < len(self.sums) and self.sums[at + step] < total:

@@ -1,9 +1,9 @@
-"""Usage: a number for each function of the iteration, added to and asked for its maximum over stretches of functions.
+"""Usage: a number for each function of the iteration. Amounts are added, and maxima found, over stretches of functions.
 
 Stretches are in the coordinates of `intervals`: functions of the iteration before are negative, and wrap around. Plain
 arrays take time in proportion to the stretch, which is fastest up to some ten thousand functions. Beyond that,
-`BlockUsage` keeps an amount to add and the maximum for each block, so that a stretch costs two blocks and a number
-for each block between them. Both give the same answers, so plans do not depend on which one is used.
+`BlockUsage` keeps an amount to add and the maximum for each block, so that a stretch costs the work of two blocks, and
+of one number for each block between them. Both give the same answers, so plans do not depend on which one is used.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ BLOCK = 512
 
 
 def make_usage(values: Counts) -> Usage:
-    """The profile of a copy of `values`, in the form that is fastest for so many."""
+    """A usage that begins with a copy of `values`, in the form that is fastest for so many of them."""
     return Usage(values.copy()) if len(values) < BLOCKS_FROM else BlockUsage(values)
 
 
 class Usage:
-    """Plain numbers."""
+    """The numbers in a plain array."""
 
     def __init__(self, values: Counts) -> None:
         self.n = len(values)
@@ -57,7 +57,7 @@ class Usage:
         return None
 
     def array(self) -> Counts:
-        """The numbers."""
+        """All numbers, in the order of the functions."""
         return self.values
 
     def _add(self, start: int, stop: int, amount: int) -> None:
@@ -71,20 +71,20 @@ class Usage:
         return start + int(above[-1]) if len(above) else None
 
     def first_of_highest(self) -> int:
-        """The first function with the maximum of all."""
+        """The first function that has the maximum of all numbers."""
         return int(self.values.argmax())
 
     def at(self, function: int) -> int:
-        """One number."""
+        """The number of one function."""
         return int(self.values[function])
 
 
 class BlockUsage(Usage):
-    """Blocks of numbers. Invariant: ``tops[b] == values of block b, their maximum, + adds[b]``."""
+    """The numbers in blocks. Invariant: ``tops[b]`` is the maximum of the values of block b, plus ``adds[b]``."""
 
     def __init__(self, values: Counts) -> None:
         count = -(-len(values) // BLOCK)
-        least = np.iinfo(np.int64).min // 2  # behind the last function
+        least = np.iinfo(np.int64).min // 2  # of the entries behind the last function
         padded = np.full(count * BLOCK, least, np.int64)
         padded[: len(values)] = values
         super().__init__(padded)

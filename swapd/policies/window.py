@@ -30,11 +30,11 @@ from swapd.simulation.simulator import simulate
 
 SHARES = (1 / 4, 1 / 2, 3 / 4, 1.0)  # of the capacity: the windows tried when none is given
 _PIECES = 8
-_ITERATIONS = 6  # tried until the state repeats
+_ITERATIONS = 6  # at most, until the state repeats
 
 
 def window(problem: Problem, window_bytes: int | None = None) -> Plan:
-    """Plan with a schedule window of `window_bytes`; None takes the best of `SHARES` of the capacity, as simulated.
+    """Plan with a schedule window of `window_bytes`; if it is None, with the one of `SHARES` that simulates fastest.
 
     Raises:
         InfeasibleError: a function alone needs more than the capacity.
@@ -52,13 +52,13 @@ def window(problem: Problem, window_bytes: int | None = None) -> Plan:
 
 
 def window_of_wholes(problem: Problem, window_bytes: int) -> Plan:
-    """The same with variables that leave and come back as wholes, for memory without virtual addresses."""
+    """As `window`, but variables leave and come back as wholes, for memory without virtual addresses."""
     problem.require_feasible()
     return Plan(policy="window") if problem.fits else _plan(problem, window_bytes, whole=True)
 
 
 def windows(problem: Problem) -> list[int]:
-    """The sizes in bytes that are tried when none is given."""
+    """The schedule windows in bytes that are tried when none is given."""
     return sorted({max(1, int(share * problem.capacity_chunks)) * problem.chunk_bytes for share in SHARES})
 
 
@@ -116,13 +116,13 @@ class _Schedule:
         self.window: deque[tuple[int, int, _Storage]] = deque()  # W_i: step, variable, storage
         self.next = (0, 0)  # the entry of the variable-sequence behind the window: step, index
         self.queue: deque[_Storage] = deque()  # reserved, the oldest first
-        self.window_sum = 0  # chunks in W_i, one that occurs twice counted twice
+        self.window_sum = 0  # chunks in W_i; those of a variable that occurs twice count twice
         self.held = 0  # chunks of the variables in W_i
         self.reserved = 0  # chunks that are reserved and still on the device
         self.states: list[object] = []
 
     def run(self) -> tuple[list[Out], list[In]] | None:
-        """The moves of an iteration that ends in the state in which it starts; None when there is none."""
+        """The moves of an iteration that ends in the state in which it starts; None if no such iteration was found."""
         for iteration in range(_ITERATIONS):
             self._enter(iteration)
             if iteration > 1 and self.states[-1] == self.states[-2] == self.states[-3]:
@@ -135,7 +135,7 @@ class _Schedule:
         return None
 
     def _variables(self, iteration: int) -> list[_Storage]:
-        """The storage of each variable of an iteration; what it inherits is the iteration before's."""
+        """The storage of each variable of an iteration. Inherited variables have storages of the iteration before."""
         if iteration not in self.storages:
             made = []
             for v, (chunks, before) in enumerate(zip(self.problem.chunks.tolist(), self.problem.previous.tolist())):
@@ -176,7 +176,7 @@ class _Schedule:
         return entries, self.next[0] - iteration * self.n, self.next[1], len(self.queue)
 
     def _step(self, step: int) -> None:
-        """(a) and (b) for the function of `step`, after (c) and (d) for the one before it."""
+        """Do (a) and (b) for the function of `step`, after (c) and (d) for the one before it."""
         iteration, function = divmod(step, self.n)
         left = []
         while self.window and self.window[0][0] < step:

@@ -1,8 +1,8 @@
 """Write-backs: copies made ahead of the moment at which a variable leaves, while the link out has nothing else to do.
 
-A gradient, say, is written in the backward pass, idle until the optimizer reads it, and in the way from then on. If it
-is copied before, it is dropped at once when room is short. So what leaves dirty is written back over the longest idle
-interval that it has had since it was last written.
+A gradient, say, is written in the backward pass and idle until the optimizer reads it; from then on it is in the way.
+If it was copied while it was idle, it is dropped at once when room is short. So what leaves dirty is written back over
+the longest idle interval that it has had since it was last written.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def write_backs(problem: Problem, intervals: Intervals, taken: NDArray[np.int64]
     rate = problem.machine.out_bytes_per_second
     clean = np.minimum(host_valid(intervals, taken), taken)
     found: list[Out] = []
-    written: dict[int, int] = {}  # interval: its first chunks that are written back already
+    written: dict[int, int] = {}  # interval: how many of its first chunks are written back already
     for leaving in np.flatnonzero((taken > clean) & (intervals.clean_after >= 0)).tolist():
         over = max(_earlier(intervals, leaving), key=lambda interval: float(intervals.seconds[interval]))
         start, stop = max(int(clean[leaving]), written.get(over, 0)), int(taken[leaving])
@@ -37,7 +37,7 @@ def write_backs(problem: Problem, intervals: Intervals, taken: NDArray[np.int64]
 
 
 def _earlier(intervals: Intervals, interval: int) -> Iterator[int]:
-    """The intervals since the variable was last written, latest first; at least one. Those of a circle once."""
+    """The intervals since the variable was last written, latest first; at least one. In a circle each comes once."""
     at = int(intervals.clean_after[interval])
     seen: set[int] = set()
     while at >= 0 and at != interval and at not in seen:

@@ -1,1 +1,1 @@
-"""What a plan takes on a machine that is simulated."""
+"""How long a plan takes on a simulated machine, and what happens there."""

@@ -1,7 +1,7 @@
 """Events: what a simulated machine does, one by one, for pictures and Perfetto traces.
 
-The machine's `log` is None, or a list that gets these as they happen, of all iterations and in the machine's time.
-`swapd.simulation.simulator.simulate_events` gives those of the iteration that is reported.
+The machine's `log` is None, or a list to which it appends the events of all iterations as they happen, in its own time.
+`swapd.simulation.simulator.simulate_events` returns the events of the iteration that is reported.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Run(NamedTuple):
 
 
 class Stall(NamedTuple):
-    """Function `function` waits, in the end for `variable`; -1: for room."""
+    """Function `function` waits. What it waits for last is `variable`, or room if that is -1."""
 
     function: int
     variable: int
@@ -37,7 +37,7 @@ class Stall(NamedTuple):
 
 
 class Copy(NamedTuple):
-    """Chunks on a link. Noted when the copy starts, as its end is known by then."""
+    """Chunks on a link. The event is logged when the copy starts, as its end is known by then."""
 
     is_out: bool
     variable: int
@@ -48,7 +48,7 @@ class Copy(NamedTuple):
 
 
 class Held(NamedTuple):
-    """From `start` until the next one of these, `chunks` chunks are taken."""
+    """From `start` until the next event of this kind, `chunks` chunks are taken."""
 
     start: float
     chunks: int
@@ -64,16 +64,16 @@ class Events:
     seconds: float
     runs: tuple[Run, ...]  # [n]
     stalls: tuple[Stall, ...]
-    copies: tuple[Copy, ...]  # by start; variables as numbered in this iteration, -1: freed with the one before
+    copies: tuple[Copy, ...]  # by start; variables as numbered in this iteration, -1 if freed with the one before
     held: tuple[Held, ...]  # by start
 
     def copies_of(self, *, is_out: bool) -> list[Copy]:
-        """Those in one direction."""
+        """The copies in one direction."""
         return [copy for copy in self.copies if copy.is_out == is_out]
 
 
 def last_iteration(problem: Problem, log: Sequence[Event], seconds: float) -> Events:
-    """The last iteration of `log`, which took so many `seconds`; copies still under way as it began included."""
+    """The last iteration of `log`, which took so many `seconds`, with the copies still under way as it began."""
     places = [at for at, event in enumerate(log) if isinstance(event, IterationStart)]
     began = log[places[-1]].start
     before = log[places[-2] : places[-1]] if len(places) > 1 else []
@@ -93,7 +93,7 @@ def last_iteration(problem: Problem, log: Sequence[Event], seconds: float) -> Ev
 
 
 def _carried_over(problem: Problem, events: Iterable[Event], began: float) -> list[Copy]:
-    """Copies of the iteration before that end in this one, under the names of this one."""
+    """Copies of the iteration before that end in this one, with variables as numbered in this one."""
     return [
         event._replace(variable=int(problem.successor[event.variable]) if event.variable >= 0 else -1)
         for event in events

@@ -13,7 +13,7 @@ class SimulationResult:
     compute_seconds: float = 0.0
     stall_seconds: float = 0.0  # seconds - compute_seconds
     out_bytes: int = 0  # copied to the host
-    write_back_bytes: int = 0  # of these, ahead of leaving
+    write_back_bytes: int = 0  # the part of `out_bytes` that was copied ahead of leaving
     in_bytes: int = 0  # copied to the device
     dropped_bytes: int = 0  # left clean, without a copy
     out_count: int = 0
@@ -24,4 +24,4 @@ class SimulationResult:
     average_chunks: float = 0.0
     starts: list[float] = field(default_factory=list)  # [n] when each function starts
     stall_by_function: dict[int, float] = field(default_factory=dict)  # seconds that it waited
-    stall_by_variable: dict[int, float] = field(default_factory=dict)  # by what was waited for last; -1: for room
+    stall_by_variable: dict[int, float] = field(default_factory=dict)  # by what was waited for last; -1 is room

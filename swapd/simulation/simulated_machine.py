@@ -41,7 +41,7 @@ class SimulatedMachine:
         self.outs: deque[tuple[int, int, int]] = deque()  # variable, mask, after_function
         self.ins: deque[tuple[int, int, int, int]] = deque()  # variable, mask, after_function, outs to complete
         self.backs: deque[tuple[int, int, int]] = deque()  # write-backs: variable, mask, after_function
-        # Variable (-1: freed meanwhile), mask, whether it is an out of the plan, whether it stays: a write-back.
+        # Variable (-1 if freed meanwhile), mask, whether it is an out of the plan, whether it is a write-back.
         self.out_copy: tuple[int, int, bool, bool] | None = None
         self.in_copy: tuple[int, int] | None = None
         self.outs_queued = self.outs_done = 0  # of all iterations
@@ -61,15 +61,16 @@ class SimulatedMachine:
             (m.variable, _mask(m.first_chunk, m.chunk_count), m.after_function, m.after_outs) for m in plan.ins
         ]
         self.timeline = SimulationResult()
-        self.log: list[Event] | None = None  # gets what happens; see swapd.simulation.events
+        self.log: list[Event] | None = None  # to which events are appended; see swapd.simulation.events
         self.held_seconds = 0.0
         self.capacity = self.free = problem.capacity_chunks
         self._first_state()
 
     def _first_state(self) -> None:
-        """Entry variables are where the plan leaves them.
+        """Put entry variables where the plan leaves them.
 
-        Chunks that are moved in first are on the host, and those that do not move but left under their previous number.
+        A chunk is on the host if its first move is an in, or if it does not move but was last moved out under its
+        previous number.
         """
         steps = self.steps
         self.absent = steps.full.copy()  # not on the device
@@ -142,7 +143,7 @@ class SimulatedMachine:
             self._release(v)
 
     def _leave(self) -> None:
-        """The iteration ends: what survives takes its number of the next one, in the queues too."""
+        """The iteration ends: what survives gets its number in the next iteration, in the queues too."""
         steps = self.steps
         for v in steps.births[self.n]:
             self._allocate(v)
@@ -200,7 +201,7 @@ class SimulatedMachine:
             self._start_write_back(*self.backs.popleft())
 
     def _start_write_back(self, v: int, mask: int, after: int) -> None:
-        """Copy what is not on the host yet, if nothing has used the variable since, nor is about to."""
+        """Copy what is not on the host yet, if no function after `after` has used the variable or is about to."""
         if v < 0 or not self.alive[v] or self.ran[v] > after or v in self.steps.pins[self.ended + 1]:
             return
         mask &= self.steps.full[v] & ~self.absent[v] & ~self.valid[v]
@@ -208,7 +209,7 @@ class SimulatedMachine:
             self._copy_out(v, mask, False, stays=True)
 
     def _drop(self, v: int, mask: int) -> int:
-        """Drop what is clean of `mask`. Returns what has to be copied."""
+        """Drop the clean chunks of `mask`. Returns the mask of those that have to be copied."""
         clean = mask & self.valid[v]
         self.absent[v] |= clean
         self.free += clean.bit_count()
@@ -254,7 +255,7 @@ class SimulatedMachine:
         self.timeline.peak_chunks = max(self.timeline.peak_chunks, self.capacity - self.free)
 
     def _demand(self) -> bool:
-        """Whether the link in is taken, or kept, for what the waiting function needs and no queued in brings."""
+        """Swap in what the waiting function needs and no queued in brings. Returns whether the link is kept for it."""
         for v in self.steps.needs[self.ended + 1] if self.ended + 1 < self.n else ():
             mask = self.absent[v]
             if mask and not any(queued[0] == v for queued in self.ins):

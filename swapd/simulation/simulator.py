@@ -43,7 +43,7 @@ _known: WeakKeyDictionary[Plan, tuple[ReferenceType[Problem], SimulationResult]]
 
 
 def simulate_once(problem: Problem, plan: Plan) -> SimulationResult:
-    """As `simulate`; a plan that was simulated like this before is not gone through again. Not to be changed."""
+    """As `simulate`, but the result is kept for later calls with this plan and problem. Callers must not change it."""
     known = _known.get(plan)
     if known is None or known[0]() is not problem:
         known = _known[plan] = (ref(problem), simulate(problem, plan))
@@ -51,7 +51,7 @@ def simulate_once(problem: Problem, plan: Plan) -> SimulationResult:
 
 
 def simulate_events(problem: Problem, plan: Plan, iterations: int = 2) -> tuple[SimulationResult, Events]:
-    """The same, and everything that happens in the iteration that is reported.
+    """As `simulate`, and with everything that happens in the iteration that is reported.
 
     Raises:
         InfeasibleError: a function alone needs more than the capacity.

@@ -1,4 +1,4 @@
-"""Steps: a problem laid out for those who go through it function by function."""
+"""Steps: a problem laid out for code that goes through it function by function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Uneven batches over unlike devices: so that the slowest device is done soonest (micro-cuDNN, section III-E).
+"""Uneven batches over unlike devices, chosen so that the slowest device is done soonest (micro-cuDNN, section III-E).
 
     min  max over devices g of  sum over b of t_gb x_gb
     subject to  sum over b of x_gb <= 1 for every device g,   sum over g, b of b x_gb = B,   x_gb in {0, 1}
@@ -25,7 +25,7 @@ class LinearTime:
 
     fixed_seconds: float
     sample_seconds: float
-    largest: int | None = None  # samples that fit into its memory; None: any number
+    largest: int | None = None  # samples that fit into its memory; None if any number does
 
     def table(self, batch: int, step: int = 1) -> dict[int, float]:
         """Seconds by batch size, for the multiples of `step` up to `batch`."""
@@ -42,25 +42,25 @@ class BatchDivision:
 
     @property
     def slowest_seconds(self) -> float:
-        """What was minimised."""
+        """The time of the slowest device, which was minimised."""
         return max(self.seconds.values(), default=0.0)
 
 
 def best_batch_size(
     batch: int, times: Mapping[str, Mapping[int, float] | LinearTime], step: int = 1, *, everyone: bool = False
 ) -> BatchDivision:
-    """Sizes that add up to `batch` with the least time of the slowest device; of those, with the least time in all.
+    """Find sizes that add up to `batch` with the least time of the slowest device, and of those the least time in all.
 
     Args:
         batch: B, samples in all.
-        times: by device, seconds of a forward and backward pass by batch size, for the sizes that it may get (0 always
-            may); or a linear model. Times need not grow with the size.
-        step: only multiples of it are given out.
+        times: for each device, seconds of a forward and backward pass by batch size, for the sizes that the device may
+            get (it may get 0 anyway, unless `everyone`); or a linear model. Times need not grow with the size.
+        step: devices get only multiples of it.
         everyone: no device may stay out.
 
     Raises:
         UnreachableBatchError: no sizes of these devices add up to the batch.
-        ValueError: no devices, a size or step below 1, a time that is none.
+        ValueError: there are no devices; the batch, the step or a size is below 1; a time is negative or not finite.
     """
     if batch < 1 or step < 1 or not times:
         raise ValueError(f"a batch of {batch} in steps of {step} over {len(times)} devices: each is at least 1")
@@ -87,7 +87,7 @@ def _checked_table(
 
 
 def _assign(batch: int, tables: Mapping[str, Mapping[int, float]], joined: np.ufunc) -> dict[str, int] | None:
-    """Sizes of least joined time, None if none add up."""
+    """The sizes that add up to `batch` with the least joined time; None if no sizes add up to it."""
     best = np.full(batch + 1, np.inf)  # joined time of the devices so far, by samples in all
     best[0] = 0.0
     chosen = []  # for each device: its size, by samples in all
@@ -114,7 +114,7 @@ def _assign(batch: int, tables: Mapping[str, Mapping[int, float]], joined: np.uf
 def _unreachable(
     batch: int, times: Mapping[str, Mapping[int, float] | LinearTime], step: int, everyone: bool
 ) -> UnreachableBatchError:
-    """Says which batches near this one the devices do reach."""
+    """The error, which says which batches near this one the devices do reach."""
     reached = {0}
     for name, given in times.items():
         most = 2 * batch if isinstance(given, LinearTime) else max(given, default=0)

@@ -21,7 +21,7 @@ class MicroConfiguration:
     algorithm: str
     seconds: float
     workspace_bytes: int
-    spread_seconds: float = field(default=0.0, compare=False)  # between the quartiles of its repetitions; 0: not known
+    spread_seconds: float = field(default=0.0, compare=False)  # between its repetitions' quartiles; 0 if not known
 
     def __post_init__(self) -> None:
         if self.batch < 1:
@@ -77,10 +77,10 @@ class KernelTable:
 
 
     def cautious(self, noise: float = 0.0) -> KernelTable:
-        """The same with parts that take longer by what their repetitions were apart, at least by `noise` of their time.
+        """The same table, in which parts take longer by their `spread_seconds`, and at least by `noise` of their time.
 
-        Of many measurements the least is one that was lucky. With this, a division is chosen over the whole batch only
-        where it gains more than that. Departs from micro-cuDNN, which takes times as they are.
+        The least of many measurements is a lucky one. With the longer times, a division is chosen over the whole batch
+        only if it gains more than its measurements vary. micro-cuDNN differs: it takes times as they are.
         """
 
         def later(row: MicroConfiguration) -> MicroConfiguration:
@@ -91,7 +91,7 @@ class KernelTable:
         return replace(self, rows=tuple(map(later, self.rows)))
 
     def measured(self, configuration: Configuration) -> Configuration:
-        """A configuration of a cautious table with the times that were measured."""
+        """A configuration that was made from the cautious table, with the times that were measured."""
         seconds = {(row.batch, row.algorithm): row for row in self.rows}
         return Configuration(tuple(seconds[part.batch, part.algorithm] for part in configuration.parts))
 
@@ -99,7 +99,7 @@ class KernelTable:
 def micro_batch_sizes(policy: str, batch: int) -> tuple[int, ...]:
     """The sizes to measure, ascending (section III-B).
 
-    `powerOfTwo` ends with the batch itself, also where that is no power of two: a policy always allows `undivided`.
+    `powerOfTwo` ends with the batch itself, even if that is no power of two: every policy allows `undivided`.
 
     Raises:
         ValueError: there is no such policy.

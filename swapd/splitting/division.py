@@ -5,8 +5,8 @@
                 sum over c of x_kc = 1 for every kernel k              (3)
                 x_kc in {0, 1}                                         (4)
 
-The configurations c of a kernel are its desirable ones (`pareto`). It is solved by HiGHS through scipy, or by
-`multiple_choice`, which is exact too and needs no solver.
+The configurations c of a kernel are its desirable ones (`pareto`). The programme is solved by HiGHS through scipy, or
+by `multiple_choice`, which is exact too and needs no solver.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from swapd.splitting.limits import LimitTooSmallError, require_limit
 from swapd.splitting.multiple_choice import Option, choose, fractional_bound, greedy_choice
 from swapd.splitting.pareto import desirable, pareto_front
 
-SOLVERS = {"auto": ("lists", "highs"), "highs": ("highs", "lists"), "lists": ("lists",)}  # who is asked, in order
+SOLVERS = {"auto": ("lists", "highs"), "highs": ("highs", "lists"), "lists": ("lists",)}  # in the order of asking
 MOST_SECONDS = 10.0  # for HiGHS, which proves some optima only after minutes
-SCALE = 1e6  # of the limit and of the largest saving: HiGHS works with absolute tolerances of 1e-6
+SCALE = 1e6  # what the limit and the largest saving are scaled to: HiGHS works with absolute tolerances of 1e-6
 
 Fronts = Mapping[str, Sequence[Configuration]]
 
@@ -41,12 +41,12 @@ class Division:
 
     @property
     def seconds(self) -> float:
-        """The kernels one after the other."""
+        """The time of all kernels, one after the other."""
         return math.fsum(configuration.seconds for configuration in self.configurations.values())
 
     @property
     def workspace_bytes(self) -> int:
-        """Of all kernels: each has a segment of its own."""
+        """The workspaces of all kernels together: each kernel has a segment of its own."""
         return sum(configuration.workspace_bytes for configuration in self.configurations.values())
 
 
@@ -55,7 +55,7 @@ def fronts_of(
 ) -> dict[str, tuple[Configuration, ...]]:
     """The desirable configurations of each kernel by its name; kernels with the same measurements share the work.
 
-    A kernel that fits in the limit alone keeps what fits; whether all fit together is for `divide_workspace` to say.
+    A kernel keeps the configurations that fit in the limit alone; `divide_workspace` sees whether all fit together.
 
     Raises:
         LimitTooSmallError: a kernel does not fit even alone.
@@ -82,12 +82,12 @@ def divide_workspace(fronts: Fronts, limit_bytes: int, solver: str = "auto") -> 
     Args:
         fronts: by kernel, configurations to choose from, such as `fronts_of` makes. They need not be pruned.
         limit_bytes: M, for all kernels together.
-        solver: who is asked first: `highs`, `lists` (see `multiple_choice`), or `auto`: `lists`, which is faster on
-            networks, and HiGHS, if scipy is there, where the lists become too long.
+        solver: which one is asked first: `highs`, or `lists` (see `multiple_choice`). `auto` asks `lists`, which is
+            faster on networks, and then HiGHS, if scipy is there, where the lists become too long.
 
     Raises:
         LimitTooSmallError: the smallest configurations do not fit together.
-        ImportError: `highs` without scipy.
+        ImportError: the solver is `highs`, and scipy is not installed.
         ValueError: an unknown solver, a negative limit, a kernel without configurations.
     """
     require_limit(limit_bytes)
@@ -107,7 +107,7 @@ def divide_workspace(fronts: Fronts, limit_bytes: int, solver: str = "auto") -> 
 
 
 def _solve(options: list[list[Option]], limit_bytes: int, solver: str) -> tuple[list[int], str | None]:
-    """One option for each kernel, and who proved that it is the best choice."""
+    """One option for each kernel, and the solver that proved that the choice is the best; None if none did."""
     known = [greedy_choice(options, limit_bytes)]
     for attempt in SOLVERS[solver]:
         if attempt == "lists":
@@ -123,7 +123,7 @@ def _solve(options: list[list[Option]], limit_bytes: int, solver: str) -> tuple[
 
 
 def _scipy(required: bool) -> Any:
-    """scipy's module of optimization, None where it is not installed and need not be."""
+    """scipy with its module of optimization; None if it is not installed and not required."""
     try:
         import scipy.optimize
         import scipy.sparse
@@ -138,10 +138,11 @@ def _scipy(required: bool) -> Any:
 
 
 def _by_highs(options: list[list[Option]], limit_bytes: int, required: bool) -> tuple[list[int], bool]:
-    """One option for each kernel, empty if HiGHS has none or its tolerances let it exceed the limit; is it proved?
+    """One option for each kernel, and whether HiGHS proved that the choice is the best.
 
-    Every kernel starts with its smallest option; what is minimised and limited is what others take more and save.
-    Kernels with the same options are one: x counts how many of them take an option.
+    The list is empty if HiGHS has no choice, or if its tolerances let the choice exceed the limit. Every kernel starts
+    with its smallest option; the programme counts the time that other options save and the bytes that they take more.
+    Kernels with the same options are one in it: x counts how many of them take an option.
     """
     scipy = _scipy(required)
     if scipy is None or not options:

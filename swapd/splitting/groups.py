@@ -7,9 +7,9 @@ part may be. The log counts the functions that begin meanwhile, so that nothing 
     with log.split(operator, shapes, part_bytes):
         run the parts
 
-An operator that fails meanwhile is no group. Groups are of the thread that ends iterations. Functions of other threads
-are counted with its own, so an iteration whose counts do not add up has no groups. Nor has the first one with a split:
-a program that never splits pays nothing for counting.
+An operator that fails meanwhile is no group. Only the thread that ends iterations makes groups. Functions of other
+threads are counted with those of that thread, so an iteration whose counts do not add up has no groups. The first
+iteration with a split has none either, so that a program that never splits pays nothing for counting.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import NamedTuple, Protocol
 
 
 class Counting(Protocol):
-    """What is used of a core."""
+    """What a log uses of a core."""
 
     def stats(self) -> dict[str, int | float]: ...
 
@@ -37,16 +37,16 @@ class Group(NamedTuple):
 
 
 class SplitLog:
-    """Of one core."""
+    """The groups of one core's current iteration, and the limit that the planner chose for parts."""
 
     def __init__(self, core: Counting) -> None:
         self._core = core
         self._groups: list[Group] = []
-        self._began: int | None = None  # the core's functions when the iteration began; None: they were not counted
+        self._began: int | None = None  # the core's functions when the iteration began; None if not counted
         self._wanted = False
         self._thread = 0
         self._nested = False
-        self.limit: int | None = None  # that the planner chose
+        self.limit: int | None = None  # the bytes of a part that the planner chose; None until then
 
     def part_bytes(self, operator: str, shapes: str) -> int | None:
         """What a part of an operator may use at once, if the planner has chosen it; else None."""
@@ -68,7 +68,7 @@ class SplitLog:
             self._nested = False
 
     def end_iteration(self, functions: int) -> tuple[Group, ...]:
-        """The groups of an iteration that has ended with so many functions; the next one begins."""
+        """End an iteration of so many `functions`, and return its groups. The next iteration begins."""
         if not self._wanted:
             return ()
         count = self._functions()

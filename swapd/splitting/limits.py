@@ -1,4 +1,4 @@
-"""What has no solution, said with what would have one."""
+"""Errors for what has no solution. Each says what would have one."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""One of several for each kernel, least time in all within a limit: exactly, without a solver.
+"""Chooses one of several options for each kernel with the least time in all within a limit, exactly, without a solver.
 
 The programme of WD is a multiple-choice knapsack. Partial choices for the first kernels are kept as a list in which
 none beats another (Nemhauser and Ullmann 1969, "Discrete dynamic programming and capital allocation"); one is dropped
 as soon as even the fractional optimum of the remaining kernels (Sinha and Zoltners 1979, "The multiple-choice knapsack
-problem") cannot bring it below a solution that is known. In the worst case the lists grow exponentially; then it gives
-up.
+problem") cannot bring it below a solution that is known. In the worst case the lists grow exponentially; then `choose`
+gives up.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MOST_PARTIAL = 200_000  # partial choices at once: those of networks stay below 
 
 
 class Option(NamedTuple):
-    """One that may be chosen."""
+    """One of the options of a kernel."""
 
     seconds: float
     workspace_bytes: int
@@ -50,7 +50,7 @@ class _List:
 def choose(fronts: Sequence[Sequence[Option]], limit_bytes: int) -> list[int] | None:
     """For each front the index of its option; None if the lists become longer than `MOST_PARTIAL`.
 
-    The fronts are desirable ones, smallest first, and their smallest fit together.
+    The fronts must be desirable ones, smallest first, and their smallest options must fit together.
     """
     steps = [_hull(kernel, front) for kernel, front in enumerate(fronts)]
     known = sum(front[i].seconds for front, i in zip(fronts, greedy_choice(fronts, limit_bytes)))
@@ -71,7 +71,7 @@ def choose(fronts: Sequence[Sequence[Option]], limit_bytes: int) -> list[int] | 
 
 
 def greedy_choice(fronts: Sequence[Sequence[Option]], limit_bytes: int) -> list[int]:
-    """A choice that fits, not the best one: the most saving steps of the hulls first, as far as they go."""
+    """A choice that fits, perhaps not the best: of the hulls' steps, those that save most per byte are taken first."""
     at = [0] * len(fronts)
     room = limit_bytes - sum(front[0].workspace_bytes for front in fronts)
     stopped: set[int] = set()
@@ -91,7 +91,7 @@ def fractional_bound(fronts: Sequence[Sequence[Option]], limit_bytes: int) -> fl
 
 
 def _extended(before: _List, front: Sequence[Option], rest: _Fractional, limit_bytes: int, known: float) -> _List:
-    """Every partial choice with every option, less what is too large, hopeless, or beaten."""
+    """Every partial choice with every option, without those that are too large, hopeless, or beaten."""
     own = np.array([option.workspace_bytes for option in front], dtype=np.int64)
     workspace = (before.workspace_bytes[:, None] + own).ravel()
     seconds = (before.seconds[:, None] + np.array([option.seconds for option in front])).ravel()

@@ -1,7 +1,7 @@
 """A network's plan in parts: mmCNN's numbers for each layer, micro-cuDNN's micro-batches for each convolution.
 
 Layers, measured costs and verdicts come from an integration (`to_json` and `from_json` are the way between processes);
-here is only arithmetic. What was not measured has no time, and what was not verified is not called exact.
+this module only calculates. What was not measured has no time, and what was not verified is not called exact.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class NetworkLayer:
     layer: Layer
     operator: str
     shapes: str
-    kernels: tuple[KernelTable, ...] = ()  # of a convolution: one forwards, two backwards; without rows: not measured
+    kernels: tuple[KernelTable, ...] = ()  # of a convolution: one forwards, two backwards; no rows if not measured
     verdicts: tuple[Verdict, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -51,9 +51,9 @@ class KernelPlan:
     """How one kernel of a convolution runs."""
 
     name: str
-    configuration: Configuration | None  # None: nothing fits, or nothing was measured
+    configuration: Configuration | None  # None if nothing fits, or nothing was measured
     limit_bytes: int
-    problem: str | None = None  # why there is none
+    problem: str | None = None  # why there is no configuration
 
 
 @dataclass(frozen=True)
@@ -66,13 +66,13 @@ class LayerPlan:
 
     @property
     def seconds(self) -> float | None:
-        """Of its convolution's kernels, as measured on whole layers; None if one has no time."""
+        """The time of its convolution's kernels, as measured on whole layers; None if one of them has no time."""
         times = [k.configuration.seconds for k in self.kernels if k.configuration is not None]
         return sum(times) if times and len(times) == len(self.kernels) else None
 
     @property
     def workspace_bytes(self) -> int | None:
-        """The largest of its kernels, which run one after the other."""
+        """The largest workspace of its kernels, which run one after the other; None if none has a configuration."""
         sizes = [k.configuration.workspace_bytes for k in self.kernels if k.configuration is not None]
         return max(sizes, default=None)
 
@@ -98,7 +98,7 @@ class NetworkPlan:
     budget_bytes: int
     training: bool
     front: tuple[tuple[int, float], ...]  # bytes of one workspace for all kernels, least seconds within them
-    not_measured: int  # kernels
+    not_measured: int  # kernels without measurements
 
 
 def plan_network(
@@ -111,14 +111,14 @@ def plan_network(
     policy: str = "all",
     most_prefetch_parts: int = MOST_PREFETCH_PARTS,
 ) -> NetworkPlan:
-    """The plan under a budget.
+    """Plan a network under a budget.
 
     Args:
         layers: in the order in which they run.
         budget_bytes: of device memory.
-        training: then Algorithm 1, which is for inference, says nothing.
-        workspace_bytes: WR: of each kernel at most; WD: of all kernels together. None: what the budget leaves beside
-            the layer's own parts (WR in inference), else the budget.
+        training: whether the network is trained; if so, Algorithm 1, which is for inference, is left out.
+        workspace_bytes: the most that each kernel may take (WR), or all kernels together (WD). If None, it is what the
+            budget leaves beside the layer's own parts (WR in inference), otherwise the budget.
         division: "WR" or "WD".
         policy: of micro-batches.
 
@@ -185,7 +185,7 @@ def time_memory_front(
     largest = sum(front[-1].workspace_bytes for front in fronts.values())
     found: list[tuple[int, float]] = []
     for i in range(points):
-        limit = round(smallest + (largest - smallest) * (i / (points - 1)) ** 2)  # closer where it is steep
+        limit = round(smallest + (largest - smallest) * (i / (points - 1)) ** 2)  # closer where the front is steep
         division = divide_workspace(fronts, limit)
         seconds = sum(table.measured(division.configurations[table.name]).seconds for table in tables)
         if not found or seconds < found[-1][1]:

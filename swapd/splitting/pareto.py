@@ -3,7 +3,7 @@
     C(b) = D( union over m, over c_mu in C_mu(m), over c in C(b - m), of {c_mu} + c )
 
 D is the pruning. C(b) is kept here as a function: from a workspace to the least time within it. The function has a step
-where C(b) has a configuration, so the minimum for every workspace at once is the union and the pruning in one.
+where C(b) has a configuration, so taking the minimum for every workspace does the union and the pruning at once.
 O(B S L) for S sizes and L different workspaces, in vectors of length L.
 """
 

@@ -1,11 +1,11 @@
 """Part sizes: how much one part of a split operator may use at once, chosen with the swapping plan.
 
-Large parts are few functions, and leave no room for the next part to come in while one computes; small parts leave that
-room and cost more functions. So the recorded iteration is rewritten for each of some limits (`resizing`), planned with
-the planner's policy, and the limit with the least predicted time is taken. Half of the budget, the rule without a plan,
-is one of them: by the prediction the choice is never worse.
+Large parts mean few functions, but leave no room for the next part to come in while one computes. Small parts leave
+that room, but mean more functions. So the recorded iteration is rewritten for each of some limits (`resizing`) and
+planned with the planner's policy, and the limit with the least predicted time is taken. Half of the budget, which is
+the rule without a plan, is one of the limits, so by the prediction the choice is never worse.
 
-mmCNN (Li et al. 2019, Algorithm 1) fixes the parts first, one prefetched beside one that runs; here the plan decides.
+mmCNN (Li et al. 2019, Algorithm 1) fixes the parts first, and prefetches one while another runs; here the plan decides.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from swapd.splitting.groups import Group
 from swapd.splitting.resizing import Divisible, divisible, resized
 from swapd.trace.ranged import RangedTrace
 
-DIVISORS = (2, 3, 4, 6, 8)  # of the bytes that are free; the first is the rule
-_TOLERANCE = 1.02  # of limits this close the largest is taken: what is not modelled makes small parts dearer
-_QUICK_FUNCTIONS = 100  # longer iterations are planned by `idle` in little work, as there are several
+DIVISORS = (2, 3, 4, 6, 8)  # of the bytes that are free; the first gives the rule without a plan
+_TOLERANCE = 1.02  # of limits with times this close the largest is taken: what is not modelled makes small parts dearer
+_QUICK_FUNCTIONS = 100  # longer iterations are planned by `idle` with little work, as there is one for each limit
 _QUICK_WORK = WORK // 15
 _MOST_FUNCTIONS = 1800  # of all rewritten iterations together: planning them takes about a second
 
@@ -38,7 +38,7 @@ class Choice:
 
     @property
     def seconds(self) -> float:
-        """Of an iteration with parts of that size."""
+        """The predicted time of an iteration with parts of `part_bytes`."""
         return dict(self.predicted)[self.part_bytes]
 
 
@@ -88,11 +88,11 @@ def choose_part_bytes(
 def _parts_within(
     groups: list[tuple[Group, Divisible]], limit: int, chunk_bytes: int
 ) -> list[tuple[Divisible, int]] | None:
-    """Into how many parts each group goes; None if one cannot be run in parts that use so little."""
+    """Into how many parts each group is divided; None if a group cannot be run in parts that use so little."""
     wanted = []
     for group, made in groups:
         parts = made.parts_within(limit, chunk_bytes)
         if parts is None and limit < group.part_bytes:
             return None
-        wanted.append((made, parts if parts is not None else made.parts))  # as it ran within less
+        wanted.append((made, parts if parts is not None else made.parts))  # it ran like that within less
     return wanted

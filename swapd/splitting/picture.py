@@ -11,7 +11,7 @@ _COLORS = {"one piece": "tab:gray", "exact": "tab:green", "differs": "tab:orange
 
 
 def kind_of(plan: LayerPlan) -> str:
-    """Which colour a layer has."""
+    """The kind of a layer, which decides its colour."""
     if plan.exactness in (ONE_PIECE, NOT_VERIFIED):
         return plan.exactness
     return "exact" if plan.exactness.startswith("exact") else "differs"

@@ -6,12 +6,13 @@ made of, and its functions are its *slots*. Over the parts, what a slot uses is 
     fixed       the same chunks in each part: an input that every part needs
     moving      one run of chunks of a variable, another one in each part
     temporary   a variable that is born within the part, used by it alone, and freed before the next part ends: a loop
-                in Python frees the last part's when it has the next one's
+                in Python frees one part's temporary when it has that of the next part
 
-A group of p parts is taken as the stretch from 0 to p, and q parts of it are even pieces of that: a piece uses what the
-parts that it covers use, of a part that it covers by half the half of the chunks, of the temporaries and of the time.
-One function takes `FUNCTION_SECONDS` at least however small it is (or all it took, if that was less). A group that does
-not look like that stays as it is, and so does its time. What a kernel loses on small parts is not modelled.
+A group of p parts is taken as the stretch from 0 to p, and q new parts are even pieces of that stretch. A piece uses
+what the parts that it covers use. If it covers half of a part, it uses half of that part's moving chunks and of its
+temporaries, and takes half of its time. One function takes `FUNCTION_SECONDS` at least however small it is (or all it
+took, if that was less). A group that does not look like that stays as it is, and so does its time. What a kernel loses
+on small parts is not modelled.
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ class _Use:
 
 @dataclass(frozen=True)
 class _Operand:
-    """What a function of a part uses: in each part, or a temporary by its number within the part."""
+    """What a slot uses in each part. `temporary` is its number within the part, or -1 if it is no temporary."""
 
     uses: tuple[_Use, ...]
     temporary: int = -1
 
     @property
     def chunks(self) -> int:
-        """Of all parts together; of what is fixed, those that each of them uses."""
+        """The chunks of all parts together; if they are fixed, the chunks that each part uses."""
         return sum(use.end - use.first for use in (self.uses[:1] if self.is_fixed else self.uses))
 
     @property
@@ -55,7 +56,7 @@ class _Operand:
         return self.temporary < 0 and len({(use.first, use.end) for use in self.uses}) == 1
 
     def piece(self, covers: list[tuple[int, float, float]]) -> tuple[int, int, int, int]:
-        """Variable, flags, and the chunks from the lowest to the highest that a new part touches; at least one."""
+        """Variable, flags, the lowest chunk that a new part touches, and how many up to the highest; at least one."""
         lows, ends = [], []
         backwards = self.uses[0].first > self.uses[-1].first
         for part, low, high in covers:
@@ -81,12 +82,12 @@ class _Slot:
 class Divisible:
     """A group whose number of parts can be changed."""
 
-    first: int  # function
+    first: int  # its first function
     parts: int
     slots: tuple[_Slot, ...]
-    temporaries: tuple[tuple[int, ...], ...]  # number within the part: its variable, in each part
-    bytes: tuple[tuple[int, ...], ...]  # of those
-    # Of those: the slot from which they live, and that to which (counted on into the next part); in the last part
+    temporaries: tuple[tuple[int, ...], ...]  # by number within the part: the temporary's variable in each part
+    bytes: tuple[tuple[int, ...], ...]  # likewise: its size in each part
+    # Likewise: the slots of its birth and its death (counted on into the next part), and of its death in the last part
     lives: tuple[tuple[int, int, int], ...]
 
     @property
@@ -94,19 +95,19 @@ class Divisible:
         return self.parts * len(self.slots)
 
     def need_bytes(self, parts: int, chunk_bytes: int) -> int:
-        """What the largest of so many parts uses at once, about, in whole chunks."""
+        """About how many bytes the largest of so many parts uses at once, in whole chunks."""
         needs = []
         for i, slot in enumerate(self.slots):
             given = [operand for operand in slot.operands if operand.temporary < 0]
             chunks = sum(o.chunks if o.is_fixed else -(-o.chunks // parts) for o in given)
             for sizes, (born, died, _) in zip(self.bytes, self.lives):
-                alive = (born <= i <= died) + (i + len(self.slots) <= died)  # this part's, and the one before's
+                alive = (born <= i <= died) + (i + len(self.slots) <= died)  # this part's, and that of the part before
                 chunks += alive * -(-sum(sizes) // (parts * chunk_bytes))
             needs.append(chunks * chunk_bytes)
         return max(needs)
 
     def parts_within(self, limit_bytes: int, chunk_bytes: int) -> int | None:
-        """The fewest parts that use so much at most; None where no number of them does."""
+        """The fewest parts that use at most `limit_bytes` each; None if no number of parts does."""
         low, high = 1, _MOST_PARTS
         if self.need_bytes(high, chunk_bytes) > limit_bytes:
             return None
@@ -120,7 +121,7 @@ class Divisible:
 
 
 def divisible(source: RangedTrace, group: Group) -> Divisible | None:
-    """The group's parts; None if there is one, if they do not repeat, or are no runs of chunks."""
+    """The parts of a group; None if there is only one, if parts do not repeat, or if they use no runs of chunks."""
     names = source.whole.function_names[group.first : group.stop]
     if not names or group.stop > source.whole.functions:
         return None
@@ -131,7 +132,7 @@ def divisible(source: RangedTrace, group: Group) -> Divisible | None:
 
 
 def resized(source: RangedTrace, wanted: Sequence[tuple[Divisible, int]]) -> RangedTrace:
-    """The iteration with each group in its number of parts. Groups must not overlap."""
+    """Rewrite an iteration so that each group runs in its number of parts. Groups must not overlap."""
     return _Writer(source, sorted(wanted, key=lambda pair: pair[0].first)).write()
 
 
@@ -194,7 +195,7 @@ class _Reader:
         return int(self.trace.born[v]) - begin, int(self.trace.died[v]) - begin
 
     def _operand(self, column: tuple[_Use, ...], numbers: list[dict[int, int]]) -> _Operand | None:
-        """What each part has at the same place; None if it is nothing that can be divided."""
+        """What the parts use at the same place, as one operand; None if it cannot be divided."""
         if len({use.flags for use in column}) != 1:
             return None
         if all(self._within(use.variable, part) for part, use in enumerate(column)):
@@ -205,7 +206,7 @@ class _Reader:
 
 @dataclass
 class _Variables:
-    """The variables of the trace that is written: the recorded ones, and temporaries of new parts behind them."""
+    """The variables of the trace that is written: the recorded ones, then the temporaries of new parts."""
 
     sizes: list[int]
     born: list[int]
@@ -222,12 +223,12 @@ class _Writer:
     def __init__(self, source: RangedTrace, wanted: list[tuple[Divisible, int]]) -> None:
         self.source, self.trace, self.wanted = source, source.whole, wanted
         trace = self.trace
-        self.functions: list[int] = []  # of the recorded trace, whose name each has
+        self.functions: list[int] = []  # for each new function, the recorded one whose name it has
         self.seconds: list[float] = []
         self.rows: list[tuple[int, int, int, int]] = []  # variable, flags, first chunk, chunks
         self.offsets = [0]
-        self.begins = np.zeros(trace.functions + 1, np.int64)  # recorded function: the first that stands for it,
-        self.ends = np.zeros(trace.functions + 1, np.int64)  # and the last
+        self.begins = np.zeros(trace.functions + 1, np.int64)  # recorded function: the first new one that stands for it
+        self.ends = np.zeros(trace.functions + 1, np.int64)  # recorded function: the last new one that stands for it
         self.variables = _Variables(trace.variable_bytes.tolist(), [], [])
         self.gone = {v for group, _ in wanted for variables in group.temporaries for v in variables}
 
@@ -275,7 +276,7 @@ class _Writer:
                     v = made[operand.temporary]
                     chunks = -(-self.variables.sizes[v] // self.trace.chunk_bytes)
                     self.rows.append((v, operand.uses[0].flags, 0, chunks))
-                like = group.first + number + (length if part else 0)  # for its name, and the time before it
+                like = group.first + number + (length if part else 0)  # which gives the name, and the time before it
                 self._function(like, _seconds(slot, covers))
 
     def _temporary(

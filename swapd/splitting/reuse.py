@@ -17,7 +17,7 @@ from swapd.splitting.limits import LimitTooSmallError, UnreachableBatchError, re
 def fastest_division(table: KernelTable, limit_bytes: int, policy: str = "all") -> Configuration:
     """The configuration c(B) of least time among those of `policy` with a workspace of at most `limit_bytes`.
 
-    Among equally fast ones, one of the fewest parts; parts are ordered from the largest to the smallest.
+    Among equally fast ones it is one of the fewest parts. Its parts are ordered from the largest to the smallest.
 
     Raises:
         LimitTooSmallError: no division fits.
@@ -37,7 +37,7 @@ def smallest_workspace_bytes(table: KernelTable, policy: str = "all") -> int:
     """The smallest limit under which there is a division: over all divisions, the least of their workspaces.
 
     Raises:
-        UnreachableBatchError: there is none under any limit.
+        UnreachableBatchError: there is no division under any limit.
     """
     table = table.restricted(policy)
     least = {
@@ -94,7 +94,7 @@ def _read_back(choice: list[MicroConfiguration | None], batch: int) -> Configura
 
 
 def _next_reachable(batch: int, sizes: Iterable[int]) -> int | None:
-    """The smallest sum of `sizes` beyond `batch`, None if there are none."""
+    """The smallest sum of `sizes` beyond `batch`; None if there are no sizes."""
     steps = list(sizes)
     if not steps:
         return None

@@ -1,9 +1,9 @@
 """Layers in parts, and parts of weights ahead of time: Algorithm 1 of mmCNN (Li et al. 2019, section 3.2).
 
-A *segment* ends with a heavy layer (a convolution or a fully connected one) and begins after the one before. At its
-head the weights of its end start to come in, as far as there is room: 1 / `conv_number` of them, 0 meaning none. Each
-layer runs in `self_number` parts. What the paper leaves open was taken so that its Tables 3, 4 and 6 come out
-(docs/splitting.md).
+A *segment* ends with a heavy layer (a convolution or a fully connected one) and begins after the heavy layer before. As
+its first layer starts, the weights of its last layer start to come in, as far as there is room: 1 / `conv_number` of
+them, or none if `conv_number` is 0. Each layer runs in `self_number` parts. What the paper leaves open was chosen so
+that its Tables 3, 4 and 6 come out (docs/splitting.md).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MOST_PREFETCH_PARTS = 5  # pn_max: in the paper's tables a prefetch in 5 parts i
 class Layer:
     """What a layer holds while it runs.
 
-    A unit is what no part is smaller than: an output channel of the weights, a row or an image of the activations.
+    No part is smaller than a unit: an output channel of the weights, or a row or an image of the activations.
     """
 
     name: str
@@ -28,7 +28,7 @@ class Layer:
     output_bytes: int  # 0 where it works in place
     weight_bytes: int = 0
     heavy: bool = False  # a convolution or fully connected: its weights come in parts, those of others as a whole
-    weight_units: int | None = None  # None: divisible to the byte
+    weight_units: int | None = None  # None if divisible to the byte
     activation_units: int | None = None
 
     def __post_init__(self) -> None:
@@ -42,13 +42,13 @@ class Layer:
         return _part_bytes(self.weight_bytes, self.weight_units, parts)
 
     def activation_part_bytes(self, parts: int) -> int:
-        """The largest of `parts` parts of input and output, and with it what is never in parts."""
+        """The largest of `parts` parts of input and output, plus the weights if they never come in parts."""
         always = 0 if self.heavy else self.weight_bytes
         return _part_bytes(self.input_bytes + self.output_bytes, self.activation_units, parts) + always
 
     @property
     def smallest_bytes(self) -> int:
-        """What it needs in as many parts as it has units."""
+        """What the layer needs in as many parts as it has units."""
         weights = self.weight_part_bytes(_units(self.weight_bytes, self.weight_units)) if self.heavy else 0
         return weights + self.activation_part_bytes(_units(self.input_bytes + self.output_bytes, self.activation_units))
 
@@ -61,20 +61,20 @@ class LayerStep:
     self_number: int  # parts that it runs in: the larger of the next two
     activation_parts: int
     weight_parts: int  # 1 for a layer that is not heavy
-    conv_number: int  # parts of which one is prefetched as this layer starts; 0: no prefetch starts here
+    conv_number: int  # parts of which one is prefetched as this layer starts; 0 if no prefetch starts here
     prefetched_layer: str | None
     activation_part_bytes: int
-    prefetched_part_bytes: int  # what of the segment's end is there or under way while this layer runs
+    prefetched_part_bytes: int  # of the segment's last layer, there or under way while this layer runs
     weight_part_bytes: int  # of its own weights, brought in as it runs; 0 where they were prefetched
 
     @property
     def peak_bytes(self) -> int:
-        """Everything of this layer and of the prefetch at once."""
+        """The bytes of this layer and of the prefetch together."""
         return self.activation_part_bytes + self.prefetched_part_bytes + self.weight_part_bytes
 
 
 def segments_of(layers: Sequence[Layer]) -> list[tuple[Layer, ...]]:
-    """Line 1 of Algorithm 1. Layers after the last heavy one are a segment without an end of that kind."""
+    """The segments of layers (line 1 of Algorithm 1). Layers after the last heavy one are a segment of their own."""
     segments: list[tuple[Layer, ...]] = []
     current: list[Layer] = []
     for layer in layers:
@@ -152,7 +152,7 @@ def _step(
 
 
 def _activation_parts(layer: Layer, limit_bytes: int) -> int:
-    """The fewest parts beside which a unit of the layer's own weights fits too."""
+    """The fewest parts of the activations beside which a unit of the layer's own weights fits too."""
     weights = layer.weight_bytes
     if layer.heavy:
         weights = layer.weight_part_bytes(_units(layer.weight_bytes, layer.weight_units))
@@ -172,7 +172,7 @@ def _part_bytes(size_bytes: int, units: int | None, parts: int) -> int:
 
 
 def _fewest_parts(size_bytes: int, units: int | None, room_bytes: int) -> int | None:
-    """The smallest number of parts that each fit, None if not even a unit does."""
+    """The smallest number of parts of which each fits; None if not even a unit does."""
     if size_bytes <= room_bytes:
         return 1
     count = _units(size_bytes, units)

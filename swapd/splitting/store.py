@@ -59,12 +59,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Key:
-    """What a measurement is of. Whatever changes the result belongs into one of the four."""
+    """What was measured. Whatever changes the result belongs into one of the four fields."""
 
     device: str  # such as "NVIDIA V100", or the processor's model and its number of threads
     library: str  # and its version, such as "torch 2.13.0+cpu"
     operator: str  # such as "aten::convolution"
-    shapes: str  # and types, strides, other arguments; for costs without the number of samples
+    shapes: str  # and types, strides, other arguments; costs leave out the number of samples
 
 
 @dataclass(frozen=True)
@@ -86,11 +86,11 @@ class Verdict:
 
 
 class _NotOurs(sqlite3.DatabaseError):
-    """A file that SQLite reads, but of another kind or an older schema."""
+    """SQLite can read the file, but it is of another kind or has an older schema."""
 
 
 class _Newer(sqlite3.OperationalError):
-    """A file of a newer release, which only that one may write."""
+    """A newer release made the file, and only that release may write it."""
 
 
 def default_path() -> Path:
@@ -101,7 +101,8 @@ def default_path() -> Path:
 class Store:
     """Costs and verdicts in the file at `path` (None: in memory alone). Any thread and a forked child may use it.
 
-    No method raises for the sake of the file; see the module's text. A folder is only made for the default path.
+    No method raises an error because of the file; the module's docstring says what happens instead. A folder is only
+    made for the default path.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None) -> None:
@@ -118,7 +119,7 @@ class Store:
 
     @property
     def in_memory(self) -> bool:
-        """What is put here is gone with the process."""
+        """Whether the store works in memory, so that what is put into it is gone with the process."""
         return self.path is None
 
     def cost(self, key: Key) -> list[MicroConfiguration] | None:
@@ -136,7 +137,7 @@ class Store:
         self._write("INSERT OR REPLACE INTO costs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
 
     def verdict(self, key: Key, how: str | None = None, parts: int | None = None) -> Verdict | None:
-        """The verdict on a division; of several that fit `how` and `parts`, an identical one, else the nearest."""
+        """The verdict on a division. Of several that fit `how` and `parts` it is an identical one, else the nearest."""
         found = [v for v in self.verdicts(key) if how in (None, v.how) and parts in (None, v.parts)]
         return min(found, key=lambda v: (not v.identical, v.largest_difference, v.parts), default=None)
 
@@ -146,7 +147,7 @@ class Store:
         return self._run(lambda c: _rows(c, f"{query} ORDER BY how, parts", key, _verdict))
 
     def verdicts_of(self, key: Key) -> list[Verdict]:
-        """All verdicts on a call, also those of its results by themselves: keys whose shapes begin as these."""
+        """All verdicts on a call, and on each of its results by itself: the shapes of their keys begin as these."""
         query = (
             "SELECT how, parts, identical, largest_difference, largest_relative FROM verdicts WHERE device = ?1 AND "
             "library = ?2 AND operator = ?3 AND (shapes = ?4 OR substr(shapes, 1, length(?4) + 1) = ?4 || ' ')"
@@ -154,14 +155,14 @@ class Store:
         return self._run(lambda c: _rows(c, f"{query} ORDER BY shapes, how, parts", key, _verdict))
 
     def put_verdict(self, key: Key, verdict: Verdict) -> None:
-        """Keep a verdict; one on the same division is replaced."""
+        """Keep a verdict. It replaces an earlier one on the same division."""
         self._write(
             "INSERT OR REPLACE INTO verdicts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             [(*astuple(key), verdict.how, verdict.parts, int(verdict.identical), *astuple(verdict)[3:])],
         )
 
     def close(self) -> None:
-        """Gives the file back. What was put is there already; a later call opens it again."""
+        """Close the file. What was put is in it already; a later call opens it again."""
         with self._lock:
             self._close()
 
@@ -179,7 +180,7 @@ class Store:
         self._run(write)
 
     def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """`work` on the file; if that is damaged, on a new one; if there is no way, in memory."""
+        """Run `work` on the file; if the file is damaged, on a new one; if neither can be used, in memory."""
         if self._process != os.getpid():
             self._lock = threading.RLock()  # in a forked child: another thread of the parent may have held it
         with self._lock:
@@ -202,7 +203,7 @@ class Store:
             self._connection = None
         self._process = os.getpid()
         if self._connection is not None and self._file != _identity(self.path):
-            self._close()  # set aside by another process, or deleted
+            self._close()  # the file was set aside by another process, or deleted
         if self._connection is None:
             self._connection = _open(self.path)
             self._file = _identity(self.path)
@@ -251,7 +252,7 @@ def _identity(path: Path | None) -> tuple[int, int] | None:
 
 @contextlib.contextmanager
 def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """All or nothing. It begins by taking the right to write, so that no two readers wait for each other."""
+    """Do all or nothing. It begins by taking the right to write, so that no two readers wait for each other."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -263,7 +264,7 @@ def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def _open(path: Path | None) -> sqlite3.Connection:
-    """A connection to a file with our schema, made if need be. Raises sqlite3.Error and what is said above."""
+    """A connection to a file with our schema, made if need be. Raises sqlite3.Error, such as `_NotOurs` or `_Newer`."""
     connection = sqlite3.connect(
         ":memory:" if path is None else path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
     )
@@ -306,7 +307,7 @@ def _verdict(how: str, parts: int, identical: int, *differences: float) -> Verdi
 
 
 def _rows(connection: sqlite3.Connection, query: str, key: Key, kind: Callable[..., T]) -> list[T]:
-    """What a query finds for a key. SQLite lets any column hold anything: what is no `kind` counts as damage."""
+    """What a query finds for a key. SQLite lets any column hold anything: a row that is no `kind` counts as damage."""
     rows = connection.execute(query, astuple(key)).fetchall()
     try:
         return [kind(*row) for row in rows]
@@ -315,12 +316,15 @@ def _rows(connection: sqlite3.Connection, query: str, key: Key, kind: Callable[.
 
 
 def _from_file(error: sqlite3.DatabaseError) -> bool:
-    """Others are mistakes of a caller."""
+    """Whether the file is the cause of an error. Other errors are mistakes of a caller."""
     return type(error) is sqlite3.DatabaseError or isinstance(error, (_NotOurs, sqlite3.OperationalError))
 
 
 def _says_damaged(error: sqlite3.DatabaseError) -> bool:
-    """Missing tables and columns are reported as operational, as are locks and full disks."""
+    """Whether an error says that the file is damaged.
+
+    SQLite reports missing tables and columns as operational errors, as it does locks and full disks.
+    """
     words = ("no such table", "no such column", "malformed", "has no column")
     return not isinstance(error, sqlite3.OperationalError) or any(part in str(error) for part in words)
 
@@ -339,7 +343,7 @@ def _still_damaged(path: Path) -> bool:
 
 
 def _rename(path: Path) -> Path:
-    """Give the file and its journal other names; the journal would be rolled back into the new file."""
+    """Give the file and its journal other names: a journal left behind would be rolled back into the new file."""
     number = 0
     kept = path.with_name(f"{path.name}.damaged")
     while kept.exists():
@@ -369,7 +373,7 @@ def _copy_of(path: Path) -> sqlite3.Connection:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Only one process at a time, on any machine, renames a file: the second would rename the new one."""
+    """Let only one process at a time, on any machine, rename a file: a second one would rename the new file."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     last = time.monotonic() + BUSY_SECONDS
     try:

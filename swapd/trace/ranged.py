@@ -1,17 +1,19 @@
-"""Parts: a variable that functions use in ranges, planned as several.
+"""Parts: a variable that functions use in ranges is planned as several variables.
 
-The core records for each use which chunks of the variable it is. `cut` makes a trace of it in which a variable that
-some function uses in part is several variables, its *parts*: cut at every boundary of a range that any function uses,
-so that every use is of whole parts. Policies, the simulator and the validator know nothing of it. `recorded_plan`
-leads a plan for parts back to the variables that the core knows, and `plan_in_parts` a recorded one to parts.
+The core records which chunks of a variable each use touches. `cut` makes a trace in which a variable that some function
+uses in part becomes several variables, its *parts*. It is cut at every boundary of a range that any function uses, so
+that every use is of whole parts. Policies, the simulator and the validator know nothing of this. `recorded_plan` turns
+a plan for parts into one for the variables that the core knows, and `plan_in_parts` turns such a plan into one for
+parts.
 
 Rules:
 
-- A variable and what it was in the iteration before (`previous`), and so on, are cut at the same places.
-- Chunks that no function uses under any of these numbers are no part. As long as they exist they are dormant.
-- Chunks that no function has used yet have no bytes anywhere, as in a variable that is allocated absent (one that is
-  allocated as a whole is used as a whole by the function that makes it). So a part of a variable born in the iteration
-  is born at its first use. Without one, what the next iteration finds there is no entry variable, but born likewise.
+- A storage has a number in each iteration; `previous` links them. It is cut at the same places under all its numbers.
+- Chunks that no function uses under any of these numbers belong to no part. They are dormant as long as they exist.
+- A chunk that no function has used yet has no bytes in either memory: the variable was allocated absent, as one that
+  is allocated on the device is used as a whole by the function that makes it. So if a variable is born in the
+  iteration, each part of it is born at the part's first use. If no function of the iteration uses a part, the next
+  iteration does not find it as an entry variable: the part is born there, again at its first use.
 - A part dies when its variable does, because its bytes have to be kept until then.
 """
 
@@ -30,12 +32,12 @@ from swapd.trace.trace import Trace
 
 @dataclass(frozen=True, eq=False)
 class RangedTrace:
-    """An iteration of whole variables, and which chunks of its variable each use is."""
+    """An iteration of whole variables, and which chunks of its variable each use touches."""
 
     whole: Trace
     first_chunk: NDArray[np.uint32]  # [uses]
     chunk_count: NDArray[np.uint32]  # [uses]
-    most_chunks: int | None = None  # that the device holds; None: not known
+    most_chunks: int | None = None  # that the device holds; None if not known
 
     def cut(self) -> Trace:
         """The trace with parts."""
@@ -48,14 +50,14 @@ def cut(
     use_chunk_count: NDArray[np.uint32],
     most_chunks: int | None = None,
 ) -> Trace:
-    """The trace with every variable that is used in ranges as its parts; `trace` itself where there is none.
+    """Replace every variable that is used in ranges by its parts; return `trace` itself if there is no such variable.
 
     Args:
         trace: of whole variables, as recorded, with `chunk_bytes`.
-        use_first_chunk: [uses of the trace]; what reaches beyond the variable's end is left out.
-        use_chunk_count: [uses]; 0 and all chunks, or more than there are, is the whole variable.
-        most_chunks: that the device holds. A larger variable that no function uses was used in host memory; it has no
-            part, and counts as one that is in parts.
+        use_first_chunk: [uses of the trace]; chunks of a range beyond the variable's end are left out.
+        use_chunk_count: [uses]; a use from chunk 0 on of as many chunks as the variable has, or more, is of all of it.
+        most_chunks: how many chunks the device holds. A larger variable that no function uses was used in host memory;
+            it counts as a variable that is in parts, and has no part.
     """
     first, count = use_first_chunk.astype(np.int64), use_chunk_count.astype(np.int64)
     if len(first) != len(trace.use_variables) or len(count) != len(first):
@@ -73,7 +75,7 @@ def cut(
 
 
 def recorded_plan(plan: Plan, trace: Trace) -> Plan:
-    """A plan for a trace, with variables and chunks as the core numbers them."""
+    """A plan for `trace`, with its variables and chunks numbered as the core does."""
     if trace.part_of is None or trace.part_first_chunk is None:
         return plan
     number, start = trace.part_of.tolist(), trace.part_first_chunk.tolist()
@@ -92,11 +94,11 @@ def recorded_plan(plan: Plan, trace: Trace) -> Plan:
 
 
 def plan_in_parts(plan: Plan, trace: Trace) -> Plan:
-    """A plan with the core's numbers, with those of a trace. A move over several parts becomes several."""
+    """A plan with the core's numbers, renumbered for `trace`. A move over several parts becomes several moves."""
     if trace.part_of is None:
         return plan
     table = _Table(trace)
-    outs, done = [], [0]  # done[k]: how many outs the first k became
+    outs, done = [], [0]  # done[k]: how many outs the first k outs became
     for out in plan.outs:
         outs += [out._replace(variable=v, first_chunk=f, chunk_count=c) for v, f, c in table.pieces(out)]
         done.append(len(outs))
@@ -123,7 +125,7 @@ class _Table:
             self.parts.setdefault(trace.recorded(v), []).append((v, first, count))
 
     def pieces(self, move: Out | In) -> list[tuple[int, int, int]]:
-        """(part, first chunk in it, chunks) of what a move moves, less what is no part."""
+        """(part, first chunk in it, chunks) for each part that a move touches; chunks in no part are left out."""
         begin, end = move.first_chunk, move.first_chunk + move.chunk_count
         found = []
         for v, first, count in self.parts.get(move.variable, ()):
@@ -156,7 +158,7 @@ class _Cut:
         self.end = np.minimum(first + count, chunks[owner])
         self.root = roots(trace.previous)
         self.is_cut = np.isin(self.root, self.root[cut_up])  # [V]
-        self.rows = np.flatnonzero(self.is_cut[owner])  # uses of those
+        self.rows = np.flatnonzero(self.is_cut[owner])  # uses of the variables that are cut
         self.members = np.flatnonzero(self.is_cut).tolist()
         self.classes = self._classes()
         self.parts = np.ones(trace.variables, np.int64)  # [V]: how many parts a variable has
@@ -209,7 +211,7 @@ class _Cut:
         )
 
     def _uses(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint8]]:
-        """Offsets, parts and flags: the parts of a use follow each other, as everything in it is used."""
+        """Offsets, parts and flags of all uses. The parts of a use are consecutive, as every chunk in it is used."""
         source, n = self.source, self.source.functions
         owner = source.use_variables.astype(np.int64)
         lowest, counts = self.base[owner], np.ones(len(owner), np.int64)
@@ -220,7 +222,7 @@ class _Cut:
         function = np.repeat(np.repeat(np.arange(n), np.diff(source.use_offsets)), counts)
         within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
         part = np.repeat(lowest, counts) + within
-        # A function may use a chunk in two ranges: once is enough.
+        # A function may use a part through two ranges; the part is listed once.
         _, place, which = np.unique(function * (self.base[-1] + 1) + part, return_index=True, return_inverse=True)
         flags = np.zeros(len(place), np.uint8)
         np.bitwise_or.at(flags, which, np.repeat(source.use_flags, counts))
@@ -231,9 +233,9 @@ class _Cut:
     def _lives(
         self, part_of: NDArray[np.int64], offsets: NDArray[np.int64], variables: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
-        """Of each part when it is born, its previous one, and whether it has no bytes throughout the iteration.
+        """For each part when it is born, its previous part, and whether it has no bytes throughout the iteration.
 
-        A part that is born although its variable is not has a previous one without bytes.
+        A part of an entry variable is born within the iteration if its previous part has no bytes.
         """
         source, n = self.source, self.source.functions
         before = source.previous[part_of].astype(np.int64)
@@ -253,9 +255,9 @@ class _Cut:
 
 
 def _cells(first: NDArray[np.int64], end: NDArray[np.int64]) -> _Class:
-    """The pieces between all boundaries of some ranges that lie in one of the ranges at least."""
+    """Cut some ranges at all their boundaries. The pieces are those that lie in at least one of the ranges."""
     edges = np.unique(np.concatenate([first, end]))
-    depth = np.zeros(len(edges), np.int64)  # ranges that go on behind each edge
+    depth = np.zeros(len(edges), np.int64)  # at each edge, the ranges that begin less those that end
     np.add.at(depth, np.searchsorted(edges, first), 1)
     np.subtract.at(depth, np.searchsorted(edges, end), 1)
     used = np.flatnonzero(np.cumsum(depth)[:-1] > 0)

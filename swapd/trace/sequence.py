@@ -1,8 +1,8 @@
-"""Sequence: writes one iteration after the other down as traces, for recorders that have no native core beside them.
+"""Sequence: writes down one iteration after the other as traces, for recorders that have no native core beside them.
 
 The conventions are those of the native recorder (`ooc_alloc/csrc/recorder.h`): variables are numbered by first
-appearance in an iteration, `previous` links the numbers of two iterations that did the same, frees are no part of the
-fingerprint. Small storages are no variables; the most bytes of them at a time become the trace's slabs.
+appearance in an iteration, `previous` links the numbers of two iterations that did the same, and frees are no part of
+the fingerprint. Small storages are no variables: the most bytes that they take at a time become the trace's slabs.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from dataclasses import dataclass, field
 
 from swapd.trace.trace import READ, WRITE, Machine, Trace
 
-_GRANULE = 512  # small storages are rounded up to it
+_GRANULE = 512  # bytes; sizes of small storages are rounded up to a multiple of it
 
 
 class Storage:
-    """A piece of memory, from its allocation to its release. The recorder keeps its number in it."""
+    """A piece of memory, from its allocation to its release. The recorder keeps the storage's number in it."""
 
     __slots__ = ("bytes", "iteration", "small", "variable")
 
     def __init__(self, size: int) -> None:
         self.bytes = size
         self.small = False
-        self.iteration = -1  # the last one that it appeared in
-        self.variable = -1  # its number there
+        self.iteration = -1  # the last iteration in which it appeared
+        self.variable = -1  # its number in that iteration
 
 
 @dataclass
@@ -49,8 +49,8 @@ class _Iteration:
 class SequenceRecorder:
     """Records functions, their storages and when these are released.
 
-    Call `begin_function`, `use` for what it is given, `allocate` for what it makes, `end_function`; `free` at any time;
-    `finish` at the end of each iteration.
+    Call `begin_function`, then `use` for each storage that the function is given and `allocate` for each that it makes,
+    then `end_function`. Call `free` at any time, and `finish` at the end of each iteration.
     """
 
     def __init__(self, chunk_bytes: int, small_limit_bytes: int, machine: Machine | None = None) -> None:
@@ -83,7 +83,7 @@ class SequenceRecorder:
         row[v] = row.get(v, 0) | flags
 
     def known(self, storage: Storage) -> None:
-        """`storage` exists; who allocated it is not known."""
+        """`storage` exists, but which function allocated it is not known."""
         storage.small = storage.bytes <= self.small_limit_bytes
         self._count(storage, 1)
 
@@ -94,7 +94,7 @@ class SequenceRecorder:
             self._now.uses[-1][self._add(storage, self.functions - 1)] = WRITE
 
     def free(self, storage: Storage) -> None:
-        """`storage` is released, at the earliest when the last function has ended."""
+        """`storage` is released. It counts as live until the function that began last has ended."""
         self._count(storage, -1)
         if storage.small:
             return
@@ -106,7 +106,7 @@ class SequenceRecorder:
             self._now.only_freed.append(_Variable(storage.bytes, -1, storage.variable, last))
 
     def finish(self) -> Trace:
-        """The iteration as a trace; the next one begins."""
+        """Return the iteration as a trace, and begin the next one."""
         ended = self._now
         fingerprint = _fingerprint(ended)
         used_bytes = sum(v.bytes for v in ended.variables if v.died is None)
@@ -136,7 +136,10 @@ class SequenceRecorder:
         self._now.slab_bytes = max(self._now.slab_bytes, self._slab_bytes)
 
     def _link(self, ended: _Iteration, repeats: bool) -> None:
-        """Numbers of the iteration before mean something only if it did the same; else what stays keeps its number."""
+        """Settle each `previous`, which means something only if the iteration before did the same.
+
+        Otherwise an entry variable that survives gets its own number, as it would have that if this iteration repeated.
+        """
         n = len(ended.names)
         for v, variable in enumerate(ended.variables):
             if not repeats:
@@ -171,7 +174,7 @@ class SequenceRecorder:
 
 
 def _fingerprint(iteration: _Iteration) -> int:
-    """64 bits of what functions do to which variables, of what sizes; not of times, nor of frees."""
+    """64 bits that depend on what functions do to which variables and on their sizes, not on times or frees."""
     digest = hashlib.blake2b(digest_size=8)
     for name, row in zip(iteration.names, iteration.uses):
         digest.update(name.encode() + b"\0")

@@ -44,8 +44,8 @@ class Trace:
     allocated (which is also a write by that function), -1 when it exists as the iteration starts (an *entry*
     variable), n when it was allocated after the last function. ``died`` is the last function at which it is live,
     n when it survives the iteration, -1 for an entry variable that is freed before the first function. ``previous``
-    of an entry variable is the number that the same storage had in the previous iteration, given that that one ran
-    the same sequence; -1 when not known.
+    of an entry variable is the number that the same storage had in the previous iteration, if that iteration ran the
+    same sequence; it is -1 when the number is not known.
 
     Raises:
         TraceError: the arrays contradict each other.
@@ -62,13 +62,13 @@ class Trace:
     use_variables: NDArray[np.int32]
     use_flags: NDArray[np.uint8]
     fingerprint: int = 0  # of the sequence, 64 bits
-    dormant_bytes: int = 0  # bytes that exist but that no function of the iteration uses
+    dormant_bytes: int = 0  # bytes that exist, but that no function of the iteration uses
     chunk_bytes: int = 0  # of the recording allocator; 0 when not known
     slab_chunks_peak: int = 0  # chunks of that size that held small allocations, which never move
     machine: Machine | None = field(default=None)
     places: tuple[str, ...] = ()  # in the user's program, where variables were allocated
-    variable_place: NDArray[np.int32] | None = None  # int32[V]: which of them, -1: not known; None: none is known
-    # Where variables are parts of recorded ones (ranged.py): which one, and from which of its chunks on; else None.
+    variable_place: NDArray[np.int32] | None = None  # int32[V]: index into `places`, or -1; None if no place is known
+    # Of parts (ranged.py): the recorded variable that each is a part of, and the part's first chunk in it; else None.
     part_of: NDArray[np.int32] | None = None  # int32[V], ascending
     part_first_chunk: NDArray[np.int32] | None = None  # int32[V], ascending within a recorded variable
 
@@ -98,7 +98,7 @@ class Trace:
 
     @property
     def live_bytes(self) -> NDArray[np.int64]:
-        """int64[n]: bytes live at each function if nothing were swapped, dormant ones left out."""
+        """int64[n]: bytes that would be live at each function if nothing were swapped, without dormant ones."""
         return live_profile(self.born, self.died, self.variable_bytes, self.functions)
 
     def __eq__(self, other: object) -> bool:
@@ -131,14 +131,14 @@ class Trace:
         return variable if self.part_of is None else int(self.part_of[variable])
 
     def parts_of(self, recorded: int) -> range:
-        """The variables that a recorded variable is here, in the order of its bytes: itself, unless it is in parts."""
+        """The variables into which a recorded variable is cut, in the order of its bytes; itself if it is not cut."""
         if self.part_of is None:
             return range(recorded, recorded + (0 <= recorded < self.variables))
         low, high = np.searchsorted(self.part_of, [recorded, recorded + 1])
         return range(int(low), int(high))
 
     def chunk_range(self, variable: int) -> tuple[int, int]:
-        """Of the recorded variable, the first chunk that belongs to this one, and how many do. Needs `chunk_bytes`."""
+        """The first chunk of the recorded variable that belongs to this one, and how many do. Needs `chunk_bytes`."""
         first = 0 if self.part_first_chunk is None else int(self.part_first_chunk[variable])
         return first, -(-int(self.variable_bytes[variable]) // self.chunk_bytes)
 
@@ -164,7 +164,7 @@ class Trace:
 
         Raises:
             TraceError: the file is no trace, is damaged or truncated, or was written by a newer version.
-            OSError: it cannot be read.
+            OSError: the file cannot be read.
         """
         with open(path, "rb") as file:
             return cls.from_bytes(file.read(trace_file.LARGEST_FILE + 1), os.fspath(path))
@@ -252,7 +252,7 @@ def _check_places(trace: Trace) -> None:
 
 
 def _check_parts(trace: Trace) -> None:
-    """Parts of a variable lie one behind the other, and live and die as one storage."""
+    """Check that parts of a variable lie one behind the other, die together, and continue parts of one variable."""
     owner, start = trace.part_of, trace.part_first_chunk
     if owner is None or start is None:
         if owner is not start:
@@ -267,7 +267,7 @@ def _check_parts(trace: Trace) -> None:
     chunk = trace.chunk_bytes
     if (start * float(chunk) + trace.variable_bytes > LARGEST_BYTES).any():
         raise TraceError("a variable that parts belong to is larger than any machine has")
-    same = np.flatnonzero(np.diff(owner) == 0)  # a part, the next one of the same variable
+    same = np.flatnonzero(np.diff(owner) == 0)  # parts that another part of the same variable follows
     begin = start.astype(np.int64) * chunk
     if (begin[same] + trace.variable_bytes[same] > begin[same + 1]).any():
         raise TraceError("two parts of a variable overlap")

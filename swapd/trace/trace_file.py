@@ -4,7 +4,7 @@
                              "fingerprint": "16 hex digits", "dormant_bytes": int, "chunk_bytes": int,
                              "slab_chunks_peak": int, "machine": null | {"out_bytes_per_second": float,
                              "in_bytes_per_second": float, "latency_seconds": float}, "function_names": [str] * n}
-    function_start.npy      float64[n]    seconds since the iteration began, time stalled for transfers taken out
+    function_start.npy      float64[n]    seconds since the iteration began, without time stalled for transfers
     function_seconds.npy    float64[n]    seconds the function itself took
     variable_bytes.npy      int64[V]
     born.npy  died.npy      int32[V]      see Trace
@@ -13,7 +13,7 @@
     use_variables.npy       int32[m]
     use_flags.npy           uint8[m]      1 read, 2 write, 3 both
     places.json             [str] * p     optional, both or none: places in the user's program, and the one where each
-    variable_place.npy      int32[V]      variable was allocated; -1: not known
+    variable_place.npy      int32[V]      variable was allocated; -1 if not known
     part_of.npy             int32[V]      version 2 only: the recorded variable that each one is a part of, and the
     part_first_chunk.npy    int32[V]      first of its chunks that belongs to the part. Version 1 has no parts
 
@@ -52,7 +52,7 @@ ARRAYS: dict[str, type] = {
 OPTIONAL = ("variable_place", "part_of", "part_first_chunk")  # int32[V] or None
 
 FORMAT = "swapd-trace"
-VERSION = 2  # that a trace with parts needs; one without is still written as version 1, which older releases read
+VERSION = 2  # of traces with parts; a trace without parts is written as version 1, which older releases read too
 WITHOUT_PARTS = 1
 
 # Far above what programs do: an iteration of 300,000 functions has about two million uses.
@@ -61,7 +61,7 @@ LARGEST_FILE = 1 << 28  # bytes
 LARGEST_HEADER = 1 << 26  # bytes, of header.json
 LARGEST_ARRAY_HEADER = 1 << 13  # bytes, of a .npy member before its numbers
 LARGEST_PLACES = 1 << 23  # bytes, of places.json
-MOST_MEMBERS = 64  # of the archive; those that are not ours are not looked at
+MOST_MEMBERS = 64  # of the archive; members that the format does not have are ignored
 
 _HEADER_READERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
@@ -91,7 +91,7 @@ def write(trace: Mapping[str, Any]) -> bytes:
 
 
 def read(content: bytes, name: str) -> dict[str, Any]:
-    """The fields of the trace in a file's content; the machine is a dict. Raises TraceError, which names `name`."""
+    """The fields of the trace in a file's content; the machine is a dict. Raises TraceError, which quotes `name`."""
     with _open(content, name) as archive:
         header = _read_header(archive, name)
         lengths = _lengths(header)
@@ -161,12 +161,12 @@ def _open(content: bytes, name: str) -> zipfile.ZipFile:
         raise TraceError(f"{name}: not a trace (an archive of more than {MOST_MEMBERS} members)")
     try:
         return zipfile.ZipFile(io.BytesIO(content))
-    except Exception as error:  # the module has many ways to say that it is no archive
+    except Exception as error:  # zipfile raises many kinds of error for what is no archive
         raise TraceError(f"{name}: not a trace, or truncated ({error!s:.200})") from None
 
 
 def _member(archive: zipfile.ZipFile, member: str, name: str, most: int) -> bytes:
-    """The content of a member, of at most `most` bytes. What it says of its size is not believed."""
+    """The content of a member, which may have at most `most` bytes. The archive's word for its size is not believed."""
     try:
         info = archive.getinfo(member)
     except KeyError:
@@ -188,7 +188,7 @@ def _read_header(archive: zipfile.ZipFile, name: str) -> dict[str, Any]:
     try:
         text = content.decode("utf-8")
         found = structure(text)
-        if found.lists > 1 or found.objects > 2:  # they take twenty times the memory of their text
+        if found.lists > 1 or found.objects > 2:  # parsed, they take twenty times the memory of their text
             raise ValueError("there are lists or objects in it that a trace does not have")
         header = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -1,7 +1,8 @@
-"""Absences: whole variables that are away over idle intervals; from a set of them to a plan.
+"""Absences: whole variables that are away over idle intervals, and the plan that a set of absences makes.
 
-For policies that decide per variable and by the order of functions alone, as the published ones do: a variable leaves
-after the function before its idle interval and comes back before function `at`, wholly and in the order of the program.
+They are for policies that decide per variable and by the order of functions alone, as the published ones do. A variable
+leaves after the function before its idle interval and comes back before function `at`, as a whole and in the order of
+the program.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from swapd.planning.problem import PolicyInfeasibleError, Problem
 from swapd.policies.intervals import Intervals
 from swapd.policies.usage import make_usage
 
-# The interval's number and the function before which its in may start, in the coordinates of `intervals`.
+# {interval: the function before which its in may start, in the coordinates of `intervals`}
 Absences = Mapping[int, int]
 
 
@@ -31,12 +32,12 @@ def resident(problem: Problem, intervals: Intervals, absences: Absences) -> NDAr
 
 
 def fits(problem: Problem, intervals: Intervals, absences: Absences, capacity_chunks: int) -> bool:
-    """Whether every function has its room."""
+    """Whether every function has its room within `capacity_chunks`."""
     return int(resident(problem, intervals, absences).max(initial=0)) <= capacity_chunks
 
 
 def refuse(policy: str, problem: Problem, intervals: Intervals, absences: Absences) -> PolicyInfeasibleError:
-    """The error that says what `absences`, the most that the policy can do, lacks."""
+    """The error of a policy whose functions do not all fit even with `absences`, the most that the policy can do."""
     profile = resident(problem, intervals, absences)
     worst = int(profile.argmax())
     need = (int(profile[worst]) + problem.slab_chunks) * problem.chunk_bytes

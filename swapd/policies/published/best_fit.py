@@ -1,4 +1,4 @@
-"""Best fit: a caching allocator as frameworks have it, without memory, to see what fragmentation costs a plan.
+"""Best fit: a caching allocator as frameworks have it. It has no memory, but shows what fragmentation costs a plan.
 
 It follows PyTorch's CUDA caching allocator as its source describes itself (`c10/cuda/CUDACachingAllocator.cpp`), with
 default settings:
@@ -55,7 +55,7 @@ class Block:
 
     @property
     def key(self) -> tuple[int, int, int]:
-        """By size, then by address."""
+        """The key that free blocks are sorted by: size, then address."""
         return self.bytes, self.segment, self.address
 
 
@@ -66,7 +66,7 @@ class BestFitAllocator:
         self.memory_bytes = memory_bytes
         self.allocated_bytes = self.reserved_bytes = self.reserved_peak_bytes = self.allocated_peak_bytes = 0
         self._free: dict[bool, list[tuple[int, int, int]]] = {False: [], True: []}  # by pool: keys, ascending
-        self._blocks: dict[tuple[int, int], Block] = {}  # free ones, by segment and address
+        self._blocks: dict[tuple[int, int], Block] = {}  # free blocks, by segment and address
         self._segments = 0
 
     def allocate(self, size: int) -> Block:
@@ -143,8 +143,8 @@ class BestFitAllocator:
 class Replay:
     """What a plan did to the allocator."""
 
-    failed_function: int  # before which a request could not be met; -1: all were
-    requested_bytes: int  # by the request that failed; 0: none did
+    failed_function: int  # before which a request could not be met; -1 if all were met
+    requested_bytes: int  # by the request that failed; 0 if none did
     free_bytes: int  # at that moment
     reserved_peak_bytes: int
     allocated_peak_bytes: int
@@ -165,11 +165,11 @@ class _Replay:
         self.allocator = BestFitAllocator(memory_bytes)
         self.sizes: list[int] = problem.variable_bytes.tolist()
         self.blocks: dict[int, Block] = {}  # of the variables that are on the device
-        self.held = 0  # chunks of them
-        self.done = 0  # outs of this iteration
+        self.held = 0  # chunks of the variables that are on the device
+        self.done = 0  # outs of this iteration that are complete
 
     def _starts_away(self, v: int) -> bool:
-        """Whether the first move of an entry variable is an in, or it left under its previous number for good."""
+        """Whether an entry variable's first move is an in, or it does not move and left under its previous number."""
         moves = [(m.after_function, 0) for m in self.plan.outs if m.variable == v]
         moves += [(m.after_function, 1) for m in self.plan.ins if m.variable == v]
         if moves:
@@ -224,7 +224,7 @@ class _Replay:
                 return
 
     def _complete(self, count: int, function: int) -> bool:
-        """Complete outs until `count` of the list are. Whether at least one was, of those that are due."""
+        """Complete outs that are due until `count` of the list are complete. Returns whether any was completed."""
         any_done = False
         while self.done < min(count, len(self.plan.outs)) and self.plan.outs[self.done].after_function < function:
             self._release(self.plan.outs[self.done].variable)

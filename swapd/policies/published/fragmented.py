@@ -24,12 +24,12 @@ def memory_bytes(problem: Problem) -> int:
 
 
 def plan_fragmented(problem: Problem, policy: str, plans_for: Callable[[Problem], Iterable[Plan]]) -> tuple[Plan, int]:
-    """The fastest of the plans for the most memory with which one works, and that memory in chunks.
+    """Find the most memory for which a plan works. Returns the fastest plan for it, and that memory in chunks.
 
-    `plans_for` makes plans for a problem with less memory; where it raises PolicyInfeasibleError the search ends.
+    `plans_for` makes plans for a problem with less memory; the search ends where it raises PolicyInfeasibleError.
 
     Raises:
-        PolicyInfeasibleError: none works.
+        PolicyInfeasibleError: no plan works.
     """
     memory = memory_bytes(problem)
     if problem.fits and replay(problem, Plan(), memory).failed_function < 0:

@@ -3,14 +3,14 @@ models in TensorFlow" (ISMM 2019), with the tuning of its program, TensorFlow La
 
 Distances are counted in functions. A tensor whose next use is more than `swapout_threshold` functions away leaves
 after the use before it, and starts to come back `swapin_ahead` functions before it (the seed paper, section 2, states
-the rule so). Learnt parameters, and whatever else survives an iteration, stay. The tuning simulates memory and takes
-the largest threshold that fits, with tensors coming back one function ahead, then the largest ahead that still fits; it
-uses nine tenths of the memory. Where that cannot be met, swap-ins are synchronised with their function (ahead 0), and
-then all of the memory is used, as a user would set the parameters by hand.
+the rule so). Learnt parameters, and whatever else survives an iteration, stay. The tuning simulates memory. It takes
+the largest threshold that fits in nine tenths of the memory while tensors come back one function ahead, and then the
+largest `swapin_ahead` that still fits. If nothing fits, swap-ins are synchronised with their function (`swapin_ahead`
+0); if still nothing fits, all of the memory is used, as a user would set the parameters by hand.
 
-Different here: the program orders by levels of TensorFlow's graph, here it is the sequence of functions. Its
-`swapin_groupby`, by which uses near each other share one swap-in, follows from the threshold, as what has come back
-stays until its next use is further away than that.
+Two things differ here. The program orders by levels of TensorFlow's graph; here the order is the sequence of functions.
+Its `swapin_groupby`, by which uses near each other share one swap-in, follows here from the threshold, because what has
+come back stays until its next use is further away than that.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def lms(problem: Problem, swapout_threshold: int | None = None, swapin_ahead: in
 
 
 def lms_best_fit(problem: Problem) -> Plan:
-    """The same in a caching best-fit allocator, as TensorFlow has one. Raises InfeasibleError."""
+    """As `lms`, in a caching best-fit allocator such as TensorFlow's. Raises InfeasibleError."""
     problem.require_feasible()
     return plan_fragmented(problem, "lms_best_fit", lambda scheduled: [lms(scheduled)])[0]
 
@@ -73,7 +73,7 @@ def lms_best_fit(problem: Problem) -> Plan:
 def _tune(
     fit: Callable[[int, int], bool], functions: int, threshold: int | None, ahead: int | None
 ) -> tuple[int, int] | None:
-    """Threshold and ahead; those given stay. None when nothing fits."""
+    """The tuned threshold and ahead; one that is given stays as it is. Returns None if nothing fits."""
     for start in (1, 0) if ahead is None else (ahead,):
         if not fit(threshold or 1, start):
             continue
@@ -105,7 +105,7 @@ def _absences(intervals: Intervals, movable: list[int], threshold: int, ahead: i
 
 
 def _largest(good: Callable[[int], bool], low: int, high: int) -> int:
-    """The largest value for which `good` holds, by bisection; it holds for `low`, and no more from some value on."""
+    """The largest value for which `good` holds, by bisection. It must hold from `low` up to some value, not beyond."""
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if good(middle) else (low, middle - 1)

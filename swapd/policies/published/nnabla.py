@@ -11,12 +11,13 @@ swapped out, and what the head has passed and the functions have not used up (*p
     room is made for what the function allocates. If completing all swap-outs does not make enough, prefetches are taken
         back, the latest first, and forbidden until after this function; then scheduling starts over.
 
-After each function, what the head has not passed again is swapped out. At the end of the iteration everything is
-swapped out, and the next one begins with nothing on the device (but for what the very next function uses).
+After each function, those of its variables that the head has not passed again are swapped out. At the end of the
+iteration everything is swapped out, and the next one begins with nothing on the device (but for what the very next
+function uses).
 
-Different here: that program waits for the whole device at the end of each iteration, here the last swap-outs go on
-beside the next one's first functions; sizes are in chunks; what is dropped without a copy there because the host has it
-is dropped likewise.
+Two things differ here. That program waits for the whole device at the end of each iteration, while here the last
+swap-outs go on beside the next iteration's first functions; and sizes are in chunks here. What that program drops
+without a copy, because the host has it, is dropped here too.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def nnabla(problem: Problem, prefetch_bytes: int | None = None) -> Plan:
 
 
 def nnabla_within(problem: Problem, passes: int) -> Plan | None:
-    """The same, or None when scheduling would start over more often than that: each pass goes through everything.
+    """As `nnabla`, but None if scheduling takes more than so many `passes`. Each pass goes through the whole iteration.
 
     Raises:
         InfeasibleError: a function alone needs more than the capacity.
@@ -96,21 +97,21 @@ class _Ledger:
         steps: Steps = steps_of(problem)
         self.steps, self.chunks, self.n = steps, steps.chunks, problem.functions
         self.sequence = [_Entry(f, v) for f in range(self.n) for v in sorted(steps.pins[f]) if steps.chunks[v]]
-        self.first = [0] * (self.n + 1)  # of each function's entries
+        self.first = [0] * (self.n + 1)  # the index of each function's first entry
         for entry in self.sequence:
             self.first[entry.function + 1] += 1
         for f in range(self.n):
             self.first[f + 1] += self.first[f]
         self.born: list[int] = problem.born.tolist()
-        self.count = [0] * problem.variables  # entries between the function and the head
+        self.count = [0] * problem.variables  # how often the variable occurs between the function and the head
         self.inside = [False] * problem.variables  # counted as swapped in
-        self.waiting: dict[int, int] = {}  # on the way out, the oldest first: variable, function after which
+        self.waiting: dict[int, int] = {}  # on the way out, the oldest first: variable, function after which it leaves
         self.swapped_in = self.swapped_out = self.prefetched = self.head = 0
         self.outs: list[Out] = []
         self.ins: list[In] = []
 
     def run(self) -> bool:
-        """Schedule the iteration. False: prefetches were taken back, start over."""
+        """Schedule the iteration. Returns false if prefetches were taken back, so that scheduling has to start over."""
         for v in self.steps.entries:
             if self._stays(v):
                 self._count_in(v)
@@ -130,7 +131,7 @@ class _Ledger:
         return True
 
     def _extend(self, function: int) -> None:
-        """The head goes on, past all of the function's own entries at least."""
+        """Move the head on, at least past all of the function's own entries."""
         for index in range(self.first[function], self.first[function + 1]):
             if self.sequence[index].variable in self.waiting:
                 self._keep(self.sequence[index].variable)
@@ -156,7 +157,7 @@ class _Ledger:
             self.head += 1
 
     def _make_room(self, function: int) -> None:
-        """Room for what the function allocates."""
+        """Make room for what the function allocates."""
         born = [v for v in self.steps.pins[function] if self.chunks[v] and not self.inside[v]]
         need = sum(self.chunks[v] for v in born)
         if not self._complete(need, function):
@@ -166,7 +167,7 @@ class _Ledger:
             self._count_in(v)
 
     def _complete(self, need: int, function: int) -> bool:
-        """Complete the oldest swap-outs until there is room for `need` chunks. Whether there is."""
+        """Complete the oldest swap-outs until there is room for `need` chunks. Returns whether there is."""
         while self.swapped_in + self.swapped_out + need > self.capacity and self.waiting:
             v = next(iter(self.waiting))
             self.outs.append(Out(v, 0, self.chunks[v], self.waiting.pop(v)))
@@ -187,7 +188,7 @@ class _Ledger:
         raise RuntimeError(f"function {function} fits by itself, and does not although nothing is prefetched")
 
     def _leave(self, function: int) -> None:
-        """What the head has not passed again is swapped out."""
+        """Swap out what the head has not passed again."""
         for index in range(self.first[function], self.first[function + 1]):
             v = self.sequence[index].variable
             self.count[v] -= 1

@@ -10,12 +10,12 @@ ends at the next convolution (figure 10). An X that no search has found comes ba
     vdnn_dyn     what the profiling passes of section III-C choose: nothing leaves if that fits, else conv, else all
 
 vDNN's dynamic policy also chooses algorithms of convolutions by their workspaces. A trace has the time of one
-algorithm, so what remains is the choice of what leaves. An offload there starts with its layer and the next layer waits
-for its end; a plan's out starts when the layer has ended, and only who needs the room waits. `layer_seconds` has the
-time of vDNN's own order of events.
+algorithm, so what remains is the choice of what leaves. In vDNN an offload starts with its layer, and the next layer
+waits for the offload's end. A plan's out starts when the layer has ended, and only a function that needs the room
+waits. `layer_seconds` computes the time of vDNN's own order of events.
 
-Weights, gradients and whatever else survives the iteration stay, as there. Layers are found by the names of functions:
-the forward phase ends at the first one that has "backward" in its name.
+Weights, gradients and whatever else survives the iteration stay, as in vDNN. Layers are found by the names of
+functions: the forward phase ends at the first function that has "backward" in its name.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ class OffloadCandidate:
 
 
 def vdnn_all(problem: Problem) -> Plan:
-    """Offload the input of every layer. Raises InfeasibleError when a function, or the policy, needs more."""
+    """Offload the input of every layer. Raises InfeasibleError when a function, or the policy, needs more than fits."""
     return _static(problem, "vdnn_all")
 
 
 def vdnn_conv(problem: Problem) -> Plan:
-    """Offload the inputs of convolutions. Raises InfeasibleError when a function, or the policy, needs more."""
+    """Offload convolutions' inputs. Raises InfeasibleError when a function, or the policy, needs more than fits."""
     return _static(problem, "vdnn_conv")
 
 
 def vdnn_dyn(problem: Problem) -> Plan:
-    """Offload nothing, the inputs of convolutions, or those of all layers: the least that fits. Raises as they do."""
+    """Offload the least that fits: nothing, convolutions' inputs, or those of all layers. Raises InfeasibleError."""
     problem.require_feasible()
     if problem.fits:
         return Plan(policy="vdnn_dyn")
@@ -77,7 +77,7 @@ def _static(problem: Problem, policy: str) -> Plan:
 
 
 def offloading_plan(problem: Problem, all_layers: bool) -> Plan:
-    """The plan of vdnn_all or vdnn_conv also where everything fits; for figures of what they move and hold."""
+    """The plan of vdnn_all or vdnn_conv even if everything fits. It is for figures of what they move and hold."""
     problem.require_feasible()
     intervals = find_intervals(problem)
     absences = _offload(problem, intervals, find_layers(problem), all_layers)
@@ -125,7 +125,7 @@ def find_layers(problem: Problem) -> list[OffloadCandidate]:
 
 
 def _stays(problem: Problem) -> list[bool]:
-    """Whether a variable is no feature map: weights, buffers, state. What no function writes is an input."""
+    """Whether each variable is a weight, a buffer or state. A variable that no function writes is an input instead."""
     uses = problem.uses
     written = {int(v) for v in uses.variable[uses.write]}
     survives = problem.died == problem.functions
@@ -146,7 +146,7 @@ def _offload(problem: Problem, intervals: Intervals, layers: list[OffloadCandida
     absences: dict[int, int] = {}
     for position, layer in enumerate(layers):
         if layer in offloads:
-            absences.setdefault(offloads[layer], layer.backward)  # not found by any search: on demand
+            absences.setdefault(offloads[layer], layer.backward)  # right before its layer, unless a search finds it
         for nearest in layers[position + 1 :]:
             if nearest in offloads and offloads[nearest] not in absences:
                 absences[offloads[nearest]] = max(nearest.forward + 1, layer.backward)
@@ -159,9 +159,9 @@ def _offload(problem: Problem, intervals: Intervals, layers: list[OffloadCandida
 def layer_seconds(problem: Problem, plan: Plan) -> float:
     """The time of an iteration in vDNN's order of events: each function waits for the move that started with it.
 
-    An offload runs beside the last function that reads it and holds the next one back until it is done; a prefetch runs
-    beside the function that it starts with, likewise (section III-B, figure 9). Moves that start with the same function
-    follow each other.
+    An offload runs beside the last function that reads its X, and holds the next function back until it is done. A
+    prefetch does the same beside the function that it starts with (section III-B, figure 9). Moves that start with the
+    same function follow each other.
     """
     machine = problem.machine
     busy = [0.0] * (problem.functions + 1)

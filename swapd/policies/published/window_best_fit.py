@@ -17,7 +17,7 @@ WINDOW_SHARES = (1 / 2, 1.0)  # of the schedule's budget: the windows tried when
 
 
 def window_best_fit(problem: Problem, window_bytes: int | None = None) -> Plan:
-    """Plan with a schedule window of `window_bytes`; None takes the better one of `WINDOW_SHARES`.
+    """Plan with a schedule window of `window_bytes`; if it is None, with the better one of `WINDOW_SHARES`.
 
     Raises:
         InfeasibleError: a function alone needs more than the capacity, or (PolicyInfeasibleError) no schedule's
@@ -28,7 +28,7 @@ def window_best_fit(problem: Problem, window_bytes: int | None = None) -> Plan:
 
 
 def schedule(problem: Problem, window_bytes: int | None = None) -> tuple[Plan, int]:
-    """The plan, and the budget in chunks that it was made for; raises as `window_best_fit`."""
+    """The plan, and the budget in chunks that it was made for. Raises what `window_best_fit` raises."""
     problem.require_feasible()
     if window_bytes is not None and window_bytes <= 0:
         raise ValueError(f"the schedule window must be positive, not {window_bytes}")
