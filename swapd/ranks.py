@@ -72,7 +72,7 @@ def is_launcher(arguments: list[str] | None = None) -> bool:
 
 
 def is_child(mark: str) -> bool:
-    """Whether this is a child process (a worker, a helper) of one that claimed `mark`, a variable that children inherit.
+    """Whether this is a child process (a worker, a helper) of one that claimed `mark`, a variable that they inherit.
 
     A process that has another rank than its parent is no child in this sense.
     """
@@ -81,7 +81,7 @@ def is_child(mark: str) -> bool:
 
 
 def claim(mark: str) -> bool:
-    """Sets `mark` for child processes. In a launcher, or a child of a process that claimed it, returns false instead."""
+    """Sets `mark` for child processes, or returns false in a launcher or in a child of a process that claimed it."""
     if is_launcher() or is_child(mark):
         return False
     os.environ[mark] = f"{os.getpid()}:{_numbers()}"
@@ -99,7 +99,7 @@ def own_file(path: Path | None) -> Path | None:
 
 
 def with_word(path: Path, word: str) -> Path:
-    """Puts a word before the path's ending: `s.json` becomes `s.word.json`, and `t.json.gz` becomes `t.word.json.gz`."""
+    """Puts a word before the path's ending: `s.json` becomes `s.word.json`, `t.json.gz` becomes `t.word.json.gz`."""
     name, packed = (path.stem, path.suffix) if path.suffix == ".gz" else (path.name, "")
     plain = Path(name)
     return path.with_name(f"{plain.stem}.{word}{plain.suffix}{packed}")
