@@ -40,7 +40,7 @@ NOTHING = "-"
 
 
 def parse_policies(text: str) -> list[str]:
-    """Names with commas in between. Raises ValueError."""
+    """Reads names that are separated by commas. Raises ValueError."""
     names = [name.strip() for name in text.split(",")]
     for name in names:
         if name not in arms():
@@ -145,7 +145,7 @@ def _short(paths: Sequence[Path]) -> list[str]:
 
 
 def wide() -> Console:
-    """Standard output with room for a table, where it is not a terminal and so has no width of its own."""
+    """Standard output with room for a table. Where it is no terminal, it has no width of its own and is given one."""
     screen = console()
     return screen if screen.is_terminal else Console(width=140, highlight=False)
 
@@ -209,7 +209,7 @@ def budget_table(sweep: BudgetSweep, path: Path) -> Table:
 
 
 def budget_facts(sweep: BudgetSweep) -> dict[str, Any]:
-    """The keys of ``swapd compare --budgets --json``; null: cannot run."""
+    """The keys of ``swapd compare --budgets --json``; null means that the policy cannot run."""
     return {
         "budgets_bytes": list(sweep.budgets),
         "compute_seconds": sweep.compute_seconds,
@@ -233,7 +233,7 @@ def trace_table(sweep: TraceSweep) -> Table:
 
 
 def trace_facts(sweep: TraceSweep) -> dict[str, Any]:
-    """The keys of ``swapd compare --json`` for several traces; null: cannot run."""
+    """The keys of ``swapd compare --json`` for several traces; null means that the policy cannot run."""
     return {
         "traces": [
             {
