@@ -41,12 +41,12 @@ class Device:
     title: str
     memory_bytes: int
     memory_bytes_per_second: float
-    flops: Mapping[str, float]  # peak by arithmetic: float64, float32, tf32, float16, bfloat16; not there: not special
+    flops: Mapping[str, float]  # peak by arithmetic (float64, float32, tf32, float16, bfloat16); others run as float32
     link: Machine  # what copies reach, not the link's nominal speed
     launch_seconds: float = 5e-6  # of one function: what an eager framework needs to get a small kernel going
 
     def flops_per_second(self, arithmetic: str, kind: str) -> float:
-        """What functions of a class (a key of `EFFICIENCY`) reach in an arithmetic; without tensor cores float32's."""
+        """The rate that functions of a class (a key of `EFFICIENCY`) reach in an arithmetic, or in float32 without it."""
         peak = self.flops.get(arithmetic, self.flops["float32"])
         on_tensor_cores = arithmetic in ("tf32", "float16", "bfloat16") and peak > self.flops["float32"]
         return peak * min(EFFICIENCY[kind], EFFICIENCY["tensor"] if on_tensor_cores else 1.0)
@@ -99,9 +99,9 @@ _DEVICES = (
         _rates(float64=19.5, float32=19.5, tf32=156.0, float16=312.0, bfloat16=312.0),
         _link(25, _LATENCY),
     ),
-    # "NVIDIA H100 tensor core GPU" data sheet, SXM: 67 teraflops, tensor rates are halved there for dense operands
-    # (989 and 1,979 with sparsity), 3.35 TB/s, 80 GB; PCIe 5 with 16 lanes is 63 GB/s each way after encoding, copies
-    # are taken at 80% of it.
+    # "NVIDIA H100 tensor core GPU" data sheet, SXM: 67 teraflops, 3.35 TB/s, 80 GB. Its tensor rates are with sparsity,
+    # 989 and 1,979; dense operands reach half. PCIe 5 with 16 lanes is 63 GB/s each way after encoding, copies are
+    # taken at 80% of it.
     Device(
         "h100-pcie5",
         "NVIDIA H100 SXM 80 GB, PCIe 5",
