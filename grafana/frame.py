@@ -38,7 +38,7 @@ def choice(name: str, label: str, query: str, says: str) -> build.QueryVariable:
 
 
 def dashboard(title: str, uid: str, says: str, rows: Sequence[Row], more: Sequence[Any] = ()) -> str:
-    """The dashboard's JSON, always the same text. `more` are variables that other dashboards do not have."""
+    """The dashboard's JSON, always the same text. `more` are variables that not all dashboards have."""
     job, instance = 'job=~"$job"', 'instance=~"$instance"'
     made = (
         build.Dashboard(title)

@@ -28,7 +28,7 @@ from swapd.trace.trace import Machine, Trace
 log = logging.getLogger("ooc.swapd")
 
 _MOST_PLACED = 64  # sequences whose plans, and whose variables' places, are kept
-_MOST_NEW_IN_A_ROW = 8  # after more new sequences than these, none is planned: growing shapes never come back
+_MOST_NEW_IN_A_ROW = 8  # after more, no new sequence is planned: with growing shapes, none ever comes back
 _FALLBACK_BYTES_PER_SECOND = 8e9  # of a link that was never measured
 _ENOUGH_BYTES = 16 << 20  # moved one way before the speed counts: less would be the speed of a few small copies
 
@@ -106,7 +106,7 @@ class Planner:
 
     @property
     def unplannable_sequences(self) -> int:
-        """Sequences for which the policy found no plan."""
+        """The number of sequences for which the policy found no plan."""
         return len(self._failed)
 
     def _worth_planning(self, ended: Iteration) -> bool:
@@ -201,7 +201,7 @@ class Planner:
         return self.recorded(ended).cut()
 
     def recorded(self, ended: Iteration) -> RangedTrace:
-        """Returns the sequence as the core recorded it: whole variables, and the chunks of them that each use is of."""
+        """Returns the sequence as the core recorded it: whole variables, and for each use the chunks that it is of."""
         arrays = self.core.trace_arrays(ended)
         stats = self.core.stats()
         chunk = int(stats["chunk_bytes"])

@@ -72,7 +72,7 @@ def is_launcher(arguments: list[str] | None = None) -> bool:
 
 
 def is_child(mark: str) -> bool:
-    """Whether this is a child process (a worker, a helper) of one that claimed `mark`, a variable that they inherit.
+    """Whether this is a child (a worker, a helper) of a process that claimed `mark`, a variable that children inherit.
 
     A process that has another rank than its parent is no child in this sense.
     """

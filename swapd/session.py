@@ -166,7 +166,7 @@ class Session:
         self._write_lock = threading.RLock()  # both locks are reentrant: a signal's handler writes amid a write
 
     def started(self) -> None:
-        """From now on a summary is written however the program ends. A kill -9 leaves that of an earlier iteration."""
+        """From now on a summary is written however the program ends. A kill -9 leaves one of an earlier iteration."""
         claim(SESSION_OF)
         atexit.register(self.stop)
         self.observer.start(self.config.nvtx, self.config.status)

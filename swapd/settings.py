@@ -59,7 +59,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting. `parse` takes a text or the value itself, or raises ValueError; `text` is its inverse."""
+    """One setting. `parse` reads a text, or takes the value itself, and may raise ValueError; `text` is its inverse."""
 
     name: str
     metavar: str

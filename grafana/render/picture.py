@@ -35,7 +35,7 @@ SETTINGS = {
     "OOC_SMALL_LIMIT": "64KiB",
     "OOC_EMULATED_BANDWIDTH": "h2d=180MiB/s,d2h=150MiB/s",
 }
-# After so long every rate has its window, and the first step's planning has left it.
+# After so long the window of every rate is full, and the planning of the first step has left it.
 SETTLED_SECONDS = 8.0
 CAPTION = "GPT training on the emulated device (no GPU) — drawn with @grafana/ui, not by the Grafana server"
 
@@ -62,7 +62,7 @@ def bundle() -> dict[str, bytes]:
 
 
 def answers(server: Prometheus, panel: dict[str, Any], start: float, end: float) -> list[dict[str, Any]]:
-    """Every series of every query of a panel, for page.jsx, with times in milliseconds. A value of null is no number."""
+    """Every series of every query of a panel, for page.jsx. Times are in milliseconds; null is no finite number."""
     found = []
     everything: dict[str, list[str]] = {"job": [], "instance": [], "rank": [], "gpu_host": []}
     for target in panel.get("targets", []):

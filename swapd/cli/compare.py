@@ -167,7 +167,7 @@ def _ratio(value: float | None) -> str:
 
 
 def policy_table(facts: dict[str, Any], problem: Problem, path: Path) -> Table:
-    """All figures of each policy; for those that cannot run what they need."""
+    """All figures of each policy. A policy that cannot run shows what it needs."""
     columns = ["step", "x lower", "x 2-phase", "stall", "out", "in", "demand", "peak", "average", "planning", ""]
     title = (
         f"{path}: live peak {format_bytes(facts['live_peak_bytes'])}, budget {format_bytes(problem.budget_bytes)}, "

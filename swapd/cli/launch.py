@@ -47,7 +47,7 @@ class ProgramCommand(click.Command):
 
 
 def python_arguments(program: tuple[str, ...]) -> list[str]:
-    """The program as arguments of the interpreter. Raises click.UsageError when there is none, or no such file."""
+    """The program as the interpreter's arguments. Raises click.UsageError if a module's name or a file is missing."""
     if program[0] == "-m":
         if len(program) == 1:
             raise click.UsageError("-m needs the name of a module")
@@ -101,7 +101,7 @@ Stamps = dict[Path, tuple[int, int]]
 
 
 def stamps(path: Path) -> Stamps:
-    """Returns (modification time, inode) by file, of which one changes when the file is written anew.
+    """Returns (modification time, inode) by file. A file that is written anew has another stamp.
 
     The files are those that a program makes of `path`: this process's own comes first, then those of ranks 0, 1, ...
     """

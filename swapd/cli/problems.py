@@ -139,7 +139,7 @@ def make_problem(trace: Trace, budget_bytes: int, chunk_bytes: int | None, machi
 def infeasible(error: InfeasibleError) -> str:
     """What to do about a budget that is too small, for people."""
     if type(error) is not InfeasibleError:
-        return str(error)  # the words of a single policy say what it needs
+        return str(error)  # one policy's error says itself what the policy needs
     return (
         f"{error.function_name} (function {error.function}) needs {format_bytes(error.need_bytes)} at once, the "
         f"budget is {format_bytes(error.budget_bytes)}; --budget {exact_bytes(error.min_budget_bytes)} would do"

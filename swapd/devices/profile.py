@@ -74,7 +74,7 @@ class Profile:
     copies: tuple[CopyCost, ...]  # by rising size
 
     def machine(self) -> Machine:
-        """Link speeds for planning: those of the largest copy in both directions at once, with the latency taken off."""
+        """Link speeds for planning: those of the largest copy, in both directions at once, without the latency."""
         largest = self.copies[-1]
         latency = min(self.out_latency_seconds, self.in_latency_seconds)
 

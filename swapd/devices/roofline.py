@@ -20,8 +20,8 @@ GB = 10**9
 GIB = 1 << 30
 TERA = 1e12
 
-# The share of the peak that functions reach, by class. Round figures of ours, of the kind that vendors' libraries are
-# reported to reach on large operands; a small operand reaches less, which only the launch time accounts for here.
+# The share of the peak that functions reach, by class. These are round figures of ours, such as vendors' libraries are
+# reported to reach on large operands. A small operand reaches less, which only the launch time accounts for here.
 EFFICIENCY: Mapping[str, float] = MappingProxyType(
     {
         "convolution": 0.70,  # implicit matrix products; borders and strides cost some
@@ -46,7 +46,7 @@ class Device:
     launch_seconds: float = 5e-6  # of one function: what an eager framework needs to get a small kernel going
 
     def flops_per_second(self, arithmetic: str, kind: str) -> float:
-        """The rate that functions of a class (a key of `EFFICIENCY`) reach in an arithmetic, or in float32 without it."""
+        """The rate that functions of a class (a key of `EFFICIENCY`) reach in an arithmetic, else in float32."""
         peak = self.flops.get(arithmetic, self.flops["float32"])
         on_tensor_cores = arithmetic in ("tf32", "float16", "bfloat16") and peak > self.flops["float32"]
         return peak * min(EFFICIENCY[kind], EFFICIENCY["tensor"] if on_tensor_cores else 1.0)
@@ -70,7 +70,7 @@ _LATENCY = 10e-6  # of one asynchronous copy from or to pinned memory, the order
 _DEVICES = (
     # "NVIDIA Tesla V100 GPU accelerator" data sheet, SXM2: 15.7 and 125 (tensor) teraflops, 900 GB/s, 16 GB. IBM Power
     # System AC922 (POWER9) has two or three NVLink 2 bricks of 25 GB/s each way for each GPU: 50 or 75 GB/s. The seed
-    # paper, section 5: two NVLinks. Copies are taken at 50 GB/s, the lower of the two.
+    # paper has two NVLinks in section 5. Copies are taken at 50 GB/s, the lower of the two.
     Device(
         "v100-nvlink2",
         "NVIDIA V100 16 GB, NVLink 2 to a POWER9 host",

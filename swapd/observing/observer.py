@@ -34,8 +34,8 @@ from swapd.trace.trace import Trace
 log = logging.getLogger("ooc.swapd")
 
 _MOST_STEPS = 100_000
-_MOST_PLACED = 64  # iterations in which places are looked up: for sequences that never repeat, this would never end
-_LAST_STEPS, _WAITS_SHOWN = 120, 8  # as many of each are told to `swapd top`
+_MOST_PLACED = 64  # iterations in which places are looked up; where no sequence repeats, it would never end
+_LAST_STEPS, _WAITS_SHOWN = 120, 8  # how many steps, and how many waits, `swapd top` is told of
 _MOST_SIMULATED = 20_000  # functions; the simulation of more takes too long for the end of a program
 
 
@@ -81,7 +81,7 @@ class Observer:
         """Turns on what the settings ask for.
 
         Args:
-            ranges: the library of NVTX's calls, or "1" for the one that is found; None for no NVTX ranges.
+            ranges: the library of NVTX's calls, or "1" to look for one; None for no NVTX ranges.
             status: whether `swapd top` may look into this process.
         """
         if self.recorded:

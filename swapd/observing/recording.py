@@ -25,7 +25,7 @@ from swapd.simulation.events import Events
 
 
 class Span(NamedTuple):
-    """An iteration that is in the ring; seconds of the timeline's clock."""
+    """An iteration that is in the ring. Its times are seconds on the timeline's clock."""
 
     number: int
     fingerprint: int
@@ -176,7 +176,7 @@ class Recording:
                 continue
             room = row["kind"] == kinds.STALL_ROOM
             name = self.names.get(int(row["function"]), "(no function)")
-            # A variable that this iteration had not used yet has the number that it had in another iteration.
+            # A variable that this iteration had not used yet has its number of another iteration, which says nothing.
             known = row["iteration"] == ends[float(limits[at])]
             key = (int(row["index"]), name, -1 if room or not known else int(row["variable"]))
             seconds[key] += self.end_of(row) - float(row["start"])

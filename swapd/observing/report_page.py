@@ -127,7 +127,7 @@ def _waits(facts: RunFacts) -> str:
 
 
 def figure(svg: str, caption: str, keys: Sequence[str]) -> str:
-    """A chart with a line under it. The line explains the looks of the bars in `keys`."""
+    """A chart with a line under it, which also explains the looks that `keys` names."""
     marks = "".join(f'<i style="background:var(--{_COLOURS.get(key, key)})"></i>{_KEYS[key]}' for key in keys)
     return f"<figure>{svg}<figcaption>{html.escape(caption)}{'.' if marks else ''} {marks}</figcaption></figure>"
 
