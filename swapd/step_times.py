@@ -34,7 +34,7 @@ class StepTimes:
         self._histogram = Histogram((0,) * (len(BUCKETS) + 1), 0.0)  # each change makes a new one: no lock
 
     def add(self, seconds: float) -> None:
-        """Adds an iteration that took so many seconds."""
+        """Adds an iteration that took `seconds`."""
         if len(self.kept) < MOST_KEPT:
             self.kept.append(seconds)
         self.last = seconds

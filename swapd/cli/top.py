@@ -101,7 +101,7 @@ def _watch(pid: int, every: float, screen: Any) -> int:
 
 
 def write_answer(pid: int, request: str, path: Path, seconds: float) -> None:
-    """Writes what a process answers to "timeline" or "report". A timeline that is off is turned on for so many seconds.
+    """Writes what a process answers to "timeline" or "report". A timeline that is off is turned on for `seconds`.
 
     Raises Failure.
     """
