@@ -10,7 +10,7 @@ GENERATED = Path(__file__).resolve().parent / "generated"
 
 
 def made() -> dict[str, str]:
-    """File name -> JSON of every dashboard."""
+    """The JSON of every dashboard, by file name."""
     from grafana.dashboards import fleet, memory, overview, planner, transfers
 
     return {f"{it.__name__.rsplit('.', 1)[-1]}.json": it.make() for it in (overview, memory, transfers, planner, fleet)}
@@ -24,7 +24,7 @@ def differing(folder: Path) -> list[str]:
 
 
 def main() -> int:
-    """Writes or compares; 1 where a comparison finds a difference."""
+    """Writes the dashboards, or compares them and returns 1 if one differs."""
     parser = argparse.ArgumentParser(
         prog="python -m grafana", description="Make the Grafana dashboards from the catalogue."
     )

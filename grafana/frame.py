@@ -14,7 +14,7 @@ from grafana_foundation_sdk.models import dashboard as model
 from grafana.panels import SOURCE
 
 TAG = "out-of-core"
-# Every process has this metric, whatever it does: what there is to choose from.
+# Every process has this metric, whatever it does, so its labels are what there is to choose from.
 PRESENT = "ooc_budget_bytes"
 _ALL = model.VariableOption(selected=True, text=["All"], value=["$__all"])
 # The SDK writes these for every variable; Grafana's schema knows them only for intervals.
@@ -31,14 +31,14 @@ class Row:
 
 
 def choice(name: str, label: str, query: str, says: str) -> build.QueryVariable:
-    """A variable with a label's values, at first all of them: `.*`, which also fits what lacks the label."""
+    """A variable with a label's values. At first all are chosen: `.*`, which also fits series without the label."""
     variable = build.QueryVariable(name).label(label).description(says).datasource(SOURCE).query(query)
     variable.refresh(model.VariableRefresh.ON_TIME_RANGE_CHANGED).sort(model.VariableSort.NATURAL_ASC)
     return variable.multi(True).include_all(True).all_value(".*").current(_ALL)
 
 
 def dashboard(title: str, uid: str, says: str, rows: Sequence[Row], more: Sequence[Any] = ()) -> str:
-    """The dashboard's JSON, always the same text; `more` are variables beside those of all dashboards."""
+    """The dashboard's JSON, always the same text. `more` are variables that not all dashboards have."""
     job, instance = 'job=~"$job"', 'instance=~"$instance"'
     made = (
         build.Dashboard(title)
@@ -77,7 +77,7 @@ def dashboard(title: str, uid: str, says: str, rows: Sequence[Row], more: Sequen
 
 
 def _number(plain: dict[str, Any]) -> None:
-    """Gives every panel an id: what a link to it, and the name of its picture, is made from."""
+    """Gives every panel an id, by which links and pictures refer to it."""
     number = 0
     for panel in plain["panels"]:
         for one in (panel, *panel.get("panels", [])):

@@ -1,4 +1,4 @@
-"""A training run on the emulated device and a real Prometheus that scrapes it: what tests and pictures are made from.
+"""A training run on the emulated device and a real Prometheus that scrapes it, for tests and pictures.
 
 Prometheus runs with `stack/prometheus.yml` and the rules as they are; only its intervals, its own address and the
 targets differ. Everything listens on 127.0.0.1, on ports that were free.
@@ -24,7 +24,7 @@ import yaml
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
-# A GPT of a few megabytes whose steps take a tenth of a second or two, with half the memory that it needs.
+# A GPT of a few megabytes whose steps take one or two tenths of a second, with half the memory that it needs.
 GPT = ("--layers", "2", "--width", "128", "--batch-size", "8", "--context", "128", "--text-bytes", "400000")
 EMULATED = {
     "OOC_ALLOC": "emulated",
@@ -36,7 +36,7 @@ EMULATED = {
 
 
 def program(name: str) -> str:
-    """The path of `prometheus` or `promtool`. Raises FileNotFoundError with what to do."""
+    """The path of `prometheus` or `promtool`. Raises FileNotFoundError, which says what to do."""
     unpacked = Path(os.environ.get("TOOLS", ROOT / ".tools")) / "prometheus" / "bin"
     found = shutil.which(name) or shutil.which(name, path=str(unpacked))
     if found is None:
@@ -58,7 +58,7 @@ def fetch(url: str, timeout: float = 10) -> str:
 
 
 def until(what: str, ready: Callable[[], Any], seconds: float, alive: Sequence[Running] = ()) -> Any:
-    """The first true value of `ready`, asked again and again. Raises TimeoutError, or as `Running.check`."""
+    """Calls `ready` until it returns a true value, and returns that. Raises TimeoutError, or as `Running.check`."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError):
@@ -92,17 +92,17 @@ class Running:
             self._process.wait()
 
     def log(self) -> str:
-        """The end of what it has printed."""
+        """The end of what the program has printed."""
         return self._log.read_text(encoding="utf-8", errors="replace")[-4000:]
 
     def check(self) -> None:
-        """Raises RuntimeError if it has ended."""
+        """Raises RuntimeError if the program has ended."""
         if self._process.poll() is not None:
             raise RuntimeError(f"{self._process.args!r} ended with {self._process.returncode}:\n{self.log()}")
 
 
 def start_training(port: int, log: Path, arguments: Sequence[str] = GPT, **settings: str) -> Running:
-    """An example in training until it is stopped, on the emulated device, with metrics on a port."""
+    """Starts an example that trains on the emulated device until it is stopped, with metrics on a port."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("OOC_")}
     kept.pop("TORCH_DEVICE_BACKEND_AUTOLOAD", None)
     paths = os.pathsep.join(filter(None, (str(ROOT), str(ROOT / "integrations"), kept.get("PYTHONPATH"))))
@@ -118,7 +118,7 @@ class Prometheus:
         self.url = f"http://127.0.0.1:{port}"
 
     def get(self, path: str, **parameters: Any) -> Any:
-        """The `data` of an answer of the HTTP API. Raises OSError; RuntimeError with Prometheus' own words."""
+        """The `data` of an answer of the HTTP API. Raises OSError, or RuntimeError with Prometheus' own words."""
         query = urllib.parse.urlencode(parameters, doseq=True)
         try:
             answer = json.loads(fetch(f"{self.url}/api/v1/{path}?{query}"))
@@ -144,7 +144,7 @@ class Prometheus:
 
 
 def lay_out(folder: Path, port: int, targets: Mapping[str, Sequence[str]], scrape_seconds: float) -> Path:
-    """Copies rules and configuration below `folder`, changed as the module says; returns the configuration's path."""
+    """Copies rules and configuration below `folder`, changed as the module says. Returns the configuration's path."""
     shutil.copytree(HERE / "rules", folder / "rules")
     shutil.copytree(HERE / "stack" / "targets", folder / "stack" / "targets")
     interval = f"{round(1000 * scrape_seconds)}ms"
@@ -169,7 +169,7 @@ def lay_out(folder: Path, port: int, targets: Mapping[str, Sequence[str]], scrap
 def prometheus(
     folder: Path, targets: Mapping[str, Sequence[str]], scrape_seconds: float
 ) -> Iterator[tuple[Prometheus, Running]]:
-    """A Prometheus that is ready to be asked; it and its data are gone afterwards (the folder is the caller's)."""
+    """Runs a Prometheus that is ready to be asked, and ends it afterwards. Its data stay in the caller's `folder`."""
     port = free_port()
     config = lay_out(folder, port, targets, scrape_seconds)
     command = (

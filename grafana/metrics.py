@@ -6,7 +6,7 @@ import re
 
 from ooc.prometheus.catalogue import CATALOGUE, COMMON_LABELS, Metric
 
-# What the variables at the top of every dashboard choose. A run outside torchrun has its rank too: "0".
+# What the variables at the top of every dashboard choose. A run outside torchrun has a rank too: "0".
 SELECTION = 'job=~"$job",instance=~"$instance",rank=~"$rank"'
 WINDOW = "$__rate_interval"
 
@@ -27,7 +27,7 @@ def metric_of(series: str) -> Metric:
 
 
 def series(name: str, **labels: str) -> str:
-    """The selector of what is chosen: series("ooc_chunks", state="free"). Raises KeyError, ValueError."""
+    """The selector of a metric's chosen series: series("ooc_chunks", state="free"). Raises KeyError, ValueError."""
     metric = metric_of(name)
     for label, value in labels.items():
         if label in COMMON_LABELS or (label == "le" and metric.type == "histogram"):
@@ -42,7 +42,7 @@ def series(name: str, **labels: str) -> str:
 
 
 def rate(name: str, **labels: str) -> str:
-    """Growth a second of a counter. Raises what `series` raises, and ValueError for what is no counter."""
+    """The growth of a counter per second. Raises what `series` raises, and ValueError for what is no counter."""
     if metric_of(name).type not in ("counter", "histogram"):
         raise ValueError(f"{name} is no counter: its rate means nothing")
     return f"rate({series(name, **labels)}[{WINDOW}])"
@@ -59,12 +59,12 @@ _RATES = {"seconds": "percentunit", "bytes": "binBps", "": "ops"}
 
 
 def _unit(name: str) -> str:
-    """A series' own: how many steps there were is no time, although the histogram is of times."""
+    """The unit of a series. A histogram's counts have none: a number of steps is no time, although their sum is one."""
     return "" if metric_of(name).type == "histogram" and not name.endswith("_sum") else metric_of(name).unit
 
 
 def unit_of(expression: str) -> str:
-    """Grafana's unit for an expression whose metrics have one unit. Raises ValueError for others."""
+    """Grafana's unit for an expression whose metrics all have the same unit. Raises ValueError if they have not."""
     units = {_unit(name) for name in names_in(expression)}
     if len(units) != 1:
         raise ValueError(f"no one unit in {expression}: say which")

@@ -1,7 +1,7 @@
 """What our panels look like: one function for each kind, so that the files in `dashboards/` say only what is shown.
 
-Every panel takes its description from what it is told and from the help texts of the metrics in its expressions, and
-its unit from the catalogue where that is plain. Built with the Grafana Foundation SDK, which needs Python 3.11.
+A panel's description is its argument `says`, then the help texts of the metrics in its expressions. Its unit comes from
+the catalogue unless it is given. The panels are built with the Grafana Foundation SDK, which needs Python 3.11.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ class Query:
 
 @dataclass(frozen=True)
 class Steps:
-    """Colours by value: green, then others from where they begin; `Steps.none()` is one neutral colour."""
+    """Colours by value: `base` first, then each colour from its value on. `Steps.none()` is one neutral colour."""
 
     steps: tuple[tuple[float, str], ...] = ()
     base: str = "green"
 
     @classmethod
     def none(cls) -> Steps:
-        """A figure that is neither good nor bad."""
+        """The colour of a figure that is neither good nor bad."""
         return cls((), "text")
 
     def build(self) -> build.ThresholdsConfig:
-        """As the SDK wants it."""
+        """The steps as the SDK wants them."""
         first = [model.Threshold(value=None, color=self.base)]
         later = [model.Threshold(value=value, color=color) for value, color in self.steps]
         return build.ThresholdsConfig().mode(model.ThresholdsMode.ABSOLUTE).steps(first + later)
@@ -89,7 +89,7 @@ def _value(id_val: str, value: Any) -> model.DynamicConfigValue:
 
 
 def _names_of(query: Query) -> list[str]:
-    """What its series can be called: the legend, with the known values of a label of the catalogue in its place."""
+    """The names that a query's series can have: the legend, with each of the catalogue's values in place of a label."""
     label = re.search(r"\{\{(\w+)\}\}", query.legend)
     if label is None:
         return [query.legend]
@@ -99,7 +99,7 @@ def _names_of(query: Query) -> list[str]:
 
 
 def _color_overrides(panel: Any, queries: Sequence[Query], stacked: bool) -> None:
-    """Our colours for series that have a meaning of their own; dashes, and no stacking, for limits."""
+    """Gives series that have a meaning of their own our colours. Limits are dashed and not stacked."""
     names = {name for query in queries for name in _names_of(query)}
     for name in sorted(names):
         settings = []
@@ -118,7 +118,7 @@ def time_series(
     title: str, says: str, *queries: Query, unit: str = "", stacked: bool = False, most: float | None = None,
     size: tuple[int, int] = (12, 8), soft_most: float | None = None,
 ) -> timeseries.Panel:  # fmt: skip
-    """Lines over time, or stacked areas; `most` is the top of the axis, `soft_most` the least that it can be."""
+    """Lines over time, or stacked areas. `most` is the top of the axis, `soft_most` the least that the top can be."""
     panel: timeseries.Panel = _start(timeseries.Panel(), title, says, queries, unit, size)
     _targets(panel, queries, instant=False)
     panel.min(0).line_width(1).fill_opacity(60 if stacked else 8).show_points(kinds.VisibilityMode.NEVER)
@@ -143,9 +143,9 @@ def figure(
     title: str, says: str, query: Query, unit: str = "", steps: Steps | None = None, decimals: int | None = None,
     size: tuple[int, int] = (4, 5), texts: dict[str, str] | None = None, name_only: bool = False,
 ) -> stat.Panel:  # fmt: skip
-    """One number with its course behind it, which Grafana draws from a height of 5; or a label's text (`name_only`).
+    """One number with its course over time behind it; or, with `name_only`, the text of a label.
 
-    `texts` replaces values by words.
+    Grafana draws the course only in panels with a height of at least 5. `texts` replaces values by words.
     """
     panel: stat.Panel = _start(stat.Panel(), title, says, [query], unit, size)
     _targets(panel, [query], instant=name_only)
@@ -192,7 +192,7 @@ class Column:
 def rows_by(
     title: str, says: str, key: Sequence[str], *columns: Column, size: tuple[int, int] = (24, 8)
 ) -> table.Panel:
-    """A table with a row for each combination of the labels `key`; queries keep these and their column's, no others."""
+    """A table with a row for each combination of the labels `key`. Queries keep these and their column's label only."""
     queries = [Query(column.query) for column in columns]
     panel: table.Panel = _start(table.Panel(), title, says, queries, "short", size)
     _targets(panel, queries, instant=True, as_table=True)
@@ -203,7 +203,7 @@ def rows_by(
     for name, width in (("Instance", 170), ("Rank", 60)):
         panel.override_by_name(name, [_value("custom.width", width)])
     for place, column in enumerate(columns):
-        # Of several frames that are merged, each value has its query's letter; a single one has none.
+        # Where several queries' frames are merged, each value has its query's letter; a single query's has none.
         value = f"Value #{chr(ord('A') + place)}" if len(columns) > 1 else "Value"
         if column.label:
             hidden[value] = True

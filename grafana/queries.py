@@ -1,4 +1,4 @@
-"""What a dashboard asks Prometheus, with its variables filled in as Grafana does it; for tests and pictures."""
+"""What a dashboard asks Prometheus, with its variables filled in as Grafana fills them, for tests and pictures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Asked:
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """The query's name in messages."""
         return f"{self.dashboard}: {self.panel}: {self.expr}"
 
 
@@ -52,12 +52,12 @@ def asked(name: str, dashboard: Mapping[str, Any]) -> list[Asked]:
 
 
 def rate_interval(scrape_seconds: float, step_seconds: float) -> float:
-    """`$__rate_interval` in seconds: at least four scrapes, as Grafana has it, so that a late one leaves two."""
+    """`$__rate_interval` in seconds, as Grafana has it: at least four scrapes, so that a late scrape leaves two."""
     return max(4 * scrape_seconds, step_seconds + scrape_seconds)
 
 
 def chosen(values: Sequence[str]) -> str:
-    """What stands for a variable in a query. Nothing chosen is All, whose value is `.*` in our dashboards."""
+    """The text that replaces a variable in a query. No choice means All, whose value is `.*` in our dashboards."""
     special = re.compile(r"[$^*{}\[\]'+?.()|\\]")
     escaped = [special.sub(lambda found: "\\\\" + found[0], value) for value in values]
     if not escaped:
@@ -82,7 +82,7 @@ def filled(expr: str, scrape_seconds: float, step_seconds: float, choices: Mappi
 
 
 def variables(dashboard: Mapping[str, Any]) -> dict[str, str]:
-    """Name -> query, of every variable that is asked from Prometheus."""
+    """The query of every variable whose values come from Prometheus, by the variable's name."""
     listed = dashboard["templating"]["list"]
     return {one["name"]: one["query"] for one in listed if one["type"] == "query"}
 

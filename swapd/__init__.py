@@ -1,1 +1,1 @@
-"""Policy: trace, problem, plan, simulator, the daemon, the command line. Knows no frameworks."""
+"""Policy: traces, problems, plans, the simulator, the daemon, the command line. This package knows no frameworks."""

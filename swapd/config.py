@@ -4,8 +4,8 @@
     config.resolve_budget(total_bytes, free_bytes)      # a share of the device becomes bytes once the device is known
     os.environ.update(config.to_environment())          # for a child process
 
-`settings.py` has the list of variables. A value that cannot be used is a ConfigError that names the variable and
-shows valid forms. A variable that starts with ``OOC_`` and is none of ours is a ConfigWarning with the nearest name.
+`settings.py` has the list of variables. A value that cannot be used raises a ConfigError that names the variable and
+shows valid forms. A variable that starts with ``OOC_`` but is no setting causes a ConfigWarning with the nearest name.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     import ssl
 
 DEFAULT_BUDGET_FRACTION = 0.9  # of free device memory
-DEFAULT_HOST_FRACTION = 0.8  # of what the control group allows
-FEWEST_CHUNKS = 64  # of a budget, where the size of a chunk is not given and the device allows it
-FOREIGN_PREFIXES = ("OOC_TEST_",)  # of the project's own tests
+DEFAULT_HOST_FRACTION = 0.8  # of the host memory that this process may still take
+FEWEST_CHUNKS = 64  # that a budget should hold: chunks of the default size are made smaller until it does
+FOREIGN_PREFIXES = ("OOC_TEST_",)  # of variables that the project's own tests read
 
 _BY_NAME = {setting.name: setting for setting in SETTINGS}
 
@@ -49,15 +49,15 @@ class Config:
     alloc: Literal["off", "auto", "cuda", "emulated"] = "off"
     budget: Amount | None = None
     host_budget: Amount | None = None
-    chunk_size: int | None = None  # None: see `resolve_chunks`, as for the next
+    chunk_size: int | None = None  # bytes; `resolve_chunks` says what None means here and in `small_limit`
     small_limit: int | None = None
     policy: str = "auto"
-    window: int | None = None  # bytes; None: chosen by the policy
+    window: int | None = None  # bytes; None if the policy chooses it
     split: Literal["off", "exact", "allow"] = "exact"
     split_store: Path | None = None
     summary: Path | None = None
     trace: Path | None = None
-    metrics_port: int | None = None  # 0: any free one
+    metrics_port: int | None = None  # 0 for any free port
     metrics_address: str = "127.0.0.1"
     metrics_cert: Path | None = None
     metrics_key: Path | None = None
@@ -70,7 +70,7 @@ class Config:
     timeline: Path | None = None
     report: Path | None = None
     status: bool = False
-    nvtx: str | None = None  # a library, or "1": one that is found
+    nvtx: str | None = None  # the name of a library, or "1" to look for one
     emulated_memory: int | None = None
     emulated_bandwidth: Link | None = None
     emulated_granularity: int | None = None
@@ -83,13 +83,13 @@ class Config:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None, **overrides: Any) -> Config:
-        """Read the settings: `overrides` that are not None, then `environment` (default: this process's).
+        """Reads settings: `overrides` that are not None come before `environment` (by default this process's).
 
-        An override is a text as the variable would have, or the value itself; an empty variable counts as not set.
+        An override is a text as the variable would have, or the value itself. An empty variable counts as not set.
 
         Raises:
-            ConfigError: a value cannot be used, or does nothing without another one.
-            TypeError: an override is no setting.
+            ConfigError: a value cannot be used, or a setting does nothing without another one.
+            TypeError: the name of an override is not that of a setting.
         """
         environment = os.environ if environment is None else environment
         for name in overrides:
@@ -110,7 +110,7 @@ class Config:
         return config
 
     def to_environment(self) -> dict[str, str]:
-        """The variables that give this configuration in another process; those at their default are left out."""
+        """The variables that give this configuration in another process; settings at their default are left out."""
         return {
             _BY_NAME[field.name].variable: _BY_NAME[field.name].text(value)
             for field in dataclasses.fields(self)
@@ -135,14 +135,18 @@ class Config:
         return budget
 
     def resolve_chunks(self, budget_bytes: int, granularity_bytes: int) -> tuple[int, int]:
-        """Bytes of a chunk, and of the largest small allocation, on a device that can do steps of `granularity_bytes`.
+        """Returns the bytes of a chunk and of the largest small allocation.
 
-        Unless given, a chunk is 2 MiB, or less where fewer than 64 of them are the budget and the device can do less:
-        with few chunks everything waits for everything. The largest small allocation is half of that, unless given;
-        1 MiB beside a chunk that was given.
+        A chunk has 2 MiB unless its size is given. It has less where fewer than 64 such chunks would be the budget and
+        the device allows smaller ones, because with few chunks everything waits for everything. The largest small
+        allocation is half a chunk unless it is given, or 1 MiB where the size of a chunk is given.
+
+        Args:
+            budget_bytes: the device memory that the program may use.
+            granularity_bytes: the device's chunks are multiples of this.
 
         Raises:
-            ConfigError: the budget is less than a chunk, or than what is never swapped.
+            ConfigError: the budget is less than a chunk, or than the largest small allocation.
         """
         chunk = -(-(self.chunk_size or 2 * MIB) // granularity_bytes) * granularity_bytes
         while self.chunk_size is None and chunk > granularity_bytes and budget_bytes < FEWEST_CHUNKS * chunk:
@@ -161,9 +165,11 @@ class Config:
         return chunk, self.small_limit if self.small_limit is not None else small
 
     def resolve_host_budget(self, available_bytes: int | None = None, largest_bytes: int | None = None) -> int:
-        """Host bytes for swapped data, given what this process may still take, and could take if nobody else took any.
+        """Returns the host bytes for swapped data.
 
-        Both are as the machine says now unless given.
+        Args:
+            available_bytes: what this process may still take; None asks the machine.
+            largest_bytes: what this process could take if nobody else took any; None asks the machine.
 
         Raises:
             ConfigError: the budget is more than the machine, or this process's control group, has.
@@ -181,7 +187,7 @@ class Config:
 
 
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:
-    """A sentence for each variable that starts with our prefix and is no setting."""
+    """A sentence for each variable that starts with our prefix but is no setting."""
     known = [setting.variable for setting in SETTINGS]
     return [
         f"{name} is set but is no variable of ooc-alloc{_instead(name, known)}"
@@ -190,7 +196,7 @@ def unknown_variables(environment: Mapping[str, str]) -> list[str]:
     ]
 
 
-_USELESS_ALONE = (  # a setting, what it is for, and a value of that
+_USELESS_ALONE = (  # a setting, the setting without which it does nothing, and an example value for the latter
     ("metrics_address", "metrics_port", "9835"),
     ("metrics_cert", "metrics_port", "9835"),
     ("metrics_key", "metrics_cert", "cert.pem"),
@@ -200,7 +206,7 @@ _USELESS_ALONE = (  # a setting, what it is for, and a value of that
 
 
 def _check_metrics(config: Config) -> None:
-    """Raises ConfigError where somebody asks for metrics that nobody would get."""
+    """Raises ConfigError if a setting of metrics does nothing without another one, or the certificate is unusable."""
     defaults = {field.name: field.default for field in dataclasses.fields(config)}
     for name, needs, example in _USELESS_ALONE:
         if getattr(config, name) != defaults[name] and getattr(config, needs) is None:
@@ -214,12 +220,12 @@ def _check_metrics(config: Config) -> None:
 
 
 def server_tls(certificate: Path, key: Path | None) -> ssl.SSLContext:
-    """For a server. Raises ConfigError: the files cannot be read, or are no certificate and its key."""
+    """A TLS context for a server. Raises ConfigError if the files cannot be read or are no certificate and its key."""
     import ssl
 
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
-        # The password is never asked for: nobody sits there.
+        # An empty password keeps OpenSSL from asking for one at the terminal, where nobody may sit.
         context.load_cert_chain(certificate, key, password=lambda: b"")
     except (OSError, ValueError) as error:
         also = f", OOC_METRICS_KEY={key}" if key is not None else ""
@@ -238,7 +244,7 @@ def _parse(setting: Setting, value: Any, source: str) -> Any:
 
 
 def _instead(name: str, known: Iterable[str]) -> str:
-    """What the user can do about a name that is no setting: the end of a sentence that says so."""
+    """Returns the end of a sentence about a name that is no setting: what the user can do about it."""
     removed = REMOVED_SETTINGS.get(name.removeprefix(PREFIX).lower())
     if removed is not None:
         return f" any more: {removed}"

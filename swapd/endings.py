@@ -1,7 +1,7 @@
 """Ways for a process to end, or to be copied, that Python's `atexit` does not see: `os._exit`, signals, `fork`.
 
-The hooks are in place while somebody is watched, once for all of them, so that several sessions do not undo each
-other's.
+The hooks are installed once and stay while at least one object is told of endings, so that several sessions do not undo
+each other's hooks.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
 class Watched(Protocol):
-    """Who is told. Must not raise."""
+    """An object that is told of endings and forks. Its methods must not raise."""
 
     def program_ends(self) -> None:
-        """The process is about to be gone; called in the middle of anything, and perhaps twice."""
+        """The process is about to end. This may be called in the middle of anything, and twice."""
 
     def in_child(self) -> None:
-        """This is a forked copy."""
+        """This process is a forked copy."""
 
 
 _lock = threading.Lock()
-_watched: tuple[Watched, ...] = ()  # replaced, never changed: handlers read it without the lock
+_watched: tuple[Watched, ...] = ()  # every change makes a new tuple, because handlers read it without the lock
 _uninstall: Callable[[], None] | None = None
 
 
 def watch(one: Watched) -> None:
-    """Tells `one` from now on. Signals that the program handles itself are left to it."""
+    """Tells `one` of endings and forks from now on. A signal that the program handles itself is left to it."""
     global _watched, _uninstall
     with _lock:
         _watched = (*_watched, one)
@@ -41,7 +41,7 @@ def watch(one: Watched) -> None:
 
 
 def forget(one: Watched) -> None:
-    """Tells `one` no more."""
+    """Stops telling `one`."""
     global _watched, _uninstall
     with _lock:
         _watched = tuple(other for other in _watched if other is not one)

@@ -1,4 +1,4 @@
-"""Writing a file so that a reader never sees half of it; and what is no plain file: a pipe, a descriptor, a device."""
+"""Writes files so that a reader never sees half of one, and tells plain files from pipes, descriptors and devices."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import sys
 import time
 from pathlib import Path
 
-_numbers = itertools.count()  # a signal's handler may write while a write is under way
+_numbers = itertools.count()  # for temporary names: a signal's handler may write while a write is under way
 _DESCRIPTOR = re.compile(r"/dev/fd/(\d+)|/proc/(?:self|thread-self|(\d+))/fd/(\d+)")
 _STANDARD = {"/dev/stdin": 0, "/dev/stdout": 1, "/dev/stderr": 2}
-_MOST_LINKS = 40  # as the kernel follows
-_READER_SECONDS = 5.0  # that a FIFO waits for somebody who reads it: the end of a program must not wait for ever
+_MOST_LINKS = 40  # the kernel follows as many
+_READER_SECONDS = 5.0  # that a FIFO waits for a reader: the end of a program must not wait for ever
 _READER_EVERY_SECONDS = 0.02
 
 
 def descriptor_of(path: str | os.PathLike[str]) -> int | None:
-    """The descriptor of this process that a path is another name of (`/dev/stdout`, `/dev/fd/3`); None: of none."""
+    """Returns the descriptor of this process that a path names (`/dev/stdout`, `/dev/fd/3`), or None."""
     text = os.path.normpath(os.fspath(path))
     for _ in range(_MOST_LINKS):
         found = _DESCRIPTOR.fullmatch(text)
@@ -35,9 +35,10 @@ def descriptor_of(path: str | os.PathLike[str]) -> int | None:
 
 
 def is_stream(path: str | os.PathLike[str]) -> bool:
-    """Whether what is written there is added to what was written before: no file that can be replaced by a newer one.
+    """Whether a write to `path` adds to what was written before, so that no newer file may take its place.
 
-    So is a pipe, a FIFO, a terminal, /dev/null, and whatever a descriptor leads to. What does not exist will be a file.
+    Streams are pipes, FIFOs, terminals, /dev/null, and whatever a descriptor leads to. A path where nothing exists is
+    no stream, since it will be a file.
     """
     try:
         return descriptor_of(path) is not None or (not stat.S_ISREG(os.stat(path).st_mode) and not os.path.isdir(path))
@@ -48,8 +49,8 @@ def is_stream(path: str | os.PathLike[str]) -> bool:
 def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
     """Write the file at `path`, whole or not at all.
 
-    A link is followed. A stream (:func:`is_stream`) is written to as it is: put in its place, a plain file would be all
-    that is left of it. Raises OSError; then a plain file is as before and nothing is left beside it.
+    It follows links. It writes to a stream (:func:`is_stream`) directly, because a plain file put in its place would
+    destroy it. Raises OSError; a plain file is then as before, and no temporary file is left beside it.
     """
     descriptor = descriptor_of(path)
     if descriptor is not None:
@@ -71,21 +72,21 @@ def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
         temporary.write_bytes(content)
         os.replace(temporary, target)
     except BaseException:
-        with contextlib.suppress(OSError):  # that the write failed is what has to be said
+        with contextlib.suppress(OSError):  # the caller has to learn of the failed write, not of this
             temporary.unlink(missing_ok=True)
         raise
 
 
 def _flush_standard(descriptor: int) -> None:
-    """What the program printed before comes first."""
+    """Flushes the standard stream of a descriptor, so that what the program printed before comes first."""
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):  # replaced by the program, closed, or None
+        with contextlib.suppress(Exception):  # the program may have replaced or closed the stream; it may be None
             if stream.fileno() == descriptor:
                 stream.flush()
 
 
 def _open_stream(path: str | os.PathLike[str]) -> int:
-    """For writing. A FIFO that nobody reads within some seconds is an OSError."""
+    """Opens a stream for writing. Raises OSError if it is a FIFO that nobody reads within some seconds."""
     until = time.monotonic() + _READER_SECONDS
     while True:
         try:

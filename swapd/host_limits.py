@@ -2,7 +2,8 @@
 
 Control groups come in two versions. Version 2 has one tree (``/sys/fs/cgroup``, ``memory.max``), version 1 a tree for
 memory alone (``/sys/fs/cgroup/memory``, ``memory.limit_in_bytes``). Every group up to the root may set a limit. Inside
-a container the own path is often not there, because the group's folder is mounted as the root; then the root is read.
+a container the path of the process's group often does not exist, because the group's folder is mounted as the root;
+then the limits at the root are read.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def meminfo(root: Path = Path("/")) -> dict[str, int]:
 
 
 def cgroup_memory(root: Path = Path("/")) -> CgroupMemory | None:
-    """The limit with the least room left that applies to this process; None if there is none.
+    """Returns the limit on this process that leaves the least room, or None if there is no limit.
 
     `root` is where ``proc`` and ``sys`` are found, for tests.
     """
@@ -55,7 +56,7 @@ def available_host_bytes(root: Path = Path("/")) -> int:
 
 
 def largest_host_bytes(root: Path = Path("/")) -> int:
-    """Bytes that this process could take if nobody else took any: the machine's, or its group's limit."""
+    """Bytes that this process could take if nobody else took any: the machine's memory, or its group's limit."""
     limits = [group.limit_bytes for folder in _folders(root) if (group := _read_group(folder, root)) is not None]
     return min([meminfo(root).get("MemTotal", UNLIMITED_FROM), *limits])
 

@@ -1,7 +1,7 @@
 """The planner of a run: at each iteration boundary it decides whether to plan, plans, and installs the plan.
 
-The native threads (`swapd/csrc/daemon.h`) carry plans out. Here is only what happens once an iteration: fetch the
-recorded sequence, turn it into a :class:`~swapd.planning.problem.Problem`, ask a policy, hand the moves over.
+The native threads (`swapd/csrc/daemon.h`) carry plans out. This module works only once an iteration: it fetches the
+recorded sequence, turns it into a :class:`~swapd.planning.problem.Problem`, asks a policy and hands the moves over.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from swapd.trace.trace import Machine, Trace
 log = logging.getLogger("ooc.swapd")
 
 _MOST_PLACED = 64  # sequences whose plans, and whose variables' places, are kept
-_MOST_NEW_IN_A_ROW = 8  # sequences that never come back (growing shapes) are not worth planning
+_MOST_NEW_IN_A_ROW = 8  # after more, no new sequence is planned: with growing shapes, none ever comes back
 _FALLBACK_BYTES_PER_SECOND = 8e9  # of a link that was never measured
-_ENOUGH_BYTES = 16 << 20  # moved one way: a speed of less is that of a few small copies
+_ENOUGH_BYTES = 16 << 20  # moved one way before the speed counts: less would be the speed of a few small copies
 
 
 class Planner:
@@ -43,7 +43,8 @@ class Planner:
         machine: link speeds; None measures them from the core's own transfers.
         expected: link speeds until enough was transferred to measure them, such as the probe's
             (:func:`swapd.devices.profile.known_machine`).
-        trace_path: where the trace of the iteration that took the most time in all is written when the program ends.
+        trace_path: the file that gets, when the program ends, the trace of the sequence whose iterations took the most
+            time in all.
     """
 
     def __init__(
@@ -65,18 +66,19 @@ class Planner:
         )
         self.trace_path = trace_path
         self.splits = SplitLog(core)  # for integrations that run operators in parts
-        self.part_sizes: Choice | None = None  # for them
+        self.part_sizes: Choice | None = None  # how large those parts are; None until it is chosen
         self.steps = StepTimes()
         self.planning_seconds = 0.0
         self.last_plan: Plan | None = None
         self.last_iteration: Iteration | None = None
         self.planned_step_seconds: float | None = None  # of the last iteration that ran under last_plan
-        self._seconds: defaultdict[int, float] = defaultdict(float)  # spent in iterations of one sequence
+        self._seconds: defaultdict[int, float] = defaultdict(float)  # spent in iterations, by fingerprint
         self._measured: Counter[int] = Counter()
         self._new_in_a_row = 0
         self._failed: set[int] = set()
         self._trace_of: tuple[int, Trace] | None = None
-        # By fingerprint, as many as the core keeps traces of; with the core's numbers (`last_plan`: its trace's).
+        # By fingerprint, as many as the core keeps traces of. They have the core's numbers of variables, whereas
+        # `last_plan` has those of its trace, in which parts of variables are variables.
         self.plans: dict[int, Plan] = {}
         self._places: dict[int, NDArray[np.uint32]] = {}  # by fingerprint: equal sequences number variables alike
 
@@ -99,12 +101,12 @@ class Planner:
 
     @property
     def step_seconds(self) -> list[float]:
-        """Of each iteration, in order; of very many only the first ones."""
+        """The time of each iteration, in order. Of very many iterations only the first ones are kept."""
         return self.steps.kept
 
     @property
     def unplannable_sequences(self) -> int:
-        """Sequences for which the policy found no plan."""
+        """The number of sequences for which the policy found no plan."""
         return len(self._failed)
 
     def _worth_planning(self, ended: Iteration) -> bool:
@@ -113,8 +115,8 @@ class Planner:
         if self.policy == "none" or ended.contains_first or ended.fingerprint in self._failed:
             return False
         if ended.planned:
-            # The first iteration under a plan is the first one that was not recorded amid demand stalls: once more,
-            # with its times.
+            # The first iteration under a plan is the first one that is recorded without demand stalls, so its times
+            # are worth a second plan.
             return ended.followed_plan and self._measured[ended.fingerprint] < 2
         return ended.swapped_bytes > 0 and self._new_in_a_row <= _MOST_NEW_IN_A_ROW
 
@@ -191,14 +193,15 @@ class Planner:
         )
 
     def trace(self, ended: Iteration) -> Trace:
-        """The recorded sequence of an iteration that `boundary` returned, variables used in ranges as their parts.
+        """Returns the recorded sequence of an iteration that `boundary` returned.
 
-        Raises OocError if it is no longer kept.
+        A variable that is used in ranges becomes several variables, one for each part. Raises OocError if the core no
+        longer keeps the sequence.
         """
         return self.recorded(ended).cut()
 
     def recorded(self, ended: Iteration) -> RangedTrace:
-        """The same as the core recorded it: whole variables, and what each use is of them."""
+        """Returns the sequence as the core recorded it: whole variables, and for each use the chunks that it is of."""
         arrays = self.core.trace_arrays(ended)
         stats = self.core.stats()
         chunk = int(stats["chunk_bytes"])
@@ -225,7 +228,10 @@ class Planner:
         )
 
     def _places_of(self, ended: Iteration) -> dict[str, Any]:
-        """What the trace says of places. They are recorded in some iterations only, and kept for those like them."""
+        """Returns the trace's fields about places.
+
+        Places are recorded in some iterations only, and kept for later iterations of the same sequence.
+        """
         found = self.core.trace_places(ended.fingerprint, ended.variables)
         known = self._places.get(ended.fingerprint)
         if known is not None:
@@ -250,9 +256,9 @@ class Planner:
 
 
 def offsets_of(use_function: NDArray[np.uint32], functions: int) -> NDArray[np.int64]:
-    """int64[functions + 1]: where each function's uses begin, and after them all, the number of uses.
+    """Returns int64[functions + 1]: the index of each function's first use, then the number of all uses.
 
     Args:
-        use_function: ascending, the function of each use.
+        use_function: the function of each use, in ascending order.
     """
     return np.searchsorted(use_function, np.arange(functions + 1, dtype=np.uint32)).astype(np.int64)

@@ -1,4 +1,4 @@
-"""One activation, whatever the framework: the core with its planner, its iterations, its summary, and how it ends."""
+"""Session: one activation of the allocator, whatever the framework, from the making of its core to its summary."""
 
 from __future__ import annotations
 
@@ -31,11 +31,13 @@ _AUDIT_EVERY_SECONDS = 60.0  # for followers: a recount holds the program up for
 
 
 def wanted_config(settings: dict[str, Any]) -> Config:
-    """Settings given to a call that turns the allocator on: `alloc` is "auto" unless they or the environment say which.
+    """Reads the settings of a call that turns the allocator on.
+
+    `alloc` is "auto" unless the call or the environment names a device.
 
     Raises:
         ConfigError: a setting cannot be used; the message names it.
-        OocError: it is to be off.
+        OocError: the call says that the allocator is to be off.
     """
     config = Config.from_environment(**settings)
     if config.enabled:
@@ -51,13 +53,13 @@ class CudaDevice:
 
     ordinal: int = 0
     driver: str = "libcuda.so.1"
-    small_alignment: int = 512  # bytes, of small blocks: what CUDA's libraries are used to
+    small_alignment: int = 512  # bytes, of small blocks: CUDA's libraries are used to it
 
 
 class Limits(NamedTuple):
-    """What settings come to on a device, in bytes."""
+    """What the settings amount to on a device, in bytes."""
 
-    driver: str  # its library
+    driver: str  # the library of the device's driver
     budget_bytes: int
     host_budget_bytes: int
     chunk_bytes: int
@@ -65,13 +67,13 @@ class Limits(NamedTuple):
 
 
 def limits_of(config: Config, cuda: CudaDevice | None = None) -> Limits:
-    """What settings come to on a CUDA device, or the emulated one. Nothing is made.
+    """Returns what the settings amount to on a CUDA device, or on the emulated one, without making a core.
 
     Raises:
-        ConfigError: they cannot be used there.
-        OocError: the device cannot be had.
+        ConfigError: the settings cannot be used on this device.
+        OocError: the device is not available.
     """
-    os.environ.update(  # the emulated driver reads its settings there
+    os.environ.update(  # the emulated driver reads its settings from the environment
         {name: text for name, text in config.to_environment().items() if name.startswith("OOC_EMULATED_")}
     )
     driver = cuda.driver if cuda is not None else str(library_path(_EMULATED))
@@ -89,30 +91,30 @@ def limits_of(config: Config, cuda: CudaDevice | None = None) -> Limits:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Counters of one moment; a summary and metrics made from the same one agree exactly."""
+    """Counters of one moment. A summary and metrics that are made from the same snapshot agree exactly."""
 
     stats: dict[str, int | float]  # as of `Core.stats`
-    audit_agrees: bool  # a recount of every chunk agreed with them, the last time that one was made
+    audit_agrees: bool  # whether the last recount of every chunk agreed with the counters
 
 
 class Follower(Protocol):
-    """Who shows a session to the outside, such as metrics. Must not raise."""
+    """An object that shows a session to the outside, such as metrics. Its methods must not raise."""
 
     def finish(self, last: Snapshot) -> None:
-        """The session ends, and its core may be gone afterwards. Once."""
+        """The session ends, and its core may be gone afterwards. This is called once."""
 
     def program_ends(self, last: Snapshot) -> None:
-        """The process is about to be gone; called in the middle of anything, and perhaps twice."""
+        """The process is about to end. This may be called in the middle of anything, and twice."""
 
     def in_child(self) -> None:
-        """This is a forked copy."""
+        """This process is a forked copy."""
 
 
 class Session:
-    """A core, on a CUDA device if one is given and else on the emulated one, and its planner.
+    """A core and its planner, on a CUDA device if one is given, else on the emulated one.
 
-    Raises ConfigError or OocError; then nothing was changed. After the integration has installed itself it calls
-    `started`; until then nothing outside the session is changed either.
+    The constructor raises ConfigError or OocError, and then has changed nothing. The integration calls `started` after
+    it has installed itself. Until then the session changes nothing outside itself.
     """
 
     def __init__(self, config: Config, cuda: CudaDevice | None = None, limits: Limits | None = None) -> None:
@@ -158,13 +160,13 @@ class Session:
         self._followers: list[Follower] = []
         self._audit_agrees = True
         self._last: Snapshot | None = None
-        self._snapshot_lock = threading.RLock()  # as below; and the core may be gone once the last one is taken
+        self._snapshot_lock = threading.RLock()  # once `_last` is set under it, the core may be gone
         self._last_written = self._last_audit = 0.0
         self._unwritable = False
-        self._write_lock = threading.RLock()  # a signal's handler writes in the middle of a write
+        self._write_lock = threading.RLock()  # both locks are reentrant: a signal's handler writes amid a write
 
     def started(self) -> None:
-        """From now on a summary is written however the program ends; a kill -9 leaves the one of the last iteration."""
+        """From now on a summary is written however the program ends. A kill -9 leaves one of an earlier iteration."""
         claim(SESSION_OF)
         atexit.register(self.stop)
         self.observer.start(self.config.nvtx, self.config.status)
@@ -172,17 +174,17 @@ class Session:
         log.info("active on %s, budget %d bytes", self.device_name, self.budget_bytes)
 
     def follow(self, follower: Follower) -> None:
-        """Tells `follower` how the session ends; after `started`."""
+        """Tells `follower` from now on how the session ends. Call this after `started`."""
         self._followers.append(follower)
 
     def snapshot(self) -> Snapshot:
-        """Counters as they are now, or were when the session ended; any thread. Nothing is recounted."""
+        """Counters as they are now, or as they were when the session ended, without a recount. Any thread may call."""
         with self._snapshot_lock:
             return self._last if self._last is not None else Snapshot(self.core.stats(), self._audit_agrees)
 
     @property
     def forked(self) -> bool:
-        """Whether this is a forked copy: the figures are the parent's."""
+        """Whether this process is a forked copy, in which the figures are the parent's."""
         return self._forked
 
     def boundary(self) -> None:
@@ -199,7 +201,7 @@ class Session:
         if self._rewritten and time.monotonic() - self._last_written > _SUMMARY_EVERY_SECONDS:
             self._write_summary(final=False)
         elif self._followers and time.monotonic() - self._last_audit > _AUDIT_EVERY_SECONDS:
-            self._audited()  # here, where this thread holds nothing: a recount amid an allocation would not agree
+            self._audited()  # here this thread is not amid an allocation, where a recount would not agree
 
     def _audited(self) -> Snapshot:
         self._audit_agrees = audit_agrees(self.core)
@@ -207,12 +209,12 @@ class Session:
         return self.snapshot()
 
     def summary(self) -> dict[str, Any]:
-        """The figures so far; keys as in the README."""
+        """The figures so far, with the keys of `make_summary`."""
         last = self._audited()
         return make_summary(self.planner, False, last.stats, last.audit_agrees, self.split_figures())
 
     def stop(self) -> bool:
-        """Writes the summary and stops the threads; False if there is nothing to stop. The core stays."""
+        """Writes the summary and stops the threads, but keeps the core. Returns false if there is nothing to stop."""
         if self.closed or self._forked:
             self.closed = True
             return False
@@ -242,7 +244,7 @@ class Session:
         return True
 
     def program_ends(self) -> None:
-        """For `endings`: the process is about to be gone."""
+        """Called by `endings`: the process is about to end."""
         if self.closed or self._forked:
             return
         last = self._audited()
@@ -254,7 +256,7 @@ class Session:
         self.observer.close()
 
     def in_child(self) -> None:
-        """For `endings`: this is a forked copy. Its memory is its own; iterations and files are the parent's."""
+        """Called by `endings` in a forked copy. Its memory is its own; iterations and files stay the parent's."""
         self._forked = True
         self.observer.in_child()
         self._snapshot_lock = threading.RLock()  # another thread of the parent may have held it
@@ -262,22 +264,22 @@ class Session:
             follower.in_child()
 
     def record_places(self, on: bool) -> None:
-        """For the observer: whether the integration is to tell where in the program variables are allocated."""
+        """Called by the observer: switches whether the integration tells where the program allocates variables."""
 
     def managed(self) -> bool:
-        """Whether there was anything to manage; who had nothing, such as a launcher, leaves no files."""
+        """Whether there was anything to manage. A process that had nothing, such as a launcher, leaves no files."""
         stats = self.snapshot().stats
         return bool(stats["functions"] or stats["allocations"])
 
     def split_figures(self) -> dict[str, Any] | None:
-        """For the summary: what ran in parts; None where nothing does."""
+        """Returns the summary's figures about what ran in parts, or None if the integration runs nothing in parts."""
         return None
 
     def _write_summary(self, *, final: bool, snapshot: Snapshot | None = None) -> None:
         if self.summary_path is None or self.closed or self._forked or not self.managed():
             return
         with self._write_lock:
-            if not self._rewritten:  # once, at the end
+            if not self._rewritten:  # a stream is written once, at the end
                 if not final or self._last_written:
                     return
                 self._last_written = time.monotonic()
@@ -293,9 +295,10 @@ class Session:
 
 
 def _own_path(path: Path | None) -> Path | None:
-    """The file for this process: a rank's, to which a child process of an active one adds its number.
+    """Returns the file for this process, or None if it is to write none.
 
-    A launcher has none, and a pipe is the parent's.
+    Each rank has a file of its own. A child of an active process adds its process id to the name of its rank's file. A
+    launcher writes no file, and a child leaves a pipe to its parent.
     """
     if path is None or is_launcher():
         return None

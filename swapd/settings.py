@@ -1,6 +1,6 @@
 """Settings: the one list of configuration variables, and how the value of each is read and written.
 
-`Config` (see `config.py`) takes its values from this list, the command line its flags, `doctor` and the help texts
+`Config` (in `config.py`) takes its values from this list, the command line its flags, and `doctor` and the help texts
 their words. A setting called ``host_budget`` is the variable ``OOC_HOST_BUDGET``, the keyword ``host_budget=`` and the
 flag ``--host-budget``.
 """
@@ -31,14 +31,14 @@ _ALLOC = {
     "1": "auto", "auto": "auto", "on": "auto", "yes": "auto", "true": "auto",
     "cuda": "cuda", "emulated": "emulated",
 }  # fmt: skip
-_SLOWEST_LINK = KIB  # bytes per second; the emulated driver takes less for a typing mistake
+_SLOWEST_LINK = KIB  # bytes per second; the emulated driver treats a lower speed as a typing mistake
 SPLITS = ("off", "exact", "allow")
-POLICIES = ("auto", "demand", "idle", "window")  # those of swapd.policies, and demand: no plan
+POLICIES = ("auto", "demand", "idle", "window")  # those of swapd.policies, and demand, which makes no plan
 
 
 @dataclass(frozen=True)
 class Link:
-    """What the emulated device's copies are held to; infinity and 0 are as fast as memcpy."""
+    """The speed that the emulated device's copies are held to. Infinite speed and no latency are as fast as memcpy."""
 
     h2d_bytes_per_second: float = math.inf
     d2h_bytes_per_second: float = math.inf
@@ -59,7 +59,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Setting:
-    """One variable. `parse` takes a text or the value itself and raises ValueError; `text` is its inverse."""
+    """One setting. `parse` reads a text, or takes the value itself, and may raise ValueError; `text` is its inverse."""
 
     name: str
     metavar: str
@@ -78,7 +78,7 @@ class Setting:
 
 
 def parse_alloc(value: str | bool | int) -> str:
-    """off, auto, cuda or emulated."""
+    """Returns off, auto, cuda or emulated."""
     text = str(int(value)) if isinstance(value, bool) else str(value)
     mode = _ALLOC.get(text.strip().lower())
     if mode is None:
@@ -87,7 +87,7 @@ def parse_alloc(value: str | bool | int) -> str:
 
 
 def parse_switch(value: str | bool | int) -> bool:
-    """A yes or a no."""
+    """Reads a yes or a no."""
     text = str(value).strip().lower()
     if text in ("1", "true", "yes", "on"):
         return True
@@ -97,7 +97,7 @@ def parse_switch(value: str | bool | int) -> bool:
 
 
 def parse_nvtx(value: str | bool | int) -> str | None:
-    """1: a library with NVTX's calls is looked for; or that library's name; None for no."""
+    """Returns "1" to look for a library with NVTX's calls, or the name of such a library, or None for no ranges."""
     text = str(value).strip()
     try:
         return "1" if parse_switch(text) else None
@@ -126,7 +126,7 @@ def parse_policy(value: str) -> str:
 
 
 def parse_split(value: str | bool | int) -> str:
-    """off, exact or allow."""
+    """Returns off, exact or allow."""
     text = "off" if value is False else str(value).strip().lower()
     mode = {"0": "off", "no": "off", "false": "off", "none": "off"}.get(text, text)
     if mode not in SPLITS:
@@ -158,7 +158,7 @@ def parse_gateway(value: str) -> str:
     parts = urllib.parse.urlsplit(text)
     try:
         right = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and not parts.query
-    except ValueError:  # of the port
+    except ValueError:  # the port is no number, or too large
         right = False
     if not right:
         raise UnitError(value, "is no pushgateway", "http://gateway.example:9091")
@@ -350,7 +350,7 @@ REMOVED_SETTINGS = {  # name -> what replaced the setting
 
 
 def document() -> str:
-    """docs/settings.md: every setting with its values, meaning and default."""
+    """Returns the text of docs/settings.md: every setting with its values, meaning and default."""
     rows = []
     for setting in SETTINGS:
         text, _, default = setting.help.rpartition(" [")

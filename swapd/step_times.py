@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass
 
-# Upper ends of the histogram's buckets, in seconds; one more is infinite.
+# Upper ends of the histogram's buckets, in seconds. One more bucket has no upper end.
 BUCKETS = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0,
 )  # fmt: skip
@@ -14,27 +14,27 @@ MOST_KEPT = 100_000
 
 @dataclass(frozen=True)
 class Histogram:
-    """Of all iterations so far; the counts are per bucket, the last one is that of the infinite one."""
+    """The times of all iterations so far: a count for each bucket, the last of which has no end, and their sum."""
 
     counts: tuple[int, ...]
     sum: float
 
     @property
     def count(self) -> int:
-        """Of iterations."""
+        """The number of iterations."""
         return sum(self.counts)
 
 
 class StepTimes:
-    """Iterations of one session. One thread adds, any thread may look."""
+    """The times of one session's iterations. One thread adds them; any thread may read them."""
 
     def __init__(self) -> None:
         self.kept: list[float] = []  # seconds, of the first MOST_KEPT
         self.last: float | None = None  # seconds, of the last one
-        self._histogram = Histogram((0,) * (len(BUCKETS) + 1), 0.0)  # replaced, never changed: no lock
+        self._histogram = Histogram((0,) * (len(BUCKETS) + 1), 0.0)  # each change makes a new one: no lock
 
     def add(self, seconds: float) -> None:
-        """An iteration of so many seconds has ended."""
+        """Adds an iteration that took `seconds`."""
         if len(self.kept) < MOST_KEPT:
             self.kept.append(seconds)
         self.last = seconds
@@ -44,9 +44,9 @@ class StepTimes:
 
     @property
     def count(self) -> int:
-        """Of iterations."""
+        """The number of iterations."""
         return self.histogram().count
 
     def histogram(self) -> Histogram:
-        """As it is now."""
+        """The histogram as it is now."""
         return self._histogram

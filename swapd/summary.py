@@ -43,7 +43,7 @@ _AUDIT_PAUSE_SECONDS = 0.002
 def audit_agrees(core: Core) -> bool:
     """Whether a recount of every chunk agrees with the counters.
 
-    It can fail for a moment while another thread's chunk is being handed over, so it is tried again.
+    The recount can disagree for a moment while another thread's chunk is handed over, so it is made again.
     """
     for attempt in range(_AUDIT_ATTEMPTS):
         if attempt:
@@ -55,7 +55,7 @@ def audit_agrees(core: Core) -> bool:
 
 
 def external_fragmentation_bytes(stats: Mapping[str, int | float], agrees: bool) -> int:
-    """Device memory that is neither free nor in use, at most the budget; all of it where the audit does not agree."""
+    """Device memory that is neither free nor in use, at most the budget; all of it if the audit did not agree."""
     budget = int(stats["budget_bytes"])
     return min(int(stats["chunks_lost"] * stats["chunk_bytes"]), budget) if agrees else budget
 
@@ -77,17 +77,17 @@ def make_summary(
     agrees: bool,
     split: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """What DESIGN's table of summary keys promises, and some more; bytes, seconds, counts and ratios.
+    """Returns the summary's keys and figures: bytes, seconds, counts and ratios.
 
     `external_fragmentation_ratio` is the share of the budget's chunks that are neither free nor in use by anything:
     0 by construction, and recounted here by walking every structure.
 
     Args:
-        planner: whose figures.
+        planner: the planner whose figures are shown.
         final: whether the program is about to end.
         stats: counters of one moment, as `Core.stats` gives them.
         agrees: what :func:`audit_agrees` said.
-        split: the keys that start with `split`; None: nothing can be split there.
+        split: the figures whose keys start with `split`, or None if nothing can be split.
     """
     plan = planner.last_plan
     return {
@@ -109,5 +109,5 @@ def make_summary(
 
 
 def write_summary(path: Path, summary: dict[str, Any]) -> None:
-    """Writes whole or not at all; a reader never sees half a file. Raises OSError."""
+    """Writes the summary whole or not at all, so that a reader never sees half a file. Raises OSError."""
     write_whole(path, (json.dumps(summary, indent=1) + "\n").encode())

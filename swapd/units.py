@@ -6,8 +6,8 @@
     bandwidth  10GiB/s  800MB/s  unlimited
     duration   20us  1.5ms  2s                 ns, us, ms, s
 
-Case does not matter, nor does a space before the unit. The result must be a positive number. Everything else is a
-UnitError that quotes the text and shows valid forms.
+Case does not matter, nor does a space before the unit. The result must be a positive number; a duration may be zero.
+Everything else raises a UnitError that quotes the text and shows valid forms.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _DURATION_FORMS = "20us, 1.5ms or 2s"
 
 
 class UnitError(ValueError):
-    """A text is not a quantity of the kind that is needed; the message says what is wrong and what would do."""
+    """A text is not a quantity of the kind that is needed; the message says what is wrong and shows valid forms."""
 
     def __init__(self, text: object, problem: str, forms: str) -> None:
         super().__init__(f"{text!r} {problem}; use for example {forms}")
@@ -56,7 +56,7 @@ class Amount:
             raise ValueError("an Amount is either bytes or a fraction")
 
     def resolve(self, total_bytes: int) -> int:
-        """Bytes, given the total that a fraction is of."""
+        """Returns the bytes; a fraction is one of `total_bytes`."""
         if self.fraction is None:
             assert self.bytes is not None
             return self.bytes

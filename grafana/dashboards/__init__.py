@@ -1,1 +1,1 @@
-"""The dashboards, one a file; each has `make`, which returns its JSON."""
+"""The dashboards, one in each module. Each module has `make`, which returns the dashboard's JSON."""

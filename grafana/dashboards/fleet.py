@@ -11,13 +11,13 @@ WHO = "{{instance}} rank {{rank}}"
 KEY = ("job", "instance", "rank")
 BY = f"by ({', '.join(KEY)})"
 WAITING = f"clamp_max(sum {BY} ({rate('ooc_stall_seconds_total')}), 0.99)"
-# The steps of ranks that work together take equally long; one that takes longer holds up the others.
+# The steps of ranks that work together take equally long. A rank that takes longer holds up the others.
 LAST = series("ooc_last_step_seconds")
 BEHIND = f"max {BY} ({LAST}) / on (job) group_left () (quantile by (job) (0.5, {LAST}))"
 
 
 def by_host(expression: str) -> str:
-    """Sums over the processes of a host: an instance is host:port."""
+    """An expression that sums over the processes of each host. An instance is host:port."""
     return f'sum by (host) (label_replace({expression}, "host", "$1", "instance", "(.*):[0-9]+"))'
 
 
@@ -181,7 +181,7 @@ def _gpus() -> Row:
 
 
 def make() -> str:
-    """The JSON."""
+    """The dashboard's JSON."""
     says = "Every host, rank and GPU side by side."
     hosts = choice("gpu_host", "GPU host", "label_values(DCGM_FI_DEV_GPU_UTIL, Hostname)", "As dcgm-exporter names it.")
     rows = [_all(), _ranks(), _hosts(), _gpus()]

@@ -160,6 +160,6 @@ def _fragmentation() -> Row:
 
 
 def make() -> str:
-    """The JSON."""
+    """The dashboard's JSON."""
     says = "Where the bytes are, how close to the limits, and what rounding costs."
     return dashboard("Out-of-core: memory", "ooc-memory", says, [_figures(), _device(), _host(), _fragmentation()])

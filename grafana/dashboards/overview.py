@@ -150,7 +150,7 @@ def _what_helps() -> Row:
 
 
 def make() -> str:
-    """The JSON."""
+    """The dashboard's JSON."""
     says = (
         "Training with more memory than the device has: is it healthy, how much slower than in-core, what would help."
     )

@@ -143,6 +143,6 @@ def _departures() -> Row:
 
 
 def make() -> str:
-    """The JSON."""
+    """The dashboard's JSON."""
     says = "What was planned, what it promised, what came of it, and how often the program departed from it."
     return dashboard("Out-of-core: planner", "ooc-planner", says, [_figures(), _promises(), _departures()])

@@ -11,7 +11,7 @@ WAITING = f"sum without (cause) ({rate('ooc_stall_seconds_total')})"
 
 
 def share(part: str, whole: str) -> str:
-    """An expression for part over whole, 0 where there is nothing of either."""
+    """An expression for `part` over `whole`, which is 0 if there is nothing of `whole`."""
     return f"sum({part}) / (sum({whole}) > 0) or vector(0)"
 
 
@@ -167,7 +167,7 @@ def _driver() -> Row:
 
 
 def make() -> str:
-    """The JSON."""
+    """The dashboard's JSON."""
     says = "How busy the links are, how fast against what they can do, and who waits for what."
     return dashboard(
         "Out-of-core: transfers and stalls", "ooc-transfers", says, [_figures(), _links(), _stalls(), _driver()]

@@ -24,7 +24,7 @@ class DrawingFailed(Exception):
 
 
 def chromium() -> str:
-    """Its path. Raises FileNotFoundError with what to do."""
+    """The path of Chromium. Raises FileNotFoundError, which says what to do."""
     for name in NAMES:
         if found := shutil.which(name):
             return found
@@ -43,7 +43,7 @@ class Reported:
 
 @contextlib.contextmanager
 def served(pages: Mapping[str, bytes], public: Path) -> Iterator[tuple[str, Reported]]:
-    """The address of a server of `pages` by path, and of the files below `public` under /public."""
+    """Serves `pages` by path, and files below `public` under /public. Yields the address and what pages report."""
     reported = Reported()
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -81,7 +81,7 @@ def served(pages: Mapping[str, bytes], public: Path) -> Iterator[tuple[str, Repo
 
 
 def photograph(address: str, out: Path, width: int, height: int) -> None:
-    """Writes the page as it looks a few seconds after it was loaded. Raises DrawingFailed."""
+    """Writes a picture of the page as it looks a few seconds after it was loaded. Raises DrawingFailed."""
     with tempfile.TemporaryDirectory() as profile:
         command = [
             chromium(), "--headless=new", "--hide-scrollbars", "--disable-gpu", "--disable-dev-shm-usage",

@@ -1,7 +1,8 @@
 """Pictures of dashboards: `python -m grafana.render.picture [--seconds 60] [--out docs/pictures] [overview ...]`
 
-A training run on the emulated device, a real Prometheus that scrapes it, and Grafana's own UI components (@grafana/ui)
-in headless Chromium. This is not the Grafana server: queries, variables and layout are done here, as Grafana does them.
+A training run on the emulated device gives the data, a real Prometheus scrapes it, and Grafana's own UI components
+(@grafana/ui) draw in headless Chromium. This is not the Grafana server: queries, variables and layout are done here, as
+Grafana does them.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ MODULES = HERE / "node_modules"
 WIDTH = 24 * 60 + 8
 SCRAPE_SECONDS = 1.0
 STEP_SECONDS = 1.0
-# A GPT that needs 145 MiB, with 60; a step takes half a second on two cores.
+# A GPT that needs 145 MiB and has 60 MiB. A step takes half a second on two cores.
 GPT = ("--layers", "4", "--width", "192", "--batch-size", "12", "--context", "192", "--text-bytes", "400000")
 SETTINGS = {
     "OOC_BUDGET": "60MiB",
@@ -34,7 +35,7 @@ SETTINGS = {
     "OOC_SMALL_LIMIT": "64KiB",
     "OOC_EMULATED_BANDWIDTH": "h2d=180MiB/s,d2h=150MiB/s",
 }
-# Until every rate has its window, and the first step's planning is out of it.
+# After so long the window of every rate is full, and the planning of the first step has left it.
 SETTLED_SECONDS = 8.0
 CAPTION = "GPT training on the emulated device (no GPU) — drawn with @grafana/ui, not by the Grafana server"
 
@@ -61,7 +62,7 @@ def bundle() -> dict[str, bytes]:
 
 
 def answers(server: Prometheus, panel: dict[str, Any], start: float, end: float) -> list[dict[str, Any]]:
-    """Every series of every query of a panel, for page.jsx: times in milliseconds, null for what is no number."""
+    """Every series of every query of a panel, for page.jsx. Times are in milliseconds; null is no finite number."""
     found = []
     everything: dict[str, list[str]] = {"job": [], "instance": [], "rank": [], "gpu_host": []}
     for target in panel.get("targets", []):
@@ -115,7 +116,7 @@ def draw(content: dict[str, Any], script: dict[str, bytes], out: Path) -> None:
 def watched(names: list[str], seconds: float, ranks: int, folder: Path) -> dict[str, dict[str, Any]]:
     """Trains, scrapes for `seconds` under a plan, and returns what to draw of each dashboard."""
     dashboards, ports = queries.load(), [free_port() for _ in range(ranks)]
-    # There from the first step under a plan.
+    # This metric is there from the first step under a plan.
     ready = f"count(ooc_step_over_bound_ratio) == {ranks}"
     with contextlib.ExitStack() as stack:
         programs = [
@@ -133,7 +134,7 @@ def watched(names: list[str], seconds: float, ranks: int, folder: Path) -> dict[
 
 
 def main() -> int:
-    """Draws; 1 with a line of what is missing or went wrong."""
+    """Draws the dashboards. Prints what is missing or went wrong, and then returns 1."""
     parser = argparse.ArgumentParser(
         prog="python -m grafana.render.picture", description="Draw dashboards from live data."
     )

@@ -1,10 +1,11 @@
 """Checks dashboards against Grafana's own types: `python -m grafana.typecheck.check FILE.json...`
 
-TypeScript refuses what a type does not know only in a literal, so each dashboard becomes a TypeScript file of literals:
-the dashboard; and each panel once more, with the options and field settings of its own kind, which the type of a
-dashboard leaves open. Settings of single fields ("overrides") are checked as if they were the whole panel's.
+TypeScript refuses properties that a type does not know only in literals, so each dashboard becomes a TypeScript file of
+literals. One is the dashboard; others are each panel once more, with the options and field settings of its own kind,
+which the type of a dashboard leaves open. Settings of single fields ("overrides") are checked as if they were the whole
+panel's.
 
-Needs the packages of package-lock.json beside this file (`make monitoring-tools`) and Node.js.
+The check needs the packages of package-lock.json beside this file (`make monitoring-tools`) and Node.js.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _CONFIG: dict[str, Any] = {
         "noEmit": True,
         "module": "esnext",
         "moduleResolution": "bundler",
-        "skipLibCheck": True,  # the package's own files; ours import only types
+        "skipLibCheck": True,  # do not check the package's own files
         "types": [],
         "paths": {
             "@grafana/schema": [f"{MODULES}/@grafana/schema/dist/esm/index.d.ts"],
@@ -51,7 +52,7 @@ def nested(path: str, value: Any) -> dict[str, Any]:
 
 
 def typescript_of(dashboard: dict[str, Any]) -> str:
-    """The file of literals."""
+    """The TypeScript file of a dashboard's literals."""
     lines = ["import type { DashboardJson, Field, Options, PanelJson, Query } from 'schema';"]
 
     def declare(name: str, type_name: str, value: Any) -> None:
@@ -74,7 +75,7 @@ def typescript_of(dashboard: dict[str, Any]) -> str:
 
 
 def _query(target: dict[str, Any]) -> dict[str, Any]:
-    """What the schema knows of a query, and its expression; the Foundation SDK has the types of the rest."""
+    """The fields of a query that the schema knows, and its expression. The Foundation SDK has the types of the rest."""
     return {name: target[name] for name in ("refId", "hide", "queryType", "datasource", "expr") if name in target}
 
 

@@ -40,7 +40,7 @@ NOTHING = "-"
 
 
 def parse_policies(text: str) -> list[str]:
-    """Names with commas in between. Raises ValueError."""
+    """Reads names that are separated by commas. Raises ValueError."""
     names = [name.strip() for name in text.split(",")]
     for name in names:
         if name not in arms():
@@ -145,7 +145,7 @@ def _short(paths: Sequence[Path]) -> list[str]:
 
 
 def wide() -> Console:
-    """Standard output with room for a table, where it is not a terminal and so has no width of its own."""
+    """Standard output with room for a table. Where it is no terminal, it has no width of its own and is given one."""
     screen = console()
     return screen if screen.is_terminal else Console(width=140, highlight=False)
 
@@ -167,7 +167,7 @@ def _ratio(value: float | None) -> str:
 
 
 def policy_table(facts: dict[str, Any], problem: Problem, path: Path) -> Table:
-    """All figures of each policy; for those that cannot run what they need."""
+    """All figures of each policy. A policy that cannot run shows what it needs."""
     columns = ["step", "x lower", "x 2-phase", "stall", "out", "in", "demand", "peak", "average", "planning", ""]
     title = (
         f"{path}: live peak {format_bytes(facts['live_peak_bytes'])}, budget {format_bytes(problem.budget_bytes)}, "
@@ -209,7 +209,7 @@ def budget_table(sweep: BudgetSweep, path: Path) -> Table:
 
 
 def budget_facts(sweep: BudgetSweep) -> dict[str, Any]:
-    """The keys of ``swapd compare --budgets --json``; null: cannot run."""
+    """The keys of ``swapd compare --budgets --json``; null means that the policy cannot run."""
     return {
         "budgets_bytes": list(sweep.budgets),
         "compute_seconds": sweep.compute_seconds,
@@ -233,7 +233,7 @@ def trace_table(sweep: TraceSweep) -> Table:
 
 
 def trace_facts(sweep: TraceSweep) -> dict[str, Any]:
-    """The keys of ``swapd compare --json`` for several traces; null: cannot run."""
+    """The keys of ``swapd compare --json`` for several traces; null means that the policy cannot run."""
     return {
         "traces": [
             {

@@ -33,7 +33,7 @@ def command(as_json: bool) -> int:
 
 
 def report_table(report: Report) -> Table:
-    """One row a check, its remedy below the finding."""
+    """One row for each check, with its remedy below the finding."""
     table = Table(show_lines=False)
     table.add_column("check", no_wrap=True)
     table.add_column("")

@@ -19,14 +19,14 @@ from swapd.settings import PREFIX
 from swapd.trace.trace import LARGEST_BYTES
 from swapd.units import MIB
 
-MODULE = "ooc.pytorch.fake"  # started, not imported: `ooc` knows us, not the other way round
+MODULE = "ooc.pytorch.fake"  # started, not imported: `ooc` imports us, never the other way round
 
 
 def fake_arguments(program: tuple[str, ...]) -> dict[str, Any]:
-    """The NAME=VALUE pairs behind the program's name; values are Python literals, or else texts.
+    """The NAME=VALUE pairs behind the program's name. A value that is no Python literal is taken as a text.
 
     Raises:
-        click.UsageError: something else is there.
+        click.UsageError: one of the arguments is no such pair.
     """
     arguments: dict[str, Any] = {}
     for text in program[1:]:
@@ -52,7 +52,7 @@ def record_fake(
     times: Path | None,
     stdout_is_ours: bool,
 ) -> int:
-    """Record `program` (SCRIPT.py:FUNCTION, MODULE:FUNCTION or a model's name) into `output`; the exit status."""
+    """Record `program` (SCRIPT.py:FUNCTION, MODULE:FUNCTION or a model's name) in `output`. Returns the exit status."""
     if batch is None:
         raise click.UsageError("--fake needs --batch")
     if device is None and times is None:

@@ -1,4 +1,4 @@
-"""Launching a program under the allocator: how its command line is found, its environment, its signals, its end."""
+"""Launches a program under the allocator: its command line, its environment, its signals, and how it ends."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, sign
 
 
 class ProgramCommand(click.Command):
-    """A command whose own options end where the program begins: at the first argument that is none, or at ``-m``."""
+    """A command whose own options end where the program begins: at the first argument that is no option, or ``-m``."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
@@ -47,7 +47,7 @@ class ProgramCommand(click.Command):
 
 
 def python_arguments(program: tuple[str, ...]) -> list[str]:
-    """The program as arguments of the interpreter. Raises click.UsageError when there is none, or no such file."""
+    """The program as the interpreter's arguments. Raises click.UsageError if a module's name or a file is missing."""
     if program[0] == "-m":
         if len(program) == 1:
             raise click.UsageError("-m needs the name of a module")
@@ -69,7 +69,7 @@ def child_environment(config: Config) -> dict[str, str]:
 def run_program(arguments: list[str], config: Config, *, stdout_is_ours: bool = False) -> int:
     """Run the interpreter with `arguments`, pass signals on, and return its exit status (128 + n for signal n).
 
-    stdout_is_ours: the program's standard output goes to standard error, because JSON is to be printed.
+    With `stdout_is_ours` the program's standard output goes to standard error, because the command prints JSON.
     """
     standard_error = 2
     try:
@@ -82,7 +82,7 @@ def run_program(arguments: list[str], config: Config, *, stdout_is_ours: bool = 
         raise Failure(f"cannot start {sys.executable}: {error}") from None
 
     def forward(number: int, _frame: FrameType | None) -> None:
-        # The terminal sends an interrupt to both of us already.
+        # The terminal has sent an interrupt to both processes already.
         if number in (signal.SIGINT, signal.SIGQUIT) and _in_foreground():
             return
         if child.poll() is None:
@@ -101,9 +101,9 @@ Stamps = dict[Path, tuple[int, int]]
 
 
 def stamps(path: Path) -> Stamps:
-    """What changes when a file is written anew: of the file that a program makes of `path`, and of its ranks' files.
+    """Returns (modification time, inode) by file. A file that is written anew has another stamp.
 
-    This process's own comes first, then those of ranks 0, 1, ...
+    The files are those that a program makes of `path`: this process's own comes first, then those of ranks 0, 1, ...
     """
     ranks = path.parent.glob(with_word(Path(glob.escape(path.name)), "rank*").name)
     found = {}
@@ -115,7 +115,7 @@ def stamps(path: Path) -> Stamps:
 
 
 def written_since(path: Path, before: Stamps) -> list[Path]:
-    """Those of the files that were written after `before` was taken."""
+    """Those files of `stamps` that were written after `before` was taken."""
     found = [one for one, stamp in stamps(path).items() if before.get(one) != stamp]
     if len(found) > 1:
         click.echo(f"swapd: {len(found)} ranks wrote files of their own; this is {found[0].name}", err=True)
@@ -123,7 +123,7 @@ def written_since(path: Path, before: Stamps) -> list[Path]:
 
 
 def replace_by_program(arguments: list[str], config: Config) -> None:
-    """Become the program; nothing of this process is left."""
+    """Replace this process by the program. Raises Failure if the interpreter cannot be started."""
     try:
         os.execve(sys.executable, [sys.executable, *arguments], child_environment(config))
     except OSError as error:

@@ -14,7 +14,7 @@ from swapd.cli.options import read_config, setting_options
 from swapd.cli.output import Failure
 from swapd.units import parse_duration
 
-MODULE = "ooc.prometheus.gather"  # started, not imported: `ooc` knows us, not the other way round
+MODULE = "ooc.prometheus.gather"  # started, not imported: `ooc` imports us, never the other way round
 _DEFAULT_PORT = 9836
 
 

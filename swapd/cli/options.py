@@ -17,7 +17,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def setting_options(*names: str, without: Iterable[str] = ()) -> Callable[[F], F]:
-    """One flag per setting: those named, or all of them but `without`."""
+    """Adds a flag for each setting in `names`, or for all settings but those in `without` if no name is given."""
     chosen = [s for s in SETTINGS if (s.name in names if names else s.name not in set(without))]
 
     def decorate(function: F) -> F:
@@ -36,7 +36,7 @@ def _option(setting: Setting) -> Callable[[F], F]:
 
 
 def read_config(flags: dict[str, Any]) -> Config:
-    """The configuration of the flags that were given and the environment. Warnings go to standard error.
+    """The configuration from the flags that were given, then from the environment. Warnings go to standard error.
 
     Raises:
         click.UsageError: a flag's value cannot be used.
@@ -59,6 +59,6 @@ def read_config(flags: dict[str, Any]) -> Config:
 
 
 def read_program_config(flags: dict[str, Any]) -> Config:
-    """`read_config` for a program to be run: the device is chosen automatically where nothing says otherwise."""
+    """`read_config` for a program to be run: the device is chosen automatically if no flag or variable names one."""
     said = flags.get("alloc") is not None or os.environ.get("OOC_ALLOC", "").strip()
     return read_config(flags if said else {**flags, "alloc": "auto"})

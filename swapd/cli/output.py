@@ -1,4 +1,4 @@
-"""What all commands share: failures that are for people, tables, progress bars, JSON."""
+"""What all commands share: failures with a message for people, tables, progress bars, JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rich.text import Text
 
 
 class Failure(Exception):
-    """The command cannot do what was asked; the message is for the user and stands without a traceback."""
+    """The command cannot do what was asked. The user sees the message without a traceback."""
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else, to standard output.")
@@ -45,7 +45,7 @@ def pairs_table(title: str, rows: Sequence[tuple[str, str | Text]]) -> Table:
 
 @contextmanager
 def progress_bar() -> Iterator[Any]:
-    """A function (text, done, total) that drives a bar on standard error; silent where that is no terminal."""
+    """Yields a function (text, done, total) that drives a bar on standard error, if that is a terminal."""
     screen = console(stderr=True)
     columns = (BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     bar = Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal)

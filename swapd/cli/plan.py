@@ -116,7 +116,7 @@ def plan_facts(
 
 
 def plan_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    """The same for people."""
+    """The facts of `plan_facts`, for people."""
 
     def times(key: str) -> str:
         ratio = facts[key] / facts["bound_seconds"] if facts["bound_seconds"] > 0 else 1.0

@@ -29,7 +29,7 @@ def command(quick: bool, no_save: bool, as_json: bool, **flags: Any) -> int:
     All figures are medians. The profile is kept under $XDG_CACHE_HOME/ooc_alloc, where `swapd plan --device` finds it.
     """
     config = read_config(flags)
-    os.environ.update(config.to_environment())  # the emulated driver reads its settings there
+    os.environ.update(config.to_environment())  # from which the emulated driver reads its settings
     try:
         device, is_emulated = open_device(config.alloc if config.enabled else "auto")
         with progress_bar() as progress:

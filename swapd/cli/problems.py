@@ -1,4 +1,4 @@
-"""What the commands about traces share: their arguments, and the problem that these ask for."""
+"""What the commands about traces share: their arguments, and the problem that the arguments ask for."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ budget_unless_planned = click.option(
 
 
 def link_options(function: F) -> F:
-    """--chunk-size, and the speed of the link by --bandwidth or --device."""
+    """Adds --chunk-size, and --bandwidth and --device, either of which gives the speed of the link."""
     for option in (
         click.option("--device", metavar="NAME", help="Take the link's speed from the profile `swapd probe` made."),
         click.option(
@@ -70,7 +70,7 @@ def load_trace(path: Path) -> Trace:
 
 
 def machine_of(link: Any, device: str | None) -> Machine | None:
-    """The link that --bandwidth or --device names; None: the trace's. Raises Failure or click.UsageError."""
+    """The link that --bandwidth or --device names, or None for the trace's. Raises Failure or click.UsageError."""
     if link is not None and device is not None:
         raise click.UsageError("--bandwidth and --device contradict each other; give one")
     if link is not None:
@@ -114,17 +114,17 @@ def budget_for(trace: Trace, budget: Amount | None, plan: Plan | None) -> int:
 
 
 def live_peak_bytes(trace: Trace) -> int:
-    """What a percentage as a budget is of."""
+    """The live peak, of which a budget in percent is a share."""
     return int(trace.live_bytes.max(initial=0))
 
 
 def parse_budgets(text: str) -> list[Amount]:
-    """Budgets with commas in between. Raises UnitError."""
+    """Reads budgets that are separated by commas. Raises UnitError."""
     return [parse_amount(part) for part in text.split(",")]
 
 
 def make_problem(trace: Trace, budget_bytes: int, chunk_bytes: int | None, machine: Machine | None) -> Problem:
-    """The problem; slabs keep their bytes when chunks have another size than in the trace. Raises Failure."""
+    """The problem. Slabs keep their bytes if chunks have another size than in the trace. Raises Failure."""
     slabs = None
     if chunk_bytes and trace.chunk_bytes:
         slabs = -(-trace.slab_chunks_peak * trace.chunk_bytes // chunk_bytes)
@@ -139,7 +139,7 @@ def make_problem(trace: Trace, budget_bytes: int, chunk_bytes: int | None, machi
 def infeasible(error: InfeasibleError) -> str:
     """What to do about a budget that is too small, for people."""
     if type(error) is not InfeasibleError:
-        return str(error)  # of one policy; its own words say what it needs
+        return str(error)  # one policy's error says itself what the policy needs
     return (
         f"{error.function_name} (function {error.function}) needs {format_bytes(error.need_bytes)} at once, the "
         f"budget is {format_bytes(error.budget_bytes)}; --budget {exact_bytes(error.min_budget_bytes)} would do"

@@ -68,7 +68,7 @@ def command(
     arguments = [] if fake else python_arguments(program)
     config = dataclasses.replace(read_program_config(flags), trace=output.absolute())
     if output.is_file():  # not /dev/null
-        os.unlink(os.path.realpath(output))  # what is there afterwards is of this run
+        os.unlink(os.path.realpath(output))  # so that a file that is there afterwards is this run's
     before = stamps(output)
     if fake:
         status = record_fake(program, output, config, batch=batch, device=device, times=times, stdout_is_ours=as_json)
@@ -109,7 +109,7 @@ def trace_facts(trace: Trace) -> dict[str, Any]:
 
 
 def trace_rows(trace: Trace) -> list[tuple[str, str]]:
-    """The same for people."""
+    """The facts of `trace_facts`, for people."""
     facts = trace_facts(trace)
     return [
         ("functions", f"{facts['functions']} in {format_duration(facts['compute_seconds'])}"),

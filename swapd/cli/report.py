@@ -1,4 +1,4 @@
-"""`swapd report`: pictures of a simulated iteration, alone or in a page with the tables; or a page about what runs."""
+"""`swapd report`: pictures of a simulated iteration, alone or in a page with tables; a page about a running process."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def command(
     shown = [(scene_chart(Predicted(problem, events, outcome.plan).scene()), line, _LOOKS)]
     if measured is not None:
         shown.append((*_measured(events, measured), ()))
-    if kind == ".html":  # the only kind that has room for all
+    if kind == ".html":  # only a page has room for all pictures
         advice = advice_for(outcome, trace, machine, window, plan is not None)
         text = page(trace_path.name, simulate_facts(outcome, 10, advice), [figure(*one) for one in shown])
     else:

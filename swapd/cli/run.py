@@ -64,7 +64,7 @@ def command(program: tuple[str, ...], json_path: str | None, quiet: bool, **flag
 def run_with_summary(
     arguments: list[str], config: Config, *, stdout_is_ours: bool
 ) -> tuple[int, dict[str, Any] | None]:
-    """Run the program; its exit status, and its summary if it left one."""
+    """Run the program. Returns its exit status, and its summary if it left one."""
     folder = Path(tempfile.mkdtemp(prefix="swapd-"))
     try:
         asked = config.summary

@@ -107,7 +107,7 @@ def command(
 
 
 def simulated(problem: Problem, policy: str, window: int | None, plan: Plan | None = None) -> Outcome:
-    """One policy, or a given plan. Raises Failure."""
+    """Simulate one policy, or a given plan. Raises Failure."""
     try:
         if plan is None:
             with console(stderr=True).status("planning"):
@@ -125,7 +125,7 @@ def simulated(problem: Problem, policy: str, window: int | None, plan: Plan | No
 def advice_for(
     outcome: Outcome, trace: Trace, machine: Machine | None, window: int | None, is_fixed: bool
 ) -> list[Advice]:
-    """Advice on an outcome on `trace`; `is_fixed`: its plan was given."""
+    """Advice on an outcome on `trace`. `is_fixed` says that the plan was given."""
 
     def with_chunks(size: int) -> Problem | None:
         try:
@@ -225,7 +225,7 @@ def stall_tables(facts: dict[str, Any]) -> list[tuple[str, tuple[str, ...], list
 
 
 def show(trace_path: Path, facts: dict[str, Any]) -> None:
-    """All of it, as tables on standard output."""
+    """Print all facts as tables on standard output."""
     screen = console()
     screen.print(pairs_table(f"{facts['policy']} on {trace_path}", simulate_rows(facts)))
     for title, columns, rows in stall_tables(facts):

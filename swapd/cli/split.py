@@ -25,10 +25,10 @@ from swapd.splitting.network import LayerPlan, NetworkLayer, NetworkPlan, plan_n
 from swapd.splitting.segments import MOST_PREFETCH_PARTS
 from swapd.units import exact_bytes, format_bytes, format_duration, parse_bytes
 
-MODULE = "ooc.pytorch.splitting.layers"  # started, not imported: `ooc` knows us, not the other way round
+MODULE = "ooc.pytorch.splitting.layers"  # started, not imported: `ooc` imports us, never the other way round
 LARGEST_WORKSPACE = 1 << 29
 MEASURE_BYTES = 4 << 30  # emulated device memory of the process that measures
-NARROWEST = 120  # characters of a table
+NARROWEST = 120  # characters: the least width of a table
 BYTES = parsed(parse_bytes)
 
 
@@ -118,7 +118,7 @@ def command(
         print_json(found)
         return 0
     screen = console()
-    screen.width = max(screen.width, NARROWEST)  # where lines are broken there is more to see than in broken cells
+    screen.width = max(screen.width, NARROWEST)  # a terminal's broken lines show more than broken cells
     screen.print(plan_table(plan, f"{program[0]}, batch {batch}, under {format_bytes(budget)}"))
     for line in plan_notes(plan, facts):
         screen.print(line, soft_wrap=True, markup=False)
@@ -129,7 +129,7 @@ def command(
 
 
 def layers_of(wanted: dict[str, Any]) -> dict[str, Any]:
-    """What the program started for it finds out about the model. Raises Failure."""
+    """What a process started for this purpose finds out about the model. Raises Failure."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
     with tempfile.TemporaryDirectory(prefix="swapd-split-") as folder:
         output = Path(folder) / "layers.json"
@@ -195,7 +195,7 @@ def _layer_facts(plan: LayerPlan) -> dict[str, Any]:
 
 
 def _parts_text(configuration: Configuration) -> str:
-    """Such as `4 x 8 onednn, 2 im2col`: numbers of equal parts, their samples and algorithm."""
+    """A text such as `4 x 8 onednn, 2 im2col`: how many equal parts there are, with their samples and algorithm."""
     counts: dict[tuple[int, str], int] = {}
     for part in configuration.parts:
         counts[part.batch, part.algorithm] = counts.get((part.batch, part.algorithm), 0) + 1
@@ -203,7 +203,7 @@ def _parts_text(configuration: Configuration) -> str:
 
 
 def plan_table(plan: NetworkPlan, title: str) -> Table:
-    """One line a layer; in training only those with convolutions."""
+    """One line for each layer; in training, only layers with convolutions have one."""
     table = Table(title=Text(title), title_justify="left")
     for name in ("layer", "parts", "prefetch", "memory", "micro-batches", "workspace", "time", "in parts"):
         table.add_column(name, justify="left" if name in ("layer", "micro-batches", "in parts") else "right")
@@ -229,7 +229,7 @@ def plan_table(plan: NetworkPlan, title: str) -> Table:
 
 
 def plan_notes(plan: NetworkPlan, facts: dict[str, Any]) -> list[str]:
-    """What the table cannot say."""
+    """Sentences about what the table cannot say."""
     notes = []
     peaks = [p.step.peak_bytes for p in plan.layers if p.step is not None]
     if peaks:
@@ -254,7 +254,7 @@ def plan_notes(plan: NetworkPlan, facts: dict[str, Any]) -> list[str]:
 
 
 def front_table(plan: NetworkPlan) -> Table:
-    """Time against memory."""
+    """The times that the convolutions take with each workspace that they might share."""
     table = Table()
     table.add_column("workspace", justify="right")
     table.add_column("time", justify="right")

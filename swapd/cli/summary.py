@@ -13,7 +13,7 @@ from swapd.units import format_bytes, format_duration
 
 
 def summary_table(summary: dict[str, Any]) -> Table:
-    """The table of a summary (`swapd/summary.py`); figures that it lacks are left out."""
+    """The table of a summary (`swapd/summary.py`). Rows that have nothing to show are left out."""
     rows: list[tuple[str, str | Text]] = [
         ("device", str(summary.get("device", "?"))),
         ("memory", _memory(summary)),

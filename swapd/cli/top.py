@@ -101,7 +101,7 @@ def _watch(pid: int, every: float, screen: Any) -> int:
 
 
 def write_answer(pid: int, request: str, path: Path, seconds: float) -> None:
-    """Writes what a process answers to "timeline" or "report". A timeline that is off is on for so many seconds.
+    """Writes what a process answers to "timeline" or "report". A timeline that is off is turned on for `seconds`.
 
     Raises Failure.
     """
@@ -117,7 +117,7 @@ def write_answer(pid: int, request: str, path: Path, seconds: float) -> None:
         raise Failure(f"cannot write {path}: {error.strerror}") from None
     finally:
         if not was_on:
-            with contextlib.suppress(Failure):  # it may have ended meanwhile
+            with contextlib.suppress(Failure):  # the process may have ended meanwhile
                 _ask(pid, "timeline stop")
     click.echo(f"{path}: {format_bytes(len(content))}")
 
@@ -156,7 +156,7 @@ def newest() -> int:
 
 
 def frame(facts: dict[str, Any], before: dict[str, Any] | None) -> Group:
-    """One picture. `before`: an earlier answer, for speeds."""
+    """One picture of a process. Speeds are differences from `before`, an earlier answer of the process."""
     stats = facts["stats"]
     title = f"{printable(' '.join(facts['arguments']), 70)}   process {facts['pid']} on {printable(facts['device'])}"
     rows: list[tuple[str, str | Text]] = [
@@ -249,6 +249,6 @@ def _waits(waits: list[dict[str, Any]]) -> Table:
 
 
 def sparkline(values: list[float]) -> str:
-    """Values as heights of one line of text, from 0."""
+    """One line of text whose characters are as high as the values. Heights begin at 0."""
     highest = max(values, default=0.0)
     return "".join(_BLOCKS[round((len(_BLOCKS) - 1) * value / highest) if highest > 0 else 0] for value in values)

@@ -1,1 +1,1 @@
-"""What is known of a device: measured, looked up, and whether it can be used."""
+"""What is known of a device: what was measured, what was looked up, and whether the device can be used."""

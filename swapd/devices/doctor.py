@@ -1,6 +1,6 @@
 """Doctor: what is supported on this machine, what is not, and what to do about it.
 
-Each check is a function that returns a Check and raises nothing; those of PyTorch are in `torch_checks.py`.
+Each check is a function that returns a Check and raises nothing. The checks of PyTorch are in `torch_checks.py`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def examine(progress: Callable[[str, int, int], None] | None = None) -> Report:
 
 
 def check_system() -> Check:
-    """Linux, 64 bits, a Python that we support."""
+    """Whether this is Linux with 64 bits."""
     text = f"{platform.system()} {platform.release()} {platform.machine()}, Python {platform.python_version()}"
     if platform.system() != "Linux" or sys.maxsize < 1 << 32:
         return Check("system", "no", text, "64-bit Linux is needed: memfd and CUDA's virtual memory management")
@@ -52,7 +52,7 @@ def check_system() -> Check:
 
 
 def check_memfd() -> Check:
-    """The emulated device's memory is a memfd."""
+    """Whether memfds can be made: the emulated device's memory is one."""
     try:
         descriptor = os.memfd_create("ooc-doctor")
         os.close(descriptor)
@@ -64,7 +64,7 @@ def check_memfd() -> Check:
 
 
 def check_libraries() -> Check:
-    """Our own native libraries are there, load, and are of this version."""
+    """Whether our own native libraries are there, load, and are of this version."""
     from ooc_alloc import OocError, library_path
     from ooc_alloc.library import load_library
 
@@ -77,7 +77,7 @@ def check_libraries() -> Check:
 
 
 def check_settings(environment: Mapping[str, str]) -> Check:
-    """The variables that are set now can be used."""
+    """Whether the variables that are set now can be used."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -93,7 +93,7 @@ def check_settings(environment: Mapping[str, str]) -> Check:
 
 
 def _check_limits(config: Config) -> None:
-    """Raises ConfigError where the machine does not have what they say. A CUDA device is not asked: it may be busy."""
+    """Raises ConfigError if the machine has less than the settings say. It asks no CUDA device, which may be busy."""
     from ooc_alloc import OocError
     from swapd.session import limits_of
 
@@ -101,12 +101,12 @@ def _check_limits(config: Config) -> None:
         return
     config.resolve_host_budget()
     if config.alloc == "emulated" or (config.alloc == "auto" and ctypes.util.find_library("cuda") is None):
-        with contextlib.suppress(OocError, OSError):  # of the device: another check says it
+        with contextlib.suppress(OocError, OSError):  # another check reports what is wrong with the device
             limits_of(config)
 
 
 def check_emulated() -> Check:
-    """The emulated driver loads and its device can be made."""
+    """Whether the emulated driver loads and its device can be made."""
     from ooc_alloc import OocError, library_path
     from ooc_alloc.probe import Probe
 
@@ -120,7 +120,7 @@ def check_emulated() -> Check:
 
 
 def check_cuda() -> Check:
-    """A CUDA driver, a device, and its virtual memory management; that there is none is a normal state."""
+    """Whether there is a CUDA driver with a device that manages virtual memory. A machine without them is normal."""
     name = "CUDA device"
     try:
         from cuda.bindings import driver
@@ -172,7 +172,7 @@ def check_host_memory() -> Check:
 
 
 def check_map_count(path: Path = Path("/proc/sys/vm/max_map_count")) -> Check:
-    """Every mapped chunk of the emulated device can be a mapping of its own."""
+    """The limit of mappings, as every mapped chunk of the emulated device can be a mapping of its own."""
     try:
         limit = int(path.read_text(encoding="ascii"))
     except (OSError, ValueError) as error:

@@ -1,6 +1,6 @@
 """Probe: measures a device through the driver table and makes the machine profile of it.
 
-The measurements themselves are native (`ooc_alloc/csrc/probe.h`); here is which sizes are measured and how often.
+The measurements themselves are native (`ooc_alloc/csrc/probe.h`). This module says which sizes are measured, how often.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from swapd.units import KIB, MIB, format_bytes
 
 CUDA_LIBRARY = "libcuda.so.1"
 _TINY_BYTES = 8  # its copy is all latency
-_SLOW_COPY_SECONDS = 0.5  # larger sizes are left out beyond it
+_SLOW_COPY_SECONDS = 0.5  # after a slower copy, larger sizes are left out
 
 Progress = Callable[[str, int, int], None]
 
@@ -38,7 +38,7 @@ QUICK = Effort((1, 4, 16), (MIB, 16 * MIB), 8 * MIB, 5, 3)
 
 
 class Device(Protocol):
-    """What `measure` needs; `ooc_alloc.probe.Probe` is it."""
+    """What `measure` needs of a device; `ooc_alloc.probe.Probe` has it."""
 
     def describe(self) -> dict[str, int | str]: ...
     def memory(self, chunk_bytes: int, chunks: int, repeats: int) -> dict[str, float]: ...
@@ -47,7 +47,9 @@ class Device(Protocol):
 
 
 def open_device(alloc: str = "auto", ordinal: int = 0) -> tuple[Probe, bool]:
-    """The device that ``OOC_ALLOC`` means, and whether it is emulated. auto: a GPU if there is one, else emulated.
+    """Opens the device that `alloc` means, and returns it and whether it is emulated.
+
+    `alloc` is a value of ``OOC_ALLOC``; "auto" means a GPU if there is one, else the emulated device.
 
     Raises:
         OocError: there is no such device, or the native libraries are missing; the message has the driver's words.
@@ -73,11 +75,11 @@ def measure(
 
     Args:
         chunk_bytes: size of the chunks in the table of memory calls, rounded up to the device's granularity.
-        link: what an emulated device is held to.
+        link: the speed that an emulated device's copies are held to.
         progress: called as (what comes next, steps done, steps in all).
 
     Raises:
-        OocError: a driver call failed, or memory for the smallest sizes is not there.
+        OocError: a driver call failed, or there is no memory for the smallest sizes.
     """
     effort = effort or Effort()
     tell = progress or (lambda text, done, total: None)

@@ -74,7 +74,7 @@ class Profile:
     copies: tuple[CopyCost, ...]  # by rising size
 
     def machine(self) -> Machine:
-        """Link speeds for planning: those of the largest copy, both directions at once, latency taken off."""
+        """Link speeds for planning: those of the largest copy, in both directions at once, without the latency."""
         largest = self.copies[-1]
         latency = min(self.out_latency_seconds, self.in_latency_seconds)
 
@@ -148,7 +148,7 @@ def profile_path(device: str, link: str = "") -> Path:
 
 
 def load_profile(device: str, link: str = "") -> Profile | None:
-    """The kept profile of a device, or None. `link` is what an emulated device is held to, as `str(Link)`."""
+    """The kept profile of a device, or None. `link` is the speed that an emulated device is held to, as `str(Link)`."""
     path = profile_path(device, link)
     try:
         return Profile.from_json(path.read_text(encoding="utf-8"))
@@ -173,9 +173,9 @@ def save_profile(profile: Profile) -> Path:
 
 
 def known_machine(device: str, link: Link | None = None) -> Machine | None:
-    """Link speeds of a device without measuring: those it is held to, or those of its profile; None if neither.
+    """Link speeds of a device without measuring: those of its profile, else those it is held to; None if neither.
 
-    `link` is the emulated device's setting (``OOC_EMULATED_BANDWIDTH``). As fast as memcpy is not a speed.
+    `link` is the emulated device's setting (``OOC_EMULATED_BANDWIDTH``); an infinite speed in it counts as none.
     """
     profile = load_profile(device, "" if link is None else str(link))
     if profile is not None:

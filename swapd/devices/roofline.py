@@ -20,8 +20,8 @@ GB = 10**9
 GIB = 1 << 30
 TERA = 1e12
 
-# The share of the peak that functions reach, by class. Round figures of ours, of the kind that vendors' libraries are
-# reported to reach on large operands; a small operand reaches less, which only the launch time accounts for here.
+# The share of the peak that functions reach, by class. These are round figures of ours, such as vendors' libraries are
+# reported to reach on large operands. A small operand reaches less, which only the launch time accounts for here.
 EFFICIENCY: Mapping[str, float] = MappingProxyType(
     {
         "convolution": 0.70,  # implicit matrix products; borders and strides cost some
@@ -41,12 +41,12 @@ class Device:
     title: str
     memory_bytes: int
     memory_bytes_per_second: float
-    flops: Mapping[str, float]  # peak by arithmetic: float64, float32, tf32, float16, bfloat16; not there: not special
+    flops: Mapping[str, float]  # peak by arithmetic (float64, float32, tf32, float16, bfloat16); others run as float32
     link: Machine  # what copies reach, not the link's nominal speed
     launch_seconds: float = 5e-6  # of one function: what an eager framework needs to get a small kernel going
 
     def flops_per_second(self, arithmetic: str, kind: str) -> float:
-        """What functions of a class (a key of `EFFICIENCY`) reach in an arithmetic; without tensor cores float32's."""
+        """The rate that functions of a class (a key of `EFFICIENCY`) reach in an arithmetic, else in float32."""
         peak = self.flops.get(arithmetic, self.flops["float32"])
         on_tensor_cores = arithmetic in ("tf32", "float16", "bfloat16") and peak > self.flops["float32"]
         return peak * min(EFFICIENCY[kind], EFFICIENCY["tensor"] if on_tensor_cores else 1.0)
@@ -70,7 +70,7 @@ _LATENCY = 10e-6  # of one asynchronous copy from or to pinned memory, the order
 _DEVICES = (
     # "NVIDIA Tesla V100 GPU accelerator" data sheet, SXM2: 15.7 and 125 (tensor) teraflops, 900 GB/s, 16 GB. IBM Power
     # System AC922 (POWER9) has two or three NVLink 2 bricks of 25 GB/s each way for each GPU: 50 or 75 GB/s. The seed
-    # paper, section 5: two NVLinks. Copies are taken at 50 GB/s, the lower of the two.
+    # paper has two NVLinks in section 5. Copies are taken at 50 GB/s, the lower of the two.
     Device(
         "v100-nvlink2",
         "NVIDIA V100 16 GB, NVLink 2 to a POWER9 host",
@@ -99,9 +99,9 @@ _DEVICES = (
         _rates(float64=19.5, float32=19.5, tf32=156.0, float16=312.0, bfloat16=312.0),
         _link(25, _LATENCY),
     ),
-    # "NVIDIA H100 tensor core GPU" data sheet, SXM: 67 teraflops, tensor rates are halved there for dense operands
-    # (989 and 1,979 with sparsity), 3.35 TB/s, 80 GB; PCIe 5 with 16 lanes is 63 GB/s each way after encoding, copies
-    # are taken at 80% of it.
+    # "NVIDIA H100 tensor core GPU" data sheet, SXM: 67 teraflops, 3.35 TB/s, 80 GB. Its tensor rates are with sparsity,
+    # 989 and 1,979; dense operands reach half. PCIe 5 with 16 lanes is 63 GB/s each way after encoding, copies are
+    # taken at 80% of it.
     Device(
         "h100-pcie5",
         "NVIDIA H100 SXM 80 GB, PCIe 5",

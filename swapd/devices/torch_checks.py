@@ -1,7 +1,7 @@
-"""PyTorch, looked at for `doctor.py`: its version, our adapter, the compiler for it, and what activates it.
+"""Checks of PyTorch for `doctor.py`: its version, our adapter, the compiler for the adapter, and what activates it.
 
-PyTorch is asked from a process of its own, since this package may not import it and since a broken installation must
-not break the report.
+A process of its own imports PyTorch, since this package may not import it and since a broken installation must not
+break the report.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ print(json.dumps(facts))
 
 
 def check_torch(environment: Mapping[str, str]) -> list[Check]:
-    """PyTorch, the compiler for its adapter, the adapter, and how it is activated."""
+    """The checks of PyTorch, of the compiler for its adapter, of the adapter, and of how the adapter is activated."""
     compiler = check_compiler(environment)
     checks = [compiler, check_entry_point(), check_autoload(environment)]
     if importlib.util.find_spec("torch") is None:
@@ -104,7 +104,7 @@ def check_compiler(environment: Mapping[str, str]) -> Check:
 
 
 def check_entry_point() -> Check:
-    """Whether `import torch` will find us."""
+    """Whether `import torch` will find this package."""
     name = "entry point"
     found = [entry for entry in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP) if entry.name == "ooc_alloc"]
     if not found:

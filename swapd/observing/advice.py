@@ -1,7 +1,7 @@
 """Advice: what would make a step faster, or cheaper, found by planning and simulating it.
 
-Nothing is estimated: every sentence is the difference between two simulations, and what would change a step by less
-than a hundredth is not said.
+Nothing is estimated: every piece of advice is the difference between two simulations. A change that saves less than a
+hundredth of a step is left out, but the budget with which everything fits is always told.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from swapd.units import format_bandwidth, format_bytes
 
 WORTH_SAYING = 0.01  # of the step's time
 _STEPS = 8  # budgets tried between the given one and the one with which everything fits
-_HALVINGS = 4  # of the range in which less memory is looked for
+_HALVINGS = 4  # of the range in which a smaller budget is looked for
 
 Report = Callable[[str, int, int], None]  # text, done, total
 
 
 @dataclass(frozen=True)
 class Advice:
-    """One thing to change. `saved` is a share of the step's time now, negative where it takes longer."""
+    """One thing to change. `saved` is a share of the step's present time, negative if the step would take longer."""
 
     kind: str  # budget, fits, less, link, chunk, policy, none
     text: str
-    seconds: float  # of a step then
+    seconds: float  # of a step after the change
     saved: float
     budget_bytes: int | None = None
     chunk_bytes: int | None = None
@@ -37,10 +37,10 @@ class Advisor:
     """Looks for advice on `outcome`.
 
     Args:
-        outcome: what is simulated now.
-        with_chunks: the problem with another chunk size, or None where there is none.
-        window_bytes: of a policy that has one.
-        is_fixed: the plan was given; only what changes nothing in it is tried.
+        outcome: the simulation that changes are compared with.
+        with_chunks: returns the problem with another chunk size, in bytes, or None if there is no such problem.
+        window_bytes: the schedule window, if the policy has one.
+        is_fixed: whether the plan was given; then only changes that leave it as it is are tried.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Advisor:
         return found
 
     def _try(self, problem: Problem | None) -> float:
-        """Seconds of a step; infinity where the policy cannot run."""
+        """The seconds of a step, or infinity if the policy cannot run."""
         if problem is None:
             return math.inf
         try:
@@ -141,7 +141,7 @@ class Advisor:
             yield Advice("less", text, at, self._saved(at), budget_bytes=high)
 
     def _link(self) -> Iterator[Advice]:
-        """A link of twice the speed, in one direction where that gives most of it."""
+        """A link of twice the speed: in one direction only if that saves most of what both directions save."""
         if self.waits < WORTH_SAYING * self.seconds:
             return
         machine = self.problem.machine
@@ -163,7 +163,7 @@ class Advisor:
         yield Advice("link", words + _percent(self._saved(both)), both, self._saved(both))
 
     def _chunk(self) -> Iterator[Advice]:
-        """The larger of two smaller chunk sizes, unless the smaller one saves more still."""
+        """Half the chunk size if that saves time, and a quarter of it if that saves still more."""
         if self.is_fixed or self.waits < WORTH_SAYING * self.seconds:
             return
         least = WORTH_SAYING
@@ -178,7 +178,7 @@ class Advisor:
 
 
 def _whole(budget_bytes: int, chunk_bytes: int) -> int:
-    """Rounded up to whole chunks."""
+    """A budget rounded up to whole chunks."""
     return -(-budget_bytes // chunk_bytes) * chunk_bytes
 
 

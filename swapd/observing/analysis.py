@@ -1,8 +1,8 @@
 """Analysis: what a policy makes of a problem, in figures that commands show side by side.
 
 Beside the policies there are two arms to measure them by: ``demand`` moves only what a function waits for, and
-``in-core`` is the same program with enough memory. Names of functions come from trace files, so they are passed on
-with everything that a terminal might obey taken out (`printable`).
+``in-core`` is the same program with enough memory. Names of functions come from trace files, so `printable` replaces
+everything in them that a terminal might obey.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class Outcome:
     planning_seconds: float
 
     def ratio(self, seconds: float) -> float | None:
-        """The step's time over `seconds`; None when that is nothing."""
+        """The step's time over `seconds`, or None if `seconds` is 0."""
         return self.timeline.seconds / seconds if seconds > 0 else None
 
     def facts(self) -> dict[str, Any]:
-        """Everything as numbers: times in seconds, sizes in bytes. `_count` are numbers of moves."""
+        """All figures: times in seconds, sizes in bytes, and numbers of moves, whose keys end in `_count`."""
         problem, timeline, chunk = self.problem, self.timeline, self.problem.chunk_bytes
         least, two_phase = lower_bound(problem).seconds, bound(problem).seconds
         return {
@@ -65,7 +65,7 @@ class Outcome:
 
 
 def run_policy(problem: Problem, policy: str, window_bytes: int | None = None) -> Outcome:
-    """Plan with `policy`, or one of the two arms, and simulate.
+    """Plan with `policy`, or take one of the two arms, and simulate the iteration.
 
     Raises:
         InfeasibleError: the policy cannot run in the budget.
@@ -82,7 +82,7 @@ def run_policy(problem: Problem, policy: str, window_bytes: int | None = None) -
 
 
 def run_plan(problem: Problem, plan: Plan, policy: str, planning_seconds: float = 0.0) -> Outcome:
-    """Simulate a plan that is there already. Raises InfeasibleError."""
+    """Simulate a given plan. Raises InfeasibleError."""
     return Outcome(policy, problem, plan, simulate(problem, plan), planning_seconds)
 
 
@@ -112,7 +112,7 @@ def stalls_by_function(outcome: Outcome, most: int) -> list[dict[str, Any]]:
 
 
 def stalls_by_variable(outcome: Outcome, most: int) -> list[dict[str, Any]]:
-    """The variables that are waited for longest; variable -1, without bytes: room for what a function allocates."""
+    """The variables that are waited for longest. Variable -1, without bytes, is room for what a function allocates."""
     rows = sorted(outcome.timeline.stall_by_variable.items(), key=lambda row: -row[1])
     return [
         {
@@ -128,7 +128,7 @@ def stalls_by_variable(outcome: Outcome, most: int) -> list[dict[str, Any]]:
 
 
 def allocated_by(problem: Problem, v: int) -> str:
-    """The function that allocated variable v, in the iteration before where need be."""
+    """A text that names the function that allocated variable v, in this iteration or in the one before."""
     n = problem.functions
     before, when = int(problem.previous[v]), int(problem.born[v])
     if when == -1 and 0 <= before != v:

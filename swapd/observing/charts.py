@@ -34,7 +34,7 @@ stroke: var(--soft); stroke-width: 1.3 } .run { fill: var(--run) } .out { fill: 
 
 
 def scene_chart(scene: Scene, lanes: bool = True, seconds: float | None = None) -> str:
-    """Memory against the budget, and what computation and links do; `seconds`: another length of the axis."""
+    """Memory against the budget, and what computation and links do. `seconds` gives the axis another length."""
     length = seconds or scene.seconds or 1.0
     tall, top = 190, 16
     highest = max([scene.budget_bytes, *(value for _, value in (*scene.memory, *scene.live))], default=1) * 1.08 or 1.0
@@ -83,7 +83,7 @@ def scene_chart(scene: Scene, lanes: bool = True, seconds: float | None = None) 
 
 
 def steps_chart(steps: Sequence[tuple[float, float, bool]]) -> str:
-    """(seconds, of which waiting, under a plan) of each iteration, as bars; of many, neighbours share one."""
+    """A bar for each iteration (seconds, of which waiting, under a plan). If there are many, neighbours share a bar."""
     share = max(1, math.ceil(len(steps) / _MOST_BARS))
     groups = [steps[at : at + share] for at in range(0, len(steps), share)]
     bars = [
@@ -119,7 +119,7 @@ def steps_chart(steps: Sequence[tuple[float, float, bool]]) -> str:
 
 
 def starts_chart(simulated: Sequence[float], measured: Sequence[float]) -> str:
-    """Measured against simulated starts of the same functions, in seconds: on the dashed line the two are the same."""
+    """Measured against simulated starts of the same functions, in seconds. On the dashed line the two are the same."""
     side, top = 460, 16
     last = max((*simulated, *measured), default=0.0) or 1.0
     scale, unit = _unit(last, _SECONDS)
@@ -153,7 +153,7 @@ def picture(chart: str, caption: str) -> str:
 
 
 def merged(spans: Iterable[Any], seconds: float) -> list[tuple[float, float]]:
-    """(start, length) of what has a start and an end, cut to 0 ... seconds; those that nearly touch become one."""
+    """(start, length) of each span, cut to 0 ... `seconds`. Spans that nearly touch become one."""
     near = seconds * _NEAR
     found: list[list[float]] = []
     for span in spans:
@@ -194,7 +194,7 @@ def _cut(bars: Sequence[Bar], seconds: float) -> list[tuple[float, float]]:
 
 
 def _thinned(points: Sequence[tuple[float, int]]) -> Sequence[tuple[float, int]]:
-    """At most some thousand points: of many, the highest and the lowest of each group, in their order."""
+    """At most some thousand points. Of more, it keeps the highest and the lowest of each group, in their order."""
     share = math.ceil(len(points) / (_MOST_POINTS / 2))
     if share <= 2:
         return points

@@ -1,7 +1,7 @@
 """Comparison: many policies on one trace, over several budgets, or on several traces, on equal terms.
 
-Every figure is a simulation of the steady state (`analysis.py`). A policy that cannot run in a budget is kept, with
-its own words why.
+Every figure is from a simulation of the steady state (`analysis.py`). A policy that cannot run in a budget keeps its
+row, which says why in the policy's own words.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from swapd.planning.lower_bound import lower_bound
 from swapd.planning.problem import InfeasibleError, Problem
 from swapd.policies import available
 
-PRECISION = 128  # the smallest budget of a policy is found to this part of what everything takes
+PRECISION = 128  # a policy's smallest budget is found to this part of the budget in which everything fits
 
 Report = Callable[[str, int, int], None]  # text, done, total
 
 
 @dataclass(frozen=True)
 class Row:
-    """One policy in one budget: what it makes of it, or why it cannot."""
+    """One policy in one budget: its outcome, or why it cannot run."""
 
     policy: str
     outcome: Outcome | None
     why: str = ""
-    least_bytes: int = 0  # the budget from which on it can run, where it says so
+    least_bytes: int = 0  # the smallest budget in which the policy can run; 0 if it does not say
 
     @property
     def seconds(self) -> float | None:
-        """Of a step; None where it cannot run."""
+        """The seconds of a step, or None if the policy cannot run."""
         return None if self.outcome is None else self.outcome.timeline.seconds
 
 
@@ -50,7 +50,7 @@ def compare(problem: Problem, policies: Sequence[str], report: Report) -> list[R
 
 
 def row_of(problem: Problem, policy: str) -> Row:
-    """One policy on one problem. In-core is simulated in any budget; `needs_more` says whether it would be real."""
+    """One policy on one problem. In-core is simulated in any budget; `needs_more` says whether that is too small."""
     try:
         return Row(policy, run_policy(problem, policy))
     except InfeasibleError as error:
@@ -64,12 +64,12 @@ def needs_more(problem: Problem, policy: str) -> bool:
 
 @dataclass(frozen=True)
 class BudgetSweep:
-    """Seconds of a step by policy and budget; None where the policy cannot run."""
+    """Seconds of a step by policy and budget; None if the policy cannot run."""
 
     budgets: tuple[int, ...]
     lower_bounds: tuple[float | None, ...]  # seconds
     seconds: dict[str, tuple[float | None, ...]]
-    smallest: dict[str, int | None]  # bytes: the smallest budget that works; None: none was found
+    smallest: dict[str, int | None]  # bytes of the smallest budget that works; None if none was found
     compute_seconds: float
 
 
@@ -100,8 +100,8 @@ def _lower(problem: Problem) -> float | None:
 def smallest_budget(problem: Problem, policy: str) -> int | None:
     """The smallest budget in which `policy` works, by bisection, to 1/128 of the budget in which everything fits.
 
-    Policies that find no plan in some budgets are taken to find one in every larger budget. None: not even with twice
-    what everything takes.
+    A policy that finds a plan in one budget is taken to find one in every larger budget. Returns None if the policy
+    does not work even in twice the budget in which everything fits.
     """
     most, least = fit_bytes(problem), problem.min_budget_bytes
     if policy == IN_CORE:

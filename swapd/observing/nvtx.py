@@ -1,7 +1,7 @@
-"""NVTX: functions and stalls as ranges that NVIDIA's Nsight Systems shows. Here is found which library has the calls.
+"""NVTX: functions and stalls as ranges that NVIDIA's Nsight Systems shows. This module finds a library of NVTX's calls.
 
-NVTX's own way in is a header that looks for a tool; these two libraries export the same calls for everybody else. The
-core calls them (`ooc_core_ranges_load`). This has only been run with a library that writes down what it is called with.
+NVTX itself is a header that looks for a tool. The libraries in `NAMES` export the same calls for programs without that
+header, such as the core (`ooc_core_ranges_load`). This has only been run with a library that writes down its calls.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-NAMES = ("libnvtx3interop.so", "libnvToolsExt.so.1")  # of CUDA 13's package, and of those before
+NAMES = ("libnvtx3interop.so", "libnvToolsExt.so.1")  # of CUDA 13's package, and of the packages before it
 
 
 def candidates() -> list[str]:

@@ -1,6 +1,6 @@
 """Observer: what a session shows of itself while it runs and when it ends: timeline, report, status, NVTX ranges.
 
-Everything is off unless a setting asks for it. Nothing here may stop a program: what cannot be written is a warning.
+Everything is off unless a setting asks for it. Nothing here may stop a program: a failed write causes a warning.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from swapd.trace.trace import Trace
 log = logging.getLogger("ooc.swapd")
 
 _MOST_STEPS = 100_000
-_MOST_PLACED = 64  # iterations in which places are looked for: sequences that never repeat would take them for ever
-_LAST_STEPS, _WAITS_SHOWN = 120, 8  # that `swapd top` is told
-_MOST_SIMULATED = 20_000  # functions; a longer sequence takes too long for the end of a program
+_MOST_PLACED = 64  # iterations in which places are looked up; where no sequence repeats, it would never end
+_LAST_STEPS, _WAITS_SHOWN = 120, 8  # how many steps, and how many waits, `swapd top` is told of
+_MOST_SIMULATED = 20_000  # functions; the simulation of more takes too long for the end of a program
 
 
 class Observer:
-    """Of one session; made before its first iteration.
+    """The observer of one session; it has to be made before the session's first iteration.
 
     Args:
         timeline: the file that the timeline is written to when the session ends.
-        report: the file that the report is written to then.
-        summary: gives the figures so far.
-        record_places: turns on and off that the program tells where it allocates variables.
+        report: the file that the report is written to when the session ends.
+        summary: returns the figures so far.
+        record_places: switches whether the integration tells where the program allocates variables.
     """
 
     def __init__(
@@ -69,19 +69,19 @@ class Observer:
         self._seconds: defaultdict[int, float] = defaultdict(float)
         self._server: Server | None = None
         self._placing, self._placed = False, 0
-        self._place_again = 0  # iterations in which places are looked for although their sequence is known
+        self._place_again = 0  # how many more iterations look up places although their sequence is known
         self._written = False
 
     @property
     def recorded(self) -> bool:
-        """Whether the ring is wanted from the start to the end."""
+        """Whether the ring of events is on from the start of the session to its end."""
         return self.timeline_path is not None or self.report_path is not None
 
     def start(self, ranges: str | None, status: bool) -> None:
         """Turns on what the settings ask for.
 
         Args:
-            ranges: the library of NVTX's calls, or "1" for the one that is found; None for no NVTX ranges.
+            ranges: the library of NVTX's calls, or "1" to look for one; None for no NVTX ranges.
             status: whether `swapd top` may look into this process.
         """
         if self.recorded:
@@ -125,19 +125,22 @@ class Observer:
             self._placed += 1
             self._place_again = max(self._place_again - 1, 0)
             if iteration.fingerprint in self._iterations:
-                self.planner.trace(iteration)  # keeps the places
+                self.planner.trace(iteration)  # makes the planner keep the places
         # Once a sequence was seen twice, its variables' places are known.
         new = self.recorded and iteration.seen_count == 1 and self._placed < _MOST_PLACED
         self._place(new or self._place_again > 0)
 
     def start_timeline(self, events: int = EVENTS_KEPT) -> None:
-        """Keeps the newest events from now on; what was there is forgotten. Any thread."""
+        """Keeps the newest `events` events from now on, and forgets those that are there. Any thread may call this."""
         self.core.timeline_start(events)
-        self._place_again = 2  # the one under way is there in part
+        self._place_again = 2  # the rest of the iteration under way, and one whole iteration
         self._place(True)
 
     def main_trace(self) -> Trace | None:
-        """Of the sequence that took the most time, of those that came twice if any did; None: none is kept."""
+        """Returns the trace of the sequence that took the most time, or None if no trace is kept.
+
+        Sequences that came more than once go before all others.
+        """
 
         def worth(fingerprint: int) -> tuple[bool, float]:
             return self._iterations[fingerprint].seen_count > 1, self._seconds[fingerprint]
@@ -150,30 +153,30 @@ class Observer:
         return None
 
     def predicted(self, trace: Trace | None) -> Predicted | None:
-        """What the simulator says of the iteration, under the plan that is installed or in demand mode."""
+        """Simulates the iteration of a trace under its plan, or in demand mode if it has none; None if that fails."""
         if trace is None or not 0 < trace.functions <= _MOST_SIMULATED:
             return None
         plan = plan_in_parts(self.planner.plans.get(trace.fingerprint) or Plan(policy="demand"), trace)
         try:
             problem = Problem.from_trace(trace, int(self.core.stats()["budget_bytes"]))
             return Predicted(problem, simulate_events(problem, plan)[1], plan)
-        except ValueError as error:  # infeasible, or not in these chunks
+        except ValueError as error:  # the budget is too small, or the trace has too many chunks
             log.info("nothing is predicted: %s", error)
             return None
 
     def recording(self) -> Recording:
-        """What is in the ring now. Raises OocError if it never was on."""
+        """A copy of what is in the ring now. Raises OocError if the timeline never was on."""
         if self.core.timeline_state().capacity == 0:
             raise OocError("the timeline is off: set OOC_TIMELINE, or start it with timeline_start()")
         return Recording.of(self.core)
 
     def timeline_text(self) -> str:
-        """The Perfetto JSON of what is in the ring now. Raises OocError if it never was on."""
+        """The Perfetto JSON of what is in the ring now. Raises OocError if the timeline never was on."""
         recording, trace = self.recording(), self.main_trace()
         return measured_to_perfetto(recording, self.predicted(trace), trace)
 
     def report_text(self, *, advise: bool) -> str:
-        """The page about the run so far. Raises OocError if the timeline is off."""
+        """The page about the run so far. Raises OocError if the timeline never was on."""
         recording, trace = self.recording(), self.main_trace()
         run = RunSoFar(
             self.arguments,
@@ -194,7 +197,7 @@ class Observer:
         if request == "timeline":
             return self.timeline_text()
         if request in ("timeline start", "timeline stop"):
-            if self.recorded:  # somebody who looks on does not change what the user asked for
+            if self.recorded:  # `swapd top` does not change a timeline that the user asked for
                 return "done"
             if request == "timeline start":
                 self.start_timeline()
@@ -230,15 +233,15 @@ class Observer:
         }
 
     def save_timeline(self, path: Path) -> None:
-        """Writes what is in the ring now. Raises OocError if it never was on, or OSError."""
+        """Writes what is in the ring now. Raises OocError if the timeline never was on, or OSError."""
         write_whole(path, encoded(self.timeline_text(), path))
 
     def save_report(self, path: Path) -> None:
-        """Writes the page about the run so far. Raises OocError if the timeline is off, or OSError."""
+        """Writes the page about the run so far. Raises OocError if the timeline never was on, or OSError."""
         write_whole(path, self.report_text(advise=True).encode("utf-8"))
 
     def write(self, *, in_a_hurry: bool) -> None:
-        """Writes the files that were asked for, once. In a hurry advice is left out: each piece takes simulations."""
+        """Writes the files that were asked for, once. In a hurry it leaves out advice, which takes simulations."""
         if self._written or not self.recorded:
             return
         self._written = True
@@ -257,13 +260,16 @@ class Observer:
             log.warning("cannot write %s: %s", path, error, exc_info=not isinstance(error, OSError))
 
     def close(self) -> None:
-        """The session has ended."""
+        """Stops answering `swapd top`, because the session has ended."""
         if self._server is not None:
             self._server.close()
             self._server = None
 
     def in_child(self) -> None:
-        """This is a forked copy, which its session tells to write nothing; the socket's name is the parent's."""
+        """Stops answering `swapd top` in a forked copy; the socket's name stays the parent's.
+
+        The session keeps a forked copy from writing files.
+        """
         if self._server is not None:
             self._server.in_child()
             self._server = None

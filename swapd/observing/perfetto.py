@@ -5,9 +5,9 @@ microseconds. Up to three processes are shown:
 
     simulated   rows for the computation, the link out, the link in and stalls; counters for the memory that is taken
                 and the budget
-    recorded    the functions as the trace has them: without the time that they waited for memory
-    measured    what a running program did (`recording.py`): functions by thread, both links, stalls, memory. What was
-                predicted is then shown as "simulated", from the start of an iteration that was measured
+    recorded    the functions as the trace has them, without the time that they waited for memory
+    measured    what a running program did (`recording.py`): functions by thread, both links, stalls, memory. The
+                prediction is then shown as "simulated", from the start of an iteration that was measured
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from swapd.trace.trace import Trace
 
 SIMULATED, RECORDED, MEASURED = 1, 2, 3
 COMPUTE, OUT, IN, STALLS = 1, 2, 3, 4
-_THREADS = 100  # row of a thread's functions, plus its number
+_THREADS = 100  # a thread's functions are in the row of this number plus the thread's
 _ROWS = {COMPUTE: "compute", OUT: "out link", IN: "in link", STALLS: "stalls"}
 
 
 def to_perfetto(problem: Problem, events: Events, trace: Trace | None = None) -> str:
-    """The JSON text; with the recorded functions when their `trace` is given."""
+    """The JSON text of a simulated iteration, with the recorded functions if their `trace` is given."""
     found = [*_names(trace is not None), *_simulated(problem, events)]
     if trace is not None:
         found += _recorded(trace)
@@ -42,12 +42,13 @@ def to_perfetto(problem: Problem, events: Events, trace: Trace | None = None) ->
 
 
 def measured_to_perfetto(recording: Recording, predicted: Predicted | None = None, trace: Trace | None = None) -> str:
-    """The JSON text of what was measured, from the first event on; beside it what was predicted.
+    """The JSON text of what was measured, from the first event on, with what was predicted beside it.
 
     Args:
         recording: the ring's events.
-        predicted: the simulated iteration, laid beside the last one like it that was measured under a plan.
-        trace: of that iteration; its places then say where variables were allocated.
+        predicted: the simulated iteration; it is shown beside the last measured one of its sequence, which is one under
+            a plan if there is any.
+        trace: the trace of that sequence, whose places tell where variables were allocated.
     """
     begin = float(recording.events["start"][0]) if len(recording.events) else recording.now
     found = [*_measured_names(recording), *_measured(recording, begin, trace)]
@@ -68,7 +69,7 @@ def measured_to_perfetto(recording: Recording, predicted: Predicted | None = Non
 
 
 def encoded(text: str, path: Path) -> bytes:
-    """The content of the file: compressed where its name ends in .gz, which Perfetto opens too."""
+    """The content of the file, compressed if its name ends in .gz, which Perfetto opens too."""
     content = text.encode("utf-8")
     return gzip.compress(content, 6, mtime=0) if path.suffix == ".gz" else content
 

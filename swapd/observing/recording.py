@@ -25,18 +25,18 @@ from swapd.simulation.events import Events
 
 
 class Span(NamedTuple):
-    """An iteration that is in the ring; seconds of the timeline's clock."""
+    """An iteration that is in the ring. Its times are seconds on the timeline's clock."""
 
     number: int
     fingerprint: int
     functions: int
-    planned: bool  # from its start to its end
+    planned: bool  # under a plan from its start to its end
     start: float
     end: float
 
 
 class Bar(NamedTuple):
-    """Something with a start and an end, in seconds; `is_planned` is of copies."""
+    """Something with a start and an end, in seconds. Only copies use `is_planned`."""
 
     start: float
     end: float
@@ -45,12 +45,12 @@ class Bar(NamedTuple):
 
 @dataclass(frozen=True)
 class Scene:
-    """One stretch of time: seconds from 0, bytes."""
+    """One stretch of time. Its seconds begin at 0."""
 
     seconds: float
     budget_bytes: int
-    memory: list[tuple[float, int]]  # from a time on, in use
-    live: list[tuple[float, int]]  # what would be in use if nothing were swapped; empty: not known
+    memory: list[tuple[float, int]]  # (time, bytes in use from then on)
+    live: list[tuple[float, int]]  # the same if nothing were swapped; empty if not known
     runs: list[Bar]
     outs: list[Bar]
     ins: list[Bar]
@@ -58,9 +58,9 @@ class Scene:
 
 
 class Waited(NamedTuple):
-    """How long one function of a sequence waited for one variable (-1: for room), over the ring's iterations."""
+    """How long one function of a sequence waited for one variable (-1 for room), over the ring's iterations."""
 
-    place: int  # of the function in the sequence; -1: none that is recorded
+    place: int  # of the function in the sequence; -1 if it is not recorded
     function: str
     variable: int
     seconds: float
@@ -72,7 +72,7 @@ class Recording:
     """A copy of the ring, oldest event first (fields of `ooc_alloc.timeline.EVENT`)."""
 
     events: NDArray[Any]
-    lost: int  # overwritten by newer ones
+    lost: int  # events that newer ones have overwritten
     names: dict[int, str]  # of functions, by id
     now: float  # when the copy was made, on the timeline's clock
     unix_now: float
@@ -103,12 +103,12 @@ class Recording:
         return self.events[np.isin(self.events["kind"], which)]
 
     def end_of(self, event: Any) -> float:
-        """When it was over; now, if it is not."""
+        """When the event ended, or `now` if it has not ended."""
         return float(event["end"]) if event["end"] >= 0 else self.now
 
     @cached_property
     def spans(self) -> list[Span]:
-        """The iterations that have ended, oldest first, as far as they are there from their start."""
+        """The iterations that have ended and whose events are there from their start, oldest first."""
         first = float(self.events["start"][0]) if len(self.events) else self.now
         found = [
             Span(
@@ -124,7 +124,10 @@ class Recording:
         return [span for span in found if span.start >= first or (span.number == 1 and self.lost == 0)]
 
     def span_of(self, fingerprint: int | None = None) -> Span | None:
-        """The last whole iteration: one under a plan where there is one, of a sequence where it is given."""
+        """Returns the last whole iteration, or None if there is none.
+
+        It is one under a plan if there is any, and one of the sequence `fingerprint` if that is given.
+        """
         found = [span for span in self.spans if fingerprint in (None, span.fingerprint)]
         planned = [span for span in found if span.planned]
         last = planned or found
@@ -156,7 +159,7 @@ class Recording:
         )
 
     def live(self) -> list[tuple[float, int]]:
-        """(time, bytes of all variables from then on), on the device or not."""
+        """(time, bytes of all live variables from then on), whether they are on the device or not."""
         rows = self.of_kind(kinds.ALLOCATED, kinds.FREED, kinds.MEMORY)
         return list(zip(rows["start"].tolist(), rows["live_bytes"].astype(np.int64).tolist()))
 
@@ -173,7 +176,7 @@ class Recording:
                 continue
             room = row["kind"] == kinds.STALL_ROOM
             name = self.names.get(int(row["function"]), "(no function)")
-            # A variable that the iteration had not used yet has its number of another one.
+            # A variable that this iteration had not used yet has its number of another iteration, which says nothing.
             known = row["iteration"] == ends[float(limits[at])]
             key = (int(row["index"]), name, -1 if room or not known else int(row["variable"]))
             seconds[key] += self.end_of(row) - float(row["start"])
@@ -182,11 +185,11 @@ class Recording:
         return [Waited(*key, value, counts[key]) for key, value in rows]
 
     def stall_seconds(self, span: Span) -> float:
-        """Seconds of an iteration that its threads waited, in all."""
+        """How long the threads waited during an iteration, in all, in seconds."""
         return sum(bar.end - bar.start for bar in self.scene(span.start, span.end).stalls if bar.start >= 0)
 
     def moved_bytes(self, span: Span, *, is_out: bool) -> int:
-        """Bytes that were copied during an iteration, in one direction; by the copies' ends."""
+        """The bytes of the copies in one direction that ended during an iteration."""
         rows = self.of_kind(kinds.COPY_OUT if is_out else kinds.COPY_IN)
         inside = rows[(rows["end"] > span.start) & (rows["end"] <= span.end)]
         return int(inside["bytes"].sum())
@@ -194,14 +197,14 @@ class Recording:
 
 @dataclass(frozen=True)
 class Predicted:
-    """A simulated iteration of what runs."""
+    """A simulated iteration of the program that runs."""
 
     problem: Problem
     events: Events
     plan: Plan
 
     def scene(self) -> Scene:
-        """The same picture, as simulated."""
+        """The simulated iteration, laid out for pictures as a measured one is."""
         problem, events, chunk = self.problem, self.events, self.problem.chunk_bytes
         slabs, live = problem.slab_chunks, self.problem.live
         copies = [Bar(copy.start, copy.end, copy.is_planned) for copy in events.copies if copy.is_out]
@@ -218,7 +221,7 @@ class Predicted:
 
 
 def _without(bars: list[Bar], holes: list[Bar]) -> list[Bar]:
-    """What is left of bars where nothing of `holes` is; both by their starts."""
+    """Cuts `holes` out of `bars`. Both have to be sorted by their starts."""
     found: list[Bar] = []
     first = 0
     for bar in bars:
@@ -239,7 +242,7 @@ def _without(bars: list[Bar], holes: list[Bar]) -> list[Bar]:
 def _from(
     points: Iterator[tuple[float, int]] | list[tuple[float, int]], start: float, end: float
 ) -> list[tuple[float, int]]:
-    """Those of a stretch of time, which begins with the last one before it."""
+    """The points between two times, with seconds from `start` on. The last point before `start` becomes that at 0."""
     found: list[tuple[float, int]] = []
     for when, value in points:
         if when > end:

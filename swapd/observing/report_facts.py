@@ -18,8 +18,8 @@ from swapd.units import format_bytes, format_duration
 
 _MOST_WAITS = 12
 _LONGEST_ADVICE_SECONDS = 20.0  # of simulations, at the end of a program
-_PLANS_FOR_ADVICE = 25  # about as many as advice makes
-_MUCH_OF_WAITING, _MUCH_OF_TIME = 0.3, 0.02  # for a place to be worth a word
+_PLANS_FOR_ADVICE = 25  # advice makes about as many
+_MUCH_OF_WAITING, _MUCH_OF_TIME = 0.3, 0.02  # shares from which on a place is worth advice
 
 
 class Step(NamedTuple):
@@ -47,7 +47,7 @@ class RunSoFar:
 
 @dataclass(frozen=True)
 class WaitRow:
-    """A function that waited for a variable, per iteration."""
+    """How long a function waited for a variable, per iteration."""
 
     seconds: float
     share: float  # of an iteration's time
@@ -65,12 +65,12 @@ class RunFacts:
     summary: dict[str, Any]
     happened: list[str]
     steps: list[Step]
-    steady: list[Step]  # the later half of those of the main sequence
+    steady: list[Step]  # the later half of the main sequence's iterations
     whole: Scene  # as far back as the ring goes
     measured: Scene | None  # one iteration
-    predicted: Scene | None  # the same
+    predicted: Scene | None  # the same iteration
     waits: list[WaitRow]
-    waits_of: int  # iterations
+    waits_of: int  # the iterations that `waits` are means over
     comparison: list[tuple[str, str, str]]
     advice: list[str]
     notes: list[str]
@@ -162,9 +162,10 @@ def _wait_rows(
 
 
 def _variable_of(row: Waited, trace: Trace | None) -> int:
-    """What was waited for: a variable, or the largest of those that there had to be room for; -1: not known.
+    """Returns the variable that was waited for, or -1 if it is not known.
 
-    Rows have the recorder's numbers, this one is the trace's: of the first part of a variable in parts.
+    For a wait for room, this is the largest variable that the function allocates. Rows have the recorder's numbers of
+    variables, but the result is the trace's number; that of the first part if the variable has parts.
     """
     if row.variable < 0:
         return _largest_born(trace, row.place)
@@ -173,7 +174,7 @@ def _variable_of(row: Waited, trace: Trace | None) -> int:
 
 
 def _bytes(trace: Trace, variable: int, alone: bool) -> int:
-    """Of a variable, with the other parts of the one that it belongs to unless it is meant alone."""
+    """The bytes of a variable, together with all other parts of the same recorded variable unless `alone`."""
     parts = [variable] if alone else trace.parts_of(trace.recorded(variable))
     return int(sum(trace.variable_bytes[v] for v in parts))
 
@@ -183,7 +184,7 @@ def _place(trace: Trace | None, variable: int) -> str:
 
 
 def _largest_born(trace: Trace | None, function: int) -> int:
-    """The largest variable that a function allocates; -1: none is known."""
+    """The largest variable that a function allocates, or -1 if none is known."""
     if trace is None or function < 0:
         return -1
     born = [(int(trace.variable_bytes[v]), v) for v in (trace.born == function).nonzero()[0].tolist()]
@@ -191,7 +192,7 @@ def _largest_born(trace: Trace | None, function: int) -> int:
 
 
 def _comparison(recording: Recording, predicted: Predicted, spans: list[Span]) -> list[tuple[str, str, str]]:
-    """Rows of (what, predicted, measured): one iteration, measured as the median of those in the ring."""
+    """Rows of (what, predicted, measured) about one iteration. Measured figures are medians over those in the ring."""
     problem, scene = predicted.problem, predicted.scene()
 
     def median(values: list[float]) -> float | None:
@@ -217,7 +218,7 @@ def _comparison(recording: Recording, predicted: Predicted, spans: list[Span]) -
 
 
 def _run_advice(summary: dict[str, Any], steps: list[Step]) -> Iterator[str]:
-    """What the run itself shows."""
+    """Advice that the run's own figures give."""
     moved = summary["swap_out_bytes"] + summary["swap_in_bytes"]
     if moved and not summary["plan_count"]:
         yield (
@@ -237,7 +238,7 @@ def _run_advice(summary: dict[str, Any], steps: list[Step]) -> Iterator[str]:
 
 
 def _place_advice(waits: list[Waited], trace: Trace | None, spans: list[Span]) -> Iterator[str]:
-    """One place that most of the waiting is for."""
+    """Advice about the one place that most of the waiting is for, if it is worth advice."""
     total, whole = sum(row.seconds for row in waits), sum(span.end - span.start for span in spans)
     seconds: defaultdict[str, float] = defaultdict(float)
     for row in waits:
@@ -253,7 +254,7 @@ def _place_advice(waits: list[Waited], trace: Trace | None, spans: list[Span]) -
 
 
 def _simulated_advice(run: RunSoFar, predicted: Predicted) -> list[str]:
-    """The advice of `swapd simulate`, where there is time for it."""
+    """The advice of `swapd simulate`, if there is time for it."""
     plans = max(int(run.summary["plan_count"]), 1)
     if run.planning_seconds / plans * _PLANS_FOR_ADVICE > _LONGEST_ADVICE_SECONDS:
         return ["More advice takes simulations: `swapd simulate` gives it for the run's trace (OOC_TRACE)."]

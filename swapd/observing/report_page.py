@@ -1,4 +1,4 @@
-"""Pages about runs and simulations: one HTML file that needs no other, no script, for light and dark.
+"""Pages about runs and simulations: each is one HTML file that needs no other file and no script, in light or dark.
 
 Every text is escaped.
 """
@@ -127,7 +127,7 @@ def _waits(facts: RunFacts) -> str:
 
 
 def figure(svg: str, caption: str, keys: Sequence[str]) -> str:
-    """A chart with a line under it; `keys`: the looks that the line explains."""
+    """A chart with a line under it, which also explains the looks that `keys` names."""
     marks = "".join(f'<i style="background:var(--{_COLOURS.get(key, key)})"></i>{_KEYS[key]}' for key in keys)
     return f"<figure>{svg}<figcaption>{html.escape(caption)}{'.' if marks else ''} {marks}</figcaption></figure>"
 
@@ -138,7 +138,7 @@ def bullets(texts: Iterable[str]) -> str:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int] = ()) -> str:
-    """A table of rows that hold HTML; `numbers`: the columns that are aligned to the right."""
+    """A table of rows that hold HTML. The columns in `numbers` are aligned to the right."""
 
     def cell(tag: str, at: int, content: str) -> str:
         return f'<{tag} class="number">{content}</{tag}>' if at in numbers else f"<{tag}>{content}</{tag}>"

@@ -2,15 +2,15 @@
 
 The process listens on a Unix socket, ``PID.sock``, in ``$XDG_RUNTIME_DIR/ooc-alloc``, or else in ``/tmp/ooc-UID``. The
 folder is the user's alone (0700, owner checked by both sides), the socket is 0600, and the other side has to be the
-same user or root. No port is opened. A request is a line, the answer is a whole text until the end of the stream::
+same user or root. No port is opened. A request is one line, and the answer is a text that ends with the stream::
 
-    status                 JSON: counters, steps, what is installed; and what waits most, where the timeline is on
+    status                 JSON: counters, steps, the plan; and what waits most, if the timeline is on
     timeline               JSON for Perfetto of what is in the ring
     timeline start|stop    "done"
     report                 the HTML page about the run so far
 
-An answer that starts with "error: " says why there is none. One thread, blocked while nobody asks, does all of it; who
-asks and then does not read is left after some seconds.
+An answer that starts with "error: " says why there is no other. One thread answers everything and is blocked while
+nobody asks. It gives up a client that does not read its answer within some seconds.
 """
 
 from __future__ import annotations
@@ -52,19 +52,19 @@ def check_folder(path: Path) -> None:
 
 
 def remove_left_behind(place: Path) -> None:
-    """Takes the sockets of processes away that were killed. A process's number says nothing: others get it again."""
+    """Removes the sockets of processes that were killed. It connects to find them, since process ids are used again."""
     for path in (*place.glob("*.sock"), *place.glob(".*.new")):
         number = path.name.strip(".").split(".")[0]
-        begins = path.suffix == ".new" and number.isdecimal() and _is_alive(int(number))  # and does not listen yet
+        begins = path.suffix == ".new" and number.isdecimal() and _is_alive(int(number))  # it may not listen yet
         with contextlib.suppress(OSError):
             before = path.lstat()
-            # Once more, as a process that begins just now puts its socket into the place of one that was left behind.
+            # The file is looked at again, since a process that begins just now may have put its own socket there.
             if number.isdecimal() and not begins and _is_deserted(path) and path.lstat().st_ino == before.st_ino:
                 path.unlink()
 
 
 def _is_deserted(path: Path) -> bool:
-    """Whether nobody listens there. A process that stands still does; and one of another container, or user."""
+    """Whether nobody listens there. A stopped process still listens, and so does one of another container or user."""
     if not path.is_socket():
         return False
     with socket.socket(socket.AF_UNIX) as client:
@@ -73,7 +73,7 @@ def _is_deserted(path: Path) -> bool:
             client.connect(str(path))
         except ConnectionRefusedError:
             return True
-        except OSError:  # too many wait
+        except OSError:  # too many clients wait
             pass
     return False
 
@@ -95,7 +95,7 @@ class Server:
             self._socket.bind(str(fresh))
             os.chmod(fresh, 0o600)
             self._socket.listen(8)
-            os.rename(fresh, self.path)  # only now: whoever finds the name finds somebody behind it
+            os.rename(fresh, self.path)  # only now, so that whoever finds the name finds a listener
         except OSError:
             self._socket.close()
             raise
@@ -104,7 +104,7 @@ class Server:
         self._thread.start()
 
     def close(self) -> None:
-        """Stops listening and takes the name away."""
+        """Stops listening and removes the socket's name."""
         self._closed = True
         self.path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
@@ -112,7 +112,7 @@ class Server:
         self._socket.close()
 
     def in_child(self) -> None:
-        """In a forked copy: the name and the thread are the parent's."""
+        """Closes the socket in a forked copy; its name and its thread stay the parent's."""
         self._closed = True
         self._socket.close()
 
@@ -138,11 +138,11 @@ class Server:
             return f"error: {error}"
 
 
-# ---- the other side -------------------------------------------------------------------------------------------------
+# ---- the side that asks ---------------------------------------------------------------------------------------------
 
 
 def processes() -> list[int]:
-    """Numbers of the processes that can be asked, the newest first. What dead ones left is taken away."""
+    """Numbers of the processes that can be asked, the newest first. Removes the sockets that dead processes left."""
     place = folder()
     try:
         check_folder(place)
@@ -186,8 +186,8 @@ def _is_alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except (PermissionError, OverflowError):
-        return False  # somebody else's
-    try:  # one that has ended and that nobody has asked about
+        return False  # the process is another user's
+    try:  # a process that has ended stays in state Z until its parent asks about it
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except (OSError, IndexError):
         return True
