@@ -32,7 +32,7 @@ def attention(context: Context, op: OpOverload, named: Named) -> list[Piece]:
 
 
 def _sample(named: Named) -> Sample:
-    """Random arguments whose `logsumexp` belongs to the queries and keys: with another one exponentials overflow."""
+    """Random arguments whose `logsumexp` belongs to the queries and keys: with any other, exponentials overflow."""
 
     def make(generator: torch.Generator) -> tuple[tuple[object, ...], dict[str, object]]:
         def like(name: str) -> torch.Tensor:

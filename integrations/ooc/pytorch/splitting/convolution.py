@@ -176,10 +176,10 @@ class _Last:
 
 
 def _boxes(way: Pass, sizes: Sequence[int], weight: Tensor) -> Iterator[tuple[tuple[int, int], ...]]:
-    """All parts, in the order that reads less again.
+    """All parts, in the better one of two orders.
 
-    Either the weight is read again for each block of samples and rows, or the source for each block of channels. Blocks
-    of samples and rows are of one size, so that the same kernel does them all; what overlaps is computed twice.
+    One reads the weight again for each block of samples and rows, the other the source for each block of channels.
+    Blocks of samples and rows are of one size, so that the same kernel does them all; what overlaps is computed twice.
     """
     n, g, c, r = way.lengths
     samples, rows = equal_spans(n, sizes[0]), equal_spans(r, sizes[3])
@@ -195,7 +195,7 @@ def _boxes(way: Pass, sizes: Sequence[int], weight: Tensor) -> Iterator[tuple[tu
 def _multiplied_by_zeros(weight: Tensor) -> Tensor:
     """Raises CannotSplit for a weight that is not finite.
 
-    A part multiplies the weight by the zeros beyond an edge, which would give NaN; the undivided convolution does not.
+    A part multiplies the weight by the zeros beyond an edge, which would give NaN; the undivided one leaves them out.
     """
     bounds = torch.stack(torch.aminmax(weight))
     if not bool(bounds.isfinite().all()):

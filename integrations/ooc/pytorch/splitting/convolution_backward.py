@@ -91,8 +91,8 @@ NAMES = ("samples", "groups", "channels", "inner channels")
 class _FilterGradient:
     """The gradients of weight [outer, inner / groups, ...] and bias.
 
-    Outer channels are those of the result's gradient, inner ones of the input. In a transposed
-    convolution it is the other way round.
+    Outer channels are those of the result's gradient, inner ones those of the input. In a transposed convolution it is
+    the other way round.
     """
 
     shape: ConvolutionParameters
