@@ -1,10 +1,10 @@
 """Accesses that bypass the dispatcher: the variable is pinned for as long as its memory can be reached.
 
-reaches the memory for                          pinned
-a call (tolist, storage items, file writes)     during the call; composite operators that read their arguments too
+the memory can be reached for                   the variable is pinned
+a call (tolist, storage items, file writes)     during the call; so are arguments that composite operators read
 files, copies of storages that do not fit       not at all: large_storages.py copies them in parts
 an array's life (.numpy(), np.asarray)          until the array is gone
-nobody knows how long (data_ptr, DLPack,        until the variable is freed
+an unknown time (data_ptr, DLPack,              until the variable is freed
 __cuda_array_interface__, which asks data_ptr)
 """
 

@@ -35,7 +35,7 @@ from ooc.pytorch.splitting.verification import (
 )
 from swapd.splitting.store import Key, Verdict
 
-_SEED = 20181213  # of verification
+_SEED = 20181213  # of the verification's random numbers
 _ENOUGH_ELEMENTS, _MOST_TURNS = 4096, 16  # so many numbers are compared, from at most so many results
 _MOST_ROUNDING = 0.02  # of the largest value; a few units in the last place of bfloat16
 Given = tuple[tuple[Any, ...], dict[str, Any]]  # arguments and keywords

@@ -101,7 +101,7 @@ class _FilterGradient:
     inner_plane: int
     item: int
     unfolds: bool
-    wants: tuple[bool, bool]  # weight, bias
+    wants: tuple[bool, bool]  # whether the gradients of weight and bias are wanted
 
     @classmethod
     def of(cls, shape: ConvolutionParameters, given: Tensor, grad: Tensor, mask: Sequence[bool]) -> _FilterGradient:

@@ -103,7 +103,7 @@ class ConvolutionParameters:
         return (input_size[0], channels, *spatial)
 
     def rows(self, input_size: Sequence[int]) -> Rows:
-        """The first spatial dimension."""
+        """The rows of both sides of the convolution, for an input of this size."""
         given, made = input_size[2], self.output_size(input_size)[2]
         large, small = (made, given) if self.transposed else (given, made)
         return Rows(large, small, self.weight[2], self.stride[0], self.padding[0], self.dilation[0])

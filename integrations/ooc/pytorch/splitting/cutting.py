@@ -14,7 +14,7 @@ from ooc.pytorch.splitting.geometry import Index
 from ooc.pytorch.splitting.verification import map_tensors, tensors_in
 
 _GRAIN = 32768  # elements for which PyTorch uses another thread (at::internal::GRAIN_SIZE)
-_ALIGNED = 64  # elements; a multiple of every vector register, twice
+_ALIGNED = 64  # elements: a multiple of two vector registers
 
 
 @dataclass(frozen=True)

@@ -121,7 +121,7 @@ def cat(context: Context, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     result, parts, start = context.empty(like=like), 0, 0
     for tensor in tensors:
         if tensor.dim() == 1 and tensor.shape[0] == 0:
-            continue  # is skipped, whatever the others' sizes are
+            continue  # an empty vector is skipped, whatever the others' sizes are
         length = tensor.shape[dim]
         parts += context.move(result.narrow(dim, start, length), tensor)
         start += length

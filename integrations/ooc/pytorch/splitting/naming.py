@@ -1,4 +1,4 @@
-"""A call's arguments as text: the part of a verdict's key that says what it was found for."""
+"""A call's arguments as text: the part of a verdict's key that says for which arguments it was found."""
 
 from __future__ import annotations
 

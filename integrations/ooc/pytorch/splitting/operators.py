@@ -104,8 +104,8 @@ def mangle(name: str) -> str:
 class Definitions:
     """The operators `ooc_split::...` of this process, which are defined once, whatever sessions come and go.
 
-    Each calls `run(operator, handler, writes, arguments, keywords)`. The adapter calls `host_backed(operator, shapes)`
-    after an operator ran on host memory.
+    Each of them calls `run(operator, handler, writes, arguments, keywords)`. The adapter calls
+    `host_backed(operator, shapes)` after an operator ran on host memory.
     """
 
     def __init__(

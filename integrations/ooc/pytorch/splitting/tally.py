@@ -40,8 +40,8 @@ class Tally:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._layers: dict[tuple[str, str, str, int], SplitRecord] = {}
-        self.functions = 0  # that ran in parts
-        self.parts = 0  # of them all
+        self.functions = 0  # calls that ran in parts
+        self.parts = 0  # of all these calls together
 
     def add(self, layer: SplitRecord) -> None:
         """Counts one more call of an operator that ran in parts; of equal calls the largest difference is kept."""
