@@ -5,7 +5,7 @@ With an environment variable: ``OOC_ALLOC=1 OOC_BUDGET=2GiB python train.py``; o
     import ooc
     ooc.enable(budget="2GiB")
 
-Every setting of the table in the README is a variable and a keyword of :func:`enable`.
+Every setting of the table in the README is an environment variable and a keyword of :func:`enable`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def enable(**settings: Any) -> None:
 
     global _session
     with _lock:
-        config = wanted_config(settings)  # before anything that takes time: what cannot be used is said at once
+        config = wanted_config(settings)  # first, so that an unusable setting is reported at once
         if _session is not None:
             if config == _session.config:
                 return
@@ -76,7 +76,7 @@ def enabled() -> bool:
 
 
 def step() -> None:
-    """Marks the end of an iteration. Needed only where it is not found by itself (no optimizer, no module call)."""
+    """Marks the end of an iteration. Call it where the end is not found by itself (no optimizer, no module call)."""
     _active().explicit_step()
 
 
@@ -93,7 +93,7 @@ def disable() -> None:
 
 
 def summary() -> dict[str, Any]:
-    """The figures of the run so far; keys as in the README. Raises OocError if the allocator is off."""
+    """Returns the figures of the run so far; the README lists the keys. Raises OocError if the allocator is off."""
     return _active().summary()
 
 
@@ -103,15 +103,15 @@ def keep_resident(*tensors: Any) -> None:
 
 
 def timeline_start(events: int = 1 << 17) -> None:
-    """Keeps a timeline from now on: the newest `events` functions, copies and waits, in 80 bytes each.
+    """Keeps a timeline from now on. It holds the newest `events` functions, copies and waits, in 80 bytes each.
 
-    `OOC_TIMELINE=FILE` does it from the start to the end. Raises OocError if the allocator is off.
+    `OOC_TIMELINE=FILE` keeps one from the start of the program to its end. Raises OocError if the allocator is off.
     """
     _active().observer.start_timeline(events)
 
 
 def timeline(path: str | os.PathLike[str]) -> None:
-    """Writes what the timeline holds now, for https://ui.perfetto.dev; compressed if the name ends in ``.gz``.
+    """Writes what the timeline holds now, for https://ui.perfetto.dev. A file whose name ends in ``.gz`` is compressed.
 
     Raises:
         OocError: the allocator is off, or no timeline was started.
@@ -121,7 +121,10 @@ def timeline(path: str | os.PathLike[str]) -> None:
 
 
 def report(path: str | os.PathLike[str]) -> None:
-    """Writes the HTML page about the run so far, as `OOC_REPORT=FILE` does at its end. Raises as :func:`timeline`."""
+    """Writes the HTML page about the run so far, as `OOC_REPORT=FILE` does at its end.
+
+    It raises the same errors as :func:`timeline`.
+    """
     _active().observer.save_report(Path(path))
 
 
@@ -129,8 +132,8 @@ def memory_snapshot(path: str | os.PathLike[str]) -> None:
     """Writes a memory snapshot that https://pytorch.org/memory_viz opens.
 
     On a CUDA device it is PyTorch's own (`torch.cuda.memory._dump_snapshot`). On the emulated device it is written from
-    the core's books, in the same format; its history is what the timeline holds, and empty without one.
-    Raises as :func:`timeline`, but for the timeline that was not started.
+    the core's books, in the same format; its history is what the timeline holds, so without a timeline it is empty.
+    It raises the same errors as :func:`timeline`, but needs no timeline.
     """
     from ooc.pytorch.snapshot import dump
 

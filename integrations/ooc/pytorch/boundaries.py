@@ -1,7 +1,8 @@
-"""Where an iteration ends, found without the program's help.
+"""Finds where an iteration ends, without the program's help.
 
-Training: after each optimizer step. Inference: when the outermost module call returns with gradients off and no
-training iteration is open (a checkpointed segment runs modules without gradients in the middle of one).
+In training an iteration ends after each optimizer step. In inference it ends when the outermost module call returns
+with gradients off and no training iteration is open (a checkpointed segment runs modules without gradients in the
+middle of a training iteration).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ class _Depth(threading.local):
 
 
 def install(boundary: Callable[[], None]) -> Callable[[], None]:
-    """Calls `boundary` at the end of every iteration; returns what undoes it."""
+    """Calls `boundary` at the end of every iteration from now on; returns the function that undoes this."""
     depth = _Depth()
     main = threading.get_ident()
 

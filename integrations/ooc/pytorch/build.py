@@ -1,7 +1,7 @@
 """Builds the adapter against the installed PyTorch, once, and keeps it in the user's cache.
 
-One compiler call: `torch.utils.cpp_extension` would do the same by way of setuptools and ninja, which an installed
-PyTorch does not need to have. `-DNDEBUG` is required: PyTorch's headers change layout without it. For a PyTorch that is
+It takes one compiler call. `torch.utils.cpp_extension` would do the same by way of setuptools and ninja, which PyTorch
+itself does not need. `-DNDEBUG` is required: PyTorch's headers change layout without it. For a PyTorch that is
 built for CUDA the part for CUDA devices is compiled too, against the headers that its own packages bring; no CUDA
 toolkit and no GPU is needed.
 """
@@ -57,23 +57,23 @@ def compiler() -> str:
 
 
 def for_cuda() -> bool:
-    """Whether the installed PyTorch is built for CUDA, and so the adapter too."""
+    """Whether the installed PyTorch is built for CUDA; the adapter is then built for CUDA too."""
     return torch.version.cuda is not None
 
 
 def cuda_folders() -> tuple[list[Path], Path]:
-    """The folders of the CUDA runtime's headers, and the one of its library, of the version that PyTorch was built for.
+    """The folders of the CUDA runtime's headers and the folder of its library, in the version PyTorch was built for.
 
-    They come with PyTorch's own packages; a CUDA toolkit ($CUDA_HOME, /usr/local/cuda) serves too.
+    PyTorch's own packages bring them; a CUDA toolkit ($CUDA_HOME, /usr/local/cuda) serves too.
 
     Raises:
-        AdapterError: there are none.
+        AdapterError: the headers or the library are nowhere.
     """
     major = (torch.version.cuda or "").split(".")[0]
     roots = [folder for root in _package_folders("nvidia") for folder in (root / f"cu{major}", root / "cuda_runtime")]
     roots += [Path(os.environ[name]) for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
     roots += [Path(place.format(major)) for place in TOOLKITS]
-    # Since CUDA 13 the packages keep the folder crt apart; Triton, which PyTorch needs too, brings one.
+    # Since CUDA 13 the folder crt is in a package of its own; Triton, which PyTorch needs too, brings one as well.
     inner = [root / "include" for root in roots]
     inner += [folder / "backends" / "nvidia" / "include" for folder in _package_folders("triton")]
     crt = next((folder for folder in inner if (folder / "crt" / "host_defines.h").exists()), None)
@@ -104,7 +104,7 @@ def command(target: Path) -> list[str]:
         "-fPIC",
         "-shared",
         "-DNDEBUG",
-        "-DAT_PER_OPERATOR_HEADERS",  # half the compile time
+        "-DAT_PER_OPERATOR_HEADERS",  # halves the compile time
         f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
         f"-I{_header()}",
         "-isystem",
@@ -119,7 +119,7 @@ def command(target: Path) -> list[str]:
         *(_cuda_libraries() if for_cuda() else ()),
         str(library),
         f"-Wl,-rpath,{library.parent}",
-        "-Wl,-z,defs",  # what cannot be found is known now, not when the program runs
+        "-Wl,-z,defs",  # a missing symbol fails now, not when the program runs
         "-o",
         str(target),
     ]
@@ -131,7 +131,7 @@ def _sources() -> list[Path]:
 
 
 def _cuda_flags() -> list[str]:
-    # Known by the header itself: a version's number says little of what was merged when.
+    # The header itself shows whether PyTorch has this: a version number says little of what had been merged by then.
     header = Path(torch.__file__).parent / "include" / "c10" / "cuda" / "CUDACachingAllocator.h"
     rejection = "-DOOC_HAS_OOM_REJECTION" if "OomRejectionObserver" in header.read_text() else ""
     flags = ["-DOOC_WITH_CUDA", rejection] if rejection else ["-DOOC_WITH_CUDA"]
@@ -161,10 +161,11 @@ def adapter_path() -> Path:
 
 
 def build() -> Path:
-    """Path of the adapter, built if it is not there yet. Of many processes at once one compiles.
+    """Path of the adapter, which is built if it is not there yet. If many processes ask at once, one of them compiles.
 
     Raises:
-        AdapterError: no compiler, or it failed (its words are in the message), or the cache cannot be written.
+        AdapterError: there is no compiler, the compiler failed (the message has its words), or the cache cannot be
+            written.
     """
     path = adapter_path()
     if path.exists():
@@ -179,7 +180,7 @@ def build() -> Path:
         if path.exists():
             return path
         lock.seek(0)
-        if waited and (words := lock.read()):  # what the one before said; it would be the same here
+        if waited and (words := lock.read()):  # the other process failed, and this one would fail too
             raise AdapterError(words)
         lock.truncate(0)
         try:
@@ -191,12 +192,12 @@ def build() -> Path:
 
 
 def _take(lock: IO[str]) -> bool:
-    """Until nobody else compiles; whether somebody did."""
+    """Waits until no other process compiles; returns whether one did."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return False
     except BlockingIOError:
-        if local_rank() is None:  # among ranks, the one that compiles has said it
+        if local_rank() is None:  # among ranks, the one that compiles says so already
             _say("waiting for another process that is compiling the PyTorch adapter")
         fcntl.flock(lock, fcntl.LOCK_EX)
         return True
@@ -227,7 +228,7 @@ def load() -> None:
     path = build()
     try:
         torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]
-    except OSError as error:  # cut short by a full disk, or of another machine
+    except OSError as error:  # a full disk cut the file short, or it is another machine's
         path.unlink(missing_ok=True)
         raise AdapterError(
             f"the PyTorch adapter cannot be loaded, and was removed so that the next start builds it anew: {error}"

@@ -1,4 +1,4 @@
-"""Compiled graphs bypass the dispatcher: each call of one is a function whose inputs and allocations are pinned.
+"""Compiled graphs bypass the dispatcher, so each call of one is a function, whose inputs and allocations are pinned.
 
 A graph too large for the budget gets the out-of-memory error; compile a model block by block to train it out-of-core.
 """
@@ -15,7 +15,7 @@ _OUTPUT_CODE = "torch._inductor.output_code"
 
 
 def install() -> Callable[[], None]:
-    """Wraps inductor's compiled graphs, now or when `torch.compile` is first used; returns what undoes it."""
+    """Wraps inductor's compiled graphs, now or at the first `torch.compile`; returns the function that undoes this."""
     undos: list[Callable[[], None]] = []
     if _OUTPUT_CODE in sys.modules:
         return _wrap_graphs()
@@ -48,7 +48,7 @@ def _wrap_graphs() -> Callable[[], None]:
         tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
         tensors += [value for value in (self.constants or {}).values() if isinstance(value, torch.Tensor)]
         opened = torch.ops.ooc.scope_begin(f"compiled_graph:{self.cache_key or ''}", tensors)
-        del tensors  # the graph frees its inputs as it goes
+        del tensors  # so that the graph can free its inputs as it goes
         torch.ops.ooc.intercept_thread(False)
         results: Any = ()
         try:

@@ -1,6 +1,6 @@
-"""The memory of a CUDA device: which device, and what of `torch.cuda` has to be told about the budget.
+"""The memory of a CUDA device: chooses the device, and makes `torch.cuda` report the budget.
 
-The allocator itself is in the adapter (csrc/cuda_allocator.h). It must be there before PyTorch initialises CUDA.
+The allocator itself is in the adapter (csrc/cuda_allocator.h). It must be installed before PyTorch initialises CUDA.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ def _what_is_missing() -> str | None:
 
 
 def _ordinal() -> int:
-    """One process manages one device: that of its rank where a launcher started one for each device, else the first."""
+    """The number of the one device that this process manages: its rank's if a launcher set one, else the first."""
     rank = os.environ.get("LOCAL_RANK", "")
     count = torch.cuda.device_count()
     return int(rank) if rank.isdecimal() and int(rank) < count else 0
 
 
 def install(core: Core, ordinal: int) -> Callable[[], None]:
-    """Makes `torch.cuda.mem_get_info` tell the budget; returns what undoes it."""
+    """Makes `torch.cuda.mem_get_info` report the budget; returns the function that undoes this."""
     plain = torch.cuda.memory.mem_get_info
 
     def mem_get_info(device: Any = None) -> tuple[int, int]:
@@ -77,7 +77,7 @@ def install(core: Core, ordinal: int) -> Callable[[], None]:
 
 
 def memory_info(core: Core) -> tuple[int, int]:
-    """Bytes that can be had without moving anything, and the budget."""
+    """Bytes that can be allocated without moving anything, and bytes of the budget."""
     stats = core.stats()
     idle = stats["free_bytes"] + stats["cached_bytes"] + stats["slab_bytes"] - stats["slab_used_bytes"]
     taken = max(stats["device_bytes"] - idle, 0)

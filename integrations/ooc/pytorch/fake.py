@@ -1,10 +1,10 @@
-"""Fake recording: a trace of a model's iteration without its memory, its arithmetic or its device.
+"""Fake recording: makes a trace of a model's iteration without its memory, its arithmetic or its device.
 
     trace = record(resnet50, batch=1440, device=get_device("v100-nvlink2"))
 
 `make(batch, ...)` builds the model and returns what runs one iteration; it is called under fake tensors, so a model of
 any size takes no memory. Function times come from a roofline model of the device, or from a trace that was recorded
-in a real run of the same sequence. What is not in such a trace is in `fake_mode` and `like_cuda`.
+in a real run of the same sequence. The docstrings of `fake_mode` and `like_cuda` say what such a trace lacks.
 
 `swapd record --fake` runs this file as a program of its own.
 """
@@ -38,7 +38,7 @@ from swapd.trace.sequence import SequenceRecorder
 from swapd.trace.trace import Trace
 from swapd.trace.trace_file import TraceError
 
-ITERATIONS = 6  # at most, until two that follow each other are the same
+ITERATIONS = 6  # run at most, until two that follow each other are the same
 SUITE = "benchmarks.models"  # has NAMED: name -> make; only in a source checkout
 
 Make = Callable[..., Callable[[], Any]]
@@ -63,13 +63,13 @@ def record(
 
     Args:
         make: ``make(batch, **arguments)`` returns a function without arguments that runs one iteration.
-        batch: passed on.
-        device: whose roofline gives the functions' times; the program chooses as on CUDA. None: it chooses as on the
-            CPU, and functions take no time unless `times` says otherwise.
+        batch: passed on to `make`.
+        device: its roofline gives the functions' times, and the program chooses as on CUDA. If it is None, the program
+            chooses as on the CPU, and functions take no time unless `times` says otherwise.
         times: a trace of the same sequence of functions, recorded in a real run, whose times are taken over.
-        chunk_bytes: of the allocator that the trace is for.
-        small_limit_bytes: largest allocation that stays in slabs, and is no variable.
-        slice_bytes: operators over whole lists run in slices of so much.
+        chunk_bytes: the chunk size of the allocator that the trace is for.
+        small_limit_bytes: the largest allocation that stays in a slab and so is no variable.
+        slice_bytes: operators over whole lists run in slices of so many bytes.
 
     Raises:
         FakeError: a function's result depends on data, iterations differ, or `times` has another sequence.
@@ -79,8 +79,8 @@ def record(
     with ExitStack() as stack:
         if device is not None:
             stack.enter_context(like_cuda())
-        # Module.to() swaps fake parameters, which fails when PyTorch itself keeps a weak reference to one; real ones
-        # get new data, and so they do here.
+        # Module.to() gives new data to a real parameter, but swaps a fake one, which fails when PyTorch itself keeps a
+        # weak reference to it. So fake parameters get new data here too.
         stack.enter_context(replaced("torch.utils", "swap_tensors", _give_data))
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(run)
@@ -101,8 +101,8 @@ def _give_data(parameter: torch.Tensor, applied: torch.Tensor) -> None:
 
 
 def _steady(recorder: SequenceRecorder, step: Callable[[], Any]) -> Trace:
-    """Run iterations until two are the same, as `previous` then means something."""
-    recorder.finish()  # what `make` did
+    """Runs iterations until two in a row are the same: only then does the trace's `previous` mean something."""
+    recorder.finish()  # ends the record of what `make` did
     last = None
     for _ in range(ITERATIONS):
         step()
@@ -116,10 +116,10 @@ def _steady(recorder: SequenceRecorder, step: Callable[[], Any]) -> Trace:
 
 
 def with_times(trace: Trace, times: Trace) -> Trace:
-    """`trace` with the functions' times, and the link, of another one.
+    """Returns `trace` with the functions' times and the link of `times`.
 
     Raises:
-        FakeError: the other one has other functions; the first that differs is named.
+        FakeError: `times` has other functions; the message names the first that differs.
     """
     if trace.function_names != times.function_names:
         pairs = zip([*trace.function_names, "the end"], [*times.function_names, "the end"])
@@ -139,7 +139,7 @@ def with_times(trace: Trace, times: Trace) -> Trace:
 
 
 def find(name: str) -> Make:
-    """What "SCRIPT.py:FUNCTION", "MODULE:FUNCTION" or a model's name in the suite stands for.
+    """The function that "SCRIPT.py:FUNCTION", "MODULE:FUNCTION" or a model's name in the suite stands for.
 
     Raises:
         FakeError: there is no such thing; the message says what there is.
@@ -172,12 +172,12 @@ def _named(name: str) -> Make:
 
 
 def _letters(name: str) -> str:
-    """Papers write ResNet-50 and AlexNet."""
+    """A name as names are compared: papers write ResNet-50 and AlexNet, the suite resnet50 and alexnet."""
     return "".join(filter(str.isalnum, name.lower()))
 
 
 def _load_script(path: Path) -> ModuleType:
-    """The script as a module that is not `__main__`; its folder is where its imports are looked for first."""
+    """Loads the script as a module that is not `__main__`. Its imports are looked for in its own folder first."""
     if not path.is_file():
         raise OSError("there is no such file")
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -191,7 +191,7 @@ def _load_script(path: Path) -> ModuleType:
 
 
 def main(text: str) -> int:
-    """Record what the JSON object `text` asks for: the keys are those that `swapd/cli/fake.py` writes."""
+    """Records what the JSON object `text` asks for; its keys are those that `swapd/cli/fake.py` writes."""
     wanted = json.loads(text)
     try:
         trace = record(

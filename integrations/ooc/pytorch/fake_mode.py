@@ -1,9 +1,9 @@
 """Fake mode: runs a program on fake tensors and writes down what its operators would do to memory.
 
-A dispatch mode sees what the adapter's fallback sees in a real run (`csrc/adapter.cpp`): every operator below autograd,
-views and composite operators left out, operators over whole lists cut into slices. What fake tensors share is a storage
-without memory, and the moment when that is released is the moment when a real one would be. Not seen is what an
-operator allocates for itself while it runs (workspaces of cuDNN or oneDNN).
+A dispatch mode sees what the adapter's fallback sees in a real run (`csrc/operators.h`): every operator below autograd,
+views and composite operators left out, operators over whole lists cut into slices. Fake tensors have storages without
+memory, which tensors share and which are released when real ones would be. What an operator allocates for itself while
+it runs (workspaces of cuDNN or oneDNN) is not seen.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from swapd.trace.sequence import SequenceRecorder, Storage
 from swapd.trace.trace import READ, WRITE
 
-SLICE_BYTES = 8 << 20  # operators over lists run in slices of so much, as in session.py
-# Operators that write arguments which their schema declares as read only; the same list is in adapter.cpp.
+SLICE_BYTES = 8 << 20  # bytes: operators over lists run in slices of so much, as in session.py
+# Operators that write arguments which their schema declares as read only; the same list is in operators.h.
 _HIDDEN_WRITES = {
     "aten::native_batch_norm",
     "aten::cudnn_batch_norm",
@@ -48,7 +48,7 @@ class Clock(Protocol):
 
 
 class _Operator:
-    """What is known of an operator: as `inspect` in adapter.cpp."""
+    """What is known of an operator; `inspect` in operators.h finds out the same."""
 
     def __init__(self, function: Any) -> None:
         schema = function._schema
@@ -72,7 +72,7 @@ class _Operator:
 
 
 class FakeRun(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Enter it inside of a FakeTensorMode; what runs then goes to `recorder`.
+    """A dispatch mode, to be entered inside of a FakeTensorMode; it tells `recorder` what then runs.
 
     Numbers that a program reads from fake tensors (`item()`) are 1, unless they follow from constants.
     """
@@ -81,13 +81,13 @@ class FakeRun(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.recorder, self.clock, self.slice_bytes = recorder, clock, slice_bytes
         self._operators: dict[Any, _Operator] = {}
-        self._storages: dict[int, tuple[Storage, Any]] = {}  # by identity, with the reference that sees it die
+        self._storages: dict[int, tuple[Storage, Any]] = {}  # by identity, with a weak reference that notices its end
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         operator = self._operators.get(function)
         if operator is None:
-            if function.namespace == "prim":  # asks for the device and the like; the dispatcher has no such operator
+            if function.namespace == "prim":  # asks for a device or the like, and is no operator of the dispatcher
                 return function(*args, **kwargs)
             operator = self._operators[function] = _Operator(function)
         if operator.view:
@@ -123,7 +123,7 @@ class FakeRun(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _storage(self, tensor: torch.Tensor, announce: Callable[[Storage], None]) -> Storage | None:
-        """The storage of a tensor, made known to the recorder when it is seen first; None if it has none."""
+        """The storage of a tensor, passed to `announce` when it is first seen; None if the tensor has no storage."""
         if tensor.layout != torch.strided:
             return None
         untyped = tensor.untyped_storage()
@@ -141,7 +141,7 @@ class FakeRun(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return entry[0]
 
     def _run_in_slices(self, function: Any, operator: _Operator, args: Any, kwargs: Any) -> Any:
-        """As `run_in_slices` in adapter.cpp: elements of the lists are independent."""
+        """Runs an operator in slices, as `run_in_slices` in operators.h does: elements of the lists are independent."""
         sizes = _element_bytes([*args, *kwargs.values()])
         if len(sizes) < 2 or sum(sizes) <= self.slice_bytes:
             return self._run(function, operator, args, kwargs)
@@ -173,7 +173,7 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _element_bytes(values: list[Any]) -> list[int]:
-    """Bytes that each element of all lists takes together, or nothing where the lists cannot be cut."""
+    """For each place, the bytes of the elements that all lists have there; empty if the lists cannot be cut."""
     sizes: list[int] = []
     for value in values:
         if not isinstance(value, (list, tuple)) or not value or not isinstance(value[0], torch.Tensor):

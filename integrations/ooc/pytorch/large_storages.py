@@ -1,6 +1,6 @@
 """Storages larger than the budget, where PyTorch handles storages and not tensors: torch.save, torch.load, deepcopy.
 
-The copies are operators on lines of bytes, and are split as any other; so with OOC_SPLIT=off they raise.
+They are copied by operators on lines of bytes, which are split like all others; so with OOC_SPLIT=off they raise.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 @contextmanager
 def plain_memory() -> Iterator[None]:
-    """What this thread allocates comes from the host, and its operators are no functions."""
+    """While inside, what this thread allocates comes from the host, and its operators are no functions."""
     before = torch.ops.ooc.plain(True)
     try:
         yield
@@ -24,12 +24,12 @@ def plain_memory() -> Iterator[None]:
 
 
 def as_bytes(storage: torch.UntypedStorage) -> torch.Tensor:
-    """A storage as one line of bytes."""
+    """A storage as a tensor of one dimension, byte by byte."""
     return torch.empty(0, dtype=torch.uint8).set_(storage)
 
 
 def plain_copy(storage: torch.UntypedStorage) -> torch.UntypedStorage:
-    """The same bytes in plain host memory."""
+    """A copy of a storage in plain host memory."""
     with plain_memory():
         target = torch.empty(storage.nbytes(), dtype=torch.uint8)
     target.copy_(as_bytes(storage))
@@ -37,14 +37,14 @@ def plain_copy(storage: torch.UntypedStorage) -> torch.UntypedStorage:
 
 
 def managed_copy(storage: torch.UntypedStorage) -> torch.UntypedStorage:
-    """The same bytes in a variable of their own, of which no part need be on the device."""
+    """A copy of a storage in a variable of its own, of which no part need be on the device."""
     target: torch.Tensor = torch.ops.ooc.empty_absent([storage.nbytes()], [1], torch.uint8)
     target.copy_(as_bytes(storage))
     return target.untyped_storage()
 
 
 def tolist(original: Callable[..., Any], usual: Callable[..., Any]) -> Callable[..., Any]:
-    """For `Tensor.tolist`, whose values are copies anyway; so tensors can be printed that are parts of large ones."""
+    """Replaces `Tensor.tolist`: where it does not fit, it reads a copy, so parts of large tensors can be printed."""
 
     @functools.wraps(original)
     def call(self: torch.Tensor) -> Any:
@@ -61,7 +61,7 @@ def tolist(original: Callable[..., Any], usual: Callable[..., Any]) -> Callable[
 
 
 def clone(original: Callable[..., Any]) -> Callable[..., Any]:
-    """For `UntypedStorage.clone`."""
+    """Replaces `UntypedStorage.clone`: a storage that does not fit is copied in parts."""
 
     @functools.wraps(original)
     def call(self: torch.UntypedStorage) -> Any:
@@ -76,10 +76,10 @@ def clone(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def reader(original: Any) -> Any:
-    """For `torch._C.PyTorchFileReader`, which torch.load reads storages with."""
+    """Replaces `torch._C.PyTorchFileReader`, with which torch.load reads storages."""
 
     class PyTorchFileReader(original):  # type: ignore[misc]
-        """Reads a storage that does not fit into plain memory first."""
+        """A storage that does not fit is read into plain memory first."""
 
         def get_storage_from_record(self, *args: Any) -> Any:
             try:

@@ -61,7 +61,7 @@ def _is_cuda(value: Any) -> bool:
 
 @contextmanager
 def like_cuda() -> Iterator[None]:
-    """Until the end of the block the program chooses as on CUDA. Enter it before the modes that record."""
+    """Until the end of the block the program chooses as on CUDA. Enter the block before the modes that record."""
     with ExitStack() as stack:
         for prefix, name, value in (
             ("torch.optim", "_default_to_fused_or_foreach", lambda *_args, **_kwargs: (False, True)),

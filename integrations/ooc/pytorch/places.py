@@ -12,7 +12,7 @@ import swapd
 
 
 def not_the_users() -> list[str]:
-    """Starts of the paths of such files, each with its last slash."""
+    """The folders of such files, each with a slash at its end."""
     folders = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     folders += [str(Path(module.__path__[0])) for module in (integrations, ooc_alloc, swapd)]
     return sorted({os.path.join(folder, "") for folder in folders})

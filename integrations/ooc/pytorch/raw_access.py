@@ -1,10 +1,10 @@
 """Accesses that bypass the dispatcher: the variable is pinned for as long as its memory can be reached.
 
-reaches the memory for                          pinned
-a call (tolist, storage items, file writes)     during the call; composite operators that read their arguments too
-files, copies of storages larger than there is  not at all: large_storages.py copies them in parts
+the memory can be reached for                   the variable is pinned
+a call (tolist, storage items, file writes)     during the call; so are arguments that composite operators read
+files, copies of storages that do not fit       not at all: large_storages.py copies them in parts
 an array's life (.numpy(), np.asarray)          until the array is gone
-nobody knows how long (data_ptr, DLPack,        until the variable is freed
+an unknown time (data_ptr, DLPack,              until the variable is freed
 __cuda_array_interface__, which asks data_ptr)
 """
 
@@ -45,9 +45,9 @@ _IDENTITY_CALLERS = {
     ("accelerate.utils.modeling", "id_tensor_storage"),
 }
 
-# Composite operators that read lengths and split points, which they are given as tensors, without an operator.
+# Composite operators that are given lengths or split points as tensors, and read these without an operator.
 _READ_INTEGERS = ((torch, "ctc_loss"), (torch, "tensor_split"), (torch.Tensor, "tensor_split"))
-# Declared as composite, though they compute.
+# Operators that are declared as composite although they compute something themselves.
 _COMPUTE = [(torch, name) for name in dir(torch) if name.startswith("fbgemm_")] + [(torch, "choose_qparams_optimized")]
 _COMPUTE += [(module, "_pad_packed_sequence") for module in (torch, torch._VF)]
 _TO_DLPACK = (
@@ -89,7 +89,7 @@ def _pin_address(core: Core, address: int) -> int:
 
 @contextmanager
 def pinned(core: Core, thing: Any) -> Iterator[None]:
-    """On the device while inside, and possibly written."""
+    """While inside, `thing` is on the device and counts as written."""
     token = _pin(core, thing)
     try:
         yield
@@ -98,19 +98,19 @@ def pinned(core: Core, thing: Any) -> Iterator[None]:
 
 
 def pin_for_life(core: Core, thing: Any) -> None:
-    """On the device until freed; never taken for clean."""
+    """Keeps `thing` on the device until it is freed, and never takes it for clean."""
     _pin(core, thing)
 
 
 def _only_compares() -> bool:
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_globals.get("__name__") == "torch.storage":
-        frame = frame.f_back  # a TypedStorage asks its UntypedStorage: who asks it?
+        frame = frame.f_back  # a TypedStorage asks its UntypedStorage, so its own caller counts
     if frame is None:
         return False
     module, function = frame.f_globals.get("__name__", ""), frame.f_code.co_name
     if module.startswith("triton.") and torch.ops.ooc.in_scope():
-        return True  # launches a kernel of a compiled graph, whose memory is there until it ends
+        return True  # launches a kernel of a compiled graph, whose memory is pinned until the graph ends
     return any(
         (module == known or module.startswith(known + ".")) and name in (None, function)
         for known, name in _IDENTITY_CALLERS
@@ -122,7 +122,7 @@ class _Patches:
         self._undo: list[Callable[[], None]] = []
 
     def replace(self, owner: Any, name: str, make: Callable[[Callable[..., Any]], Any]) -> None:
-        """Replaces `owner.name` by what `make` makes of it; a method written in C for all subclasses of its class."""
+        """Replaces `owner.name` by what `make` makes of it; a method written in C is replaced in its defining class."""
         original = getattr(owner, name, None)
         if original is None:
             return
@@ -136,7 +136,7 @@ class _Patches:
         self._undo.append(lambda: setattr(owner, name, original) if own else delattr(owner, name))
 
     def hide(self, owner: Any, name: str) -> None:
-        """Takes an attribute away that has no door to watch."""
+        """Removes an attribute whose uses cannot be noticed."""
         if name in vars(owner):
             original = vars(owner)[name]
             delattr(owner, name)
@@ -148,7 +148,7 @@ class _Patches:
 
 
 def install(core: Core) -> Callable[[], None]:
-    """Patches the Python doors to raw memory; returns what undoes it."""
+    """Patches the Python functions that reach raw memory; returns the function that undoes this."""
     patches = _Patches()
     tensor, storage = torch.Tensor, torch.UntypedStorage
 
@@ -181,7 +181,7 @@ def install(core: Core) -> Callable[[], None]:
     patches.replace(tensor, "tolist", lambda original: large_storages.tolist(original, during_call(original)))
     patches.replace(tensor, "numpy", functools.partial(_numpy, core))
     patches.replace(tensor, "__dlpack__", for_life)
-    patches.hide(tensor, "__dlpack_c_exchange_api__")  # C functions; who looks for them falls back to __dlpack__
+    patches.hide(tensor, "__dlpack_c_exchange_api__")  # C functions; without them callers take __dlpack__
     patches.replace(tensor, "data_ptr", address)
     patches.replace(tensor, "const_data_ptr", address)
     patches.replace(storage, "data_ptr", address)
@@ -205,11 +205,12 @@ def _numpy(core: Core, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def numpy(self: torch.Tensor, *, force: bool = False) -> Any:
         array = original(self, force=force)
-        if not isinstance(array, ndarray):  # a subclass's own affair, which asks here for its parts
+        if not isinstance(array, ndarray):  # a subclass's own result; it calls this for the tensors inside
             return array
-        # By its own address: it may be of another tensor than `self`, such as a forced copy or a part of a subclass.
+        # The array's own address: its memory may not be that of `self`, but of a forced copy or a part of a subclass.
         token = _pin_address(core, array.__array_interface__["data"][0])
-        # It is the base of every view of it: NumPy shortens chains of arrays only, and its own base is a tensor.
+        # The array lives as long as its views, because it is their base: NumPy skips only bases that are arrays, and
+        # this array's own base is a tensor.
         weakref.finalize(array, core.unpin, token, READ | WRITE).atexit = False
         return array
 
@@ -233,7 +234,7 @@ def _reads_integers(core: Core, original: Callable[..., Any]) -> Callable[..., A
 
 
 def _as_function(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The whole call is one function to the core: what it is given and what it allocates stays until it returns."""
+    """Makes the whole call one function to the core: its arguments and what it allocates stay until it returns."""
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -261,7 +262,7 @@ def _to_dlpack(core: Core, original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _file_writer(core: Core, original: Any) -> Any:
     class PyTorchFileWriter(original):  # type: ignore[misc]
-        """torch.save hands whole storages to the file writer."""
+        """Pins a storage while torch.save writes it; one that does not fit is written from a copy."""
 
         def write_record(self, name: str, data: Any, *args: Any) -> Any:
             if isinstance(data, torch.UntypedStorage | torch.TypedStorage | torch.Tensor):

@@ -1,8 +1,8 @@
 """Roofline: how long an operator takes on a named device, from its arithmetic and the bytes that it touches.
 
-Arithmetic is counted by PyTorch's own formulas (`torch.utils.flop_counter`), bytes from the operands: each is read or
-written once, one that is updated in place twice. Which arithmetic float32 runs in follows the program's own switches
-(`torch.backends.cudnn.allow_tf32`, `torch.backends.cuda.matmul.allow_tf32`).
+PyTorch's own formulas (`torch.utils.flop_counter`) count the arithmetic. Bytes are those of the operands: each is read
+or written once, and one that is updated in place counts twice. Which arithmetic float32 runs in follows the program's
+own switches (`torch.backends.cudnn.allow_tf32`, `torch.backends.cuda.matmul.allow_tf32`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ALLOCATES = ("aten::empty", "aten::new_empty")
 
 
 def _attention_flops(shapes: Sequence[Any], products: int) -> int:
-    """`products` products of (queries x keys x width) for each head; operands are (batch, heads, length, width)."""
+    """Operations of `products` products (queries x keys x width) a head; operands are (batch, heads, length, width)."""
     query, key = shapes[0].shape, shapes[1].shape
     return int(2 * products * query[0] * query[1] * query[2] * key[2] * query[3])
 
@@ -110,7 +110,7 @@ class Roofline:
 
 
 def tensor_bytes_of_writes(function: Any, inputs: list[torch.Tensor]) -> int:
-    """Bytes that an operator over lists writes in place: the share of its list arguments that its schema marks so."""
+    """Bytes that an operator over lists writes in place: the share of its lists that the schema marks as written."""
     arguments = [a for a in function._schema.arguments if "List[Tensor]" in str(a.type)]
     writes = sum(1 for a in arguments if a.alias_info is not None and a.alias_info.is_write)
     return sum(map(tensor_bytes, inputs)) * writes // max(len(arguments), 1)

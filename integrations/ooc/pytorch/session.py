@@ -16,15 +16,15 @@ from ooc.pytorch.splitting import runtime
 from ooc_alloc import OocError
 from swapd.config import Config
 
-_LARGEST_SLICE = 8 << 20  # also with memory to spare: the call needs a slice at once, and `min_budget_bytes` says so
+_LARGEST_SLICE = 8 << 20  # bytes, even with memory to spare: each needs room at once, as `min_budget_bytes` says
 
 
 class TorchSession(swapd.session.Session):
-    """Raises ConfigError, OocError or build.AdapterError; then nothing was changed."""
+    """One activation. If making it raises ConfigError, OocError or build.AdapterError, nothing was changed."""
 
     def __init__(self, config: Config) -> None:
         device = cuda.choose(config.alloc)
-        limits = swapd.session.limits_of(config, device)  # first: a build takes half a minute
+        limits = swapd.session.limits_of(config, device)  # before the build, which takes half a minute
         build.load()
         super().__init__(config, device, limits)
         self._explicit = False
@@ -42,7 +42,7 @@ class TorchSession(swapd.session.Session):
             boundaries.install(self.automatic_boundary),
         ]
         self._runtime: runtime.Runtime | None = None
-        if config.split != "off" and device is None:  # results are verified where kernels run, and that is here
+        if config.split != "off" and device is None:  # divisions are verified on the CPU, for its kernels
             self._runtime = runtime.Runtime(self.core, config.split, config.split_store, self.planner.splits)
             runtime.install(self._runtime)
             self._undo.append(runtime.uninstall)

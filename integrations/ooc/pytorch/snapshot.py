@@ -2,7 +2,7 @@
 
 On a CUDA device the allocator keeps PyTorch's own books, and PyTorch writes them. For the emulated device the core's
 books are put into the same form (that of `torch.cuda.memory._snapshot`): each variable of one chunk or more is a
-segment with one block, at its address; where it is and where it was allocated are its frames. The history holds what
+segment with one block, at its address; the frames say where it is and where it was allocated. The history holds what
 the timeline has of allocations and frees. Small variables, which share slabs, are left out.
 """
 
@@ -91,7 +91,7 @@ def _history(recording: Recording, trace: Trace | None) -> list[dict[str, Any]]:
         if trace is not None and int(row["iteration"]) in numbers and 0 <= variable < trace.variables:
             place = trace.place(variable)
         entry = {
-            "addr": int(row["free_bytes"]),  # the address, of these kinds
+            "addr": int(row["free_bytes"]),  # in events of these kinds, the address
             "size": int(row["bytes"]),
             "stream": 0,
             "time_us": int(1e6 * (began + float(row["start"]))),
@@ -103,7 +103,10 @@ def _history(recording: Recording, trace: Trace | None) -> list[dict[str, Any]]:
 
 
 def frames_of(place: str) -> list[Frame]:
-    """A place, `file:line in function` after perhaps some words, as a frame; without a line it is a function's name."""
+    """A place as frames: one frame, or none if it is empty.
+
+    A place is `file:line in function`, perhaps after some words; without a line it is the name of a function.
+    """
     where, _, function = place.rpartition(" in ")
     file, _, line = where.rpartition(":")
     if file and line.isdecimal():

@@ -1,4 +1,4 @@
-"""New Python threads do not inherit the thread-local interception: every way to start one turns it on."""
+"""New Python threads do not inherit the thread-local interception, so every way to start a thread turns it on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PLACES = (
 
 
 def install() -> Callable[[], None]:
-    """Patches thread creation; returns what undoes it."""
+    """Patches thread creation; returns the function that undoes this."""
     originals = [(module, name, getattr(module, name)) for module, name in _PLACES if hasattr(module, name)]
     for module, name, original in originals:
         setattr(module, name, _wrap(original))

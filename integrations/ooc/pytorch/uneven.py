@@ -1,7 +1,7 @@
 """Uneven batches over ranks of unlike speed (micro-cuDNN, Oyama et al. 2018, section III-E).
 
 In data parallel training every rank gets the same number of samples, and all wait for the slowest. Here each rank gets
-what lets the slowest be done soonest, and the gradients are those of the whole batch in one process::
+as many as let the slowest rank finish soonest, and the gradients are those of the whole batch in one process::
 
     division = uneven.measure(256, run)  # run(size): one forward and backward pass of this rank
     model = DistributedDataParallel(model)
@@ -9,11 +9,11 @@ what lets the slowest be done soonest, and the gradients are those of the whole 
     loader = DataLoader(dataset, batch_sampler=uneven.BatchSampler(len(dataset), division))
 
 Each rank computes the mean loss of its own samples, as always. The sums of gradients are made in another order than in
-one process, so they agree up to rounding. What mixes samples (batch-norm) sees a rank's samples only, as with equal
-batches.
+one process, so they agree up to rounding. A layer that mixes samples (batch-norm) sees only its rank's
+samples, as with equal batches.
 """
 
-# Annotations stay objects here: DistributedDataParallel looks at those of its communication hook.
+# No `from __future__ import annotations`: DistributedDataParallel wants objects as annotations of its hook.
 
 import math
 import statistics
@@ -34,7 +34,7 @@ _REPETITIONS = 3
 
 @dataclass(frozen=True)
 class Division:
-    """Who gets how much of a batch; the same on every rank."""
+    """How many samples of a batch each rank gets; the sizes are the same on every rank."""
 
     rank: int
     sizes: tuple[int, ...]  # samples, by rank
@@ -76,12 +76,12 @@ def measure(
 
     Args:
         batch: samples in all, at least one a rank.
-        run: one forward and backward pass over that many samples, of this rank, without communication. It may raise
-            torch.OutOfMemoryError for a size that does not fit: larger ones are not tried then.
-        sizes: those to measure; powers of two up to the batch unless given. Times between two sizes are
-            interpolated; above the largest one that ran nothing is given out.
+        run: makes one forward and backward pass of this rank over so many samples, without communication. It may raise
+            torch.OutOfMemoryError for a size that does not fit; larger sizes are then not tried.
+        sizes: the sizes to measure, by default powers of two up to the batch. Times between two sizes are
+            interpolated; no rank gets more samples than the largest size that it ran.
         repetitions: timed passes of each size, after one that is not timed; the median counts.
-        step: only multiples of it are given out.
+        step: every rank gets a multiple of it.
 
     Raises:
         ValueError: the arguments cannot be used.
@@ -110,7 +110,7 @@ def measure(
 def _times(
     run: Callable[[int], Any], sizes: Sequence[int], repetitions: int, clock: Callable[[], float]
 ) -> dict[int, float]:
-    """Seconds by size, of those that fit."""
+    """Seconds by size, for the sizes that fit."""
     times: dict[int, float] = {}
     for size in sizes:
         try:
@@ -135,7 +135,10 @@ def _wait_for_device() -> None:
 
 
 def interpolated(times: dict[int, float], batch: int, step: int = 1) -> dict[int, float]:
-    """Seconds for every multiple of `step`: between two measured sizes on the line, below the smallest as that one."""
+    """Seconds for every multiple of `step` up to the batch and the largest measured size.
+
+    Between two measured sizes they lie on a line; below the smallest measured size they are that size's.
+    """
     sizes = sorted(times)
     table: dict[int, float] = {}
     for size in range(step, min(batch, sizes[-1] if sizes else 0) + 1, step):
@@ -151,7 +154,7 @@ def weigh_gradients(
 ) -> None:
     """Makes a DistributedDataParallel add up its ranks' mean gradients by their shares of the batch.
 
-    The model then holds the gradient of the mean loss over the whole batch. It takes the place of DDP's own average,
+    The model then holds the gradient of the mean loss over the whole batch. This takes the place of DDP's own average,
     and of any other communication hook (PyTorch refuses a second one).
 
     Raises:
@@ -177,7 +180,7 @@ def weigh_gradients(
 class BatchSampler:
     """This rank's indices of each batch, for a DataLoader's `batch_sampler`. Every rank must use the same seed.
 
-    All batches are whole: samples that do not fill one are left out of the epoch, others each time if shuffled.
+    All batches are whole: samples that fill no batch are left out of the epoch, other ones each time if shuffled.
 
     Raises:
         ValueError: there are fewer samples than a batch has.
@@ -193,7 +196,7 @@ class BatchSampler:
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Another order; call it on every rank before an epoch, as with DistributedSampler."""
+        """Sets the epoch, which decides the order; call it on every rank before each, as with DistributedSampler."""
         self.epoch = epoch
 
     def __len__(self) -> int:

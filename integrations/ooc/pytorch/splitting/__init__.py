@@ -2,20 +2,20 @@
 
     registry.py     what handlers register with
     operators.py    which operator is split by what; defines `ooc_split::...` operators, which the adapter calls
-    conditions.py   what verdicts and costs are for: processor, PyTorch, and the files that a handler is made of
+    conditions.py   what verdicts and costs depend on: processor, PyTorch, and the files that a handler is made of
     context.py      what a handler may ask: how large a part may be, large results, which division is exact
     geometry.py     views, the memory that they touch, and how they are cut
     verification.py random arguments, bits compared, differences
     verdicts.py     where verdicts are kept; tally.py: what was split, for the summary
-    runtime.py      one session's: budget, mode, store
-    copies.py factories.py pointwise.py random.py lists.py   the operators that are cut wherever one likes
-    dividers.py     handlers made of a divider, which only looks at sizes; `describe`: what would be done
+    runtime.py      what one session has: part sizes, mode, store
+    copies.py factories.py pointwise.py random.py lists.py   the operators that may be cut anywhere
+    dividers.py     handlers made of a divider, which only looks at sizes; `describe` says what would be done
     parts.py        cutting along rows, channels, heads, and how such parts are run; grids.py: block sizes that fit
     linear.py convolution*.py batch_norm.py normalization.py pooling.py softmax.py attention.py losses.py reductions.py
-    embedding.py padding.py   the operators with dimensions along which every result keeps its sums
+    embedding.py padding.py   the operators with dimensions along which a cut leaves every sum whole
 
 A handler is a function `f(context, *arguments, **keywords)` with the operator's own arguments, registered by
 `@registry.handler("aten::name")` and listed in the table of `operators.py`. It runs below autograd, in range mode: the
-operators that it calls are functions of their own, and a view is only the part of its variable that it reaches. It
-works on plain tensors too, without a core.
+operators that it calls are functions of their own, and a view counts as the part of its variable that it reaches. A
+handler works on plain tensors too, without a core.
 """

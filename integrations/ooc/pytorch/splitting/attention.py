@@ -1,4 +1,4 @@
-"""Scaled dot product attention on a CPU: by sequences and heads, each by itself."""
+"""Scaled dot product attention on a CPU, cut by sequences and heads, each of which is computed by itself."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def _axes(named: Named, tensors: list[str], results: range) -> list[Axis]:
 
 @divides("aten::_scaled_dot_product_flash_attention_for_cpu", specials=PRODUCTS)
 def attention(context: Context, op: OpOverload, named: Named) -> list[Piece]:
-    """[B, H, S, D] each. The kernel keeps blocks of scores for every thread."""
+    """Attention of query, key and value, [B, H, S, D] each. The kernel keeps blocks of scores for every thread."""
     axes = _axes(named, ["query", "key", "value"], range(2))
     scores = _SCORES * context.threads
     return along(context, op, named, axes, multiples=(1,), workspace=lambda operands, results: scores)
 
 
 def _sample(named: Named) -> Sample:
-    """The gradient's logarithms must belong to its queries and keys, or exponentials overflow."""
+    """Random arguments whose `logsumexp` belongs to the queries and keys: with any other, exponentials overflow."""
 
     def make(generator: torch.Generator) -> tuple[tuple[object, ...], dict[str, object]]:
         def like(name: str) -> torch.Tensor:
@@ -67,4 +67,4 @@ def attention_backward(context: Context, op: OpOverload, named: Named) -> list[P
     )
 
 
-_SCORES = 2 * 512 * 768 * 4  # a block of scores and its sums: at most 768 queries by 512 keys
+_SCORES = 2 * 512 * 768 * 4  # bytes of a block of scores and its sums: at most 768 queries by 512 keys

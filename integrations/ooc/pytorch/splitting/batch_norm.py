@@ -1,7 +1,8 @@
 """Batch normalisation in parts.
 
-By channels: each keeps its sums; one pass. Where one channel of the whole batch does not fit: by samples, in two
-passes, sums first (those of parts are joined as in Chan, Golub and LeVeque, 1979). In an evaluation by samples.
+It is cut by channels, which leaves each channel's sums whole and takes one pass. Where one channel of the whole batch
+does not fit, it is cut by samples and takes two passes, the first for the sums (those of parts are joined as in Chan,
+Golub and LeVeque, 1979). In an evaluation it is cut by samples.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ FORWARD = (
 
 
 def _sample(named: Named) -> Sample:
-    """Variances are positive."""
+    """Random arguments, of which the variances are positive."""
 
     def make(generator: torch.Generator) -> tuple[tuple[Any, ...], Named]:
         made = {}
@@ -59,7 +60,7 @@ def _channels(named: Named, tensors: Sequence[str], gives: dict[int, int]) -> Ax
 
 @divides(*FORWARD, sample=_sample)
 def batch_norm(context: Context, op: OpOverload, named: Named) -> list[Piece]:
-    """[N, C, ...]. Result, means and inverse deviations; the last two empty in an evaluation."""
+    """Result, means and inverse deviations for an input [N, C, ...]; the last two are empty in an evaluation."""
     given, training = named["input"], named.get("training", False)
     if not training:
         samples = Axis("samples", given.shape[0], {"input": 0}, {0: 0})
@@ -70,7 +71,7 @@ def batch_norm(context: Context, op: OpOverload, named: Named) -> list[Piece]:
 
 
 def _running_once(op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:
-    """Running statistics are written when all parts are done: the parts may be tried again with less memory."""
+    """Writes running statistics only when all parts are done: the parts may be tried again with less memory."""
 
     def once(*args: Any, **kwargs: Any) -> Any:
         named = bind(op, args, kwargs)
@@ -99,18 +100,18 @@ def batch_norm_backward(context: Context, op: OpOverload, named: Named) -> list[
 
 @dataclass(frozen=True)
 class _Blocks:
-    """Samples by channels."""
+    """A grid of blocks, samples by channels."""
 
     context: Context
     sizes: Sequence[int]
 
     def channels(self, tensor: Tensor) -> Iterator[tuple[int, int]]:
-        """First and number of channels of each block."""
+        """The first channel and the number of channels of each block."""
         for (block,) in boxes(tensor.shape[1:2], self.sizes[1:]):
             yield block
 
     def parts(self, channels: tuple[int, int], *tensors: Tensor) -> Iterator[tuple[Any, ...]]:
-        """Start and number of samples, and that part of each tensor."""
+        """The first sample and the number of samples of each block, with that part of each tensor."""
         for ((start, length),) in boxes(tensors[0].shape[:1], self.sizes[:1]):
             views = (tensor.narrow(0, start, length).narrow(1, *channels) for tensor in tensors)
             yield ((start, length), *(compact(self.context, view) for view in views))
@@ -118,7 +119,7 @@ class _Blocks:
 
 def _two_passes(context: Context, op: OpOverload, named: Named, tensors: int,
                 run: Callable[[OpOverload, _Blocks, Named], Any]) -> list[Piece]:  # fmt: skip
-    """By samples and channels; `tensors` of a part's size are there at once."""
+    """The division by samples and channels; `tensors` tensors of a part's size are in memory at once."""
     given = named["input"]
     lengths = given.shape[:2]
     if lengths[0] < 2:

@@ -1,4 +1,4 @@
-"""What a verdict or a cost is for, beside the operator: the processor, PyTorch and its settings, and our own code."""
+"""What verdicts and costs depend on beside the operator: the processor, PyTorch and its settings, and our own code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PACKAGE = __name__.rpartition(".")[0]
 
 
 def processor() -> str:
-    """The processor and what of it PyTorch uses: results are the same on equal ones."""
+    """The processor and the instructions that PyTorch uses of it; where both are the same, results are the same."""
     name = platform.processor() or platform.machine()
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
         name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), name)
@@ -27,7 +27,7 @@ def processor() -> str:
 
 
 def library(module: str) -> str:
-    """PyTorch, those of its settings that choose kernels, and the version of a module of ours."""
+    """PyTorch's version, those of its settings that choose kernels, and the version of one of our modules."""
     settings = [
         f"{torch.get_num_threads()} threads",
         "oneDNN" if torch._C._get_mkldnn_enabled() else "no oneDNN",
@@ -43,9 +43,9 @@ def library(module: str) -> str:
 
 @cache
 def version(module: str) -> str:
-    """A digest of a module's source and of all that it imports of this folder, directly or through others.
+    """A digest of the sources of a module and of all that it imports from this folder, directly or through others.
 
-    What divides an operator is the code of its handler's module and of those; an edit of another file is none of it.
+    An operator is divided by code in its handler's module and in those, so an edit of another file does not count.
     """
     sources: dict[str, bytes] = {}
     waiting = [module]
@@ -58,7 +58,7 @@ def version(module: str) -> str:
 
 
 def _source(module: str) -> bytes:
-    """A module's text; nothing of one that has no file, such as what is typed at a prompt."""
+    """A module's source; empty if the module has no file, such as one that was typed at a prompt."""
     package, _, name = module.rpartition(".")
     path = FOLDER / f"{name}.py" if package == _PACKAGE else getattr(sys.modules.get(module), "__file__", None)
     with contextlib.suppress(OSError):
@@ -67,7 +67,7 @@ def _source(module: str) -> bytes:
 
 
 def _imports(source: bytes) -> Iterator[str]:
-    """The modules of this folder that a text imports, wherever it does. None where it is no Python."""
+    """The modules of this folder that a source imports anywhere in it. Yields none if the source is not Python."""
     try:
         nodes = list(ast.walk(ast.parse(source)))
     except (SyntaxError, ValueError):  # a handler of a module that is written in C

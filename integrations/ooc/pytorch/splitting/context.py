@@ -35,15 +35,15 @@ from ooc.pytorch.splitting.verification import (
 )
 from swapd.splitting.store import Key, Verdict
 
-_SEED = 20181213  # of verification
-_ENOUGH_ELEMENTS, _MOST_TURNS = 4096, 16  # numbers to be compared; results to get them from
+_SEED = 20181213  # of the verification's random numbers
+_ENOUGH_ELEMENTS, _MOST_TURNS = 4096, 16  # so many numbers are compared, from at most so many results
 _MOST_ROUNDING = 0.02  # of the largest value; a few units in the last place of bfloat16
 Given = tuple[tuple[Any, ...], dict[str, Any]]  # arguments and keywords
 Sample = Callable[[torch.Generator], Given]
 
 
 class CannotSplit(Exception):
-    """No division is found. `inexact`: there is one that changes bits; `cause`: the operator refuses its arguments."""
+    """No division may be taken. `inexact`: there is one, but it changes bits; `cause`: the operator's own error."""
 
     def __init__(self, reason: str, inexact: bool = False, cause: Exception | None = None) -> None:
         super().__init__(reason)
@@ -53,7 +53,7 @@ class CannotSplit(Exception):
 
 @contextmanager
 def its_own_errors() -> Iterator[None]:
-    """An operator is asked on "meta" for its results. Where that fails, the operator itself says why it refuses."""
+    """Around an operator that runs on "meta": turns its error into a CannotSplit that has the error as its cause."""
     try:
         yield
     except Exception as error:
@@ -62,7 +62,7 @@ def its_own_errors() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Split:
-    """One way to do it in parts. `how` names everything that the rounding depends on, but for the number of parts."""
+    """One way to run a call in parts. `how` names all that the rounding depends on, except the number of parts."""
 
     how: str
     parts: int
@@ -71,9 +71,10 @@ class Split:
 
 @dataclass(frozen=True)
 class Specials:
-    """On which special data a division is tried, beside ordinary ones.
+    """The special data that a division is tried on, beside ordinary data.
 
-    `kinds`: of `verification.KINDS`. `finite`: arguments, by name, that get none: the division looks at them itself.
+    `kinds`: some of `verification.KINDS`. `finite`: names of arguments that get no special numbers: the division
+    itself checks them.
     """
 
     kinds: tuple[str, ...] = KINDS
@@ -93,7 +94,7 @@ class Call:
 
     @property
     def shapes(self) -> str:
-        """Sizes, types, strides where they are unusual, and everything that is no tensor."""
+        """The arguments as text: tensors' sizes, types, and strides where unusual, and everything that is no tensor."""
         named = [f"{name}={named_shape(value)}" for name, value in self.keywords.items()]
         return ", ".join([*map(named_shape, self.arguments), *named])
 
@@ -106,16 +107,16 @@ _thread = _Thread()
 
 
 class Context:
-    """Of one call.
+    """What a handler may ask in one call.
 
     Args:
         call: the operator and its arguments.
-        part_bytes: what one part may use at once: all operands and results, in whole chunks (`footprint`).
+        part_bytes: what one part may use at once, for all its operands and results, in whole chunks (`footprint`).
         chunk_bytes: the unit of residency; 1 where there is no core.
         mode: "exact" or "allow".
-        verdicts: what is known already; of this call alone by default.
-        tally: where it is counted.
-        device, library: of the verdicts' keys.
+        verdicts: where verdicts are kept; by default they are those of this call alone.
+        tally: where the call is counted.
+        device, library: what the verdicts' keys have under these names.
         managed: whether a core manages CPU memory (`torch.ops.ooc`).
     """
 
@@ -153,10 +154,10 @@ class Context:
         stride: Sequence[int] | None = None,
         dtype: torch.dtype | None = None,
     ) -> Tensor:
-        """A large result, not initialised: of which nothing is on the device until it is written in parts.
+        """A large result, not initialised, of which nothing is on the device until it is written in parts.
 
-        `like` (it may be on the device "meta") gives the sizes, strides and type that are not given; contiguous where
-        neither does.
+        `like` (it may be on the device "meta") gives the sizes, strides and type that the other arguments leave out.
+        If nothing gives strides, the result is contiguous.
         """
         shape = tuple(size if size is not None else like.shape if like is not None else ())
         kind = dtype if dtype is not None else like.dtype if like is not None else torch.get_default_dtype()
@@ -172,7 +173,7 @@ class Context:
         return sum(geometry.footprint(tensor, self.chunk_bytes) for tensor in tensors)
 
     def move(self, target: Tensor, source: Tensor) -> int:
-        """Copies one to the other, in as many parts as needed; returns how many. `source` may be broadcast."""
+        """Copies `source` to `target`, in as many parts as needed; returns how many. `source` may be broadcast."""
         return copies.move(target, source, self.part_bytes, self.chunk_bytes)
 
     def gather(self, view: Tensor) -> Tensor:
@@ -200,22 +201,22 @@ class Context:
         sample: Sample | None = None,
         specials: Specials = ALL_SPECIALS,
     ) -> Split:
-        """The first division whose result is identical, every bit; else, with OOC_SPLIT=allow, the nearest one.
+        """Returns the first division whose result is identical, every bit; else, with OOC_SPLIT=allow, the nearest one.
 
-        What is not known yet is found out: both run in plain memory on random data of the same shapes, called as the
-        handler was, and where that is identical on data with special numbers too. Arguments that they write are
-        compared as well.
+        A verdict that is not known yet is found out: `whole` and the division, called as the handler was, run in plain
+        memory on random data of the same shapes, and if their results are identical, on data with special numbers too.
+        Arguments that they write are compared as well.
 
         Args:
             key: what the result depends on beside the operator, its arguments, and `how` and `parts` of a candidate.
             candidates: in the order of preference.
             whole: the operator in one piece.
-            sample: makes the arguments instead (positive variances, say). Without it floating point numbers come from a
-                normal distribution, and everything else is as in the call.
-            specials: what special numbers there are to be tried.
+            sample: makes the arguments to try (with positive variances, say). Without it floating point numbers come
+                from a normal distribution, and everything else is as in the call.
+            specials: which special numbers are tried.
 
         Raises:
-            CannotSplit: none may be taken.
+            CannotSplit: no candidate may be taken.
         """
         if self.verifying:
             return candidates[0]
@@ -243,7 +244,7 @@ class Context:
                 ),
                 inexact=True,
             )
-        if not verdict.largest_relative <= _MOST_ROUNDING:  # not rounding any more
+        if not verdict.largest_relative <= _MOST_ROUNDING:  # so much is not rounding any more
             raise CannotSplit(f"in parts ({chosen.how}) the result differs by {verdict.largest_relative:.3g} of itself")
         self.used(
             chosen.how,
@@ -253,9 +254,9 @@ class Context:
         return chosen
 
     def used(self, how: str, parts: int, apart: Difference | None = None) -> None:
-        """Says how it was divided, for the summary; `choose` does. Without `apart` data were only moved.
+        """Notes how the call was divided, for the summary; `choose` does so too. Without `apart` data were only moved.
 
-        Nothing is counted with 0 parts: it took no memory, or the operators that it called are counted.
+        A call with 0 parts is not counted: it took no memory, or the operators that it called are counted.
         """
         if self.verifying:
             return
@@ -265,21 +266,21 @@ class Context:
 
     @property
     def layer(self) -> SplitRecord | None:
-        """What was said by `used` last."""
+        """What `used` noted last, or None."""
         return self._layer
 
     def inexact(self) -> None:
-        """What `choose` chose changes bits on some data, whatever was found on others."""
+        """Notes that the chosen division changes bits on some data, whatever was found on other data."""
         if self._layer is not None:
             self._layer.identical = False
 
     def count(self) -> None:
-        """The call has succeeded."""
+        """Counts the call, which has succeeded."""
         self._tally.add(self._layer or SplitRecord(self.call.operator, self._key.shapes, "parts", 1, True, 0.0, 0.0))
 
     @contextmanager
     def plain(self) -> Iterator[None]:
-        """This thread's memory comes from the host, and its operators are no functions."""
+        """While inside, this thread's memory comes from the host, and its operators are no functions."""
         before = torch.ops.ooc.plain(True) if self._managed else False
         verifying, _thread.verifying = _thread.verifying, True
         try:
@@ -290,7 +291,7 @@ class Context:
                 torch.ops.ooc.plain(before)
 
     def copy_out(self, target: Tensor, source: Tensor) -> None:
-        """Copies a managed tensor into plain memory, in the middle of `plain`."""
+        """Copies a managed tensor into plain memory, for use inside of `plain`."""
         if not self._managed:
             target.copy_(source)
             return
@@ -302,14 +303,14 @@ class Context:
 
 
 class _Trial:
-    """One operator's arguments and its result in one piece, made when first asked for.
+    """Compares divisions with the operator in one piece, of which arguments and result are made when first needed.
 
-    A few numbers that agree may do so by luck, so that small results are compared for several arguments.
+    A few numbers may agree by luck, so small results are compared for several sets of arguments.
     """
 
     def __init__(self, context: Context, whole: Callable[..., Any], sample: Sample | None, specials: Specials) -> None:
         self._context, self._whole, self._sample, self._specials = context, whole, sample, specials
-        self._made: tuple[Given, Any] | None = None  # of the first arguments
+        self._made: tuple[Given, Any] | None = None  # the first arguments, and the result in one piece
 
     def compare(self, candidate: Split) -> Difference:
         with self._context.plain():
@@ -375,7 +376,7 @@ class _Trial:
 
 
 def _turns(result: Any) -> int:
-    """How many results have to be compared, so that enough numbers were."""
+    """How many results have to be compared so that enough numbers are."""
     elements = 0
 
     def count(tensor: Tensor) -> Tensor:

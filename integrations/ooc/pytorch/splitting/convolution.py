@@ -1,8 +1,8 @@
 """Convolutions in parts: by samples, groups, channels of the result, and rows of the result with their halo.
 
 Method: mmCNN (Li et al. 2019) divides a layer by output channels, so that a part needs a part of the weight;
-micro-cuDNN (Oyama et al. 2018) by samples. Rows are for what neither makes small enough: a part's rows of the input are
-gathered into memory of their own, with zeros written out for the padding at the edge.
+micro-cuDNN (Oyama et al. 2018) by samples. Rows are cut where neither makes parts small enough: a part's rows of the
+input are gathered into memory of their own, with zeros written out for the padding at the edge.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ Kernel = Callable[[ConvolutionParameters, Tensor, Tensor, Tensor | None, Sequenc
 
 @dataclass(frozen=True)
 class Pass:
-    """One of the two ways along a convolution: from `source` to `result`, both [N, C, rows, ...]."""
+    """One pass, forward or to the data gradient, from `source` to `result`, both [N, C, rows, ...]."""
 
     shape: ConvolutionParameters
     rows: Rows
     source: tuple[int, ...]
     result: tuple[int, ...]
-    spread: bool  # else gathered; see convolution_shapes
+    spread: bool  # rows are spread, else gathered; see convolution_shapes
     item: int  # bytes of an element
-    unfolds: bool  # no oneDNN kernel: the kernel makes columns of all windows
+    unfolds: bool  # there is no oneDNN kernel, and the one that runs makes columns of all windows
     placeholder: bool  # the kernel is given memory of the result's size that it does not read
 
     @property
     def lengths(self) -> tuple[int, int, int, int]:
-        """Samples, groups, result channels of a group, result rows."""
+        """The numbers of samples, groups, result channels of a group, and result rows."""
         groups = self.shape.groups
         return self.result[0], groups, self.result[1] // groups, self.result[2]
 
@@ -70,7 +70,7 @@ class Pass:
         return total
 
     def _rows(self, rows: int) -> tuple[int, int]:
-        """Rows of the source and of the kernel's result, for a block of result rows."""
+        """How many rows of the source, and of the kernel's result, a block of result rows takes."""
         if rows >= self.result[2]:
             return self.source[2], self.result[2]
         if self.spread:
@@ -79,10 +79,10 @@ class Pass:
         return (rows - 1) * self.rows.stride + self.rows.reach, rows
 
     def divisions(self, context: Context, run: Callable[[Sequence[int]], Callable[..., Any]]) -> list[Piece]:
-        """Candidates, the preferred ones first; `run` makes the function of a division."""
+        """Candidates, the preferred ones first; `run` makes the function that runs a division."""
         lengths = self.lengths
         floors = (self._floor(32), self._floor(8), (1, 1, 32, 8), (1, 1, 32, 1), (1, 1, 8, 1))
-        # Samples and channels are taken as they lie in memory; rows take copies.
+        # Blocks of samples and channels are used as they lie in memory; blocks of rows need copies.
         orders = ((0, 1, 2, 3), (0, 1, 3, 2), (1, 2, 3, 0), (3, 2, 0, 1))
 
         def fits(blocks: Sequence[int]) -> bool:
@@ -99,14 +99,14 @@ class Pass:
         return list(found.values())
 
     def _floor(self, channels: int) -> tuple[int, int, int, int]:
-        """Least blocks that PyTorch gives to the kernel that it gives the whole to; see IM2COL_ELEMENTS."""
+        """The smallest blocks for which PyTorch takes the same kernel as for the whole; see IM2COL_ELEMENTS."""
         judged = (self.result[0], channels, *self.result[2:]) if self.placeholder else self.source
         row = max(1, judged[1] * math.prod(judged[3:]))
         if self.result[0] > 1 and (self.placeholder or row * judged[2] <= IM2COL_ELEMENTS):
             return 2, 1, channels, 8
         step = (
             1 if self.spread == self.placeholder else self.rows.stride
-        )  # rows of what is judged, for one of the result
+        )  # rows of the judged tensor for one row of the result
         return 1, 1, channels, max(8, IM2COL_ELEMENTS // (row * step) + 1)
 
     def _allowed(self, sizes: Sequence[int]) -> bool:
@@ -127,9 +127,9 @@ def run_pass(
     order: torch.memory_format,
     kernel: Kernel,
 ) -> Tensor:
-    """The result of one pass, part by part.
+    """Computes the result of one pass, part by part.
 
-    `kernel(shape, source, weight, bias, result_size)` computes a part; without padding of the rows where they are cut.
+    `kernel(shape, source, weight, bias, result_size)` computes a part; where rows are cut, `shape` does not pad them.
     """
     result = context.empty(size=way.result, stride=strides_of(way.result, order), dtype=source.dtype)
     per = way.source[1] // way.shape.groups, way.lengths[2]
@@ -162,7 +162,7 @@ def run_pass(
 
 
 class _Last:
-    """What was made last, and of what."""
+    """The tensor that was made last, and the key that it was made for."""
 
     def __init__(self) -> None:
         self._key: Any = None
@@ -170,15 +170,16 @@ class _Last:
 
     def get(self, key: Any, make: Callable[[], Tensor]) -> Tensor:
         if self._made is None or key != self._key:
-            self._made = None  # its memory first
+            self._made = None  # frees its memory before more is taken
             self._key, self._made = key, make()
         return self._made
 
 
 def _boxes(way: Pass, sizes: Sequence[int], weight: Tensor) -> Iterator[tuple[tuple[int, int], ...]]:
-    """All parts, so that less is read again: the weight for all samples and rows, or the source for all channels.
+    """All parts, in the better one of two orders.
 
-    Blocks of samples and rows are of one size, so that the same kernel does them all; some are computed twice for it.
+    One reads the weight again for each block of samples and rows, the other the source for each block of channels.
+    Blocks of samples and rows are of one size, so that the same kernel does them all; what overlaps is computed twice.
     """
     n, g, c, r = way.lengths
     samples, rows = equal_spans(n, sizes[0]), equal_spans(r, sizes[3])
@@ -192,7 +193,10 @@ def _boxes(way: Pass, sizes: Sequence[int], weight: Tensor) -> Iterator[tuple[tu
 
 
 def _multiplied_by_zeros(weight: Tensor) -> Tensor:
-    """Refuses an infinite weight: a zero beyond an edge, which the undivided one leaves out, would make it NaN."""
+    """Raises CannotSplit for a weight that is not finite.
+
+    A part multiplies the weight by the zeros beyond an edge, which would give NaN; the undivided one leaves them out.
+    """
     bounds = torch.stack(torch.aminmax(weight))
     if not bool(bounds.isfinite().all()):
         raise CannotSplit("its weight is not finite, and parts of its rows would multiply that by zeros at the edges")
@@ -215,7 +219,7 @@ def in_order(context: Context, view: Tensor, order: torch.memory_format) -> Tens
 
 
 def _rows_with_zeros(context: Context, source: Tensor, start: int, length: int, order: torch.memory_format) -> Tensor:
-    """Rows from `start` on; zeros where there are none."""
+    """Rows of the source from `start` on, with zeros for those that it does not have."""
     first, last = max(start, 0), min(start + length, source.shape[2])
     if first == start and last == start + length:
         return in_order(context, source.narrow(2, start, length), order)
@@ -230,7 +234,7 @@ def _rows_with_zeros(context: Context, source: Tensor, start: int, length: int, 
 
 
 def _fill(context: Context, view: Tensor, bias: Tensor | None) -> None:
-    """Zeros, or each channel's bias."""
+    """Fills a view with zeros, or with each channel's bias."""
     value = torch.zeros((), dtype=view.dtype) if bias is None else bias.view(-1, *[1] * (view.dim() - 2))
     context.move(view, value.expand(view.shape))
 
@@ -247,7 +251,7 @@ def _spread_rows(
     bias: Tensor | None,
     kernel: Kernel,
 ) -> None:
-    """Result rows that the small rows in `slab` go into; the block is cut out of them."""
+    """Computes the result rows that the small rows in `slab` go into, and copies those of the block to `target`."""
     start, length = block
     covered = (start, start)
     if slab.shape[2]:
@@ -267,7 +271,7 @@ def _spread_rows(
 
 
 def unfolds(tensor: Tensor) -> bool:
-    """Whether there is no oneDNN kernel for its type."""
+    """Whether there is no oneDNN kernel for the tensor's type."""
     return tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -280,14 +284,14 @@ def _forward(
 
 @divides("aten::convolution", "aten::_convolution", specials=SPECIALS)
 def convolution(context: Context, op: OpOverload, named: Named) -> list[Piece]:
-    """One, two or three spatial dimensions, ordinary or transposed."""
+    """Convolutions of one, two or three spatial dimensions, ordinary or transposed."""
     given, weight = named["input"], named["weight"]
     if given.dim() != weight.dim():
-        return []  # without samples: the composite operators add that dimension before
+        return []  # it has no samples: composite operators add that dimension before they call this one
     shape = ConvolutionParameters.of(weight, named)
     found = _divisions(context, op, shape, given, lambda source: source)
     if shape.skips:
-        # Most of the input is not looked at. Of what is left a convolution of stride 1 has kernels that divide well.
+        # The convolution skips most of its input. One of stride 1 over what is left has kernels that divide well.
         steps = shape.stride
         dense = replace(shape, stride=(1,) * len(steps))
         seen = _strided(given, steps)

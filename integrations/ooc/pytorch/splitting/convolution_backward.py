@@ -1,8 +1,8 @@
 """Gradients of convolutions in parts.
 
 The data gradient is the convolution the other way round (`convolution.Pass`). The filter gradient is cut by the two
-dimensions of channels that the weight has, which leaves each sum as it was; at last by samples, which adds up sums of
-parts (micro-cuDNN, section III-B).
+dimensions of channels that the weight has, which leaves each sum as it was. Where that does not suffice, it is cut by
+samples, which adds up sums of parts (micro-cuDNN, section III-B).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ aten = torch.ops.aten
 
 @divides_stages("aten::convolution_backward", specials=SPECIALS)
 def convolution_backward(context: Context, op: OpOverload, named: Named) -> list[Stage]:
-    """Gradients of input, weight and bias; those that `output_mask` asks for."""
+    """Those gradients of input, weight and bias that `output_mask` asks for."""
     given, weight, mask = named["input"], named["weight"], named["output_mask"]
     if given.dim() != weight.dim():
         return [Stage("", (0, 1, 2), op, [])]
@@ -68,7 +68,7 @@ def _data_gradient(
             def kernel(
                 part: ConvolutionParameters, source: Tensor, weight: Tensor, _: Tensor | None, size: Sequence[int]
             ) -> Tensor:
-                # The kernel looks at its sizes and layout, and not at what is in it.
+                # The kernel looks at the placeholder's sizes and layout, not at its contents.
                 like = context.empty(size=size, stride=strides_of(size, order), dtype=source.dtype)
                 mask = [True, False, False]
                 made: Tensor = aten.convolution_backward(source, like, weight, None, *part.parameters, mask)[0]
@@ -91,7 +91,8 @@ NAMES = ("samples", "groups", "channels", "inner channels")
 class _FilterGradient:
     """The gradients of weight [outer, inner / groups, ...] and bias.
 
-    Outer channels are those of the result's gradient, inner ones of the input; transposed the other way round.
+    Outer channels are those of the result's gradient, inner ones those of the input. In a transposed convolution it is
+    the other way round.
     """
 
     shape: ConvolutionParameters
@@ -100,7 +101,7 @@ class _FilterGradient:
     inner_plane: int
     item: int
     unfolds: bool
-    wants: tuple[bool, bool]  # weight, bias
+    wants: tuple[bool, bool]  # whether the gradients of weight and bias are wanted
 
     @classmethod
     def of(cls, shape: ConvolutionParameters, given: Tensor, grad: Tensor, mask: Sequence[bool]) -> _FilterGradient:
@@ -110,7 +111,10 @@ class _FilterGradient:
 
     @property
     def lengths(self) -> tuple[int, int, int, int]:
-        """Samples, groups, outer and inner channels of a group; one of those that the bias has not, for it alone."""
+        """The numbers of samples, groups, and outer and inner channels of a group.
+
+        If only the bias is wanted, the channels that it does not have count as one.
+        """
         groups = self.shape.groups
         outer, inner = self.shape.weight[0] // groups, self.shape.weight[1]
         if not self.wants[0]:
@@ -118,7 +122,7 @@ class _FilterGradient:
         return self.samples, groups, outer, inner
 
     def need(self, context: Context, blocks: Sequence[int]) -> int:
-        """Bytes of the largest part: operands and result, a copy of each in the kernel's layout, a placeholder."""
+        """Bytes of the largest part: operands, result, a copy of each in the kernel's layout, and a placeholder."""
         samples, groups, outer, inner = blocks
         taps = math.prod(self.shape.weight[2:])
         tensors = (
@@ -135,7 +139,7 @@ class _FilterGradient:
         return total
 
     def _floor(self) -> tuple[int, int]:
-        """Least channels that PyTorch gives to the kernel that it gives the whole to; see IM2COL_ELEMENTS."""
+        """The fewest channels for which PyTorch takes the same kernel as for the whole; see IM2COL_ELEMENTS."""
         if self.samples > 1:
             return 16, 16
         if self.shape.transposed:
@@ -143,7 +147,7 @@ class _FilterGradient:
         return 16, max(16, IM2COL_ELEMENTS // self.inner_plane + 1)
 
     def divisions(self, context: Context, op: OpOverload) -> list[Piece]:
-        """By channels; then by samples."""
+        """The divisions by channels, then those by samples too."""
         lengths = self.lengths
         found: dict[tuple[int, ...], Piece] = {}
 
@@ -175,7 +179,7 @@ def _run(way: _FilterGradient, context: Context, op: OpOverload, sizes: Sequence
         made = context.empty(size=weight.shape, stride=stride, dtype=weight.dtype) if way.wants[0] else None
         bias = context.empty(size=[channels], dtype=weight.dtype) if way.wants[1] else None
         for (g0, g), (o0, o), (i0, i) in boxes(way.lengths[1:], sizes[1:]):
-            first = (o0 if transposed else i0) == 0  # the bias once
+            first = (o0 if transposed else i0) == 0  # the bias is computed once
             block = _Block(way, (g0 * way.lengths[2] + o0, g * o), (g0 * way.lengths[3] + i0, g * i), (i0, i), g)
             parts = block.accumulated(context, outer, inner, order, sizes[0], bias is not None and first)
             if made is not None:
@@ -189,12 +193,12 @@ def _run(way: _FilterGradient, context: Context, op: OpOverload, sizes: Sequence
 
 @dataclass(frozen=True)
 class _Block:
-    """Some outer with some inner channels: first and number of each."""
+    """A block of outer and inner channels, each given by the first one and their number."""
 
     way: _FilterGradient
     outer: tuple[int, int]
-    inner: tuple[int, int]  # in the tensor
-    columns: tuple[int, int]  # in the weight
+    inner: tuple[int, int]  # as numbered in the tensor
+    columns: tuple[int, int]  # the inner channels as numbered in the weight
     groups: int
 
     def accumulated(self, context: Context, outer: Tensor, inner: Tensor, order: torch.memory_format, samples: int,

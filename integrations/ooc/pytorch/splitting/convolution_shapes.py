@@ -1,9 +1,9 @@
-"""What a convolution's sizes say: which rows of one side belong to which of the other, and what a part takes.
+"""What a convolution's sizes say: which rows of one side belong to which of the other, and how the result lies.
 
 A convolution and the data gradient of a transposed one *gather*: an output row is made of a window of input rows. A
 transposed convolution and the data gradient of an ordinary one *spread*: an input row goes into a window of output
 rows.
-Rows are the first spatial dimension: of images rows, of volumes slices, of sequences elements.
+Rows are the first spatial dimension: rows of images, slices of volumes, elements of sequences.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ class Rows:
 
     @property
     def reach(self) -> int:
-        """Large rows that one small row meets, first to last."""
+        """How many large rows one small row spans, from the first that it meets to the last."""
         return self.dilation * (self.kernel - 1) + 1
 
     def window(self, start: int, length: int) -> tuple[int, int]:
-        """First large row, possibly negative, and number of large rows that belong to small rows."""
+        """The first large row, possibly negative, and the number of large rows that belong to these small rows."""
         return start * self.stride - self.padding, (length - 1) * self.stride + self.reach
 
     def met_by(self, start: int, length: int) -> tuple[int, int]:
-        """First small row and number of small rows that meet any of these large rows; the number may be 0."""
+        """The first small row and the number of small rows that meet any of these large rows; the number may be 0."""
         first = max(0, -(-(start + self.padding - self.reach + 1) // self.stride))
         last = min(self.small - 1, (start + length - 1 + self.padding) // self.stride)
         return first, max(0, last - first + 1)
 
     def most_met(self, length: int) -> int:
-        """At most as many small rows meet `length` large ones."""
+        """The number of small rows that meet `length` large ones at most."""
         return min(self.small, (length + self.reach - 2) // self.stride + 1)
 
 
@@ -63,7 +63,7 @@ class ConvolutionParameters:
 
     @classmethod
     def of(cls, weight: Tensor, named: dict[str, Any]) -> ConvolutionParameters:
-        """From the arguments of `aten::convolution` or its backward pass."""
+        """Takes the parameters from the arguments of `aten::convolution` or its backward pass."""
         spatial = weight.dim() - 2
 
         def each(values: Sequence[int]) -> tuple[int, ...]:
@@ -81,12 +81,12 @@ class ConvolutionParameters:
 
     @property
     def parameters(self) -> tuple[Any, ...]:
-        """As `aten::convolution` has them, after the bias."""
+        """The parameters as `aten::convolution` takes them after the bias."""
         return self.stride, self.padding, self.dilation, self.transposed, self.output_padding, self.groups
 
     @property
     def skips(self) -> bool:
-        """Whether it looks at every so many elements of its input only."""
+        """Whether the convolution looks only at one of every few elements of its input."""
         single = all(n == 1 for n in self.weight[2:]) and not any(self.padding)
         return single and not self.transposed and max(self.stride) > 1
 
@@ -103,14 +103,14 @@ class ConvolutionParameters:
         return (input_size[0], channels, *spatial)
 
     def rows(self, input_size: Sequence[int]) -> Rows:
-        """The first spatial dimension."""
+        """The rows of both sides of the convolution, for an input of this size."""
         given, made = input_size[2], self.output_size(input_size)[2]
         large, small = (made, given) if self.transposed else (given, made)
         return Rows(large, small, self.weight[2], self.stride[0], self.padding[0], self.dilation[0])
 
 
 def layout(*tensors: Tensor) -> torch.memory_format:
-    """In which order a convolution works and lays its result out: channels last if any tensor is so."""
+    """The layout in which a convolution works and makes its result: channels last if any tensor is so."""
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
     rank = tensors[0].dim()
     if rank in formats:

@@ -1,4 +1,4 @@
-"""Copies between views of any layout, and types, in parts. Bytes are only moved or converted: exact by construction."""
+"""Copies in parts between views of any layout and type. Bytes are only moved or converted: exact by construction."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ooc.pytorch.splitting.geometry import blocks, narrowed
 
 
 def move(target: Tensor, source: Tensor, part_bytes: int, chunk_bytes: int) -> int:
-    """`target.copy_(source)` in parts that touch at most `part_bytes` of both; returns how many. It broadcasts."""
+    """Copies `source`, broadcast, to `target` in parts that touch at most `part_bytes` of both; returns how many."""
     parts = 0
     for index in blocks([target, source], part_bytes, chunk_bytes):
         narrowed(target, index).copy_(narrowed(source, index))

@@ -14,12 +14,12 @@ from ooc.pytorch.splitting.geometry import Index
 from ooc.pytorch.splitting.verification import map_tensors, tensors_in
 
 _GRAIN = 32768  # elements for which PyTorch uses another thread (at::internal::GRAIN_SIZE)
-_ALIGNED = 64  # elements; a multiple of every vector register, twice
+_ALIGNED = 64  # elements: a multiple of two vector registers
 
 
 @dataclass(frozen=True)
 class Cut:
-    """How operands of one result are cut. `flat`: as lines of memory; else along the dimensions of the result."""
+    """How operands of one result are cut: as lines of memory if `flat`, else along the dimensions of the result."""
 
     flat: bool
     indexes: tuple[Index, ...]
@@ -27,11 +27,11 @@ class Cut:
 
     @property
     def how(self) -> str:
-        """For a verdict."""
+        """What a verdict calls this cut."""
         return ("lines of memory, joined" if self.joined else "lines of memory") if self.flat else "blocks"
 
     def part(self, tensor: Tensor, index: Index) -> Tensor:
-        """The part of an operand that belongs to a part of the result; of a single number all of it."""
+        """The part of an operand that belongs to a part of the result; a single number belongs to every part."""
         if not self.flat:
             return geometry.narrowed(tensor, index)
         if tensor.numel() <= 1:
@@ -50,16 +50,16 @@ def cut_elementwise(
     threads: int,
     unit: int = 1,
 ) -> list[Cut]:
-    """Cuts so that one part of everything together takes at most `part_bytes`.
+    """Finds cuts such that one part of all tensors together takes at most `part_bytes`.
 
     Args:
-        results: of one shape (they may be on the device "meta").
-        operands: which broadcast to it.
-        part_bytes, chunk_bytes: as of the context.
-        threads: of PyTorch; see `aligned_lines`.
-        unit: lines are cut at multiples of it, and the last one is not shorter.
+        results: tensors of one shape (they may be on the device "meta").
+        operands: tensors that broadcast to that shape.
+        part_bytes, chunk_bytes: those of the context.
+        threads: how many PyTorch uses; see `aligned_lines`.
+        unit: lines are cut at multiples of it, and the last line is not shorter than it.
 
-    A part may need a copy of each result beside. Gives the cuts to be tried, the likeliest to be exact first.
+    Each part has room for a copy of its results too. Returns the cuts to be tried, the likeliest to be exact first.
     """
     large = [t for t in operands if t.numel() > 1]
     everything = [*results, *large]
@@ -77,12 +77,12 @@ def cut_elementwise(
 
 
 def aligned_lines(length: int, most: int, threads: int, unit: int = 1, joined: bool = False) -> list[tuple[int, int]]:
-    """Cuts `length` elements into lines (start, length) of at most about `most`, each element computed as in the whole.
+    """Cuts `length` elements into lines (start, length) of at most about `most`, each computed as it is in the whole.
 
-    PyTorch gives each thread one run of elements, works through that in vector registers, and computes what is left
-    at its end one by one, which may round differently. So lines end where a thread's run of the whole ends, and within
-    one are multiples of the registers, in each thread's run of the line as well. `joined`: for operators whose threads
-    get whole registers, so that only the last line has something left.
+    PyTorch gives each thread one run of elements, works through the run in vector registers, and computes what is left
+    at its end one by one, which may round differently. So a line ends where a thread's run of the whole ends. Within
+    that run, lines are multiples of the registers, and so are the threads' runs of each line. `joined` is for operators
+    whose threads get whole registers, so that only the last line has something left.
     """
     if threads <= 1 or unit > 1 or joined:
         runs = [(0, length)]
@@ -108,7 +108,7 @@ def _threads_of(length: int, threads: int) -> int:
 
 
 def _even(length: int, threads: int, unit: int) -> int:
-    """The largest number of elements up to `length` that every thread of those used gets an aligned, equal run of."""
+    """The largest number of elements up to `length` of which each thread that is used gets an equal, aligned run."""
     if unit > 1:
         return max(length // unit * unit, unit)
     while True:
@@ -120,18 +120,18 @@ def _even(length: int, threads: int, unit: int) -> int:
 
 
 def meta(tensor: Tensor) -> Tensor:
-    """A tensor like it without memory. Single numbers are left as they are: they may be wrapped Python numbers."""
+    """The tensor without its memory. Single numbers are left as they are: they may be wrapped Python numbers."""
     if tensor.dim() == 0:
         return tensor
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
 def meta_results(function: Callable[..., Any], arguments: Sequence[Any], keywords: Mapping[str, Any]) -> list[Tensor]:
-    """The tensors that an operator gives, without memory: their sizes, strides and types.
+    """The tensors that an operator returns, without memory: their sizes, strides and types.
 
     Some operators refuse a single number of the CPU beside a tensor of the device "meta". Their sizes are asked for
-    with numbers on "meta" too, and their types with one real element of each tensor: on "meta" a Python number in a
-    tensor is one no more, and counts more for the result's type.
+    with numbers on "meta" too, and their types with one real element of each tensor: on "meta" a wrapped Python
+    number is a tensor like others, and counts more for the result's type.
     """
     try:
         return tensors_in([function(*map_tensors(list(arguments), meta), **map_tensors(dict(keywords), meta))])

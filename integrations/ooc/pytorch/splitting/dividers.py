@@ -1,7 +1,7 @@
-"""Handlers of the operators that are more than pointwise: a divider finds the divisions, the context chooses, it runs.
+"""Handlers of operators that are more than pointwise: a divider finds divisions, the context chooses one, which runs.
 
 A divider is `f(context, op, named) -> candidates`, with all arguments of the call by name. It only looks at sizes and
-strides, so it also works on the device "meta": `describe` shows what would be done.
+strides, so it also works on the device "meta", where `describe` shows what would be done.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from ooc.pytorch.splitting.verification import SPARSE, Difference
 
 Divider = Callable[[Context, OpOverload, Named], Sequence[Piece]]
 _D = TypeVar("_D", bound=Divider)
-PRODUCTS = Specials((SPARSE,))  # of sums of products: with more special numbers among them every sum is NaN
+PRODUCTS = Specials((SPARSE,))  # for sums of products: with more special numbers every sum would be NaN
 Sampler = Callable[[Named], Sample]
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Some results of an operator with several, which are divided by themselves.
+    """Some of an operator's results, which are divided by themselves.
 
-    Candidates and `whole` are called as the operator and return all its results; those of other stages are None.
+    Candidates and `whole` are called as the operator is and return all its results; those of other stages are None.
     """
 
     name: str
@@ -42,7 +42,7 @@ Stages = Callable[[Context, OpOverload, Named], Sequence[Stage]]
 
 @dataclass(frozen=True)
 class Divided:
-    """The handler made of a divider, or of one for each stage."""
+    """The handler that is made of a divider, or of one divider for each stage."""
 
     op: OpOverload
     stages: Stages
@@ -76,12 +76,12 @@ class Divided:
             sample = None if self.sample is None else self.sample(named)
             chosen = context.choose(stage.name, candidates, stage.whole, sample, self.specials)
             if isinstance(chosen, Piece) and chosen.rounds:
-                context.inexact()  # though it may have been identical on the data of the verification
+                context.inexact()  # even if it was identical on the data of the verification
         return chosen.run(*args, **kwargs)
 
 
 def _say_together(context: Context, layers: Mapping[str, SplitRecord]) -> None:
-    """For the summary: the divisions of all stages, and what they differ at most."""
+    """Notes for the summary the divisions of all stages and their largest differences."""
     if not layers:
         return
     each = layers.values()
@@ -97,7 +97,7 @@ def _say_together(context: Context, layers: Mapping[str, SplitRecord]) -> None:
 
 
 def fitting(stage: Stage, part_bytes: int, exact: bool = False) -> Sequence[Piece]:
-    """The candidates of a stage; if `exact` those that do not divide sums. Raises CannotSplit where there are none."""
+    """The candidates of a stage; if `exact`, those that do not divide sums. Raises CannotSplit if there are none."""
     of = f" of the {stage.name}" if stage.name else ""
     if not stage.candidates:
         raise CannotSplit(f"no division{of} makes its parts fit {part_bytes} bytes")
@@ -111,7 +111,7 @@ def fitting(stage: Stage, part_bytes: int, exact: bool = False) -> Sequence[Piec
 
 
 def with_mask(op: OpOverload, mask: Sequence[bool]) -> Callable[..., Any]:
-    """The operator with another `output_mask`; None for what it does not ask for."""
+    """The operator with another `output_mask`; results that the mask does not ask for are None."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         results = op(**(bind(op, args, kwargs) | {"output_mask": list(mask)}))
@@ -122,7 +122,7 @@ def with_mask(op: OpOverload, mask: Sequence[bool]) -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class Description:
-    """What a division would be."""
+    """What `describe` says of a division."""
 
     how: str
     parts: int
@@ -135,7 +135,7 @@ DIVIDED: dict[str, Divided] = {}
 def divides_stages(
     *names: str, sample: Sampler | None = None, moves: bool = False, specials: Specials = ALL_SPECIALS
 ) -> Callable[[Stages], Stages]:
-    """Registers what divides the stages of operators. One that this PyTorch does not have is left out."""
+    """Registers a function that divides the stages of operators. Operators that this PyTorch lacks are left out."""
 
     def register(stages: Stages) -> Stages:
         for name in names:
@@ -172,7 +172,7 @@ def describe(
     Tensors may be on the device "meta".
 
     Raises:
-        CannotSplit: there is none.
+        CannotSplit: a stage has no division.
         KeyError: nothing here divides this operator.
     """
     divided = DIVIDED[name]

@@ -19,7 +19,7 @@ aten = torch.ops.aten
 
 @divides("aten::embedding", "aten::index_select", moves=True)
 def select_rows(context: Context, op: OpOverload, named: Named) -> list[Piece]:
-    """Rows of a table [n, ...]: by blocks of results and, for each, the blocks of the table that they are in."""
+    """Selects rows of a table [n, ...], by blocks of results and, for each, the blocks of the table with its rows."""
     table, indices = (named["weight"], named["indices"]) if "weight" in named else (named["self"], named["index"])
     if table.dim() < 1 or named.get("dim", 0) % table.dim() != 0:
         return _select_inside(context, op, named)
@@ -62,14 +62,14 @@ def _gather_rows(context: Context, table: Tensor, indices: Tensor, result: Tenso
 
 
 def _by_block(indices: Tensor, size: int) -> Iterator[tuple[int, Tensor]]:
-    """The first row of each block of a table that is needed, and the places of the indices into it, in order."""
+    """The first row of each needed block of the table, and the places in `indices` that point into it, in order."""
     block = indices.div(size, rounding_mode="floor")
     for number in torch.unique(block).tolist():
         yield int(number) * size, (block == number).nonzero().flatten()
 
 
 def _select_inside(context: Context, op: OpOverload, named: Named) -> list[Piece]:
-    """`index_select` along another dimension than the first: by the others."""
+    """`index_select` along another dimension than the first, divided by the other dimensions."""
     table: Tensor = named["self"]
     own = named["dim"] % max(table.dim(), 1)
     axes = [Axis(f"dimension {d}", n, {"self": d}, {0: d}) for d, n in enumerate(table.shape) if d != own]
@@ -78,7 +78,7 @@ def _select_inside(context: Context, op: OpOverload, named: Named) -> list[Piece
 
 @divides("aten::embedding_dense_backward")
 def embedding_backward(context: Context, op: OpOverload, named: Named) -> list[Piece]:
-    """The table's gradient, by its rows and columns: gradients of each row are added up in their order."""
+    """The table's gradient, by its rows and columns; the gradients of each row are added up in their order."""
     grad, indices, rows = named["grad_output"], named["indices"], named["num_weights"]
     columns, item, number = grad.shape[-1], grad.element_size(), indices.numel()
     lengths = (rows, columns)
@@ -120,7 +120,7 @@ class _Spread:
         return result
 
     def _rows(self, grad: Tensor, places: Tensor) -> Tensor:
-        """Those rows of a gradient, in their order, block by block."""
+        """Gathers the rows of a gradient at `places`, in their order, block by block."""
         made = self._context.empty(size=[places.numel(), grad.shape[1]], dtype=grad.dtype)
         row = 2 * max(1, grad.shape[1] * grad.element_size())
         size = max(1, (self._context.part_bytes - 3 * self._context.chunk_bytes) // row)
@@ -136,7 +136,7 @@ class _Spread:
 
 @divides("aten::gather", "aten::scatter_add", "aten::scatter.src", "aten::scatter.value")
 def along_one(context: Context, op: OpOverload, named: Named) -> list[Piece]:
-    """Gathering and scattering along one dimension: by the others, where all tensors are of one size in them."""
+    """Gathering and scattering along one dimension, divided by the others in which all tensors are of one size."""
     tensors = [name for name in ("self", "index", "src") if isinstance(named.get(name), Tensor)]
     shapes = [named[name].shape for name in tensors]
     own = named["dim"] % max(len(shapes[0]), 1)

@@ -1,4 +1,4 @@
-"""Operators that make a tensor from nothing: a variable of which nothing is on the device, filled in parts."""
+"""Operators that make a tensor from nothing: its variable begins with nothing on the device, and is filled in parts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FULL = "full full_like new_full".split()
 
 
 def _made(context: Context, overload: torch._ops.OpOverload, arguments: Any, keywords: dict[str, Any]) -> Tensor:
-    """The result, without contents; sizes, strides and type as the operator itself says them for the device "meta"."""
+    """The result without contents; its sizes, strides and type are those that the operator gives on "meta"."""
     device = keywords.get("device")
     if device is not None and torch.device(device).type != "cpu":
         raise CannotSplit("it is for another device")
@@ -39,7 +39,7 @@ def _made(context: Context, overload: torch._ops.OpOverload, arguments: Any, key
 
 @registry.finder
 def factory(overload: torch._ops.OpOverload) -> registry.Function | None:
-    """Whoever makes a tensor of one number, of nothing, or of random ones."""
+    """Finds operators that make a tensor of one number, of random numbers, or not initialised."""
     space, _, name = overload._schema.name.partition("::")
     names = {a.name for a in overload._schema.arguments}
     if space != "aten" or "device" not in names or any(a.is_out for a in overload._schema.arguments):
@@ -62,7 +62,7 @@ def _bound(overload: torch._ops.OpOverload, arguments: Any, keywords: dict[str, 
 
 
 def _without_generator(overload: torch._ops.OpOverload) -> torch._ops.OpOverload:
-    """The variant that is asked for sizes: a generator of the CPU does nothing for the device "meta"."""
+    """The variant that is asked for sizes: the one without a generator, as one of the CPU is of no use on "meta"."""
     name = {"generator": "default", "low_generator": "low"}.get(overload._overloadname)
     return getattr(overload._overloadpacket, name) if name is not None else overload
 
@@ -71,7 +71,10 @@ Finish = Callable[[Context, Tensor, dict[str, Any]], int]
 
 
 def _contents(name: str) -> Finish | None:
-    """What fills the result of an operator; gives the number of parts, 0 where others count them."""
+    """The function that fills an operator's result, if it is known.
+
+    It returns the number of parts, or 0 where the operators that it calls count theirs.
+    """
     if name in _EMPTY:
         return _not_initialised
     if name in _ZEROS:
@@ -80,7 +83,7 @@ def _contents(name: str) -> Finish | None:
         return lambda context, result, given: fill(context, result, 1)
     if name in _FULL:
         return lambda context, result, given: fill(context, result, given["fill_value"])
-    # What follows is an operator on a large tensor, and is split as such.
+    # Each of these calls an operator on a large tensor, which is split by itself.
     if name in ("rand", "rand_like"):
         return lambda context, result, given: _by(result.uniform_(0, 1, generator=given.get("generator")))
     if name in ("randn", "randn_like"):
@@ -93,7 +96,7 @@ def _contents(name: str) -> Finish | None:
 
 
 def _not_initialised(context: Context, result: Tensor, given: dict[str, Any]) -> int:
-    """Where PyTorch fills such memory, so that nobody depends on what was there, with the numbers that it takes."""
+    """Leaves memory as it is, unless PyTorch is set to fill such memory; then fills it with the same numbers."""
     if not (torch.are_deterministic_algorithms_enabled() and torch._C._get_deterministic_fill_uninitialized_memory()):
         return 0
     if result.is_floating_point() or result.is_complex():

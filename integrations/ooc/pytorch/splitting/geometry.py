@@ -23,7 +23,7 @@ def extent(size: Sequence[int], stride: Sequence[int]) -> int:
 
 
 def contiguous(size: Sequence[int]) -> tuple[int, ...]:
-    """Strides of a dense tensor, the last dimension inside."""
+    """Strides of a dense tensor whose last dimension is innermost."""
     strides, step = [], 1
     for length in reversed(size):
         strides.append(step)
@@ -32,7 +32,7 @@ def contiguous(size: Sequence[int]) -> tuple[int, ...]:
 
 
 def outer_first(size: Sequence[int], stride: Sequence[int]) -> list[int]:
-    """The dimensions of more than one element and a stride, the one with the largest stride first."""
+    """The dimensions with more than one element and a stride other than 0, those with the largest strides first."""
     moving = [d for d in range(len(size)) if size[d] > 1 and stride[d] != 0]
     return sorted(moving, key=lambda d: (-stride[d], d))
 
@@ -43,7 +43,7 @@ def footprint(tensor: Tensor, chunk_bytes: int) -> int:
 
 
 def footprint_of(size: Sequence[int], stride: Sequence[int], item: int, chunk_bytes: int) -> int:
-    """The same of a view of elements of `item` bytes, given by its sizes and strides."""
+    """The footprint of a view that is given by its sizes and strides, and by the bytes of an element, `item`."""
     whole = extent(size, stride) * item
     if whole == 0:
         return 0
@@ -60,12 +60,12 @@ def footprint_of(size: Sequence[int], stride: Sequence[int], item: int, chunk_by
 
 
 def rounded(size_bytes: int, chunk_bytes: int) -> int:
-    """Bytes of the chunks that a range of so many bytes touches at most."""
+    """Bytes of the chunks that a range of `size_bytes` bytes touches at most."""
     return (-(-size_bytes // chunk_bytes) + (1 if chunk_bytes > 1 else 0)) * chunk_bytes
 
 
 def narrowed(tensor: Tensor, index: Index) -> Tensor:
-    """The part of a tensor at an index. Dimensions count from the right, -1 is the last: it may be broadcast."""
+    """The part of a tensor at an index. Dimensions count from the right (-1 is the last): tensors may be broadcast."""
     for dimension, start, length in index:
         if tensor.dim() >= -dimension and tensor.shape[dimension] != 1:
             tensor = tensor.narrow(dimension, start, length)
@@ -73,11 +73,12 @@ def narrowed(tensor: Tensor, index: Index) -> Tensor:
 
 
 def blocks(tensors: Sequence[Tensor], part_bytes: int, chunk_bytes: int, extra_bytes: int = 0) -> Iterator[Index]:
-    """Cuts tensors that broadcast to the shape of the first one into blocks of which all together touch little.
+    """Cuts tensors that broadcast to the shape of the first one into blocks that touch little memory.
 
-    Each block touches at most `part_bytes` in all tensors together, or no more than a single element may. `extra_bytes`
-    are those that a part takes beside, for each element of the first.
-    Method: halve the dimension whose halves touch least; of equally good ones, that with the first's largest stride.
+    Each block touches at most `part_bytes` in all tensors together, or no more than a single element may touch.
+    `extra_bytes` are what a part takes beside that for each of its elements of the first tensor.
+    Method: halve the dimension whose halves touch least; of equally good ones, the one with the first tensor's largest
+    stride.
     """
     views = [_Shape(t) for t in tensors]
     box = [(-d, 0, n) for d, n in zip(range(tensors[0].dim(), 0, -1), tensors[0].shape)]
@@ -87,7 +88,7 @@ def blocks(tensors: Sequence[Tensor], part_bytes: int, chunk_bytes: int, extra_b
 
 
 class _Shape:
-    """What cutting needs of a tensor; dimensions from the right."""
+    """What cutting needs to know of a tensor. A box has dimensions that count from the right."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.size, self.stride, self.item = tuple(tensor.shape), tensor.stride(), tensor.element_size()
@@ -128,7 +129,7 @@ def _halved(
 
 
 def flat(tensor: Tensor) -> Tensor | None:
-    """A dense tensor's memory as one dimension, in the order of its memory; None if it has gaps or overlaps."""
+    """A dense tensor's memory as a tensor of one dimension; None if the tensor has gaps or overlaps."""
     step = 1
     for length, stride in sorted(zip(tensor.shape, tensor.stride()), key=lambda pair: pair[1]):
         if length > 1 and stride != step:
@@ -138,5 +139,5 @@ def flat(tensor: Tensor) -> Tensor | None:
 
 
 def same_layout(tensors: Sequence[Tensor]) -> bool:
-    """Whether elements at the same place in memory belong together."""
+    """Whether the elements that tensors have at the same place in memory belong together."""
     return all(t.shape == tensors[0].shape and t.stride() == tensors[0].stride() for t in tensors)

@@ -1,4 +1,4 @@
-"""Lengths of axes, cut into blocks: block sizes that fit, and the blocks of a grid."""
+"""Cuts the lengths of axes into blocks: finds block sizes that fit, and lists the blocks of a grid."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 
 
 def even(total: int, size: int, multiple: int) -> int:
-    """The smallest block size, in multiples, that makes no more blocks than `size` does."""
+    """The smallest block size, a multiple of `multiple` or `total`, that makes no more blocks than `size` does."""
     parts = -(-total // size)
     share = -(-total // parts)
     return min(total, -(-share // multiple) * multiple)
 
 
 def largest(total: int, multiple: int, fits: Callable[[int], bool]) -> int:
-    """The largest block size that fits: all, or a multiple below it. 0 if none does. Larger blocks take more."""
+    """The largest block size that fits: `total` or a multiple below it; 0 if none fits. Larger blocks take more."""
     if fits(total):
         return total
     low, high = 0, -(-total // multiple)
@@ -33,8 +33,8 @@ def grid(
 ) -> tuple[int, ...] | None:
     """Block sizes for several axes. One axis after the other, in `order`, is cut until everything fits.
 
-    No axis is cut into less than the first floors say where that suffices, else than the second, and so on; at last
-    into single units. None if those do not fit.
+    Blocks are no smaller than the first of `floors` says if that suffices, else no smaller than the second says, and so
+    on; at last they may be single units. Returns None if single units do not fit.
     """
     chosen = list(lengths)
     for least in (*floors, [1] * len(lengths)):
@@ -66,7 +66,7 @@ def boxes(lengths: Sequence[int], sizes: Sequence[int]) -> Iterator[tuple[tuple[
 
 
 def count(lengths: Sequence[int], sizes: Sequence[int]) -> int:
-    """How many blocks that makes."""
+    """How many blocks a grid has."""
     made = 1
     for n, size in zip(lengths, sizes):
         made *= -(-n // size)
@@ -74,6 +74,6 @@ def count(lengths: Sequence[int], sizes: Sequence[int]) -> int:
 
 
 def label(names: Sequence[str], lengths: Sequence[int], sizes: Sequence[int]) -> str:
-    """Such as "channels by 64, rows by 8"."""
+    """A grid in words, such as "channels by 64, rows by 8"."""
     cut = [f"{name} by {size}" for name, n, size in zip(names, lengths, sizes) if size < n]
     return ", ".join(cut) or "whole"

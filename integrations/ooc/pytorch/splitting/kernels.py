@@ -2,13 +2,13 @@
 
 A convolution has three kernels, with micro-cuDNN's names (section II): *Forward*, *BackwardData* and *BackwardFilter*.
 Each algorithm computes each of them. A part writes into its place in the result of the whole batch; BackwardFilter adds
-its part to what the parts before it found.
+each part to the sum of the parts before it.
 
 On a CPU there are three algorithms:
 
 - `onednn`: PyTorch's own, which is oneDNN's where `torch._C._select_conv_backend` says so. It cannot write into a part
-  of a larger result, so a part takes its own result beside, and a copy.
-- `im2col`: every patch becomes a column, the convolution one matrix product for each sample (Chellapilla, Puri and
+  of a larger result, so a part makes a result of its own, which is then copied.
+- `im2col`: every patch becomes a column, and the convolution one matrix product for each sample (Chellapilla, Puri and
   Simard 2006, "High performance convolutional neural networks for document processing").
 - `fft`: products of spectra (Mathieu, Henaff and LeCun 2014). Only for stride and dilation 1.
 """
@@ -71,7 +71,7 @@ class ConvolutionShape:
 
     @property
     def pointwise(self) -> bool:
-        """The image itself is the im2col matrix."""
+        """Whether the image itself is the im2col matrix."""
         return self.filter == (1, 1) == self.stride and self.padding == (0, 0)
 
     def __str__(self) -> str:
@@ -96,26 +96,26 @@ class Kernel:
     kind: str
 
     def shapes(self, batch: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Of the operands for `batch` samples: (x, w), (gradient of y, w) or (gradient of y, x)."""
+        """Shapes of the operands for `batch` samples: (x, w), (gradient of y, w) or (gradient of y, x)."""
         c = self.convolution
         x, y = (batch, c.inputs, *c.size), (batch, c.outputs, *c.result_size)
         w = (c.outputs, c.inputs // c.groups, *c.filter)
         return {FORWARD: (x, w), BACKWARD_DATA: (y, w), BACKWARD_FILTER: (y, x)}[self.kind]
 
     def operands(self, batch: int, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        """Random ones of `batch` samples."""
+        """Random operands for `batch` samples."""
         first, second = (torch.randn(shape, generator=generator) for shape in self.shapes(batch))
         return first, second
 
     def result_shape(self, batch: int) -> tuple[int, ...]:
-        """Of `batch` samples; of BackwardFilter the same for any number."""
+        """Shape of the result for `batch` samples; that of BackwardFilter is the same for any number."""
         c = self.convolution
         if self.kind == BACKWARD_FILTER:
             return (c.outputs, c.inputs // c.groups, *c.filter)
         return (batch, c.inputs, *c.size) if self.kind == BACKWARD_DATA else (batch, c.outputs, *c.result_size)
 
     def part(self, operands: tuple[Tensor, Tensor], begin: int, end: int) -> tuple[Tensor, Tensor]:
-        """The operands of samples `begin` to `end`: views. The second is the filter unless the filter is the result."""
+        """Views of the operands of samples `begin` to `end`. The second is the filter if that is not the result."""
         first, second = operands
         return first[begin:end], second[begin:end] if self.kind == BACKWARD_FILTER else second
 
@@ -126,13 +126,13 @@ class Algorithm:
 
     name: str
     suits: Callable[[Kernel], bool]
-    workspace_bytes: Callable[[Kernel, int], int]  # about; what it takes is measured
+    workspace_bytes: Callable[[Kernel, int], int]  # an estimate; what it takes is measured
     whole: Callable[[Kernel, Tensor, Tensor], Tensor]
-    into: Callable[[Kernel, Tensor, Tensor, Tensor, bool], None]  # the last two: where to, and whether to add to it
+    into: Callable[[Kernel, Tensor, Tensor, Tensor, bool], None]  # the last two: the target, and whether to add to it
 
 
 def run(kernel: Kernel, operands: tuple[Tensor, Tensor], parts: list[tuple[int, Algorithm]]) -> Tensor:
-    """The kernel's result, computed in parts of so many samples by such an algorithm, in this order."""
+    """The kernel's result, computed part by part; each part is given by its number of samples and its algorithm."""
     if len(parts) == 1:
         return parts[0][1].whole(kernel, *operands)
     result = torch.empty(kernel.result_shape(operands[0].shape[0]))
@@ -181,7 +181,7 @@ def _own_bytes(kernel: Kernel, samples: int) -> int:
 
 
 def _columns(c: ConvolutionShape, x: Tensor) -> Tensor:
-    """[samples, taps, positions]; of a pointwise convolution the image itself."""
+    """The im2col matrices [samples, taps, positions]; of a pointwise convolution the image itself."""
     if c.pointwise:
         return x.flatten(2)
     made: Tensor = _aten.im2col(x, c.filter, c.dilation, c.padding, c.stride)
@@ -217,7 +217,7 @@ def _im2col_bytes(kernel: Kernel, samples: int) -> int:
 
 
 def _fast_length(length: int) -> int:
-    """The next number that has no prime factor beyond 5."""
+    """The smallest number from `length` on that has no prime factor beyond 5."""
     while True:
         rest = length
         for prime in (2, 3, 5):
@@ -229,7 +229,7 @@ def _fast_length(length: int) -> int:
 
 
 def _spectrum_size(c: ConvolutionShape) -> Pair:
-    """As large as the padded image, and no index wraps around into what is kept."""
+    """Height and width of spectra: those of the padded image or more, so that nothing that is kept wraps around."""
     return _fast_length(c.size[0] + 2 * c.padding[0]), _fast_length(c.size[1] + 2 * c.padding[1])
 
 

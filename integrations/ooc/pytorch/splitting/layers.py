@@ -1,7 +1,7 @@
 """The layers of a model, for `swapd split`: what each holds, what its convolutions cost, what is verified of it.
 
 The model is built and run once on fake tensors, as `swapd record --fake` does, so it takes no memory. Its operators in
-their order are the layers. Started as a program of its own: `python -m ooc.pytorch.splitting.layers JSON`.
+their order are the layers. It is started as a program of its own: `python -m ooc.pytorch.splitting.layers JSON`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Found:
 
 
 class LayerRun(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Enter it inside of a FakeTensorMode, after the model was built; the operators that run then are in `found`."""
+    """A dispatch mode, to be entered in a FakeTensorMode after the model was built; `found` has what then runs."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -97,7 +97,7 @@ class LayerRun(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _weights() -> Iterator[Tensor]:
-    """Parameters and buffers of every module that there is."""
+    """Parameters and buffers of every module in this process."""
     for module in [entry for entry in gc.get_objects() if issubclass(type(entry), torch.nn.Module)]:
         yield from module.parameters(recurse=False)
         yield from module.buffers(recurse=False)
@@ -108,7 +108,7 @@ def _by_storage(values: list[Any]) -> dict[int, Tensor]:
 
 
 def _weight_units(result: Tensor | None, weights: dict[int, Tensor]) -> int | None:
-    """Output channels or features."""
+    """The number of output channels or features."""
     if result is None or result.dim() < 2 or not weights:
         return None
     channels = int(result.shape[1] if result.dim() > 2 else result.shape[-1])
@@ -116,7 +116,7 @@ def _weight_units(result: Tensor | None, weights: dict[int, Tensor]) -> int | No
 
 
 def _activation_units(base: str, result: Tensor | None) -> int | None:
-    """What no part is smaller than: a row of an image, a sample; None where it may be cut anywhere."""
+    """How many indivisible units the result has (rows of images, or samples); None if it may be cut anywhere."""
     if result is None or base not in HEAVY or not result.dim():
         return None
     rows = result.shape[0] * (result.shape[2] if result.dim() == 4 else 1)
@@ -124,7 +124,7 @@ def _activation_units(base: str, result: Tensor | None) -> int | None:
 
 
 def _kernels(base: str, args: Any) -> list[tuple[Kernel, int]]:
-    """The kernels of a convolution of images, and the batch."""
+    """The kernels of a convolution of images, each with the batch."""
     try:
         if base == "aten::convolution" and not args[6]:
             x, w, stride, padding, dilation, groups = args[0], args[1], args[3], args[4], args[5], args[8]
@@ -136,7 +136,7 @@ def _kernels(base: str, args: Any) -> list[tuple[Kernel, int]]:
             kinds = [kind for kind, wanted in zip((BACKWARD_DATA, BACKWARD_FILTER), args[10]) if wanted]
             return [(Kernel(shape, kind), int(x.shape[0])) for kind in kinds]
     except ValueError:
-        pass  # of one or three dimensions: no kernels that could be measured
+        pass  # one or three dimensions have no kernels that could be measured
     return []
 
 
@@ -144,7 +144,7 @@ def layers_of(make: Callable[..., Callable[[], Any]], batch: int, **arguments: A
     """The operators of one iteration.
 
     Raises:
-        FakeError: it cannot be run without data.
+        FakeError: the iteration cannot be run without data.
     """
     with ExitStack() as stack:
         stack.enter_context(replaced("torch.utils", "swap_tensors", _give_data))
@@ -166,7 +166,7 @@ def layers_of(make: Callable[..., Callable[[], Any]], batch: int, **arguments: A
 
 
 def describe(run: LayerRun, measurer: Measurer, policy: str, say: Callable[[str], None]) -> list[NetworkLayer]:
-    """The layers with costs and verdicts of the measurer's store; what it cannot measure has no rows."""
+    """The layers with costs and verdicts from the measurer's store; a kernel that it cannot measure has no costs."""
     made = []
     for number, found in enumerate(run.found, 1):
         tables = []
@@ -187,14 +187,14 @@ def describe(run: LayerRun, measurer: Measurer, policy: str, say: Callable[[str]
 
 
 def main(text: str) -> int:
-    """Do what the JSON object `text` asks for: the keys are those that `swapd/cli/split.py` writes."""
+    """Does what the JSON object `text` asks for; its keys are those that `swapd/cli/split.py` writes."""
     wanted = json.loads(text)
     core = None
     try:
         make = find(wanted["program"])
         arguments = dict(wanted["arguments"])
         if ":" not in wanted["program"]:
-            arguments.setdefault("mode", "inference")  # models with names know it
+            arguments.setdefault("mode", "inference")  # models that have names take this argument
         try:
             run = layers_of(make, wanted["batch"], **arguments)
         except (TypeError, ValueError) as error:

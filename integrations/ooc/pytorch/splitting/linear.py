@@ -1,7 +1,7 @@
-"""Matrix products in parts: by columns and rows of the result, which keeps every sum; else by the reduced dimension.
+"""Matrix products in parts: by columns and rows of the result, where sums stay whole, or by the reduced dimension.
 
 Blocks are multiples of 64 where that is possible: BLAS kernels work on tiles, and a block that ends within one takes
-another path than the whole did (measured with MKL: multiples of 64 columns and of 4 rows were bit-identical).
+another path than the whole takes (measured with MKL: multiples of 64 columns and of 4 rows were bit-identical).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LEAST_COLUMNS, LEAST_ROWS = (64, 32, 16, 16, 16), (64, 32, 16, 8, 4)
 
 
 def _names(op: OpOverload) -> tuple[str, str]:
-    """The two factors."""
+    """The names of the two factors."""
     names = [argument.name for argument in op._schema.arguments]
     return ("batch1", "batch2") if "batch1" in names else ("mat1", "mat2") if "mat1" in names else ("self", names[1])
 
@@ -44,7 +44,7 @@ def _added(op: OpOverload) -> dict[str, int]:
 
 @divides("aten::mm", "aten::addmm", "aten::_addmm_activation", "aten::bmm", "aten::baddbmm", specials=PRODUCTS)
 def product(context: Context, op: OpOverload, named: Named) -> list[Piece]:
-    """[.., n, k] times [.., k, m]: by matrices of the batch, by columns (m), by rows (n)."""
+    """The product of [.., n, k] and [.., k, m]: by matrices of the batch, by columns (m), by rows (n)."""
     left, right = _names(op)
     first, second = named[left], named[right]
     batched = first.dim() == 3
@@ -56,11 +56,11 @@ def product(context: Context, op: OpOverload, named: Named) -> list[Piece]:
     if batched:
         axes = [Axis("matrices", first.shape[0], {left: 0, right: 0} | dict.fromkeys(added, -3), {0: 0}), columns, rows]
         orders = [[0, 1, 2], [0, 2, 1]]
-    elif bytes_of(first) > bytes_of(second):  # the larger factor is read once
+    elif bytes_of(first) > bytes_of(second):  # so that the larger factor is read once
         orders.reverse()
     if batched and added and named["self"].dim() < 3:
         axes[0] = Axis("matrices", first.shape[0], {left: 0, right: 0}, {0: 0})
-    # A factor that lies in no order that BLAS takes is copied by it; oneDNN reorders both for short types.
+    # BLAS copies a factor whose layout it does not take; oneDNN reorders both factors of short types.
     doubled = not (_blas(first) and _blas(second)) or first.element_size() < 4
     alive = [axis for axis in axes if axis.length > 1]
     mapped = [[alive.index(axes[place]) for place in order if axes[place] in alive] for order in orders]
@@ -118,7 +118,7 @@ def _by_reduction(context: Context, op: OpOverload, named: Named) -> list[Piece]
 
 @divides("aten::mv", "aten::addmv", specials=PRODUCTS)
 def matrix_vector(context: Context, op: OpOverload, named: Named) -> list[Piece]:
-    """[n, k] times [k]: by rows."""
+    """The product of [n, k] and [k]: by rows."""
     matrix = "mat" if "mat" in named else "self"
     added = {"self": 0} if matrix == "mat" else {}
     rows = Axis("rows", named[matrix].shape[0], {matrix: 0} | added, {0: 0}, least=LEAST_ROWS)

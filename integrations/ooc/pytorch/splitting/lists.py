@@ -1,6 +1,6 @@
-"""Operators over lists of tensors (`_foreach_*`, fused optimizers) of which an element does not fit: each in lines.
+"""Operators over lists of tensors (`_foreach_*`, fused optimizers) with an element that does not fit, cut into lines.
 
-What is left of a list's other elements fits: the adapter has cut the lists before.
+The adapter has cut the lists before, so what is left of their other elements fits.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ooc.pytorch.splitting.context import CannotSplit, Context, Split
 from ooc.pytorch.splitting.cutting import Cut, cut_elementwise, meta
 from ooc.pytorch.splitting.verification import map_tensors, random_like, tensors_in
 
-_REDUCE = ("norm", "max", "min", "powsum")  # of each tensor, to one number
+_REDUCE = ("norm", "max", "min", "powsum")  # these reduce each tensor to one number
 _FUSED = ("_fused_adam", "_fused_sgd", "_fused_adagrad")
 
 Overload = torch._ops.OpOverload
@@ -24,7 +24,7 @@ Overload = torch._ops.OpOverload
 
 @registry.finder
 def over_lists(overload: Overload) -> registry.Function | None:
-    """Elementwise operators over lists."""
+    """Finds elementwise operators over lists."""
     name = overload._schema.name.removeprefix("aten::")
     elementwise = name.startswith("_foreach_") and name.removeprefix("_foreach_").rstrip("_") not in _REDUCE
     if not (elementwise or name.startswith(_FUSED)) or any(a.is_out for a in overload._schema.arguments):
@@ -66,7 +66,7 @@ class _Lists:
         return chosen.run(*self.arguments, **self.keywords)
 
     def _of(self, place: int, value: Any, last: bool = False) -> Any:
-        """What an argument is for one element of the lists."""
+        """The value of an argument for one element of the lists."""
         if isinstance(value, list | tuple) and len(value) == self.length:
             return [value[place]]
         if last and self.scalars_last and isinstance(value, Tensor):
@@ -82,14 +82,14 @@ class _Lists:
         }
 
     def _results(self, place: int) -> list[Tensor]:
-        """The new tensors that an element gives, without memory."""
+        """The new tensors that the operator returns for an element, without memory."""
         if self.writes:
             return []
         arguments, keywords = self._one(place, self.arguments, self.keywords)
         with self.context.plain():
             without = map_tensors(arguments, meta)
             if self.scalars_last:
-                without[-1] = torch.ones(1, dtype=arguments[-1].dtype)  # is looked at, and must be of the CPU
+                without[-1] = torch.ones(1, dtype=arguments[-1].dtype)  # the operator reads it, so it is on the CPU
             return list(self.overload(*without, **map_tensors(keywords, meta)))
 
     def _cuts(self, place: int) -> list[Cut]:

@@ -1,6 +1,6 @@
-"""The negative log likelihood in parts: what belongs to the targets is gathered by rows, and one call adds it up.
+"""The negative log likelihood in parts: the targets' numbers are gathered by rows, and one call adds them up.
 
-So the sum is made of the same numbers in the same order as in one piece. Gradients by rows.
+So the sum is made of the same numbers in the same order as in one piece. Gradients are cut by rows.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ IGNORED = -100
 def _axes(
     named: Named, gives: dict[int, int], tensors: Sequence[str], per_element: Sequence[str] = ("target",)
 ) -> list[Axis]:
-    """Samples, and rows of images: of tensors [N, C, ...], and of targets [N, ...]."""
+    """The axes of samples and of rows of images, in tensors [N, C, ...] and in targets [N, ...]."""
     shape = named["target"].shape
     axes = []
     for d, size in enumerate(shape[:2]):
@@ -40,7 +40,7 @@ def _axes(
 
 @divides("aten::nll_loss_forward", "aten::nll_loss2d_forward")
 def nll_loss(context: Context, op: OpOverload, named: Named) -> list[Piece]:
-    """Logarithms [N, C, ...], targets [N, ...]. The loss, and the targets' weights in all."""
+    """The loss and the sum of the targets' weights, for logarithms [N, C, ...] and targets [N, ...]."""
     given, target = named["self"], named["target"]
     if given.dim() < 2 or target.dim() == 0:
         return []
@@ -54,7 +54,7 @@ def nll_loss(context: Context, op: OpOverload, named: Named) -> list[Piece]:
         elements = math.prod(sizes)
         return view_bytes(context, elements * each) + 2 * own_bytes(context, elements * of_target)
 
-    # The last call takes all that was gathered.
+    # The last call needs all that was gathered.
     last = 2 * own_bytes(context, target.numel() * (target.element_size() + given.element_size()))
     sizes = grid(lengths, [], range(len(lengths)), 1, lambda blocks: need(blocks) <= context.part_bytes)
     if sizes is None or last > context.part_bytes:
@@ -93,7 +93,7 @@ def _loss(context: Context, op: OpOverload, sizes: Sequence[int], named: Named) 
 
 
 def _check(target: Tensor, ignored: Tensor, classes: int) -> None:
-    """As the kernel does it."""
+    """Raises IndexError for a target out of bounds, as the kernel does."""
     outside = ((target < 0) | (target >= classes)) & ~ignored
     if bool(outside.any()):
         raise IndexError(f"Target {int(target[outside][0])} is out of bounds.")

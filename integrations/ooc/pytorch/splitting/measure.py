@@ -1,16 +1,16 @@
 """Measured costs: how long an algorithm takes for a micro-batch, and what workspace it takes (micro-cuDNN, III-B).
 
-Times are medians of repetitions after a warm-up. A workspace is what our own allocator saw live at once while the
-kernel ran, beyond its operands and its result, small allocations too; so this runs on an emulated device, in a process
-of its own (`ooc.enable(alloc="emulated")`), with room enough that nothing moves. Everything goes to the store, and what
-is there is not measured again.
+Times are medians of repetitions after a warm-up. A workspace is the most bytes that our own allocator saw live at once
+while the kernel ran, small allocations too, beyond the kernel's operands and its result. So this runs on an emulated
+device, in a process of its own (`ooc.enable(alloc="emulated")`), with room enough that nothing moves. Everything goes
+to the store, and what is there is not measured again.
 
-A size is measured as the execution in parts needs it: as a part, which is written into its place in a larger result,
-and as the whole batch, which need not be. The names of the second end with "whole".
+A size below the batch is measured as a part, which is written into its place in a larger result. The batch itself is
+measured with a result of its own; the algorithm's name then ends with "whole".
 
-Not measured, by rules that depend on what is known alone, so that a second run leaves out the same:
+Not everything is measured. The rules depend only on what is known, so a second run leaves out the same:
 
-- what is estimated to take, or at a smaller size took, more workspace than `largest_bytes`
+- an algorithm at a size for which its estimated workspace, or its workspace at a smaller size, is above `largest_bytes`
 - an algorithm that took more than `HOPELESS` times as long as another, for the two sizes before, without less workspace
 """
 
@@ -36,12 +36,12 @@ WHOLE = " whole"
 
 
 class MeasureError(RuntimeError):
-    """Nothing can be measured here; the message says what to do."""
+    """Nothing can be measured here; the message says what is missing."""
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How often a kernel is run: until both are reached, but at most `most` times."""
+    """How often a kernel is run: until `least` runs and `seconds` are reached, but at most `most` times."""
 
     least: int = 3
     seconds: float = 0.1
@@ -55,7 +55,7 @@ class Noise:
     relative: list[float] = field(default_factory=list)
 
     def add(self, row: MicroConfiguration) -> None:
-        """A measurement of this run, or one that was known."""
+        """Adds a measurement of this run, or one that was known."""
         if row.seconds > 0 and row.spread_seconds > 0:
             self.relative.append(row.spread_seconds / row.seconds)
 
@@ -70,7 +70,7 @@ class Noise:
 
 
 def measured_sizes(policy: str, batch: int, most: int = MOST_SIZES) -> tuple[int, ...]:
-    """The sizes of a policy, ascending. Of `all` at most `most`: powers of two, the batch, and others evenly between.
+    """The sizes of a policy, ascending. `all` has at most `most`: powers of two, the batch, and others evenly between.
 
     Raises:
         ValueError: there is no such policy.
@@ -90,7 +90,7 @@ class Measurer:
     """Fills tables of kernels from the store, and measures what is missing.
 
     Args:
-        core: of the session in this process; None: nothing can be measured, only looked up.
+        core: the core of the session in this process; if it is None, costs are only looked up.
         store: where measurements are kept.
         largest_bytes: workspaces beyond it are of no interest.
         algorithms: the candidates.
@@ -115,7 +115,7 @@ class Measurer:
         self._device, self.library = f"{processor()}, {torch.get_num_threads()} threads", library(__name__)
 
     def key(self, kernel: Kernel) -> Key:
-        """Of a kernel's costs. Sizes of micro-batches are no part of it: other batches use the same measurements."""
+        """The store's key for a kernel's costs. It has no batch size, so all batches use the same measurements."""
         return Key(self._device, self.library, f"convolution {kernel.kind}", str(kernel.convolution))
 
     def table(self, kernel: Kernel, batch: int, policy: str = "all", name: str | None = None) -> KernelTable:
@@ -151,7 +151,7 @@ class Measurer:
         return len(earlier) >= 2 and all(_is_hopeless(row, found) for row in earlier[-2:])
 
     def _measure(self, kernel: Kernel, algorithm: Algorithm, size: int, whole: bool) -> MicroConfiguration | None:
-        """None: it does not fit into the budget of this process."""
+        """Measures an algorithm at one size. Returns None if it does not fit into the budget of this process."""
         if self.core is None:
             raise MeasureError(
                 f"{kernel.convolution}, {kernel.kind}: {size} samples by {algorithm.name} are not measured"
@@ -184,15 +184,15 @@ def _is_hopeless(row: MicroConfiguration, found: Sequence[MicroConfiguration]) -
 
 
 def workspace_bytes(core: Core, call: Callable[[], Any]) -> int:
-    """`live_during` the second of two calls."""
+    """What `live_during` measures in the second of two calls."""
     call()  # what a library keeps from its first call on is no workspace
     return live_during(core, call)
 
 
 def live_during(core: Core, call: Callable[[], Any]) -> int:
-    """The most bytes that lived at once during a call, beyond those before it and its result's."""
+    """The most bytes that were live at once during a call, beyond those before it and those of its result."""
     torch.zeros(1)  # an iteration without a function does not end
-    core.boundary()  # the peak of an iteration begins anew
+    core.boundary()  # every iteration has a peak of its own
     before = int(core.stats()["live_bytes"])
     result = call()
     own = result.nbytes if isinstance(result, torch.Tensor) else 0

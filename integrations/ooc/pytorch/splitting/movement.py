@@ -1,6 +1,6 @@
-"""Operators that only move data, which is exact however they are cut; or convert its type, which is not.
+"""Operators that only move data, which is exact however they are cut, or convert its type, which is not.
 
-Of NaN a kernel may make one thing in a vector register and another one by one.
+A kernel may convert a NaN to one thing in a vector register, and to another where it converts elements one by one.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _aten = torch.ops.aten
 
 
 def strided(*tensors: Tensor) -> None:
-    """Raises CannotSplit for another layout, or memory that is not the CPU's."""
+    """Raises CannotSplit unless all tensors are strided and on the CPU."""
     if any(t.layout != torch.strided or t.device.type != "cpu" for t in tensors):
         raise CannotSplit("its tensors are not strided ones on the CPU")
 
 
 def _converts(source: Tensor, target: Tensor) -> bool:
-    """Whether NaN and infinities are converted."""
+    """Whether a copy converts numbers that may be NaN or infinite."""
     return source.dtype != target.dtype and (source.is_floating_point() or source.is_complex())
 
 
@@ -37,9 +37,9 @@ Pair = Callable[..., tuple[Tensor, Tensor]]
 def _converted(
     context: Context, example: tuple[Tensor, Tensor], whole: Callable[..., Tensor], pair: Pair
 ) -> Callable[..., Tensor]:
-    """A copy to another type, in the first of the ways to cut it that has the bits of the whole.
+    """Returns a function that copies to another type, cut in the first way that gives the bits of the whole.
 
-    `whole`, `pair` and what is returned are called as the operator is; `pair` gives the target and the source.
+    This function, `whole` and `pair` are called as the operator is; `pair` returns the target and the source.
     """
 
     def run(cut: Cut, *arguments: Any, **keywords: Any) -> Tensor:
@@ -55,7 +55,7 @@ def _converted(
 
 @registry.handler("aten::copy_", repeatable=True)
 def copy_(context: Context, target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
-    """Between any two layouts and types."""
+    """Copies between any two layouts and types."""
     strided(target, source)
     if _converts(source, target):
         run = _converted(context, (target, source), _aten.copy_, lambda to, given, *_: (to, given))
@@ -66,7 +66,7 @@ def copy_(context: Context, target: Tensor, source: Tensor, non_blocking: bool =
 
 @registry.handler("aten::copy", repeatable=True)
 def copy(context: Context, target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
-    """As copy_, into a new tensor like the target."""
+    """Copies as `copy_` does, into a new tensor like the target."""
     strided(target, source)
     if _converts(source, target):
         run = _converted(context, (target, source), _aten.copy, lambda to, given, *_: (context.empty(like=to), given))
@@ -78,7 +78,7 @@ def copy(context: Context, target: Tensor, source: Tensor, non_blocking: bool = 
 
 @registry.handler("aten::clone", "aten::_to_copy")
 def clone(context: Context, source: Tensor, **keywords: Any) -> Tensor:
-    """In the memory format asked for, and with another type."""
+    """Copies to the memory format and the type that are asked for."""
     strided(source)
     device = keywords.pop("device", None)
     if device is not None and torch.device(device).type != "cpu":
@@ -99,21 +99,21 @@ def _known(keywords: dict[str, Any]) -> dict[str, Any]:
 
 
 def context_like(made: Tensor) -> Tensor:
-    """A result without memory, checked. Raises CannotSplit."""
+    """Returns a result without memory. Raises CannotSplit if it is not strided."""
     if made.layout != torch.strided:
         raise CannotSplit("its result is not strided")
     return made
 
 
 def _alike(tensors: Sequence[Tensor], result: Tensor) -> None:
-    """Raises CannotSplit where some are converted."""
+    """Raises CannotSplit if some of the tensors would have to be converted."""
     if any(_converts(tensor, result) for tensor in tensors):
         raise CannotSplit("its tensors are of unlike types")
 
 
 @registry.handler("aten::cat")
 def cat(context: Context, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """One tensor after the other."""
+    """Puts one tensor after the other."""
     strided(*tensors)
     with context.plain():
         like = context_like(_aten.cat([meta(t) for t in tensors], dim))
@@ -121,7 +121,7 @@ def cat(context: Context, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     result, parts, start = context.empty(like=like), 0, 0
     for tensor in tensors:
         if tensor.dim() == 1 and tensor.shape[0] == 0:
-            continue  # is skipped, whatever the others' sizes are
+            continue  # an empty vector is skipped, whatever the others' sizes are
         length = tensor.shape[dim]
         parts += context.move(result.narrow(dim, start, length), tensor)
         start += length
@@ -131,7 +131,7 @@ def cat(context: Context, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
 
 @registry.handler("aten::stack")
 def stack(context: Context, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """Along a new dimension."""
+    """Puts tensors beside each other along a new dimension."""
     strided(*tensors)
     with context.plain():
         like = context_like(_aten.stack([meta(t) for t in tensors], dim))
@@ -145,7 +145,7 @@ def stack(context: Context, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
 
 @registry.handler("aten::fill_.Scalar", "aten::fill_.Tensor", repeatable=True)
 def fill_(context: Context, target: Tensor, value: Any) -> Tensor:
-    """The same number everywhere."""
+    """Writes the same number everywhere."""
     strided(target)
     context.used("blocks", fill(context, target, value))
     return target
@@ -153,7 +153,7 @@ def fill_(context: Context, target: Tensor, value: Any) -> Tensor:
 
 @registry.handler("aten::zero_", repeatable=True)
 def zero_(context: Context, target: Tensor) -> Tensor:
-    """Zeros."""
+    """Writes zeros everywhere."""
     strided(target)
     context.used("blocks", fill(context, target, 0))
     return target
@@ -167,7 +167,7 @@ def zero_(context: Context, target: Tensor) -> Tensor:
     repeatable=True,
 )
 def set_(context: Context, target: Tensor, source: Any, *place: Any) -> Tensor:
-    """Another storage: no byte is touched, unless the storage has to grow."""
+    """Gives a tensor another storage, which touches no byte. Raises CannotSplit if the storage has to grow."""
     item = target.element_size()
     if place and (place[0] + extent(*place[1:])) * item > source.nbytes():
         raise CannotSplit("its storage would have to grow")
@@ -197,7 +197,7 @@ for _name in """
 
 
 def fill(context: Context, target: Tensor, value: Any) -> int:
-    """Fills in parts; returns how many."""
+    """Fills a tensor in parts; returns how many parts."""
     parts = 0
     for index in blocks([target], context.part_bytes, context.chunk_bytes):
         narrowed(target, index).fill_(value)

@@ -1,4 +1,4 @@
-"""A call's arguments as text: the part of a verdict's key that says what it was found for."""
+"""A call's arguments as text: the part of a verdict's key that says for which arguments it was found."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TYPES = {
 
 
 def named_shape(value: Any) -> str:
-    """Sizes, types, strides where they are unusual, and everything that is no tensor."""
+    """A value as text: a tensor's size, type, and strides where unusual; or what is no tensor."""
     if isinstance(value, Tensor):
         kind = _TYPES.get(value.dtype) or str(value.dtype).removeprefix("torch.")
         size = "x".join(map(str, value.shape))
@@ -25,7 +25,7 @@ def named_shape(value: Any) -> str:
         return "generator"
     if isinstance(value, float) and value * 4 != int(value * 4 if abs(value) < 1e6 else 0):
         return (
-            "*"  # a learning rate, say, which may change with each step; operators treat 2, 0.5 or -1 in special ways
+            "*"  # a learning rate, say, which may change with each step; 2, 0.5 or -1 stay: operators treat these apart
         )
     if isinstance(value, torch.UntypedStorage):
         return f"storage of {value.nbytes()} bytes"

@@ -1,4 +1,4 @@
-"""Layer and group normalisation in parts, forward and backward; batch normalisation: batch_norm.py."""
+"""Layer and group normalisation in parts, forward and backward. Batch normalisation is in batch_norm.py."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ def _row_axes(named: Named, tensors: list[str], results: list[int]) -> list[Axis
 
 @divides("aten::native_layer_norm")
 def layer_norm(context: Context, op: OpOverload, named: Named) -> list[Piece]:
-    """[.., normalized]: by rows. Result, means and inverse deviations."""
+    """Result, means and inverse deviations of an input [.., normalized], by rows."""
     return along(context, op, named, _row_axes(named, ["input"], [0, 1, 2]), multiples=(16, 1))
 
 
 @divides("aten::_fused_rms_norm")
 def rms_norm(context: Context, op: OpOverload, named: Named) -> list[Piece]:
-    """[.., normalized]: by rows. Result and inverse norms."""
+    """Result and inverse norms of an input [.., normalized], by rows."""
     return along(context, op, named, _row_axes(named, ["input"], [0, 1]), multiples=(16, 1))
 
 
 @divides_stages("aten::native_layer_norm_backward")
 def layer_norm_backward(context: Context, op: OpOverload, named: Named) -> list[Stage]:
-    """The input's gradient by rows; those of weight and bias, sums over rows, by columns, so that no sum is divided."""
+    """The input's gradient by rows; those of weight and bias, sums over rows, by columns, so that sums stay whole."""
     mask, stages = named["output_mask"], []
     if mask[0]:
         axes = _row_axes(named, ["grad_out", "input", "mean", "rstd"], [0])
@@ -69,7 +69,7 @@ def _masked(mask: list[bool]) -> Any:
 
 
 def _group_axes(named: Named, tensors: list[str], gradients: bool) -> list[Axis]:
-    """Samples and groups of channels, of tensors [N, C, ...] and statistics [N, groups]."""
+    """The axes of samples and of groups of channels, in tensors [N, C, ...] and statistics [N, groups]."""
     groups, channels, samples = named["group"], named["C"], named["N"]
     unit = channels // groups
     of_group = {name: (1, unit) for name in tensors}
@@ -85,13 +85,13 @@ def _group_axes(named: Named, tensors: list[str], gradients: bool) -> list[Axis]
 
 @divides("aten::native_group_norm")
 def group_norm(context: Context, op: OpOverload, named: Named) -> list[Piece]:
-    """[N, C, ...]: by samples, then by groups."""
+    """Result, means and inverse deviations of an input [N, C, ...], by samples, then by groups."""
     return along(context, op, named, _group_axes(named, ["input"], False), multiples=(1,))
 
 
 @divides_stages("aten::native_group_norm_backward")
 def group_norm_backward(context: Context, op: OpOverload, named: Named) -> list[Stage]:
-    """By groups: the sums of weight and bias go over samples."""
+    """All three gradients, by groups alone: the sums for weight and bias go over samples."""
     axes = _group_axes(named, ["grad_out", "input"], True)
     size = math.prod(named["input"].shape[2:])
     found = along(context, op, named | {"HxW": size}, axes, multiples=(1,))

@@ -1,7 +1,7 @@
-"""Which operator is split by what, and the operators `ooc_split::...` that the adapter (csrc/splitting.cpp) calls.
+"""Which module splits which operator, and the operators `ooc_split::...` that the adapter (csrc/splitting.cpp) calls.
 
-`aten::add.Tensor` becomes `ooc_split::aten__add__Tensor`, with the same schema, when it first does not fit. The table
-says which module has the handler of an operator, so that only this one is imported.
+When `aten::add.Tensor` first does not fit, `ooc_split::aten__add__Tensor` is defined with the same schema. The table
+says which module has the handler of an operator, so that only this module is imported.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ooc.pytorch.splitting.registry import Handler, overload_of
 
 NAMESPACE = "ooc_split"
 
-# By module the operators that it has handlers for, whatever their overloads; `x` stands for `x_backward` too, unless
+# For each module, the operators that it has handlers for, in all overloads. `x` stands for `x_backward` too, unless
 # that has an entry of its own.
 _NAMES = {
     "attention": "_scaled_dot_product_flash_attention_for_cpu",
@@ -52,7 +52,7 @@ _NAMES = {
     "softmax": "_softmax _log_softmax _safe_softmax _softmax_backward_data _log_softmax_backward_data",
 }
 TABLE = {name: module for module, names in _NAMES.items() for name in names.split()}
-FAMILIES = ("pointwise", "lists", "factories")  # they know operators by what these are; the most frequent one first
+FAMILIES = ("pointwise", "lists", "factories")  # these look at an operator's schema; the most frequent first
 MODULES = (*_NAMES, *FAMILIES)
 
 _lock = threading.RLock()
@@ -65,7 +65,7 @@ def key_of(name: str) -> str | None:
 
 
 def module_of(name: str) -> str | None:
-    """The module that may have a handler by the name of an operator. None if the operator is left to the families."""
+    """The module that may have registered a handler for an operator; None if the operator is left to the families."""
     key = key_of(name)
     return None if key is None else TABLE[key]
 
@@ -97,15 +97,15 @@ def _load(module: str) -> None:
 
 
 def mangle(name: str) -> str:
-    """The name without its namespace that the operator has in ours; csrc/splitting.cpp does the same."""
+    """An operator's name in the namespace `ooc_split`; csrc/splitting.cpp makes the same names."""
     return name.replace("::", "__").replace(".", "__")
 
 
 class Definitions:
-    """The operators `ooc_split::...` of this process; defined once, whatever sessions come and go.
+    """The operators `ooc_split::...` of this process, which are defined once, whatever sessions come and go.
 
-    Each calls `run(operator, handler, writes, arguments, keywords)`. The adapter calls `host_backed(operator, shapes)`
-    after an operator ran on host memory.
+    Each of them calls `run(operator, handler, writes, arguments, keywords)`. The adapter calls
+    `host_backed(operator, shapes)` after an operator ran on host memory.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Definitions:
         library.impl("host_backed", host_backed, "CompositeExplicitAutograd")
 
     def prepare(self, name: str) -> bool:
-        """Defines the operator that splits `name`, if it can be split."""
+        """Defines the operator that splits `name`. Returns whether `name` can be split."""
         with _lock:
             if name not in self._defined:
                 self._defined[name] = self._define(name)

@@ -1,4 +1,4 @@
-"""Padding, and gradients of slices: a value everywhere, and a tensor in the middle of it. Data are only moved."""
+"""Padding, and gradients of slices: results with one value everywhere but where a tensor is. Data are only moved."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ aten = torch.ops.aten
 
 
 def _filled(context: Context, size: Sequence[int], like: Tensor, value: Any) -> tuple[Tensor, int]:
-    """Memory with the same value everywhere, and in how many parts it was written."""
+    """A new tensor with the same value everywhere, and the number of parts in which it was written."""
     format_of = {4: torch.channels_last, 5: torch.channels_last_3d}.get(like.dim(), torch.contiguous_format)
     meta = torch.empty_strided(like.shape, like.stride(), device="meta", dtype=like.dtype)
     last = not meta.is_contiguous() and meta.is_contiguous(memory_format=format_of)
@@ -33,7 +33,7 @@ def _placed(context: Context, made: Tensor, place: Tensor, source: Tensor, parts
 
 @registry.handler("aten::constant_pad_nd")
 def constant_pad(context: Context, given: Tensor, pad: Sequence[int], value: Any = 0) -> Tensor:
-    """Pairs of lengths, the last dimension first; negative ones cut off."""
+    """Pads by pairs of lengths, those of the last dimension first; negative lengths cut off."""
     size, source, inside = list(given.shape), given, []
     for pair in range(len(pad) // 2):
         d, before, after = given.dim() - 1 - pair, pad[2 * pair], pad[2 * pair + 1]
@@ -42,7 +42,7 @@ def constant_pad(context: Context, given: Tensor, pad: Sequence[int], value: Any
         source = source.narrow(d, start, max(end - start, 0))
         inside.append((d, max(before, 0)))
     if min(size, default=0) < 0:
-        result: Tensor = aten.constant_pad_nd(given, pad, value)  # says what is wrong
+        result: Tensor = aten.constant_pad_nd(given, pad, value)  # raises, and says what is wrong
         return result
     made, parts = _filled(context, size, given, value)
     place = made
@@ -55,13 +55,13 @@ def constant_pad(context: Context, given: Tensor, pad: Sequence[int], value: Any
 def slice_backward(
     context: Context, grad: Tensor, input_sizes: Sequence[int], dim: int, start: int, end: int, step: int
 ) -> Tensor:
-    """Zeros but where the slice was."""
+    """The gradient: zeros but where the slice was."""
     made, parts = _filled(context, input_sizes, grad, 0)
     return _placed(context, made, aten.slice(made, dim, start, end, step), grad, parts)
 
 
 @registry.handler("aten::select_backward")
 def select_backward(context: Context, grad: Tensor, input_sizes: Sequence[int], dim: int, index: int) -> Tensor:
-    """Zeros but where the element was."""
+    """The gradient: zeros but where the element was."""
     made, parts = _filled(context, input_sizes, grad, 0)
     return _placed(context, made, made.select(dim, index), grad, parts)

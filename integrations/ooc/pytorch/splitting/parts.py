@@ -1,8 +1,8 @@
 """Operators whose arguments and results are cut along common axes: rows, channels, planes, heads.
 
-An `Axis` says where in each tensor it lies; `along` makes candidates of it: block sizes that fit, the preferred ones
-first, and a function that runs the operator once for each block. What it cuts is a view where that lies densely in
-memory, and a compact copy where it does not: kernels would make copies of their own, or touch what lies between.
+An `Axis` says where in each tensor it lies. `along` makes candidates from axes: block sizes that fit, the preferred
+ones first, and a function that runs the operator once for each block. A block of a tensor is a view if that is dense
+in memory, else a compact copy: of such a view kernels would make copies of their own, or touch what lies between.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ooc.pytorch.splitting.context import CannotSplit, Context, Split, its_own_e
 from ooc.pytorch.splitting.geometry import extent, rounded
 from ooc.pytorch.splitting.grids import boxes, count, grid, label
 
-PREFERRED = (64, 32, 16, 8, 4, 1)  # blocks of these multiples leave vector kernels the remainders that the whole has
+PREFERRED = (64, 32, 16, 8, 4, 1)  # blocks of these leave vector kernels the remainders that the whole has
 MOST_CANDIDATES = 8
 Named = dict[str, Any]
 
@@ -29,7 +29,7 @@ Named = dict[str, Any]
 class Piece(Split):
     """A division, and what its largest part takes.
 
-    `rounds`: sums are divided, so it changes bits on some data, whatever a verification with others shows.
+    `rounds`: the division divides sums, so it changes bits on some data, whatever a verification on others shows.
     """
 
     part_bytes: int = 0
@@ -50,13 +50,13 @@ class Axis:
     length: int  # units
     takes: Mapping[str, Place]  # arguments that are cut
     gives: Mapping[int, Place]  # results whose parts lie one after the other
-    counts: Mapping[str, int] = field(default_factory=dict)  # integers that say how long the axis is: elements a unit
-    entries: Mapping[str, Place] = field(default_factory=dict)  # lists of sizes: index, elements a unit
-    least: Sequence[int] = (1,)  # blocks are smaller than the first only where nothing else fits; then than the second
+    counts: Mapping[str, int] = field(default_factory=dict)  # integers that are its length: elements a unit
+    entries: Mapping[str, Place] = field(default_factory=dict)  # lists with its size: index, elements a unit
+    least: Sequence[int] = (1,)  # units of a block; where nothing fits with the first, the second counts, and so on
 
 
 def pair(place: Place) -> tuple[int, int]:
-    """Dimension, elements a unit."""
+    """The dimension of a place and its elements a unit."""
     return place if isinstance(place, tuple) else (place, 1)
 
 
@@ -64,7 +64,7 @@ def pair(place: Place) -> tuple[int, int]:
 
 
 def bind(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Named:
-    """All arguments of a call by name, those not given too."""
+    """All arguments of a call by name; those that were not given have their defaults."""
     named: Named = {}
     for position, argument in enumerate(op._schema.arguments):
         if position < len(args):
@@ -77,12 +77,12 @@ def bind(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Name
 
 
 def as_tuple(results: Any) -> tuple[Any, ...]:
-    """Results of an operator, of which there may be one."""
+    """The results of an operator as a tuple, though there may be only one."""
     return tuple(results) if isinstance(results, tuple | list) else (results,)
 
 
 def unbound(named: Mapping[str, Any]) -> str:
-    """What a result's shape depends on, as a key."""
+    """A text with everything that the results' shapes depend on."""
 
     def text(value: Any) -> str:
         if isinstance(value, Tensor):
@@ -96,13 +96,13 @@ _shapes: dict[tuple[OpOverload, str], tuple[Any, ...]] = {}
 
 
 def results_of(context: Context, op: OpOverload, named: Named) -> tuple[Any, ...]:
-    """What the operator would return, on the device "meta": shapes and strides, no memory."""
+    """What the operator would return, on the device "meta", with shapes and strides but without memory."""
     key = (op, unbound(named))
     if key not in _shapes:
         if len(_shapes) > 4096:
             _shapes.clear()
         meta = {name: _to_meta(value) for name, value in named.items()}
-        with context.plain(), its_own_errors():  # no functions for the core
+        with context.plain(), its_own_errors():  # so that nothing here is a function to the core
             _shapes[key] = as_tuple(op(**meta))
     return _shapes[key]
 
@@ -119,18 +119,18 @@ def _to_meta(value: Any) -> Any:
 
 
 def bytes_of(tensor: Tensor) -> int:
-    """Bytes of all elements, were they dense."""
+    """Bytes of all elements if they lie densely."""
     return tensor.numel() * tensor.element_size()
 
 
 def own_bytes(context: Context, size_bytes: int) -> int:
-    """What memory of its own takes on the device: whole chunks, or a place among small ones."""
+    """Bytes that new memory takes on the device: whole chunks, or its own size if it is smaller than a chunk."""
     chunk = context.chunk_bytes
     return size_bytes if size_bytes < chunk else -(-size_bytes // chunk) * chunk
 
 
 def view_bytes(context: Context, size_bytes: int) -> int:
-    """What a dense view of a larger variable takes."""
+    """Bytes that a dense view of a larger variable takes on the device at most."""
     return rounded(size_bytes, context.chunk_bytes) if size_bytes else 0
 
 
@@ -146,7 +146,7 @@ def is_dense(tensor: Tensor) -> bool:
 
 
 def dense_stride(size: Sequence[int], like: Sequence[int]) -> tuple[int, ...]:
-    """Strides without gaps, dimensions in the order of other strides (equal ones: the later dimension inside)."""
+    """Strides without gaps, with dimensions in the order of the strides `like` (of equal ones the later one inside)."""
     made, step = [0] * len(size), 1
     for dimension in sorted(range(len(size)), key=lambda d: (like[d], -d)):
         made[dimension] = step
@@ -181,11 +181,13 @@ def along(
     """Divisions of an operator along axes; the preferred ones first, none if single units do not fit.
 
     Args:
-        named: all its arguments.
-        orders: which axis is cut first; all but the first only as far as the first do not suffice. By default as given.
-        multiples: of which blocks are made, one division for each that makes a difference.
-        workspace: bytes that the kernel allocates beside the results, from those of a part's operands and results.
-        before: changes arguments before they are cut (of the call, and of the verification).
+        named: all arguments of the operator.
+        orders: in which orders axes are cut; each axis only as far as those before it do not suffice. By default one
+            order, that of `axes`.
+        multiples: block sizes are multiples of one of these; each that makes a difference gives a division.
+        workspace: gives the bytes that the kernel allocates beside a part's results, from the bytes of the part's
+            operands and of its results.
+        before: changes the arguments (of the call, and of the verification) before they are cut.
         unread: arguments of which only the sizes are looked at.
     """
     axes = [axis for axis in axes if axis.length > 1]
@@ -213,7 +215,7 @@ def along(
 
 
 def _cut_dimension(tensor: Tensor, place: Place | None, length: int) -> tuple[int, int] | None:
-    """Dimension and elements a unit; None if the tensor is broadcast along this axis, or has no place on it."""
+    """The dimension to cut and its elements a unit; None if the tensor is broadcast along the axis or lacks it."""
     if place is None:
         return None
     dimension, unit = pair(place)
@@ -228,7 +230,7 @@ def _cut_dimension(tensor: Tensor, place: Place | None, length: int) -> tuple[in
 
 
 class _Need:
-    """Bytes of one part, from the block sizes."""
+    """Computes the bytes of one part from the block sizes."""
 
     def __init__(
         self,
@@ -339,9 +341,9 @@ class _Run:
         self._context.move(target, result)
 
     def _result(self, meta: Tensor, part: Tensor) -> Tensor:
-        """Memory for the whole result. On "meta" some operators say another type, or another order of dimensions."""
+        """Memory for the whole result, like `part`: "meta" may show another type, or another order of dimensions."""
         stride = meta.stride()
-        outside = max(part.stride(), default=0)  # where a length of one says nothing about the order
+        outside = max(part.stride(), default=0)  # elsewhere the stride of a length of one does not tell the order
         told = (n > 1 or n == whole or step == outside for n, whole, step in zip(part.shape, meta.shape, part.stride()))
         if is_dense(part) and all(told):
             stride = dense_stride(meta.shape, part.stride())

@@ -1,6 +1,6 @@
-"""Operators that compute each element by itself: cut wherever one likes, in place, into a given result, or a new one.
+"""Operators that compute each element by itself. They are cut anywhere: in place, into a given result or a new one.
 
-Which operators those are PyTorch says itself (`torch.Tag.pointwise`).
+PyTorch itself says which operators those are (`torch.Tag.pointwise`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ooc.pytorch.splitting.verification import map_tensors, tensors_in
 Overload = torch._ops.OpOverload
 
 
-# That are not tagged, of PyTorch 2.13.
+# The pointwise operators of PyTorch 2.13 that are not tagged.
 _MORE = """
     _masked_scale _prelu_kernel _prelu_kernel_backward complex elu_backward floor_divide floor_divide_
     hardsigmoid_backward hardswish_ hardswish_backward hardtanh_backward leaky_relu_backward log_sigmoid_forward
@@ -30,7 +30,7 @@ _MORE = """
 
 @registry.finder
 def pointwise(overload: Overload) -> registry.Function | None:
-    """Whoever is tagged as pointwise, writes what one that is would return, or is known to be."""
+    """Finds operators that are tagged as pointwise, write what a tagged one would return, or are known as such."""
     name = overload._schema.name.removeprefix("aten::")
     if not (torch.Tag.pointwise in overload.tags or name in _MORE or _writes_pointwise(overload)):
         return None
@@ -117,7 +117,7 @@ def _writes_pointwise(overload: Overload) -> bool:
     arguments = overload._schema.arguments
     wanted = [(a.name, str(a.type)) for a in arguments if not a.is_out]
     packet: Any = overload._overloadpacket
-    if len(wanted) == len(arguments):  # it writes none, or its first one
+    if len(wanted) == len(arguments):  # it has no `out`, so it writes nothing or its first argument
         name = overload._schema.name.removeprefix("aten::")
         if not (name.endswith("_") and overload._schema.is_mutable and hasattr(torch.ops.aten, name[:-1])):
             return False

@@ -1,4 +1,4 @@
-"""Pooling, interpolation and padding of planes: each plane by itself, so by samples and channels."""
+"""Pooling, interpolation and padding of planes, each of which is computed by itself: cut by samples and channels."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _WITHOUT_SAMPLES = {"1d": 2, "2d": 3, "3d": 4}  # dimensions of an argument that
 
 @divides(*(f"aten::{name}{ending}" for name in _TWO + _SIZES for ending in ("", "_backward", ".vec")))
 def planes(context: Context, op: OpOverload, named: Named) -> list[Piece]:
-    """[N, C, ...] or [C, ...]: by samples, then by channels."""
+    """The result for [N, C, ...] or [C, ...], by samples, then by channels."""
     tensors = [name for name in named if name in _PLANES and named[name] is not None]
     shape = named[tensors[0]].shape
     name = op._schema.name
@@ -66,5 +66,5 @@ def planes(context: Context, op: OpOverload, named: Named) -> list[Piece]:
         )
         for d in leading
     ]
-    # Whichever dimension lies outside in memory is cut first: samples, in every usual layout.
+    # The outermost dimension in memory is cut first: that is the samples, in every usual layout.
     return along(context, op, named, axes, multiples=(16, 1))

@@ -1,8 +1,8 @@
-"""Random numbers in place, the same ones as in one piece.
+"""Random numbers in place, in parts that get the same numbers as in one piece.
 
-PyTorch's generator of the CPU is a sequence, and these operators take from it in the order of memory. normal_ draws for
-all elements first and then once more for the last 16, in blocks of 16; so lines end at multiples of 16, and the last
-one is not shorter than that. Whether the numbers, and the generator's state afterwards, are the same is verified.
+PyTorch's generator of the CPU is a sequence, and these operators take from it in the order of memory. `normal_` works
+in blocks of 16: it draws for all elements, and then once more for the last 16. So lines end at multiples of 16, and the
+last line is not shorter than 16. Whether the numbers, and the generator's state afterwards, are the same is verified.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _in_lines(name: str) -> registry.Function:
 
         def drawn(tensor: Tensor, parts: list[Tensor], given: Any, named: dict[str, Any]) -> Any:
             generator = named.get("generator")
-            if context.verifying:  # the program's generator is not touched
+            if context.verifying:  # so that the program's generator is not touched
                 generator = torch.Generator().manual_seed(_SEED)
             for part in parts:
                 overload(part, *given, **{**named, "generator": generator})

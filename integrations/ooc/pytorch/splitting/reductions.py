@@ -1,7 +1,7 @@
-"""Reductions in parts: along the dimensions that are kept, which leaves every sum whole.
+"""Reductions in parts, cut along the dimensions that are kept, which leaves every sum whole.
 
 A reduction to one number has no such dimension: its parts are joined by a reduction of the same kind, which changes
-the rounding of sums and norms, and nothing of a largest element.
+the rounding of sums and norms, but not a largest element.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _reduced(named: Named, rank: int) -> set[int]:
 
 
 def _axes(named: Named, reduced: set[int], results: int, removed: bool) -> list[Axis]:
-    """Every other dimension, the outermost in memory first."""
+    """An axis for every dimension that is kept, the outermost in memory first."""
     tensor: Tensor = named["self"]
     strides = tensor.stride()
     kept = sorted((d for d in range(tensor.dim()) if d not in reduced), key=lambda d: -strides[d])
@@ -52,7 +52,7 @@ def _axes(named: Named, reduced: set[int], results: int, removed: bool) -> list[
 
 @divides(*(f"aten::{name}" for name in REMOVES))
 def reduction(context: Context, op: OpOverload, named: Named) -> list[Piece]:
-    """Along some dimensions."""
+    """Reductions along some dimensions."""
     tensor: Tensor = named["self"]
     if tensor.dim() == 0:
         return []
@@ -66,7 +66,7 @@ def reduction(context: Context, op: OpOverload, named: Named) -> list[Piece]:
 
 @divides(*(f"aten::{name}" for name in KEEPS))
 def scan(context: Context, op: OpOverload, named: Named) -> list[Piece]:
-    """Sums so far, and sorting: the dimension stays."""
+    """Running sums and the like, and sorting, which keep their dimension."""
     tensor: Tensor = named["self"]
     if tensor.dim() < 2:
         return []
@@ -75,7 +75,7 @@ def scan(context: Context, op: OpOverload, named: Named) -> list[Piece]:
 
 # ---- to one number --------------------------------------------------------------------------------------------------
 
-Joined = Callable[[Tensor, Named, int], Tensor]  # of the parts' results, the arguments, and how many elements there are
+Joined = Callable[[Tensor, Named, int], Tensor]  # from the parts' results, the arguments, and the number of elements
 
 
 def _sum(parts: Tensor, named: Named, number: int) -> Tensor:
@@ -112,7 +112,7 @@ _WHOLE: dict[str, tuple[str, Joined]] = {
 
 @divides(*(f"aten::{name}" for name in ("sum", "mean", "prod", "max", "min", "all", "any")))
 def joined(context: Context, op: OpOverload, named: Named) -> list[Piece]:
-    """All elements to one."""
+    """Reductions of all elements to one."""
     name = op._schema.name.removeprefix("aten::") + (f".{op._overloadname}" if op._overloadname != "default" else "")
     tensor: Tensor = named["self"]
     order = named.get("ord", 2)

@@ -16,8 +16,8 @@ Finder = Callable[[torch._ops.OpOverload], Function | None]
 class Handler:
     """How one operator is split.
 
-    `module`: the name of the one that the function is written in, of which verdicts depend (`conditions.version`).
-    `repeatable`: the function may run again after it failed, though it writes its arguments.
+    `module`: the name of the module that the function is written in; verdicts depend on it (`conditions.version`).
+    `repeatable`: the function may run again after it failed, even if it writes its arguments.
     """
 
     function: Function
@@ -32,11 +32,11 @@ finders: list[Finder] = []
 def handler(*names: str, repeatable: bool = False, module: str = "") -> Callable[[Function], Function]:
     """Registers a function for operators, such as `aten::native_batch_norm` or `aten::add.Tensor`.
 
-    An operator's arguments are passed as it was called: those at the end that have their default may be missing, and
-    what its schema has after the `*` comes by keyword. The table of `operators.py` says which module registers what.
+    The function gets the arguments as the operator got them: those at the end that have their default may be missing,
+    and those after the `*` of the schema come by keyword. The table of `operators.py` says which module registers what.
 
     Args:
-        module: where it is written; by default where the function is.
+        module: the name of the module to note in the handler; by default the function's own.
     """
 
     def register(function: Function) -> Function:
@@ -48,13 +48,16 @@ def handler(*names: str, repeatable: bool = False, module: str = "") -> Callable
 
 
 def finder(find: Finder) -> Finder:
-    """Registers who knows functions for a whole family of operators; asked where no handler has the name."""
+    """Registers a finder of functions for a whole family of operators.
+
+    It is asked about an operator if no handler is registered by the operator's name.
+    """
     finders.append(find)
     return find
 
 
 def overload_of(name: str) -> torch._ops.OpOverload | None:
-    """The operator of a name such as aten::add.Tensor; None where there is none."""
+    """The operator of a name such as aten::add.Tensor; None if there is no such operator."""
     space, _, rest = name.partition("::")
     packet, _, overload = rest.partition(".")
     try:

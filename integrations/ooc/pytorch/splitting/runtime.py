@@ -21,7 +21,7 @@ from swapd.splitting.store import Store, default_path
 
 log = logging.getLogger("ooc.pytorch")
 
-_STEPS = 16  # of the budget; the free part is rounded down to one, so that small variables do not change divisions
+_STEPS = 16  # of the budget; the free part is rounded down to steps, so that small variables do not change divisions
 _MOST_HALVINGS = 6
 
 
@@ -29,10 +29,10 @@ class Runtime:
     """What is split in a session, and how.
 
     Args:
-        core: the session's.
+        core: the session's core.
         mode: "exact" or "allow".
-        store: the file of verdicts; None: the default one.
-        splits: the planner's, which chooses sizes of parts.
+        store: the file of verdicts, or None for the default one.
+        splits: the log of the planner, which chooses sizes of parts.
     """
 
     def __init__(self, core: Core, mode: str, store: Path | None, splits: SplitLog) -> None:
@@ -43,16 +43,16 @@ class Runtime:
         self._store_path = store if store is not None else default_path()
         self._splits = splits
         self._known: dict[tuple[str, str], int] = {}  # what one part may take, by operator and shapes
-        self._refused: set[tuple[str, str]] = set()  # those that cannot be run in parts as small as the planner's
+        self._refused: set[tuple[str, str]] = set()  # these cannot run in parts as small as the planner's
 
     @cached_property
     def _device(self) -> str:
-        """Looked up when something is split for the first time."""
+        """The processor, looked up when something is split for the first time."""
         return processor()
 
     @cached_property
     def _store(self) -> Store:
-        """Opened when something is split for the first time."""
+        """The store of verdicts, opened when something is split for the first time."""
         return Store(self._store_path)
 
     def run(
@@ -76,14 +76,14 @@ class Runtime:
             return self._run_larger(call, part_bytes, found, error)
 
     def _run_larger(self, call: Call, part_bytes: int, found: Handler, error: CannotSplit) -> Any:
-        """Parts that may not fit: what they need is an estimate, and larger ones are exact more often."""
+        """Tries parts that may not fit: what parts need is an estimate, and larger ones are exact more often."""
         for limit in (part_bytes * 3 // 2, part_bytes * 2):
             with contextlib.suppress(CannotSplit):
                 return self._run(call, limit, found, writes=False)
         raise error
 
     def _run(self, call: Call, part_bytes: int, found: Handler, writes: bool) -> Any:
-        """The same, with smaller parts if the first do not fit."""
+        """Runs a handler in parts of `part_bytes`, and in smaller ones if those do not fit."""
         key = (call.operator, call.shapes)
         for _ in range(_MOST_HALVINGS):
             context = Context(
@@ -94,7 +94,7 @@ class Runtime:
                 verdicts=self._store,
                 tally=self.tally,
                 device=self._device,
-                library=library(found.module),  # programs change the number of threads as they go
+                library=library(found.module),  # each time: programs change the number of threads
                 managed=True,
             )
             try:
@@ -114,7 +114,7 @@ class Runtime:
         raise CannotSplit(f"a part of it does not fit: {failure}")
 
     def _part_bytes(self) -> int:
-        """Half of what is left of the budget beside small variables and what users hold on the device."""
+        """Half of what small variables leave of the budget."""
         stats = self._core.stats()
         budget = int(stats["budget_bytes"])
         step = max(budget // _STEPS, 1)
@@ -122,16 +122,16 @@ class Runtime:
         return max(free // step * step // 2, 2 * self._chunk_bytes)
 
     def host_backed(self, operator: str, shapes: str) -> None:
-        """For the summary: a function ran with host memory in place."""
+        """Notes for the summary that a function used host memory in place."""
         self.tally.add(SplitRecord(operator, shapes, HOST_BACKED, 1, True, 0.0, 0.0))
 
     def figures(self) -> dict[str, Any]:
-        """Keys of the summary."""
+        """What the summary says of splitting, by its keys."""
         return {
             "split": self.mode,
             "split_function_count": self.tally.functions,
             "split_part_count": self.tally.parts,
-            "split_part_bytes": self._splits.limit,  # what the planner chose for a part; null: it has not
+            "split_part_bytes": self._splits.limit,  # what the planner chose for a part; null if it has not chosen
             "split_layers": self.tally.rows(),
         }
 
@@ -167,7 +167,7 @@ def install(runtime: Runtime) -> None:
 
 
 def uninstall() -> None:
-    """Operators that do not fit raise again."""
+    """From now on operators that do not fit raise again."""
     global _runtime
     torch.ops.ooc.splitting(False)
     _runtime = None

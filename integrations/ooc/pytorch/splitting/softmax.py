@@ -1,4 +1,4 @@
-"""Softmax and its gradient: along every dimension but its own."""
+"""Softmax and its gradient, cut along every dimension but the one that softmax goes along."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def other_dimensions(shape: tuple[int, ...], own: int | list[int], names: list[s
 
 @divides("aten::_softmax", "aten::_log_softmax", "aten::_safe_softmax")
 def softmax(context: Context, op: OpOverload, named: Named) -> list[Piece]:
-    """Of the shape of its argument."""
+    """The softmax, which has the shape of its argument."""
     axes = other_dimensions(named["self"].shape, named["dim"], ["self"])
     return along(context, op, named, axes, multiples=(16, 1))
 
 
 @divides("aten::_softmax_backward_data", "aten::_log_softmax_backward_data")
 def softmax_backward(context: Context, op: OpOverload, named: Named) -> list[Piece]:
-    """Gradient and result, of the same shape."""
+    """The gradient of the argument, from the result and its gradient; all have the same shape."""
     axes = other_dimensions(named["output"].shape, named["dim"], ["grad_output", "output"])
     return along(context, op, named, axes, multiples=(16, 1))

@@ -15,13 +15,13 @@ class SplitRecord:
     shapes: str
     how: str  # the division, or "host-backed"
     parts: int
-    identical: bool  # to the result in one piece, every bit; verified, or by construction (data are only moved)
+    identical: bool  # every bit is that of the result in one piece: verified, or by construction (data only move)
     largest_difference: float  # absolute; 0 where identical
-    largest_relative: float  # to the largest absolute value of the result in one piece
+    largest_relative: float  # relative to the largest absolute value of the result in one piece
     calls: int = 0
 
     def row(self) -> dict[str, Any]:
-        """For JSON."""
+        """The record as JSON has it."""
         return {
             "operator": self.operator,
             "shapes": self.shapes,
@@ -35,16 +35,16 @@ class SplitRecord:
 
 
 class Tally:
-    """Counts of one session; any thread."""
+    """The counts of one session, for use by any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._layers: dict[tuple[str, str, str, int], SplitRecord] = {}
-        self.functions = 0  # that ran in parts
-        self.parts = 0  # of them all
+        self.functions = 0  # calls that ran in parts
+        self.parts = 0  # of all these calls together
 
     def add(self, layer: SplitRecord) -> None:
-        """One more call of an operator that ran in parts; of equal ones the largest difference is kept."""
+        """Counts one more call of an operator that ran in parts; of equal calls the largest difference is kept."""
         if layer.parts == 0:
             return
         with self._lock:

@@ -8,7 +8,7 @@ from swapd.splitting.store import Key, Verdict
 
 
 class Verdicts(Protocol):
-    """What is used of `swapd.splitting.store.Store`."""
+    """What a context uses of `swapd.splitting.store.Store`."""
 
     def verdict(self, key: Key, how: str | None = None, parts: int | None = None) -> Verdict | None: ...
     def put_verdict(self, key: Key, verdict: Verdict) -> None: ...
@@ -21,9 +21,9 @@ class KeptHere:
         self._kept: dict[tuple[Key, str | None, int | None], Verdict] = {}
 
     def verdict(self, key: Key, how: str | None = None, parts: int | None = None) -> Verdict | None:
-        """None: not known."""
+        """The verdict on a division, or None if it is not known."""
         return self._kept.get((key, how, parts))
 
     def put_verdict(self, key: Key, verdict: Verdict) -> None:
-        """Keep it."""
+        """Keeps a verdict."""
         self._kept[key, verdict.how, verdict.parts] = verdict

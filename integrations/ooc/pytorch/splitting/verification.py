@@ -16,15 +16,15 @@ from torch import Tensor
 from ooc.pytorch.splitting.geometry import extent
 
 _COMPARED_AT_ONCE = 1 << 22  # elements
-_ALIGNMENT = 64  # bytes, of every storage; what kernels choose by
-# Of data with special numbers: one element in 4096; one in 4; no others but zeros of both signs and -1, or and 1.
+_ALIGNMENT = 64  # bytes to which every storage is aligned; kernels choose by the offset from it
+# Kinds of special data: one element in 4096 is special; one in 4 is; all are 0, -0 or -1; all are 0, -0 or 1.
 SPARSE, DENSE, NOT_POSITIVE, NOT_NEGATIVE = "sparse", "dense", "not positive", "not negative"
 KINDS = (SPARSE, DENSE, NOT_POSITIVE, NOT_NEGATIVE)
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
-    """`value` with every tensor in it, also in lists, tuples and dictionaries, replaced."""
+    """`value` with `change` applied to every tensor in it, also in lists, tuples and dictionaries."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, list | tuple):
@@ -47,7 +47,7 @@ def tensors_in(value: Any) -> list[Tensor]:
 
 
 def random_like(tensor: Tensor, generator: torch.Generator, copy: Callable[[Tensor, Tensor], None]) -> Tensor:
-    """Plain memory with the same sizes, strides and offset in a line of memory.
+    """A tensor in plain memory with the same sizes and strides, and the same offset from an aligned address.
 
     Floating point numbers are drawn from a normal distribution; others are copied by `copy(target, source)`, as they
     may be indexes or labels.
@@ -82,16 +82,16 @@ def random_like(tensor: Tensor, generator: torch.Generator, copy: Callable[[Tens
 def put_special(tensor: Tensor, kind: str, generator: torch.Generator) -> Tensor:
     """Writes special numbers of a kind (`KINDS`) to random places of a floating point tensor; returns it.
 
-    NaN of several payloads and both signs, infinities, zeros of both signs, subnormal numbers, and equal large ones.
-    On them a result may depend in another way than on ordinary numbers: on the order of comparisons, and on whether an
-    element is computed in a vector register.
+    These are NaN of several payloads and both signs, infinities, zeros of both signs, subnormal numbers, and equal
+    large ones. With them a result may depend on what does not matter otherwise: the order of comparisons, and whether
+    an element is computed in a vector register.
     """
     if not (tensor.is_floating_point() or tensor.is_complex()) or not tensor.numel():
         return tensor
     line = tensor.as_strided((extent(tensor.shape, tensor.stride()),), (1,))
     line = torch.view_as_real(line.resolve_conj()).view(-1) if tensor.is_complex() else line
     if line.element_size() == 1:
-        return tensor  # of a float of one byte there are no kinds
+        return tensor  # floats of one byte get no special numbers
     if kind in (NOT_POSITIVE, NOT_NEGATIVE):
         numbers = torch.tensor([0.0, -0.0, 1.0 if kind == NOT_NEGATIVE else -1.0], dtype=line.dtype)
         for start in range(0, line.numel(), _COMPARED_AT_ONCE):
@@ -119,7 +119,7 @@ def _special_numbers(dtype: torch.dtype) -> Tensor:
 
 
 def duplicate(value: Any) -> Any:
-    """The same tensors once more, with their strides and offsets."""
+    """A copy of every tensor in a value, with the same strides and offset."""
 
     def again(tensor: Tensor) -> Tensor:
         whole = tensor.as_strided((tensor.storage_offset() + extent(tensor.shape, tensor.stride()),), (1,), 0)
@@ -130,14 +130,14 @@ def duplicate(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Difference:
-    """How two results differ; 0 and 0 where they are identical, bit by bit."""
+    """How two results differ; both numbers are 0 where the results are identical, bit by bit."""
 
     identical: bool
     largest: float
     relative: float  # to the largest absolute value of the first
 
     def worse(self, other: Difference) -> Difference:
-        """Both together."""
+        """The worse of two differences in each respect."""
         return Difference(
             self.identical and other.identical, max(self.largest, other.largest), max(self.relative, other.relative)
         )
@@ -160,7 +160,7 @@ def difference(expected: Any, found: Any) -> Difference:
     if isinstance(expected, dict) and isinstance(found, dict) and list(expected) == list(found):
         return difference(list(expected.values()), list(found.values()))
     if isinstance(expected, torch.Generator) and isinstance(found, torch.Generator):
-        return IDENTICAL  # who draws from one compares its state
+        return IDENTICAL  # a handler that draws from one returns its state, which is compared
     return IDENTICAL if type(expected) is type(found) and expected == found else INCOMPARABLE
 
 
