@@ -126,7 +126,7 @@ class Allocator:
     def free(self, address: int, stream: Any = None) -> None:
         """Gives memory back when the work enqueued on `stream` is done. Any thread may call it, also after `close`.
 
-        Without a stream, it waits for everything that is enqueued so far on any known stream.
+        Without a stream, the memory is given back when everything enqueued so far on any known stream is done.
         """
         with self._lock:
             if self._sizes.pop(address, None) is None:

@@ -42,7 +42,7 @@ class Resource(MemoryResource):  # type: ignore[misc]
         self.memory = Allocator(**settings)
 
     def allocate(self, size: int, *, stream: Any = None) -> Buffer:
-        """Returns a buffer that may be used on `stream` at once. Raises OutOfMemory, or OocError once closed."""
+        """Returns a new buffer, which `stream` may use at once. Raises OutOfMemory, or OocError once closed."""
         address = self.memory.allocate(size, stream)
         # If the buffer cannot be made, cuda.core may have freed the memory already: freeing it again does nothing.
         try:

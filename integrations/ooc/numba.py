@@ -65,7 +65,7 @@ def install(**settings: Any) -> Memory:
 
 
 def installed() -> Memory:
-    """What Numba allocates from. If `install` was not called, the environment has the settings. Raises as `install`."""
+    """What Numba allocates from. It is made from the environment if `install` was not called. Raises as `install`."""
     global _memory
     if _memory is None:
         _memory = Memory()

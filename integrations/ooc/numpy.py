@@ -127,7 +127,7 @@ class Device:
         Raises (on a call):
             OutOfMemory: its arrays do not fit the budget; the message names the smallest budget that does.
             EscapedView: a view can be reached after the function's end: it was returned, or kept somewhere.
-            TypeError: a declared parameter is given something else than device arrays, or any other a device array.
+            TypeError: a declared parameter is not given device arrays, or an undeclared one is given a device array.
             ValueError: an array is of another device.
             OocError: an array was freed, the device is closed, or the call is within another function.
         """

@@ -55,7 +55,7 @@ class Array:
         self.device.call(FILL, (self, np.asarray(host)), {})
 
     def free(self) -> None:
-        """Gives the memory back now, or when the function ends that uses it. The array cannot be used any more."""
+        """Gives the memory back now, or at the end of a function that uses it. The array cannot be used any more."""
         self._memory = None
 
     def memory(self) -> Memory:
