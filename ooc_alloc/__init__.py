@@ -1,7 +1,7 @@
 """Mechanism: chunks, virtual addresses, regions, copies. Knows no plans and no frameworks.
 
-The native core is reached through :class:`ooc_alloc.Core`. It is imported when one of the names below is asked for:
-`import torch` reads this file wherever the package is installed, wanted or not.
+The native core is reached through :class:`ooc_alloc.Core`. It is imported only when one of the names below is asked
+for, because `import torch` reads this file wherever the package is installed, even if nobody wants the allocator.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,11 +1,11 @@
 """Activation without code: the `torch.backends` entry point, run at the end of `import torch`.
 
 It does nothing unless `OOC_ALLOC` is set. Settings that cannot be used stop the program: who sets a budget means it,
-and without one the program would take what it likes. What the machine cannot do (there is no compiler, no driver) is a
-warning, and the program runs in plain memory, unless `OOC_STRICT=1`.
+and without a budget the program would take all the memory it likes. If the machine lacks something (a compiler, a
+driver), that is a warning and the program runs in plain memory; with `OOC_STRICT=1` it is an error.
 
-Until the allocator is wanted only the standard library is imported: nothing of ours, and nothing that a program has by
-a name of ours, can break an `import torch` that has nothing to do with us.
+Until the allocator is wanted, only the standard library is imported. So an `import torch` that has nothing to do with
+us cannot be broken by our modules, nor by a program's own modules that have the names of ours.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _enable() -> None:
     try:
         pytorch.enable()
     except ConfigError as error:
-        # To a worker of a process that could use them only the machine can say no: less memory is free by then.
+        # The parent of a worker could use the same settings. So the machine is the reason: less memory is free by now.
         if not is_child(SESSION_OF):
             _stop(error)
         _warn(error)
@@ -55,6 +55,6 @@ def _warn(error: Exception) -> None:
 
 
 def _stop(error: Exception) -> NoReturn:
-    """By an exception that PyTorch lets through as it is: others it wraps, and advises to switch all extensions off."""
+    """Raises what PyTorch lets through: it wraps other exceptions, and advises to switch all extensions off."""
     print(f"ooc_alloc: {error} (the program was stopped; OOC_ALLOC=0 runs it in plain memory)", file=sys.stderr)
     raise SystemExit(1)

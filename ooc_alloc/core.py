@@ -47,7 +47,7 @@ _unpack_stats = Struct("".join(_LAYOUT[name].char for name in _NAMES)).unpack
 _TRACE_ARRAYS = {
     name: (numpy_type(field.type.item), ffi.typeof(f"{field.type.item.cname}[]")) for name, field in _TRACE.item.fields
 }
-# What a plan says of each move, by the prefix of its arrays: variable, first chunk and so on.
+# The plan's arrays for each kind of move, by the prefix of their names: variable, first chunk and so on.
 _MOVES: dict[str, tuple[str, ...]] = {
     prefix: tuple(name for name, _ in _PLAN.item.fields if name.startswith(f"{prefix}_"))
     for prefix in ("out", "in", "back")
@@ -63,7 +63,7 @@ def _operand_array(operands: Iterable[Operand]) -> Any:
 
 @dataclass(frozen=True)
 class Iteration:
-    """What a boundary ended; see `ooc_iteration` in `ooc_alloc.h`."""
+    """An iteration that a boundary ended; see `ooc_iteration` in `ooc_alloc.h`."""
 
     fingerprint: int
     functions: int
@@ -156,7 +156,7 @@ class Core(TimelineCalls):
         self.handle = int(ffi.cast("uintptr_t", self._core))  # for C++; 0 once the core is closed
 
     def _refusal(self) -> OocError:
-        """Why an allocation gave no address."""
+        """The error that says why an allocation gave no address."""
         return error_of(self._library.ooc_last_status(), OutOfMemory)
 
     @property
@@ -177,9 +177,9 @@ class Core(TimelineCalls):
         return address
 
     def malloc_absent(self, size_bytes: int) -> int:
-        """Address of a variable of which nothing is on the device, larger than the budget if need be.
+        """Allocates a variable of which nothing is on the device yet, and returns its address. Raises OutOfMemory.
 
-        For functions that use it in ranges. Contents are not specified until they are written. Raises OutOfMemory.
+        It may be larger than the budget, as functions use it in ranges. What was never written has no defined contents.
         """
         address: int = self._library.ooc_core_malloc_absent(self._core, size_bytes)
         if not address:
@@ -187,14 +187,14 @@ class Core(TimelineCalls):
         return address
 
     def malloc_pinned(self, size_bytes: int, stream: int = 0, access: int = READ | WRITE) -> tuple[int, int]:
-        """Address of fresh device memory that stays there, for users who announce no functions, and the pin's token.
+        """Allocates memory that stays on the device, for users who announce no functions. Returns address and token.
 
         Args:
             stream: a CUstream on which it may be used at once (0: the default one).
             access: what :meth:`unpin` has to be given with the token.
 
         Raises:
-            OutOfMemory: with what is pinned already it does not fit the budget.
+            OutOfMemory: the memory and what is pinned already do not fit the budget.
         """
         token = ffi.new(NUMBER)
         address: int = self._library.ooc_core_malloc_pinned(self._core, size_bytes, stream, access, token)
@@ -206,7 +206,7 @@ class Core(TimelineCalls):
         self._library.ooc_core_free(self._core, address)
 
     def free_on(self, address: int, stream: int) -> None:
-        """Frees when what is enqueued on a stream (a CUstream) is done."""
+        """Frees memory when the work enqueued on a stream (a CUstream) is done."""
         self._library.ooc_core_free_on(self._core, address, stream)
 
     def set_default(self) -> None:
@@ -225,8 +225,8 @@ class Core(TimelineCalls):
         An operand is (address, READ | WRITE): the whole variable that the address lies in; or
         (address, READ | WRITE, bytes): only the chunks of it that this range of addresses touches.
 
-        `stream` is the CUstream that the function's work is enqueued on (0: the default one); None where it runs on the
-        host. It counts where the core was made `asynchronous`.
+        `stream` is the CUstream that the function's work is enqueued on (0: the default one), or None if the function
+        runs on the host. It matters only if the core was made `asynchronous`.
         """
         array = _operand_array(operands)
         if stream is None:
@@ -244,9 +244,9 @@ class Core(TimelineCalls):
         check(self._library.ooc_core_function_begin_host(self._core, identifier, array, len(array)))
 
     def set_measuring(self, on: bool) -> None:
-        """Whether a function that only reads and does not fit is run to its end in host memory to learn what it needs.
+        """Sets whether a function that only reads and does not fit runs to its end in host memory, to learn its need.
 
-        At first it is, where kernels can use host memory. Without, the allocation that does not fit fails at once.
+        It is on at first, if kernels can use host memory. If it is off, the allocation that does not fit fails at once.
         """
         self._library.ooc_core_set_measuring(self._core, on)
 
@@ -279,7 +279,7 @@ class Core(TimelineCalls):
         self._library.ooc_core_settle(self._core)
 
     def residency(self, address: int, chunks: int) -> npt.NDArray[np.bool_]:
-        """bool[chunks]: which of the first chunks of the variable at an address are on the device, none under way.
+        """bool[chunks]: whether each of the first chunks of a variable is on the device, and no copy of it under way.
 
         Raises OocError for an address that is no variable of one chunk or more.
         """
@@ -292,9 +292,9 @@ class Core(TimelineCalls):
         self._library.ooc_core_release_cached(self._core)
 
     def set_budget(self, size_bytes: int) -> None:
-        """Lowers the budget, or raises it again up to the first one; what is beyond it has left the device afterwards.
+        """Lowers the budget, or raises it again up to the first one. It returns when what is beyond it has left.
 
-        Raises OutOfMemory if what is in use does not fit it; then nothing has changed.
+        Raises OutOfMemory if what is in use does not fit the new budget; then nothing has changed.
         """
         check(self._library.ooc_core_set_budget(self._core, size_bytes))
 
@@ -331,9 +331,9 @@ class Core(TimelineCalls):
         """Installs a plan for the iterations with a fingerprint.
 
         Args:
-            outs: variable, first chunk, chunk count, after function; equally long.
+            outs: four columns of one length: variable, first chunk, chunk count, after function.
             ins: the same four, then the number of outs to wait for, and the function that needs the variable.
-            write_backs: as `outs`.
+            write_backs: the same columns as `outs`.
         """
         write_backs = write_backs or [np.zeros(0, np.int32)] * len(_MOVES["back"])
         plan: dict[str, Any] = {"fingerprint": fingerprint}

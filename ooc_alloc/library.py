@@ -1,7 +1,7 @@
-"""The only file that speaks cffi: what the C headers declare, the library that they describe, and its errors.
+"""The only file that uses cffi: what the C headers declare, the library that they describe, and its errors.
 
 Names, order and types of structs, signatures and constants are read from the headers, which are installed with the
-package. To Python an address is a number: wherever a header says `void*`, an int is given and comes back, 0 for null.
+package. Python sees an address as a number: where a header says `void*`, an int is passed and returned, 0 for null.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class OocError(RuntimeError):
 
 
 class OutOfMemory(OocError, MemoryError):
-    """The pinned set of one function does not fit the budget, or host memory, for swapped data or books, is used up."""
+    """One function's pinned set does not fit the budget, or the host has no memory for swapped data or our books."""
 
 
 class DriverFailure(OocError):
@@ -35,7 +35,7 @@ class StrictViolation(OocError):
 def declarations(header: str) -> Any:
     """The `cffi.FFI` that knows what a header, given by its path in the package, declares.
 
-    cffi has no preprocessor. It is given no line that begins with `#`, but for constants, and nothing for C++ alone.
+    cffi has no preprocessor: lines that begin with `#` are left out, except constants, and so is what is for C++ alone.
     """
     text = (Path(__file__).parent / header).read_text(encoding="utf-8")
     text = re.sub(r"#ifdef __cplusplus\n.*?#endif", "", text, flags=re.DOTALL)
@@ -53,15 +53,15 @@ def open_library(known: Any, path: str) -> Any:
     """
     try:
         library = known.dlopen(path, known.RTLD_NOW | known.RTLD_NODELETE)
-    except OSError as error:  # cffi goes on to look for a library of this name, and tells of that too
+    except OSError as error:  # its text also has what cffi tried afterwards
         raise OSError(str(error).partition(".  Additionally, ")[0]) from None
-    for name in dir(library):  # cffi finds a function when it is first asked for, and takes a lock that a fork may copy
+    for name in dir(library):  # now: cffi's first look-up of a name takes a lock, which a fork may copy as taken
         getattr(library, name)
     return library
 
 
 def numpy_type(c_type: Any) -> np.dtype[Any]:
-    """The NumPy type with the layout of a C type. Of the members of a union it has the first one.
+    """The NumPy type with the layout of a C type. It has only the first of a union's members.
 
     Args:
         c_type: a struct, a number or a pointer, as `ffi.typeof` gives it.
@@ -101,7 +101,7 @@ _ERRORS: dict[int, type[OocError]] = {
     constants.OOC_NO_HOST_MEMORY: OutOfMemory,
 }
 
-# Types are looked up by name here, once: the look-up takes a lock of cffi's, which a fork may find taken.
+# Types are looked up by name here, once: the look-up takes a lock of cffi's, which a fork may copy as taken.
 NUMBER = ffi.typeof("uint64_t *")
 BYTES = ffi.typeof("uint8_t[]")
 
@@ -150,7 +150,7 @@ def check(status: int) -> None:
 
 
 def device_memory(driver_library: str, ordinal: int = 0) -> tuple[int, int]:
-    """Bytes of a device, in all and free now. Raises OocError if the driver or the device cannot be had."""
+    """Bytes of a device, in all and free now. Raises OocError if the driver or the device cannot be used."""
     total, free = ffi.new(NUMBER), ffi.new(NUMBER)
     if load_library().ooc_device_memory(driver_library.encode(), ordinal, total, free) != 0:
         raise OocError(text_of(load_library().ooc_last_error()))
@@ -158,6 +158,6 @@ def device_memory(driver_library: str, ordinal: int = 0) -> tuple[int, int]:
 
 
 def refused_settings(emulated_driver_library: str) -> str:
-    """Why the emulated device did not take its settings, a moment ago in this thread; empty if that was not it."""
+    """Why the emulated device refused its settings, a moment ago in this thread; empty if it did not refuse them."""
     library = open_library(declarations("emulated/emulated_control.h"), emulated_driver_library)
     return text_of(library.ooc_emulated_error())

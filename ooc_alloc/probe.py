@@ -1,4 +1,4 @@
-"""The native probe (`csrc/probe.h`) as a Python class: what a device costs."""
+"""The native probe (`csrc/probe.h`) as a Python class: how long a device's operations take."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ _probe = declarations("csrc/probe.h")
 
 @cache
 def _load() -> Any:
-    """The probe's functions. Raises OocError as `load_library` does, which has to find the library sound first."""
+    """The probe's functions. Raises OocError as `load_library` does, which checks the library first."""
     load_library()
     return open_library(_probe, str(library_path()))
 
 
 class Probe:
-    """Measures a device through the driver table. Every method gives medians of `repeats` runs, in seconds.
+    """Measures a device through the driver table. Every measurement is a median of `repeats` runs, in seconds.
 
-    Raises OocError, on opening and on every measurement, with the driver's words.
+    Opening and measuring raise OocError with the driver's message.
     """
 
     def __init__(self, driver_library: str, device_ordinal: int = 0) -> None:

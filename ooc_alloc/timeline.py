@@ -29,7 +29,7 @@ _EVENTS = ffi.typeof("ooc_event[]")
 _REGIONS = ffi.typeof("ooc_region[]")
 _STATE = ffi.typeof("ooc_timeline *")
 _PLACES = ffi.typeof("uint32_t[]")
-EVENT = numpy_type(_EVENTS.item)  # free_bytes is the address in events of the kinds ALLOCATED and FREED
+EVENT = numpy_type(_EVENTS.item)  # in events of the kinds ALLOCATED and FREED, free_bytes is the address
 REGION = numpy_type(_REGIONS.item)
 _BLOCK = 8192  # events copied at a time: the core's lock is held meanwhile, for some hundred microseconds
 EVENTS_KEPT = 1 << 17  # by default: 10 MiB
@@ -37,7 +37,7 @@ EVENTS_KEPT = 1 << 17  # by default: 10 MiB
 
 @dataclass(frozen=True)
 class TimelineState:
-    """The ring: how many events it holds at most, were recorded since its start, and were overwritten since."""
+    """How many events the ring can hold, how many were recorded since its start, and how many of them are lost."""
 
     capacity: int
     recorded: int
@@ -53,11 +53,11 @@ class TimelineCalls:
     _core: Any
 
     def timeline_start(self, capacity: int = EVENTS_KEPT) -> None:
-        """Keeps the newest `capacity` events from now on; what was there is forgotten."""
+        """Keeps the newest `capacity` events from now on. Earlier events are forgotten."""
         check(self._library.ooc_core_timeline_start(self._core, capacity))
 
     def timeline_stop(self) -> None:
-        """No more events; those that are there can still be read."""
+        """Stops recording. The events that are kept can still be read."""
         self._library.ooc_core_timeline_stop(self._core)
 
     def timeline_state(self) -> TimelineState:
@@ -68,7 +68,7 @@ class TimelineCalls:
         """Everything that is kept, oldest first, as an array of `EVENT`, while others may go on writing."""
         parts: list[npt.NDArray[Any]] = []
         position, state = 0, self.timeline_state()
-        end = state.recorded  # what comes later than this call is left out: a busy program would have no end
+        end = state.recorded  # events after this call are left out, as a busy program adds new ones without end
         while len(parts) * _BLOCK <= end:
             block, first, state = self._read(position, _BLOCK)
             parts.append(block)
@@ -86,11 +86,11 @@ class TimelineCalls:
         return events[:found], first[0], facts
 
     def ranges_load(self, library: str) -> None:
-        """Shows functions and stalls as NVTX ranges, for good. Raises OocError if the library does not serve."""
+        """Shows functions and stalls as NVTX ranges from now on. Raises OocError if the library cannot be used."""
         check(self._library.ooc_core_ranges_load(self._core, library.encode()))
 
     def place_id(self, text: str) -> int:
-        """A number for a place in the user's program; 0 when there are too many."""
+        """A number for a place in the user's program; 0 if there are too many places."""
         return int(self._library.ooc_core_place_id(self._core, text.encode(errors="replace")))
 
     def place_text(self, place: int) -> str:
@@ -98,7 +98,7 @@ class TimelineCalls:
         return text_of(self._library.ooc_core_place_text(self._core, place))
 
     def set_place(self, address: int, place: int) -> None:
-        """The variable at an address was allocated there."""
+        """Notes that the variable at an address was allocated at a place."""
         self._library.ooc_core_set_place(self._core, address, place)
 
     def trace_places(self, fingerprint: int, variables: int) -> npt.NDArray[np.uint32]:
@@ -111,7 +111,7 @@ class TimelineCalls:
         """Every live variable of one chunk or more, as an array of `REGION`."""
         count = int(self._library.ooc_core_regions(self._core, ffi.NULL, 0))
         while True:
-            found = np.zeros(count + 64, REGION)  # others allocate meanwhile
+            found = np.zeros(count + 64, REGION)  # room for what others allocate meanwhile
             count = int(self._library.ooc_core_regions(self._core, ffi.from_buffer(_REGIONS, found), len(found)))
             if count <= len(found):
                 return found[:count]

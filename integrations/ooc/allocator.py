@@ -3,14 +3,15 @@
 Nobody announces what such a library's kernels use. So **memory is pinned as long as it is allocated**, unless the
 program says otherwise for single arrays:
 
-    memory.swappable(a, b)                        # used in declared functions only, from now on
+    memory.swappable(a, b)                        # from now on only declared functions use them
     @memory.function(reads=["a"], writes=["b"])   # inside, its arrays are on the device
     def step(a, b): ...
 
 Between the functions a swappable array may be in host memory; a kernel that touches it then fails. `keep_resident`
-pins it again. Without any of this a library keeps to the budget and recycles memory, and nothing is swapped.
+pins it again. A program that declares nothing keeps to the budget and recycles memory, but nothing is swapped.
 
-The device is a CUDA device, whose driver must be there; `alloc="emulated"` is for tests, its memory is the host's.
+The device is a CUDA device, whose driver must be installed. `alloc="emulated"` is for tests: the memory of that device
+is the host's.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _Result = TypeVar("_Result")
 
 
 def address_of(thing: Any) -> int:
-    """The device address of an array (`__cuda_array_interface__`) or a buffer (`handle`). Raises TypeError."""
+    """The device address of an array (`__cuda_array_interface__`) or a buffer (`handle`); else raises TypeError."""
     interface = getattr(thing, "__cuda_array_interface__", None)
     if interface is not None:
         return int(interface["data"][0])
@@ -60,8 +61,8 @@ class Allocator:
     """Device memory within a budget, for a library that is told nothing of functions.
 
     Args:
-        asynchronous: functions run on streams of the emulated device too (for tests); on a CUDA device they always do.
-        settings: any of the settings of the README's table, e.g. ``budget="8GiB"``; those not given come from the
+        asynchronous: functions run on streams of the emulated device too (for tests), as they do on any CUDA device.
+        settings: any of the settings of docs/settings.md, e.g. ``budget="8GiB"``; those not given come from the
             environment.
 
     Raises:
@@ -73,7 +74,7 @@ class Allocator:
         config = wanted_config(settings)
         self._session = Session(config, _device(config.alloc == "emulated", asynchronous))
         self._core = self._session.core
-        self._lock = threading.RLock()  # a finalizer may run while its own thread holds it
+        self._lock = threading.RLock()  # re-entrant: a finalizer may run in a thread that holds the lock
         self._pins: dict[int, int] = {}  # token of each allocation that is pinned
         self._sizes: dict[int, int] = {}  # bytes of each allocation
         self._session.started()
@@ -81,7 +82,7 @@ class Allocator:
 
     @property
     def is_emulated(self) -> bool:
-        """Whether its memory is the host's, as in tests."""
+        """Whether the device is the emulated one, whose memory is the host's."""
         return self._session.config.alloc == "emulated"
 
     @property
@@ -95,7 +96,7 @@ class Allocator:
 
     @property
     def allocated_bytes(self) -> int:
-        """Of everything that was allocated and not freed, on the device or swapped out."""
+        """Bytes of everything that is allocated, on the device or swapped out."""
         with self._lock:
             return sum(self._sizes.values())
 
@@ -105,11 +106,11 @@ class Allocator:
         return self._session.closed
 
     def allocate(self, size_bytes: int, stream: Any = None, device_id: int = 0) -> int:
-        """Address of fresh memory, pinned, for use on `stream` at once; 0 for 0 bytes.
+        """Allocates pinned memory that may be used on `stream` at once, and returns its address; 0 for 0 bytes.
 
         Raises:
-            OutOfMemory: with what is pinned already it does not fit the budget; the message names one that does.
-            OocError: the allocator is closed, or the device is another one.
+            OutOfMemory: the memory and what is pinned already do not fit the budget; the message names one that works.
+            OocError: the allocator is closed, or it does not manage the device `device_id`.
         """
         if device_id != self.device_id:
             raise OocError(f"memory of device {device_id} was asked for; this allocator manages {self.device_id}")
@@ -123,9 +124,9 @@ class Allocator:
         return address
 
     def free(self, address: int, stream: Any = None) -> None:
-        """Gives memory back when what is enqueued on `stream` is done. Any thread, at any time; also once closed.
+        """Gives memory back when the work enqueued on `stream` is done. Any thread may call it, also after `close`.
 
-        Without a stream, that is when everything enqueued so far on any known stream is done.
+        Without a stream, the memory is given back when everything enqueued so far on any known stream is done.
         """
         with self._lock:
             if self._sizes.pop(address, None) is None:
@@ -150,7 +151,7 @@ class Allocator:
         """From now on these arrays are used in declared functions only, and may leave the device between them.
 
         Raises:
-            OocError: the memory is not this allocator's, or a view's (give the array that owns it).
+            OocError: the memory is not this allocator's, or it is a view's (give the array that owns the memory).
         """
         for thing in things:
             address = self._owned(thing)
@@ -160,7 +161,7 @@ class Allocator:
                 self._core.unpin(token, READ | WRITE)
 
     def keep_resident(self, *things: Any) -> None:
-        """On the device from now on, until freed. Raises as `swappable` does, and OutOfMemory."""
+        """Keeps these arrays on the device from now on, until freed. Raises as `swappable` does, and OutOfMemory."""
         for thing in things:
             address = self._owned(thing)
             if address not in self._pins:
@@ -190,7 +191,7 @@ class Allocator:
         """Decorator: a function whose kernels use the arrays that it is given as the named parameters.
 
         While it runs, and for what it enqueued, these arrays are on the device. Parameters take arrays, or lists and
-        tuples of them. Arrays that are no memory of this allocator, or pinned, may be named too.
+        tuples of them. Arrays that are pinned, or whose memory is not this allocator's, are allowed too.
 
         Args:
             reads: names of the parameters whose arrays it reads.
@@ -230,7 +231,7 @@ class Allocator:
         return decorate
 
     def current_stream(self) -> Any:
-        """The stream that the library enqueues on now; the default one where it has no such notion."""
+        """The stream that the library enqueues on now; None (the default stream) if the library has no such notion."""
         return None
 
     @contextmanager
@@ -246,13 +247,13 @@ class Allocator:
             self._core.function_end()
 
     def step(self) -> None:
-        """Marks the end of an iteration: the sequence of functions since the last one is planned if it comes again."""
+        """Marks the end of an iteration. A plan is made for its functions if they come again in the same order."""
         if self.closed:
             raise OocError("the allocator is closed")
         self._session.boundary()
 
     def summary(self) -> dict[str, Any]:
-        """The figures so far; keys as in the README. Raises OocError once closed."""
+        """The figures so far, with the keys of `swapd/summary.py`. Raises OocError once closed."""
         if self.closed:
             raise OocError("the allocator is closed")
         return self._session.summary()
@@ -269,7 +270,7 @@ class Allocator:
 
 
 def _device(emulated: bool, asynchronous: bool) -> CudaDevice | None:
-    """For a session; None is the emulated device, where the host waits for every copy."""
+    """The device for a session; None stands for the emulated device, where the host waits for every copy."""
     if not emulated:
         return CudaDevice()
     return CudaDevice(driver=str(library_path("libooc_emulated_cuda.so"))) if asynchronous else None

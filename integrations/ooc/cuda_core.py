@@ -13,8 +13,8 @@
     def double(x, stream):
         launch(stream, config, kernel, x, ...)
 
-A buffer is freed in the order of its deallocation stream. See :mod:`ooc.allocator` for what is pinned and
-when.
+A buffer is freed when the work before it on its deallocation stream is done. See :mod:`ooc.allocator` for what is
+pinned and when.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ _Result = TypeVar("_Result")
 class Resource(MemoryResource):  # type: ignore[misc]
     """Device memory within a budget; arguments as of :class:`ooc.allocator.Allocator`.
 
-    Out of memory is :class:`ooc_alloc.OutOfMemory`, a MemoryError, whose message names the budget that would do.
+    Running out of memory raises :class:`ooc_alloc.OutOfMemory`, a MemoryError whose message names a budget that works.
     """
 
     def __init__(self, **settings: Any) -> None:
         self.memory = Allocator(**settings)
 
     def allocate(self, size: int, *, stream: Any = None) -> Buffer:
-        """A buffer for use on `stream` at once, freed with it. Raises OutOfMemory, or OocError once closed."""
+        """Returns a new buffer, which `stream` may use at once. Raises OutOfMemory, or OocError once closed."""
         address = self.memory.allocate(size, stream)
-        # The buffer owns the memory from here on: where it cannot be made, cuda.core deallocates, or we do, once.
+        # If the buffer cannot be made, cuda.core may have freed the memory already: freeing it again does nothing.
         try:
             return Buffer.from_handle(address, size, self, **({} if stream is None else {"stream": stream}))
         except BaseException:
@@ -52,7 +52,7 @@ class Resource(MemoryResource):  # type: ignore[misc]
             raise
 
     def deallocate(self, ptr: Any, size: int, *, stream: Any = None) -> None:
-        """Frees when what is enqueued on `stream` is done; for Buffer, which calls it once."""
+        """Frees the memory when the work enqueued on `stream` is done. Buffer calls this, once."""
         self.memory.free(int(ptr), None if self.memory.is_emulated else stream)
 
     @property
@@ -72,13 +72,13 @@ class Resource(MemoryResource):  # type: ignore[misc]
         self.memory.swappable(*buffers)
 
     def keep_resident(self, *buffers: Buffer) -> None:
-        """On the device from now on, until freed."""
+        """Keeps these buffers on the device from now on, until they are freed."""
         self.memory.keep_resident(*buffers)
 
     def function(
         self, *, reads: Iterable[str] = (), writes: Iterable[str] = (), stream: str, name: str | None = None
     ) -> Callable[[Callable[..., _Result]], Callable[..., _Result]]:
-        """Decorator; as :meth:`ooc.allocator.Allocator.function`, with the parameter that is its stream."""
+        """Decorator: as :meth:`ooc.allocator.Allocator.function`, but the stream parameter has to be named."""
         return self.memory.function(reads=reads, writes=writes, stream=stream, name=name)
 
     def step(self) -> None:
@@ -86,9 +86,9 @@ class Resource(MemoryResource):  # type: ignore[misc]
         self.memory.step()
 
     def summary(self) -> dict[str, Any]:
-        """The figures so far; keys as in the README."""
+        """The figures so far, with the keys of `swapd/summary.py`."""
         return self.memory.summary()
 
     def close(self) -> None:
-        """The device is given back when the last buffer is closed."""
+        """Closes the allocator. The device is given back when the last buffer is closed."""
         self.memory.close()

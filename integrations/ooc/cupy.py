@@ -14,12 +14,12 @@
         double(a)
         memory.step()
 
-Every array is an allocation of its own (no pool of CuPy's in between: the core keeps freed memory for the next array
-of that size), made for CuPy's current stream. As with CuPy's own pool, a program that uses an array on another stream
+Every array is an allocation of its own, made for CuPy's current stream. No pool of CuPy's is needed, as the core keeps
+freed memory for the next array of that size. As with CuPy's own pool, a program that uses an array on another stream
 orders the two streams itself. See :mod:`ooc.allocator` for what is pinned and when.
 
-CuPy's CFunctionAllocator is not used, as it does not say the stream; nor its PythonFunctionAllocator, whose memory is
-lost when an array dies in a reference cycle (the garbage collector takes its function away before it frees).
+CuPy's CFunctionAllocator is not used, as it does not pass the stream. Nor is its PythonFunctionAllocator, which loses
+the memory of an array that dies in a reference cycle: the garbage collector takes its free function away too early.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = ["Memory", "OocError", "OutOfMemory"]
 
 
 class _Owner:
-    """What CuPy keeps for as long as memory can be reached."""
+    """An object that CuPy keeps for as long as the memory can be reached."""
 
 
 class Memory(Allocator):
@@ -50,7 +50,7 @@ class Memory(Allocator):
     def malloc(self, size_bytes: int) -> Any:
         """CuPy's MemoryPointer to fresh memory, for `cupy.cuda.set_allocator`.
 
-        Raises CuPy's own OutOfMemoryError, with our words. The memory is freed with the last array on it.
+        Raises CuPy's own OutOfMemoryError, with our message. The memory is freed with the last array on it.
         """
         device_id = 0 if self.is_emulated else cupy.cuda.runtime.getDevice()
         try:
@@ -69,20 +69,20 @@ class Memory(Allocator):
         return cupy.cuda.get_current_stream()
 
     def install(self) -> None:
-        """CuPy allocates here from now on, in all threads; what it has stays where it is."""
+        """Makes CuPy allocate here from now on, in all threads. Arrays that exist already stay where they are."""
         if not self._installed:
             self._before = cupy.cuda.get_allocator()
             cupy.cuda.set_allocator(self.malloc)
             self._installed = True
 
     def uninstall(self) -> None:
-        """CuPy allocates where it did before. Arrays stay valid."""
+        """Makes CuPy allocate where it did before. Arrays stay valid."""
         if self._installed:
             cupy.cuda.set_allocator(self._before)
             self._installed = False
 
     def close(self) -> None:
-        """Uninstalls; the device is given back when the last array is freed."""
+        """Uninstalls the allocator and closes it. The device is given back when the last array is freed."""
         self.uninstall()
         super().close()
 

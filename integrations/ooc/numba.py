@@ -10,11 +10,10 @@
     def double(x):
         kernel[blocks, threads](x)
 
-Without a change of the program: ``NUMBA_CUDA_MEMORY_MANAGER=ooc.numba OOC_BUDGET=8GiB python program.py``.
+Without changing the program, ``NUMBA_CUDA_MEMORY_MANAGER=ooc.numba OOC_BUDGET=8GiB python program.py`` does the same.
 
-Numba does not say on which stream memory is used, so freed memory is used again when the whole device is idle, as with
-Numba's own manager; frees are collected to make that rare. See :mod:`ooc.allocator` for what is pinned and
-when.
+Numba does not say on which stream memory is used. So, as with Numba's own manager, a free waits until the whole device
+is idle; frees are collected so that this happens rarely. See :mod:`ooc.allocator` for what is pinned and when.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ _OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
 
 
 class Memory(Allocator):
-    """See :class:`ooc.allocator.Allocator`. Numba has no current stream: name the parameter that is one."""
+    """See :class:`ooc.allocator.Allocator`. A function that names no stream parameter runs on the default stream."""
 
     def swappable(self, *things: Any) -> None:
-        """As :meth:`Allocator.swappable`; waits for the device, as Numba's streams are not known here."""
+        """As :meth:`Allocator.swappable`, but waits for the device first, as Numba's streams are not known here."""
         if not self.is_emulated:
             cuda.synchronize()
         super().swappable(*things)
@@ -49,10 +48,10 @@ _memory: Memory | None = None
 
 
 def install(**settings: Any) -> Memory:
-    """Makes Numba allocate here, with any of the settings of the README's table.
+    """Makes Numba allocate here, with any of the settings of docs/settings.md.
 
     Raises:
-        OocError: it was installed already, or Numba's context exists: its memory manager cannot change any more.
+        OocError: it was installed already, or Numba has a context, so that its memory manager cannot change any more.
         ConfigError: a setting cannot be used.
     """
     global _memory
@@ -66,7 +65,7 @@ def install(**settings: Any) -> Memory:
 
 
 def installed() -> Memory:
-    """What Numba allocates from; made from the environment where `install` was not called. Raises as `install`."""
+    """What Numba allocates from. It is made from the environment if `install` was not called. Raises as `install`."""
     global _memory
     if _memory is None:
         _memory = Memory()
@@ -78,16 +77,16 @@ class Manager(cuda.HostOnlyCUDAMemoryManager):  # type: ignore[misc]
 
     @property
     def interface_version(self) -> int:
-        """Of Numba's plugin interface."""
+        """The version of Numba's plugin interface."""
         return 1
 
     def initialize(self) -> None:
-        """Numba is about to use the context: the device is opened, so that a wrong setting is reported here."""
+        """Opens the device when Numba is about to use the context, so that a wrong setting is reported here."""
         memory = installed()
         self.deallocations.memory_capacity = memory.budget_bytes
 
     def memalloc(self, size: int) -> Any:
-        """Device memory that is freed with the pointer. Raises Numba's CudaAPIError (out of memory) with our words."""
+        """Returns memory that is freed with the pointer. Raises CudaAPIError (out of memory), with our text."""
         memory = installed()
 
         def attempt() -> int:
@@ -96,7 +95,7 @@ class Manager(cuda.HostOnlyCUDAMemoryManager):  # type: ignore[misc]
             except OutOfMemory as error:
                 raise driver.CudaAPIError(_OUT_OF_MEMORY, f"out of memory: {error}") from None
 
-        address = self._attempt_allocation(attempt)  # once more after what was freed is really freed
+        address = self._attempt_allocation(attempt)  # tries again after the collected frees are carried out
         context = weakref.proxy(self.context) if self.context is not None else None
         finalizer = self._finalizer(memory, address, size) if address else None
         return cuda.MemoryPointer(context, driver.binding.CUdeviceptr(address), size, finalizer=finalizer)
@@ -116,7 +115,7 @@ class Manager(cuda.HostOnlyCUDAMemoryManager):  # type: ignore[misc]
         return cuda.MemoryInfo(*installed().memory_info())
 
     def get_ipc_handle(self, memory: Any) -> Any:
-        """Refused: the chunks behind an address change, and an IPC handle names one piece of memory for good."""
+        """Raises OocError: an IPC handle names one piece of memory for good, but chunks behind an address change."""
         raise OocError(
             "memory of this allocator cannot be shared with another process by an IPC handle: copy it to the host, or "
             "allocate it before the manager is installed"
@@ -129,7 +128,7 @@ class Manager(cuda.HostOnlyCUDAMemoryManager):  # type: ignore[misc]
             _memory.release_cached()
 
     def defer_cleanup(self) -> AbstractContextManager[None]:
-        """Inside, nothing that Numba lets go of is freed."""
+        """A context manager within which nothing that Numba lets go of is freed."""
         deferred: AbstractContextManager[None] = super().defer_cleanup()
         return deferred
 

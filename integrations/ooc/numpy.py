@@ -15,13 +15,13 @@
             device.step()
         print(b.to_numpy(), device.summary())
 
-A function's body gets ordinary arrays (views of device memory) in place of the device arrays that it is given; what it
-computes on the way is NumPy's own memory and no part of the budget. A view is good until the function returns. One that
-can be reached after that is an error (:class:`EscapedView`), and its variable stays on the device for as long as it can
-be reached, so that not even a program that catches the error computes on wrong bytes.
+A function's body gets ordinary arrays (views of device memory) in place of the device arrays that it is given. What it
+computes on the way lies in NumPy's own memory and is no part of the budget. A view is good until the function returns.
+A view that can be reached after that is an error (:class:`EscapedView`). Its variable then stays on the device for as
+long as the view can be reached, so that not even a program that catches the error computes on wrong bytes.
 
-Functions may run in several threads, one at a time in each; what they may do with one array at the same time is what
-NumPy allows. The functions of the thread that calls :meth:`Device.step` are those that are recorded and planned for.
+Functions may run in several threads, one at a time in each. Two threads may use one array at the same time as far as
+NumPy allows it. Only the functions of the thread that calls :meth:`Device.step` are recorded and planned for.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ class EscapedView(OocError):
 
 
 class Device:
-    """A budget of device memory, and the arrays in it. Ends with :meth:`close`, or as a context manager.
+    """A budget of device memory, and the arrays in it. :meth:`close` ends it, and so does the end of a `with` block.
 
     Args:
-        settings: any of the settings of the README's table, e.g. ``budget="64MiB"``, ``chunk_size="64KiB"``; those not
+        settings: any of the settings of docs/settings.md, e.g. ``budget="64MiB"``, ``chunk_size="64KiB"``; those not
             given come from the environment. NumPy computes on the host, so the device is always the emulated one, whose
             memory the host can address; a process has one emulated device, which all `Device` objects share.
 
@@ -74,7 +74,7 @@ class Device:
             )
         self._session = Session(config)
         self._core = self._session.core
-        self._lock = threading.RLock()  # a finalizer may run while its own thread holds it
+        self._lock = threading.RLock()  # re-entrant: a finalizer may run in a thread that holds the lock
         self._running = 0  # functions, in all threads
         self._reachable = 0  # views that escaped
         self._core_outlives = False
@@ -112,8 +112,8 @@ class Device:
     ) -> Callable[[Callable[..., _Result]], Callable[..., _Result]]:
         """Decorator: makes a function of NumPy code one that runs on this device.
 
-        The parameters that it names take device arrays, or lists and tuples of them, and the body gets views in their
-        place, all on the device at once. What it only reads is read-only there.
+        The named parameters take device arrays, or lists and tuples of them. The body gets views in their place, which
+        are all on the device at once. Views of what the function only reads are read-only.
 
         Args:
             reads: names of the parameters whose arrays it reads.
@@ -127,7 +127,7 @@ class Device:
         Raises (on a call):
             OutOfMemory: its arrays do not fit the budget; the message names the smallest budget that does.
             EscapedView: a view can be reached after the function's end: it was returned, or kept somewhere.
-            TypeError: a declared parameter is given something else, or another one a device array.
+            TypeError: a declared parameter is not given device arrays, or an undeclared one is given a device array.
             ValueError: an array is of another device.
             OocError: an array was freed, the device is closed, or the call is within another function.
         """
@@ -145,13 +145,13 @@ class Device:
         return decorate
 
     def step(self) -> None:
-        """Marks the end of an iteration: the sequence of functions since the last one is planned if it comes again."""
+        """Marks the end of an iteration. A plan is made for its functions if they come again in the same order."""
         self._check_open()
         self._check_outside("step()")
         self._session.boundary()
 
     def summary(self) -> dict[str, Any]:
-        """The figures so far; keys as in the README."""
+        """The figures so far, with the keys of `swapd/summary.py`."""
         self._check_open()
         return self._session.summary()
 
@@ -170,7 +170,7 @@ class Device:
                 raise OocError(f"close() while {self._running} functions run in other threads")
             if self._reachable:
                 self._end.detach()
-                self._core_outlives = self._session.stop()  # views escaped: it stays until they are gone
+                self._core_outlives = self._session.stop()  # views escaped: the core stays until they are gone
             else:
                 self._end()
 
@@ -190,7 +190,7 @@ class Device:
 
     @contextmanager
     def _function(self, name: str, operands: Iterable[tuple[int, int]]) -> Iterator[None]:
-        """Inside, the operands are on the device, in a function of the calling thread."""
+        """A context manager: within it the calling thread is in a function, and the operands are on the device."""
         with self._lock:
             self._check_open()
             self._running += 1
@@ -201,7 +201,7 @@ class Device:
             yield
         finally:
             try:
-                if self._core.in_function():  # it has begun; an interrupt may come at any time
+                if self._core.in_function():  # not if an interrupt came before it had begun
                     self._core.function_end()
             finally:
                 with self._lock:
@@ -211,10 +211,10 @@ class Device:
         self._check_outside("a new array")
         address = 0
         try:
-            with self._function("numpy.empty", ()):  # outside of one it would stay pinned until the next
+            with self._function("numpy.empty", ()):  # outside of a function it would stay pinned until the next one
                 address = self._core.malloc(size_bytes)
         except OutOfMemory:
-            if address:  # of the host: the core went on to learn the need
+            if address:  # host memory, which the core gave to find out how much is needed
                 self._core.free(address)
             raise
         return Memory(self, address, size_bytes)
@@ -236,7 +236,7 @@ class Device:
                 returned = True
             finally:
                 bound.arguments.clear()
-                # After an exception they are in its traceback, for as long as somebody looks at that.
+                # After an exception the views are in its traceback, for as long as somebody keeps that.
                 escaped = self._keep_reachable(views, collect=returned)
         if escaped:
             del result
@@ -247,9 +247,9 @@ class Device:
         return result
 
     def _keep_reachable(self, views: list[View], *, collect: bool) -> list[str]:
-        """Pins what can still be reached, for as long as it can. Returns the parameters concerned."""
+        """Pins the memory of views that can still be reached, for as long as they can. Returns their parameters."""
         if collect and any(view.root() is not None for view in views):
-            gc.collect()  # it may be garbage that refers to itself
+            gc.collect()  # what refers to the view may be garbage that refers to itself
         escaped = []
         for view in views:
             root = view.root()
@@ -271,7 +271,7 @@ class Device:
                 self._core.close()
 
     def release(self, address: int) -> None:
-        """Frees an allocation; any thread, at any time."""
+        """Frees an allocation. Any thread may call it, at any time."""
         with self._lock:
             if self._core.handle:
                 self._core.free(address)

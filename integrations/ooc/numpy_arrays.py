@@ -55,11 +55,11 @@ class Array:
         self.device.call(FILL, (self, np.asarray(host)), {})
 
     def free(self) -> None:
-        """Gives the memory back now; what a running function uses, when it ends. The array cannot be used any more."""
+        """Gives the memory back now, or at the end of a function that uses it. The array cannot be used any more."""
         self._memory = None
 
     def memory(self) -> Memory:
-        """For the device. Raises OocError if freed."""
+        """The memory, for the device. Raises OocError if the array was freed."""
         if self._memory is None:
             raise OocError(f"an array of shape {self.shape} is used after it was freed")
         return self._memory
@@ -75,7 +75,7 @@ class Array:
 
 
 class Memory:
-    """One allocation; freed with this object."""
+    """One allocation, which is freed with this object."""
 
     def __init__(self, device: Owner, address: int, size_bytes: int) -> None:
         self.address = address
@@ -84,7 +84,7 @@ class Memory:
 
 
 class _Reach:
-    """What NumPy keeps for as long as a view, or a view of a view, lives."""
+    """An object that NumPy keeps for as long as a view, or a view of a view, lives."""
 
     def __init__(self, memory: Memory, access: int) -> None:
         self.memory = memory
@@ -99,7 +99,7 @@ class View:
     parameter: str
     memory: Memory
     access: int
-    root: weakref.ref[npt.NDArray[np.uint8]]  # the base of every view: NumPy shortens chains down to it, no further
+    root: weakref.ref[npt.NDArray[np.uint8]]  # the base of every view of it: NumPy shortens chains down to this array
 
 
 class Declaration:
@@ -123,7 +123,7 @@ class Declaration:
                 raise ValueError(f"{self.name} declares {parameter!r}, which is none of its parameters ({known})")
 
     def operands(self, device: Owner, arguments: dict[str, Any]) -> list[tuple[int, int]]:
-        """Addresses and accesses of the arrays in the arguments; raises if one is not what was declared."""
+        """Addresses and accesses of the arrays in the arguments. Raises if an argument is not what was declared."""
         found = []
         for parameter, value in arguments.items():
             access = self.access.get(parameter)
@@ -145,7 +145,7 @@ class Declaration:
         return item
 
     def open(self, parameter: str, value: Any, views: list[View]) -> Any:
-        """Views of device memory in place of the arrays in a value."""
+        """Returns a value with views of device memory in place of its arrays, and appends the views to `views`."""
         if isinstance(value, (list, tuple)):
             opened = [self.open(parameter, item, views) for item in value]
             return tuple(opened) if isinstance(value, tuple) else opened

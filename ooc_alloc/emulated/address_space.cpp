@@ -72,7 +72,7 @@ bool AddressSpace::find_range(uint64_t address, uint64_t bytes, Range& range) {
   return true;
 }
 
-// PROT_NONE memory over a range that is ours; also when the kernel's limit of mappings is reached.
+// Puts PROT_NONE memory over a range that is ours. At the kernel's limit of mappings it uses the spare ones.
 bool AddressSpace::map_nothing(uint64_t address, uint64_t bytes) {
   const auto attempt = [=] {
     return mmap(pointer(address), bytes, PROT_NONE, kNowhere | MAP_FIXED, -1, 0) != MAP_FAILED;
@@ -183,11 +183,11 @@ bool AddressSpace::apply(const Run& run, CUmemAccess_flags access) {
   return map_pages(run.address, run.bytes, run.offset, access);
 }
 
-// The page table entries that these mappings have on loan, run by run. The pages stay accessible here.
+// Moves home the page table entries that these mappings have on loan, run by run. The pages stay accessible here.
 void AddressSpace::bring_home(const Granule* first, const Granule* last, uint64_t address) {
   uint64_t run_address = 0, run_offset = 0, run_bytes = 0;
   const auto end_run = [&] {
-    // If that fails the entries are lost, not the pages: the next use of them at home or on loan is a fault each.
+    // If that fails, entries are lost but no pages: the next use of each page, at home or on loan, is a page fault.
     if (run_bytes > 0) (void)memory_.bring_home(run_offset, run_bytes, run_address);
     run_bytes = 0;
   };
@@ -209,7 +209,7 @@ void AddressSpace::bring_home(const Granule* first, const Granule* last, uint64_
   end_run();
 }
 
-// Back to the access on record, after a failure half-way. Best effort: the kernel had room for it a moment ago.
+// Restores the access on record after a failure half-way. That can fail too, but the kernel had room a moment ago.
 void AddressSpace::restore(const Granule* first, const Granule* last, uint64_t address) {
   bring_home(first, last, address);
   for (const Granule* granule = first; granule < last; granule += granules_of(*granule)) {

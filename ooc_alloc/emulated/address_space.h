@@ -1,12 +1,12 @@
 // The virtual addresses of the emulated device: reservations, and what is mapped into them.
 //
-// A reservation is PROT_NONE memory of this process. Mapping records; cuMemSetAccess puts the physical pages there;
-// unmapping puts PROT_NONE memory back. So the device's addresses are host addresses, and touching one that is not
-// accessible is a real fault.
+// A reservation is PROT_NONE memory of this process. cuMemMap only records a mapping, cuMemSetAccess puts the physical
+// pages there, and cuMemUnmap puts PROT_NONE memory back. So the device's addresses are host addresses, and touching one
+// that is not accessible is a real fault.
 //
-// Each reservation has a page table, one entry per granule, in lazily touched memory: every look-up is an index, and
-// nothing is allocated per mapping. A call costs one or two system calls per run of mappings that are neighbours in
-// physical memory too.
+// Each reservation has a page table with one entry per granule, in lazily touched memory: a look-up is one index, and a
+// mapping allocates nothing. A call costs one or two system calls per run of mappings that are neighbours in physical
+// memory too.
 //
 // Not thread-safe: its owner (device.h) holds a lock. Results are those that CUDA documents.
 #pragma once
@@ -30,9 +30,9 @@ class AddressSpace {
 
   CUresult map(uint64_t address, uint64_t bytes, uint32_t slot);  // a free range of one reservation, the whole allocation
   CUresult unmap(uint64_t address, uint64_t bytes);               // whole mappings without a gap
-  CUresult set_access(uint64_t address, uint64_t bytes, CUmemAccess_flags access);  // the same
+  CUresult set_access(uint64_t address, uint64_t bytes, CUmemAccess_flags access);  // whole mappings without a gap
 
-  bool is_all_on_host(uint64_t address, uint64_t bytes);  // every allocation of a range that is mapped as a whole
+  bool is_all_on_host(uint64_t address, uint64_t bytes);  // false also if the range is not mapped as a whole
 
   // The weakest access of a range: -1 if a byte is not mapped, else a CUmemAccess_flags.
   int access(uint64_t address, uint64_t bytes) const;

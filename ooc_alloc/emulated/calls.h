@@ -1,4 +1,4 @@
-// The calls of the emulated driver as an enumeration, and their results' names: from the one list in driver.h.
+// The calls of the emulated driver as an enumeration, made from the list in driver.h, and the names of their results.
 #pragma once
 
 #include <cstddef>

@@ -9,7 +9,7 @@ namespace {
 
 constexpr uint64_t kLargestDefaultMemory = 64ull << 30;
 constexpr uint64_t kLargestMemory = 1ull << 42;
-constexpr double kSlowestLink = 1024;  // bytes per second: below it, a typing mistake
+constexpr double kSlowestLink = 1024;  // bytes per second; a lower rate must be a typing mistake
 
 // "10GiB/s", "unlimited"
 bool parse_rate(std::string_view text, double& bytes_per_second) {

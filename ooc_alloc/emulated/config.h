@@ -30,7 +30,7 @@ struct Config {
 // Reads the three variables above. Returns false and sets `error` to what is wrong and the valid form.
 bool read_environment(Config& config, std::string& error);
 
-// Whether the device can be made like that; the same limits for the environment and for the control interface.
+// Whether such a device can be made. The limits are the same for the environment and for the control interface.
 bool validate(const Config& config, std::string& error);
 
 constexpr Unit kTimeUnits[] = {{"ns", 1e-9}, {"us", 1e-6}, {"ms", 1e-3}, {"s", 1}};

@@ -10,7 +10,7 @@ namespace {
 
 using Guard = std::lock_guard<std::mutex>;
 
-// Runs a control call: `body` gives false and sets the error, or throws.
+// Runs a control call. A `body` that fails returns false and sets the error, or throws.
 template <typename Body>
 int control(Body&& body) noexcept {
   try {

@@ -11,8 +11,8 @@ Device& Device::get() {
   return device;
 }
 
-// Every lock is held across a fork, so that the child gets each of them free and what it guards consistent. The child's
-// driver calls fail without touching them, as CUDA's do; its own exit may still run code that looks at the device.
+// Every lock is held across a fork, so that in the child each lock is free and what it guards is consistent. The child's
+// driver calls fail without touching a lock, as CUDA's do, but code that runs at its exit may still look at the device.
 Device::Device() {
   pthread_atfork([] { get().lock_all(); }, [] { get().unlock_all(); },
                  [] {

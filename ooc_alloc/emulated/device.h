@@ -26,7 +26,7 @@ class Device {
 
   // Reads the environment unless configured before, and makes the memory. Repeating it after success does nothing.
   bool initialize(std::string& error);
-  // OOC_EMULATED_FAULTS and OOC_EMULATED_SITES, once; before cuInit, which may be the call that fails.
+  // Reads OOC_EMULATED_FAULTS and OOC_EMULATED_SITES, once, before cuInit begins: a rule may make cuInit fail.
   void read_faults();
   bool get_config(Config& config, std::string& error);
   bool set_config(const Config& config, std::string& error);
@@ -43,7 +43,7 @@ class Device {
   Sites sites;
   std::atomic<uint64_t> calls[kCallCount] = {};
   std::atomic<bool> is_initialized{false};
-  std::atomic<bool> is_forked_child{false};  // of a process that had initialised: nothing works here any more
+  std::atomic<bool> is_forked_child{false};  // the parent had initialised: no driver call works here
   std::atomic<int> context_users{0};         // cuDevicePrimaryCtxRetain less Release
 
  private:
@@ -55,7 +55,7 @@ class Device {
 
   bool is_configured_ = false;
   bool has_read_faults_ = false;
-  std::string wrong_faults_;  // what was wrong about them
+  std::string wrong_faults_;  // what was wrong with OOC_EMULATED_FAULTS; empty if nothing
 };
 
 // The context is one token: there is one device, and threads either have it current or have none.
@@ -67,13 +67,14 @@ std::string& last_error();
 
 enum class Needs { kNothing, kDevice, kContext };
 
-// Counts the call and says why it must fail before it starts; CUDA_SUCCESS to go on.
+// Counts the call, and returns why it must fail before it starts, or CUDA_SUCCESS if it may go on.
 CUresult enter(Call call, Needs needs, const void* return_address) noexcept;
 // The same for calls that work in any state.
 CUresult enter_always(Call call, const void* return_address) noexcept;
 
-// Runs a driver call's body between enter() and a net for exceptions, which must not leave a C function. `site` is where the
-// exported function, which this must be called from, was called: a default argument belongs to the caller.
+// Runs a driver call's body after enter(), and turns exceptions into results, as none may leave a C function. `site` is the
+// place that called the exported function. The exported function has to call this itself, or pass its own `site` on, as a
+// default argument is evaluated in the caller.
 template <typename Body>
 CUresult perform(Call call, Needs needs, Body&& body, const void* site = __builtin_return_address(0)) noexcept {
   const CUresult refusal = enter(call, needs, site);

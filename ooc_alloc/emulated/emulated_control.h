@@ -14,8 +14,8 @@
 extern "C" {
 #endif
 
-/* The emulated device. Read at cuInit from OOC_EMULATED_MEMORY, OOC_EMULATED_GRANULARITY and OOC_EMULATED_BANDWIDTH, unless
- * ooc_emulated_set_config came first. Change it by get, modify, set. */
+/* The emulated device. cuInit reads it from OOC_EMULATED_MEMORY, OOC_EMULATED_GRANULARITY and OOC_EMULATED_BANDWIDTH, unless
+ * ooc_emulated_set_config came first. To change it, get it, modify it and set it. */
 typedef struct {
   uint32_t struct_bytes;           /* sizeof(ooc_emulated_config); to be set by the caller of both functions */
   uint32_t reserved;               /* 0 */
@@ -23,7 +23,7 @@ typedef struct {
   uint64_t granularity_bytes;      /* a power of two, at least a page; changes only while nothing is created or reserved */
   double h2d_bytes_per_second;     /* host to device; 0: as fast as memcpy */
   double d2h_bytes_per_second;     /* device to host; 0: as fast as memcpy */
-  double h2d_latency_seconds;      /* added to every copy, and holding the link */
+  double h2d_latency_seconds;      /* added to every copy, during which the link is taken */
   double d2h_latency_seconds;
 } ooc_emulated_config;
 
@@ -37,9 +37,9 @@ typedef struct {
   uint64_t reservations;
   uint64_t h2d_bytes, d2h_bytes;   /* copied since the last reset */
   uint64_t h2d_copies, d2h_copies;
-  double h2d_busy_seconds;         /* time for which a held-back link was taken since the last reset; 0 if unthrottled */
+  double h2d_busy_seconds;         /* time for which copies took the link since the last reset; 0 if it is unlimited */
   double d2h_busy_seconds;
-  uint64_t injected_faults;        /* calls failed on request since the last reset */
+  uint64_t injected_faults;        /* calls that a fault rule made fail or come late since the last reset */
   uint64_t host_bytes;             /* physical host memory, created by cuMemCreate and not yet destroyed */
 } ooc_emulated_stats;
 
@@ -57,7 +57,7 @@ uint64_t ooc_emulated_call_count(const char* name);
 int ooc_emulated_inject_faults(const char* rules);
 void ooc_emulated_clear_faults(void);
 
-/* Counts calls by where they come from, from now on. OOC_EMULATED_SITES=FILE does the same, and writes the list at exit. */
+/* Counts calls by call site from now on. OOC_EMULATED_SITES=FILE does the same, and writes the list at exit. */
 void ooc_emulated_watch_sites(void);
 /* The list (see sites.h), valid until the calling thread asks again. */
 const char* ooc_emulated_sites(void);
@@ -65,7 +65,7 @@ const char* ooc_emulated_sites(void);
 /* The weakest access of the range: -1 if a byte of it is not mapped, else 0 (none), 1 (read) or 3 (read and write). */
 int ooc_emulated_access(const void* address, uint64_t bytes);
 
-/* Where the mapped address lies in physical memory, or -1: equal offsets are the same byte. */
+/* Where the address lies in physical memory, or -1 if it is not mapped. Equal offsets are the same byte. */
 int64_t ooc_emulated_physical_offset(const void* address);
 
 #ifdef __cplusplus

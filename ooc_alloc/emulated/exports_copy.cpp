@@ -10,8 +10,8 @@ using emulated::Device;
 using emulated::Needs;
 using emulated::perform;
 
-// Checked when the call is made: the driver refuses an address that is not accessible then. One that is unmapped before
-// the work runs is a fault, as on a device.
+// This is checked when the call is made, as the driver refuses an address that is not accessible then. If the address is
+// unmapped before the work runs, the work faults, as on a device.
 bool is_accessible(Device& device, CUdeviceptr address, size_t bytes, CUmemAccess_flags access) {
   const std::lock_guard<std::mutex> lock(device.memory_mutex);
   return device.addresses->access(address, bytes) >= access;

@@ -65,7 +65,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, size_t size, const CU
     uint64_t offset = 0;
     const bool on_host = prop->location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA;
     if (!device.memory->take(size, on_host, offset)) return CUDA_ERROR_OUT_OF_MEMORY;
-    lock.unlock();  // others need not wait for the pages; the bytes taken keep the memory in place
+    lock.unlock();  // others need not wait for the pages; the bytes taken keep set_config from replacing it
     const bool is_filled = device.memory->fill(offset, size);
     lock.lock();
     if (!is_filled) {
@@ -126,8 +126,8 @@ CUresult cuMemUnmap(CUdeviceptr address, size_t size) {
 
 CUresult cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessDesc* desc, size_t count) {
   return perform(Call::cuMemSetAccess, Needs::kDevice, [=](Device& device) {
-    // One descriptor per location: the device, and the host, which only memory on the host can be accessible to. Here
-    // the host sees what the device sees, so the device's flags count where both are given.
+    // There may be one descriptor for the device and one for the host; only memory on the host can be made accessible to
+    // the host. Here the host sees what the device sees, so the device's flags count if both are given.
     if (desc == nullptr || count < 1 || count > 2) return CUDA_ERROR_INVALID_VALUE;
     const CUmemAccessDesc* for_device = nullptr;
     const CUmemAccessDesc* for_host = nullptr;

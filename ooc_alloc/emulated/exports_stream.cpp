@@ -48,7 +48,7 @@ CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus* status) {
   });
 }
 
-// Streams of the emulated device cannot be captured, so the mode changes nothing; it is kept as the driver keeps it.
+// Streams of the emulated device cannot be captured, so the mode changes nothing; each thread has one, as in the driver.
 CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
   return perform(Call::cuThreadExchangeStreamCaptureMode, Needs::kDevice, [=](Device&) {
     thread_local CUstreamCaptureMode current = CU_STREAM_CAPTURE_MODE_GLOBAL;

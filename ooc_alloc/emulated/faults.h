@@ -12,8 +12,8 @@
 //   times=N       no more than N failures (default: no limit)
 //   error=E       the result, as a number or as CUDA_ERROR_... (default 999, CUDA_ERROR_UNKNOWN)
 //   site=S        only calls from this place, such as libooc_alloc.so+0x1a2b4 (see sites.h; OOC_EMULATED_SITES=FILE lists them)
-//   delay=T       the call succeeds and comes late: it takes the time T (such as 20ms) longer, or what it enqueues does;
-//                 `never`, for calls that enqueue work: the work is never done. Without error= nothing fails
+//   delay=T       the call, or the work that it enqueues, takes the time T (such as 20ms) longer; it fails only if error= is
+//                 given too. With T = `never`, for calls that enqueue work, the work is never done
 //
 //   cuMemCreate:after=10,times=2,error=2;cuMemcpyDtoHAsync:every=50;cuMemMap:probability=0.01,seed=7
 //
@@ -49,7 +49,7 @@ struct FaultRule {
   uint64_t failures = 0;  // of them
 };
 
-// Appends to `rules`; on an error changes nothing and sets `error`.
+// Parses `text` and appends to `rules`. If the text is wrong, it returns false, sets `error` and changes nothing.
 bool parse_faults(std::string_view text, std::vector<FaultRule>& rules, std::string& error);
 
 class Faults {
@@ -57,12 +57,12 @@ class Faults {
   bool add(std::string_view rules, std::string& error);
   void clear();
 
-  // The failure to return from this call, or CUDA_SUCCESS. One that is to come late has then slept, or left its delay for
-  // take_delay().
+  // Returns the failure to return from this call, or CUDA_SUCCESS. If the call is to come late, this sleeps, or leaves the
+  // delay of the work for take_delay().
   CUresult check(Call call, const void* return_address) {
     return any_.load(std::memory_order_relaxed) ? check_rules(call, return_address) : CUDA_SUCCESS;
   }
-  // How much later than usual the work is to be done that this thread is about to enqueue; once.
+  // Returns by how much the work that this thread is about to enqueue is to come late, and sets that back to 0.
   static double take_delay();
 
   uint64_t injected() const { return injected_.load(std::memory_order_relaxed); }

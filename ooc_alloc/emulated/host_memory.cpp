@@ -8,7 +8,7 @@
 namespace ooc::emulated {
 namespace {
 
-// msync, asked to do nothing, fails for a range that is not mapped as a whole.
+// msync with MS_ASYNC does nothing, but fails for a range that is not mapped as a whole.
 bool is_mapped(uint64_t address, uint64_t bytes) {
   const uint64_t page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
   const uint64_t start = address / page * page;

@@ -23,7 +23,7 @@ class HostMemory {
  private:
   struct Range {
     uint64_t bytes;
-    bool is_allocated;  // here; else registered
+    bool is_allocated;  // by cuMemHostAlloc; else registered
   };
   std::map<uint64_t, Range> ranges_;  // by address
 };

@@ -45,7 +45,7 @@ void Link::reset_stats() {
   stats_ = LinkStats();
 }
 
-// Takes the link for so long, from `earliest` or when it is free; returns the end. The mutex is held.
+// Takes the link for `seconds`, from `earliest` or from when it is free, and returns the end. The caller holds the mutex.
 TimePoint Link::take(TimePoint earliest, double seconds) {
   stats_.busy_seconds += seconds;
   // Rounded up: the end is never before bytes / bandwidth.

@@ -22,9 +22,10 @@ struct LinkStats {
 // pieces, between which copies of other streams get their turn.
 //
 // The link keeps a clock of its own: a copy starts when it was enqueued, or when the one before ended on that clock, and not
-// when a thread woke up to notice. What the scheduler takes from the copying thread is so made good by the next copies, as
-// on a device, which it does not touch. The clock is never behind the copying by more than kCatchUp, so a host that cannot
-// copy as fast as the link is told so. No copy ends sooner than latency + bytes / bandwidth after it was enqueued.
+// when a thread woke up to notice. So the next copies make up for time that the operating system's scheduler takes from the
+// copying thread; a device loses no such time. The clock is never behind the copying by more than kCatchUp, so the times
+// show it if the host cannot copy as fast as the link. No copy ends sooner than latency + bytes / bandwidth after it was
+// enqueued.
 class Link {
  public:
   void configure(const LinkConfig& config);

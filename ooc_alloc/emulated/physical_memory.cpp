@@ -13,9 +13,10 @@ namespace ooc::emulated {
 namespace {
 
 // The file is longer than the device, and sparse: a device has no physical fragmentation (its page tables see to that),
-// so an extent must be found whenever enough bytes are free. Only bytes in use count. There are two zones of this length.
+// so an extent must be found whenever enough bytes are free. Only bytes in use count. Device memory has two zones, each
+// this many times as long as the device.
 constexpr uint64_t kZonePerDevice = 4;
-constexpr uint64_t kHostZones = 4;  // length of the zone for host memory, in zones
+constexpr uint64_t kHostZones = 4;  // length of the zone for host memory, in lengths of one of the two
 
 constexpr uint64_t kPageTableBytes = 2 << 20;  // what one page of a page table maps
 constexpr size_t kPoisonBytes = 256 << 10;
@@ -134,7 +135,7 @@ bool PhysicalMemory::take(uint64_t bytes, bool on_host, uint64_t& offset) {
   return true;
 }
 
-// Written rather than left zero: a program that relies on zeros would work here and fail on a device. The write also takes
+// The memory is not left zero, as a program that relies on zeros would work here and fail on a device. The write also takes
 // the pages now, so that a host without memory fails here, and not in a fault later.
 bool PhysicalMemory::fill(uint64_t offset, uint64_t bytes) const {
   static const std::vector<unsigned char>& poison = *new std::vector<unsigned char>(kPoisonBytes, kPoison);
@@ -145,7 +146,7 @@ bool PhysicalMemory::fill(uint64_t offset, uint64_t bytes) const {
     if (written <= 0) return false;
     done += static_cast<uint64_t>(written);
   }
-  // Into the page tables at home. A failure costs faults later, no more.
+  // This puts the pages into the page tables at home. If it fails, page faults do that later.
   if (home_ != nullptr && !is_on_host(offset)) (void)madvise(home_ + offset, bytes, kMadvPopulateWrite);
   return true;
 }

@@ -3,8 +3,8 @@
 // The whole file is mapped once, at its *home*, where every extent's pages are in the page tables from its creation on.
 // Making an extent accessible at a device address lends it: mremap moves the page table entries there, in blocks of 2 MiB
 // where all is aligned; unmapping moves them home. That takes 3 to 5 us per 2 MiB where mapping the file anew and faulting
-// the pages in takes 100 to 200, about the share of a GPU's own cost that a swap has. An extent that is lent already (an
-// alias), host memory, or an old kernel, takes the slow way; so does anything for which mremap fails.
+// the pages in takes 100 to 200: about the share of a swap's time that mapping takes on a GPU. The slow way is taken for an
+// extent that is lent already (an alias), for host memory, on an old kernel, and wherever mremap fails.
 //
 // Not thread-safe, except fill(): its owner (device.h) holds a lock.
 #pragma once
@@ -54,8 +54,8 @@ class PhysicalMemory {
   PhysicalMemory(const PhysicalMemory&) = delete;
   PhysicalMemory& operator=(const PhysicalMemory&) = delete;
 
-  // Creating is three steps so that the second, which is slow, needs no lock: take an extent (false: beyond the device's
-  // size), fill it with poison (false: the host has no memory), and then give it a handle or give it back.
+  // Memory is created in three steps, so that the slow second one needs no lock: take an extent (false if that is beyond the
+  // device's size), fill it with poison (false if the host has no memory), and then publish it with a handle or give it back.
   bool take(uint64_t bytes, bool on_host, uint64_t& offset);
   bool fill(uint64_t offset, uint64_t bytes) const;
   CUmemGenericAllocationHandle publish(uint64_t offset, uint64_t bytes);
@@ -68,8 +68,9 @@ class PhysicalMemory {
   void remove_mapping(uint32_t slot);
   const Allocation& allocation(uint32_t slot) const { return slots_[slot]; }
 
-  // Moves page table entries of neighbouring allocations from home to an address, and back. False: it cannot be done, and
-  // nothing has changed. The address keeps a mapping of the file after the way back. The caller notes it per allocation.
+  // Moves page table entries of neighbouring allocations from home to an address, and back. Returns false if that cannot be
+  // done; nothing has changed then. After the way back the address still has a mapping of the file. The caller notes each
+  // allocation's loan with set_lent_to().
   bool lend(uint64_t offset, uint64_t bytes, uint64_t address) const;
   bool bring_home(uint64_t offset, uint64_t bytes, uint64_t address) const;
   bool can_lend() const { return home_ != nullptr; }

@@ -44,7 +44,7 @@ void Sites::watch(const char* path) {
   process = getpid();
   watch();
   std::atexit([] {
-    if (getpid() != process) return;  // a child has the parent's counts
+    if (getpid() != process) return;  // in a forked child the counts are the parent's
     std::FILE* out = std::fopen(file.c_str(), "w");
     const std::string text = Device::get().sites.list();
     if (out == nullptr || std::fputs(text.c_str(), out) < 0)

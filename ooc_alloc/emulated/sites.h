@@ -27,7 +27,7 @@ bool is_at(const Site& site, const void* return_address);
 class Sites {
  public:
   void watch() { on_.store(true, std::memory_order_relaxed); }
-  // From now on, with a file that gets the list when the process exits.
+  // Counts from now on, and writes the list to a file when the process exits.
   void watch(const char* path);
   void count(Call call, const void* return_address) {
     if (__builtin_expect(on_.load(std::memory_order_relaxed), false)) add(call, return_address);

@@ -1,4 +1,4 @@
-// A few of the kernel's mappings, held back for the moment when there are no more of them.
+// A few mappings of this process, held back for the moment when the kernel gives it no more.
 //
 // The kernel limits the mappings of a process (vm.max_map_count). At the limit no mmap succeeds, not even the one that would
 // merge mappings and so lead out of it. Releasing the spare ones first makes room for that one.
@@ -13,7 +13,7 @@ class SpareMappings {
   SpareMappings(const SpareMappings&) = delete;
   SpareMappings& operator=(const SpareMappings&) = delete;
 
-  void take();     // if they are not held; at the limit it is left for later
+  void take();     // does nothing if they are held, or if the limit leaves no room
   bool release();  // false if they were not held
 
  private:

@@ -20,7 +20,8 @@ thread_local bool inside_host_function = false;
 // The legacy and the per-thread default stream have reserved handles; all are the null stream here.
 bool is_null_stream(CUstream stream) { return reinterpret_cast<uintptr_t>(stream) <= 2; }
 
-// Signals are for the program's threads (Python's handlers, for one); faults stay with the thread that causes them.
+// Keeps signals from a stream's thread: they are for the program's threads (Python's handlers, for one). Faults stay with
+// the thread that causes them.
 class BlockSignals {
  public:
   BlockSignals() {
@@ -128,7 +129,7 @@ void Streams::work(Stream& stream) {
   }
 }
 
-// False: the work is never done, and the stream is destroyed.
+// Returns false, when the stream is destroyed, if the work is never to be done.
 bool Streams::delay(Stream& stream, Lock& lock, double seconds) {
   if (seconds == 0) return true;
   if (seconds == kNever) {
@@ -182,7 +183,7 @@ bool Streams::blocking_streams_are_idle() const {
   });
 }
 
-// Waits for the work that is in the queues now.
+// Waits for the work that is in the queues of blocking streams now.
 void Streams::finish_blocking_streams(Lock& lock) {
   if (blocking_streams_are_idle()) return;
   std::vector<std::pair<std::shared_ptr<Stream>, uint64_t>> targets;
@@ -264,7 +265,7 @@ CUresult Streams::wait(CUstream handle, CUevent event) {
   const std::shared_ptr<EventRecord> record = found->second->last;
   if (record == nullptr) return CUDA_SUCCESS;
   if (!is_null) {
-    // Also when the record is done: the wait carries its time into the stream's clock.
+    // The wait is enqueued even if the record is done, as it carries the record's time into the stream's clock.
     Command command;
     command.kind = Command::Kind::kWait;
     command.record = record;

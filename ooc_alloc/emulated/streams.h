@@ -1,10 +1,10 @@
 // Streams and events of the emulated device.
 //
 // A stream is a queue and a thread that works it off in order; the thread starts with the first work and is joined when
-// the stream is destroyed. An event is the last of its records; a record is done when the stream has come to it.
+// the stream is destroyed. An event stands for the last of its records; a record is done when the stream has come to it.
 //
 // The null stream is synchronous: work on it waits for every stream that was not created CU_STREAM_NON_BLOCKING, and is
-// done in the calling thread. Threads that wait sleep.
+// done in the calling thread. A thread that waits sleeps.
 //
 // Each stream has a clock, which says when its work ended on the emulated device (see link.h); events take their times from it.
 #pragma once
@@ -80,7 +80,7 @@ class Streams {
   std::unordered_map<CUstream, std::shared_ptr<Stream>> streams_;
   std::unordered_map<CUevent, std::shared_ptr<Event>> events_;
   std::condition_variable progress_;  // a record is done, or a stream has got further
-  int waiting_ = 0;                   // for progress_
+  int waiting_ = 0;                   // threads that wait for progress_
 };
 
 }  // namespace ooc::emulated

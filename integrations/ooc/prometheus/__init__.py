@@ -1,1 +1,1 @@
-"""Prometheus metrics of a running program; see `catalogue.py` for what there is."""
+"""Prometheus metrics of a running program; `catalogue.py` lists them."""

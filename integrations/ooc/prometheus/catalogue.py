@@ -18,7 +18,7 @@ from swapd.step_times import BUCKETS as STEP_BUCKETS
 
 __all__ = ["CATALOGUE", "COMMON_LABELS", "DRIVER_CALLS", "STEP_BUCKETS", "Kind", "Metric"]
 
-COMMON_LABELS = ("rank",)  # as of `swapd.ranks.rank`
+COMMON_LABELS = ("rank",)  # the label's value is `swapd.ranks.rank()`
 
 Kind = Literal["gauge", "counter", "histogram", "info"]
 
@@ -32,7 +32,7 @@ class Metric:
     unit: str  # "seconds", "bytes", "bytes_per_second", "ratio"; "" for counts and texts
     help: str
     labels: tuple[str, ...] = ()  # its own, beside COMMON_LABELS
-    # Label values -> figure. Of an info metric, (label,) -> the figure with its text.
+    # Label values -> name of the figure. For an info metric: (label,) -> name of the figure that is its text.
     sources: Mapping[tuple[str, ...], str] = field(default_factory=dict)
     group: str = ""  # heading in the documentation
 

@@ -18,21 +18,21 @@ from swapd.session import Session
 
 
 class Collector:
-    """The catalogue's metrics, read when they are collected; of a session that has ended, its last ones.
+    """The catalogue's metrics, read when they are collected. A session that has ended gives its last figures.
 
     Args:
-        session: whose; None: of the one that this process turned on last. Without one nothing is collected, nor in a
-            forked child.
+        session: whose metrics; None means the session that this process turned on last. Nothing is collected if there
+            is no session, nor in a forked child.
     """
 
     def __init__(self, session: Session | None = None) -> None:
         self._session = session
 
     def describe(self) -> list[core.Metric]:
-        """For the registry, which wants to know the names beforehand."""
+        """Tells the registry the names of the metrics beforehand."""
         return empty_families()
 
     def collect(self) -> Iterable[core.Metric]:
-        """For the registry."""
+        """Gives the registry the metrics with their figures."""
         session = self._session or current_session()
         return OfSession(session).collect() if session is not None else ()

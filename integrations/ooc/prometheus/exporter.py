@@ -1,6 +1,6 @@
 """Metrics of one session on their ways out: a server for scrapes, a file for node_exporter, a push at the end.
 
-The server has threads of its own; one more thread writes and pushes. What goes wrong is a warning, once of each kind.
+The server has threads of its own; one more thread writes and pushes. A failure is a warning, once for each kind.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from swapd.session import Session, Snapshot
 
 log = logging.getLogger("ooc.prometheus")
 
-_PUSH_SECONDS = 2.0  # of each step of a push
+_PUSH_SECONDS = 2.0  # that each step of a push may take
 _END_SECONDS = 5.0  # the program's end waits no longer
 
 
@@ -46,7 +46,7 @@ class Exporter:
         self._finished = False
         self.server = self._listen(config) if config.metrics_port is not None else None
         self._file = own_file(config.metrics_file)
-        self._asked: queue.SimpleQueue[_Last] = queue.SimpleQueue()  # a signal's handler may ask, too
+        self._asked: queue.SimpleQueue[_Last] = queue.SimpleQueue()  # a signal's handler may put into it
         self._thread = threading.Thread(target=self._run, name="ooc-metrics-file", daemon=True)
         if self._file is not None or config.metrics_push is not None:
             self._thread.start()
@@ -71,7 +71,7 @@ class Exporter:
     # --- swapd.session.Follower ---
 
     def finish(self, last: Snapshot) -> None:
-        """Writes and pushes the last figures, and ends."""
+        """Writes and pushes the last figures, and ends the exporter."""
         if self._finished or self._forked:
             return
         self._finished = True
@@ -87,7 +87,7 @@ class Exporter:
             self._give_last(last, ends=False)
 
     def in_child(self) -> None:
-        """The copy serves, writes and pushes nothing."""
+        """Makes the copy in a forked child serve, write and push nothing."""
         self._forked = True
         if self.server is not None:
             self.server.close_in_child()
@@ -120,7 +120,7 @@ class Exporter:
                 return
 
     def _write(self, snapshot: Snapshot | None = None) -> None:
-        """Not by `write_to_textfile`, which would replace a link or a pipe by a file."""
+        """Writes the file; not by `write_to_textfile`, which would replace a link or a pipe by a file."""
         if self._file is None:
             return
         try:

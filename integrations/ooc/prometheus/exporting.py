@@ -1,4 +1,4 @@
-"""What every integration calls when its session has started. Nothing is loaded and no thread made unless asked for."""
+"""What every integration calls when its session has started. It loads and starts nothing that no setting asks for."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ooc.prometheus")
 
-_EXPORTED_BY = "_OOC_METRICS_OF"  # set for child processes: whose metrics are exported already
-_current: Session | None = None  # turned on last
+_EXPORTED_BY = "_OOC_METRICS_OF"  # tells child processes that a parent's metrics are exported already
+_current: Session | None = None  # the one that was turned on last
 _exported: tuple[Session, Exporter] | None = None
 
 

@@ -18,8 +18,8 @@ class OfSession:
     """A collector of one session, which collects nothing in a forked child.
 
     Args:
-        session: whose; of one that has ended, its last figures.
-        snapshot: the counters to show; None: as they are when somebody collects.
+        session: whose metrics; a session that has ended gives its last figures.
+        snapshot: the counters to show; None means the counters at the time when somebody collects.
     """
 
     def __init__(self, session: Session, snapshot: Snapshot | None = None) -> None:
@@ -27,11 +27,11 @@ class OfSession:
         self._snapshot = snapshot
 
     def describe(self) -> list[core.Metric]:
-        """For the registry, which wants to know the names beforehand."""
+        """Tells the registry the names of the metrics beforehand."""
         return empty_families()
 
     def collect(self) -> Iterator[core.Metric]:
-        """For the registry."""
+        """Gives the registry the metrics with their figures."""
         if not self._session.forked:
             yield from families(figures(self._session, self._snapshot))
 

@@ -11,17 +11,17 @@ from swapd.session import Session, Snapshot
 from swapd.step_times import Histogram
 from swapd.summary import derived_figures, external_fragmentation_bytes
 
-# None: not known yet. (`Union` is evaluated, and Python 3.10 is to understand it beside a class of ours.)
+# None if it is not known yet. (`Union`, because Python 3.10 evaluates this line, in which a class of ours stands.)
 Figure = Union[int, float, str, Histogram, None]  # noqa: UP007
 
 CHUNK_STATES = ("resident", "leaving", "arriving", "cached", "free", "slab", "slab_empty", "lost")
 
 
 def figures(session: Session, snapshot: Snapshot | None = None) -> dict[str, Figure]:
-    """All of them, as of `snapshot` (now, if none is given). Sizes in bytes, times in seconds.
+    """All figures, as of `snapshot`, or as of now if none is given. Sizes are in bytes, times in seconds.
 
-    Safe in any thread while the session's core is there. It takes the core's lock once, for a microsecond or so, and
-    walks nothing.
+    Any thread may call it while the session's core exists. It takes the core's lock once, for a microsecond or so, and
+    walks no structure.
     """
     snapshot = session.snapshot() if snapshot is None else snapshot
     stats = snapshot.stats
@@ -70,7 +70,7 @@ def _planner(session: Session) -> dict[str, Figure]:
 
 @functools.cache
 def package_version() -> str:
-    """Of the installed package; "unknown" in a checkout that was not installed."""
+    """The version of the installed package; "unknown" in a checkout that was not installed."""
     try:
         return importlib.metadata.version("ooc-alloc")
     except importlib.metadata.PackageNotFoundError:

@@ -26,8 +26,9 @@ _LARGEST_FILE = 1 << 20  # bytes; one of ours has some 15 KiB
 class Folder:
     """A collector of what the ``*.prom`` files of a folder say, in the catalogue's order.
 
-    A file that was not written for a while is of a process that is gone, and left out, and so is what is none of ours.
-    Two files with the same sample (two jobs with a rank 0) cannot be told apart: the newer one counts.
+    A file that was not written for a while is left out, as its process is gone. So are files that do not parse, and
+    metrics that the catalogue does not have. Where two files have the same sample (two jobs with a rank 0), the newer
+    file counts, as the two cannot be told apart.
 
     Args:
         path: the folder.
@@ -39,11 +40,11 @@ class Folder:
         self._most_seconds = most_seconds
 
     def describe(self) -> list[Family]:
-        """For the registry, which wants to know the names beforehand."""
+        """Tells the registry the names of the metrics beforehand."""
         return empty_families()
 
     def collect(self) -> list[Family]:
-        """For the registry."""
+        """Gives the registry the metrics with their figures."""
         families = empty_families()
         by_name = {family.name: family for family in families}
         seen = set()
@@ -62,14 +63,14 @@ class Folder:
         """What the files say, the newest first."""
         found = []
         for path in self._path.glob("*.prom"):
-            with contextlib.suppress(OSError):  # gone meanwhile, or no file
+            with contextlib.suppress(OSError):  # the file is gone meanwhile
                 status = path.stat()
                 if time.time() - status.st_mtime <= self._most_seconds and status.st_size <= _LARGEST_FILE:
                     found.append((status.st_mtime, path))
         for _, path in sorted(found, reverse=True):
             try:
                 yield from list(text_string_to_metric_families(path.read_text(encoding="utf-8")))
-            except Exception:  # of a file that is none of ours
+            except Exception:  # whatever it is: the file may be none of ours
                 log.debug("%s is left out", path, exc_info=True)
 
 

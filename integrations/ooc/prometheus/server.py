@@ -1,7 +1,7 @@
-"""The address that is scraped: prometheus_client answers, and what clients may take of the program is bounded here.
+"""The server that is scraped: prometheus_client answers, and what clients may take of the program is bounded here.
 
-`prometheus_client.start_http_server` gives every client a thread for as long as the client likes, shakes hands over TLS
-in the one thread that accepts, where a silent client keeps all others out, and prints tracebacks.
+`prometheus_client.start_http_server` would give every client a thread for as long as the client likes, and print
+tracebacks. It also does the TLS handshake in the one thread that accepts, where a silent client keeps all others out.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("ooc.prometheus")
 
 MOST_CONNECTIONS = 32
-SECONDS = 5.0  # that a thread waits for its client
+SECONDS = 5.0  # for which a thread waits for its client
 GRACE_SECONDS = 0.2
-_SILENT_SECONDS = 3  # that the system keeps whoever sends nothing to itself
+_SILENT_SECONDS = 3  # for which the system does not show us a client that sends nothing
 _PAUSE_SECONDS = 0.1  # after the system refused a connection
 
 
@@ -51,17 +51,17 @@ class _Handler(WSGIRequestHandler):
     server: Server
 
     def parse_request(self) -> bool:
-        """Reads the rest of the request, and tells the server that it is there."""
+        """Reads the rest of the request, and tells the server that the request is complete."""
         complete = super().parse_request()
         self.server.asked(self.connection)
         return complete
 
     def get_stderr(self) -> io.TextIOBase:
-        """Where a page that could not be made, or written, is explained."""
+        """Where wsgiref explains why a page could not be made or written."""
         return _Debug()
 
     def log_message(self, *_: Any) -> None:
-        """Says nothing: what clients do is not worth a line of the program's."""
+        """Writes nothing: what clients do is not worth a line on the program's standard error."""
 
 
 def _one_at_a_time(application: WSGIApplication) -> WSGIApplication:
@@ -79,13 +79,13 @@ class Server(ThreadingMixIn, WSGIServer):
     """Serves what a collector collects, in threads of its own, from when it is made until `stop`.
 
     Every connection is for one request and has a thread. At most MOST_CONNECTIONS are open at a time, and the others
-    wait in the system's queue. While one waits there, the oldest client whose request is not complete is cut off as
-    soon as it had GRACE_SECONDS for it: a scrape takes milliseconds, so such a client only holds a place.
+    wait in the system's queue. While one waits there, the oldest client whose request is not complete is cut off once
+    it has had GRACE_SECONDS to complete it: a scrape takes milliseconds, so such a client only holds a place.
 
     Args:
         address: numeric, IPv4 or IPv6.
         port: 0 for any free one.
-        collector: asked in the threads of clients; the client gets a 500 if it raises.
+        collector: asked in the threads of clients; if it raises, the client gets a 500.
         tls: None serves plain HTTP.
 
     Raises:
@@ -97,11 +97,11 @@ class Server(ThreadingMixIn, WSGIServer):
 
     def __init__(self, address: str, port: int, collector: Collector, tls: ssl.SSLContext | None = None) -> None:
         self._changed = threading.Condition()
-        self._open: dict[Any, float] = {}  # connections, and when the time is over that each has for its request
+        self._open: dict[Any, float] = {}  # each connection -> when its time for the request is over
         self._ended = False
         self.address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
         super().__init__((address, port), _Handler)
-        if tls is not None:  # the client's thread shakes hands, as it reads
+        if tls is not None:  # the handshake happens in the client's thread, when it reads
             self.socket = tls.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
         registry = CollectorRegistry()
         registry.register(collector)
@@ -118,12 +118,12 @@ class Server(ThreadingMixIn, WSGIServer):
                 self._cut_off(request)
             self._changed.notify()
         with contextlib.suppress(OSError):
-            self.socket.shutdown(socket.SHUT_RDWR)  # which wakes the thread
+            self.socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
         self.shutdown()
         self.server_close()
 
     def close_in_child(self) -> None:
-        """In a forked copy: gives up the sockets, so that clients see the end of the parent as what it is."""
+        """Closes the sockets of a forked child, so that clients of the parent notice when the parent ends."""
         for one in (self.socket, *self._open):  # without the lock: a thread of the parent may have held it
             with contextlib.suppress(OSError):
                 one.close()
@@ -151,7 +151,7 @@ class Server(ThreadingMixIn, WSGIServer):
                 left = self._open[oldest] - time.monotonic()
                 if left > 0:
                     self._changed.wait(min(left, SECONDS))
-                elif _sent_more(oldest):  # but its thread had no time to read it
+                elif _sent_more(oldest):  # its thread has had no time to read that
                     self._open[oldest] = time.monotonic() + GRACE_SECONDS
                 else:
                     self._cut_off(oldest)
@@ -162,7 +162,7 @@ class Server(ThreadingMixIn, WSGIServer):
         super().process_request(request, client_address)
 
     def asked(self, request: Any) -> None:
-        """The request is complete: what remains to be done is ours."""
+        """Notes that a request is complete, so that its client is no longer cut off."""
         with self._changed:
             if request in self._open:
                 self._open[request] = math.inf
@@ -175,11 +175,11 @@ class Server(ThreadingMixIn, WSGIServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client went away, spoke no TLS, or was cut off."""
+        """Logs that a client went away, spoke no TLS, or was cut off."""
         log.debug("a scrape ended early", exc_info=True)
 
     def _cut_off(self, request: Any) -> None:
-        """Wakes the thread of a connection, which ends it; its place is free from now on."""
+        """Shuts a connection down, so that its thread wakes and ends. Its place is free from now on."""
         del self._open[request]
         with contextlib.suppress(OSError):
             request.shutdown(socket.SHUT_RDWR)
