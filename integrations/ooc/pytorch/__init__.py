@@ -5,7 +5,7 @@ With an environment variable: ``OOC_ALLOC=1 OOC_BUDGET=2GiB python train.py``; o
     import ooc
     ooc.enable(budget="2GiB")
 
-Every setting of the table in the README is an environment variable and a keyword of :func:`enable`.
+Every setting of docs/settings.md is an environment variable and a keyword of :func:`enable`.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def disable() -> None:
 
 
 def summary() -> dict[str, Any]:
-    """Returns the figures of the run so far; the README lists the keys. Raises OocError if the allocator is off."""
+    """Returns the figures of the run so far; `swapd.summary.make_summary` lists the keys. Raises OocError if the allocator is off."""
     return _active().summary()
 
 
