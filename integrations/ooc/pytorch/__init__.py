@@ -93,7 +93,7 @@ def disable() -> None:
 
 
 def summary() -> dict[str, Any]:
-    """Returns the figures of the run so far; `swapd.summary.make_summary` lists the keys. Raises OocError if the allocator is off."""
+    """Returns the figures of the run so far, by the keys of `swapd.summary`. Raises OocError if the allocator is off."""
     return _active().summary()
 
 
