@@ -93,7 +93,7 @@ def disable() -> None:
 
 
 def summary() -> dict[str, Any]:
-    """Returns the figures of the run so far, by the keys of `swapd.summary`. Raises OocError if the allocator is off."""
+    """Returns the run's figures so far, with the keys of `swapd.summary`. Raises OocError if the allocator is off."""
     return _active().summary()
 
 
