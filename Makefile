@@ -35,7 +35,7 @@ editable := $(pip) install --quiet --config-settings=wheel.cmake=false --editabl
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help venv native demo test lint unit-test native-test asan tsan test-slow test-all test-strict test-faults fuzz fuzz-asan \
+.PHONY: help venv native demo test lint unit-test native-test asan tsan test-slow test-all mutants test-strict test-faults fuzz fuzz-asan \
   soak test-gpu \
   check-cuda-build bench bench-splitting bench-gpu monitoring-tools dashboards dashboard-pictures wheel test-wheel clean
 .DELETE_ON_ERROR:
@@ -118,6 +118,9 @@ fuzz: venv native ## random programs against plain memory, going on from where t
 fuzz-asan: venv native ## the fuzzer's corpus, and two minutes of random programs, under AddressSanitizer
 	$(call native_build,build/asan-libraries,-DCMAKE_BUILD_TYPE=RelWithDebInfo -DOOC_SANITIZE=address+undefined -DOOC_BUILD_TESTS=OFF)
 	OOC_TEST_LIBRARIES=$(CURDIR)/build/asan-libraries $(pytest) tests/fuzz -m "" $(PYTEST)
+
+mutants: venv ## planted mistakes, each of which a suite must notice; MUTANTS="--sample 10" for ten of the day
+	$(python) -m tests.mutants $(MUTANTS)
 
 # The suites one after the other, each with how long it took; one that fails does not keep the next from running.
 suites := test test-slow asan tsan fuzz-asan test-faults test-strict test-wheel

@@ -1,4 +1,4 @@
-"""Copies in parts between views of any layout and type. Bytes are only moved or converted: exact by construction."""
+"""Copies in parts between views of any layout and type. Each element is moved or converted by itself."""
 
 from __future__ import annotations
 

@@ -1,0 +1,210 @@
+"""Planted mistakes: `python -m tests.mutants [--sample N] [--only WORD ...] [--out FILE] [--table]`.
+
+Each file of `patches/` is one mistake: two lines of words and a patch of a few lines::
+
+    Costs: what a user would lose, in a sentence.
+    Suite: native core_demand_test | pytest tests/unit/test_plan.py -k words
+    --- a/file
+    +++ b/file
+
+A mistake is planted in a copy of the checkout, built there, and given to its suite, which must fail. Results are kept
+by a digest of the patch and of the file that it changes: a run goes on from where the last one stopped, and a mistake
+in code that has changed since is planted again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import datetime
+import hashlib
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import sysconfig
+import time
+import venv
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PATCHES = Path(__file__).with_name("patches")
+RESULTS = ROOT / "benchmarks" / "results" / "emulated" / "mutants" / "results.jsonl"
+PLACE = ROOT / "build" / "mutants"  # the copy, its environment and its build
+TIMEOUT_SECONDS = 900  # of a suite; a mistake that makes it hang is noticed by that
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutant:
+    """A planted mistake; `name` is mechanism/mistake."""
+
+    name: str
+    costs: str
+    suite: str
+    patch: str
+
+    @property
+    def file(self) -> str:
+        """The file that it changes."""
+        (line,) = (line for line in self.patch.splitlines() if line.startswith("+++ b/"))
+        return line.removeprefix("+++ b/")
+
+    def planted(self, text: str) -> str:
+        """The file's text with the mistake in it. Raises ValueError unless each hunk fits in exactly one place."""
+        for hunk in self.patch.split("\n@@ ")[1:]:
+            lines = hunk.splitlines(keepends=True)[1:]
+            old, new = ("".join(line[1:] for line in lines if line[0] in kept) for kept in (" -", " +"))
+            if text.count(old) != 1:
+                raise ValueError(f"{self.name} fits {self.file} in {text.count(old)} places")
+            text = text.replace(old, new)
+        return text
+
+    @property
+    def digest(self) -> str:
+        """Of the patch, its suite and the file as it is."""
+        text = f"{self.suite}\n{self.patch}".encode() + (ROOT / self.file).read_bytes()
+        return hashlib.sha256(text).hexdigest()[:16]
+
+
+def read(path: Path) -> Mutant:
+    """The mistake in a file. Raises ValueError if its words are missing."""
+    head, mark, patch = path.read_text(encoding="utf-8").partition("--- a/")
+    words = dict(line.split(": ", 1) for line in head.splitlines() if ": " in line)
+    if not mark or set(words) != {"Costs", "Suite"}:
+        raise ValueError(f"{path}: a mistake has a line 'Costs: ...', a line 'Suite: ...', and a patch")
+    return Mutant(f"{path.parent.name}/{path.stem}", words["Costs"], words["Suite"], mark + patch)
+
+
+def all_mutants() -> list[Mutant]:
+    """Every mistake that there is, by name."""
+    return [read(path) for path in sorted(PATCHES.glob("*/*.patch"))]
+
+
+class Copy:
+    """A copy of the checkout with an environment of its own, which knows nothing of the checkout's editable install."""
+
+    def __init__(self) -> None:
+        self.tree = PLACE / "tree"
+        self._update()
+        environment = PLACE / "environment"
+        if not environment.exists():
+            venv.create(environment, with_pip=False)
+        packages = Path(sysconfig.get_path("purelib", vars={"base": str(environment)}))
+        # A path file behind a path file is not read, so the editable install stays unknown.
+        (packages / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")
+        self.python = environment / "bin" / "python"
+        self.build = PLACE / "build"
+        options = ("-DCMAKE_BUILD_TYPE=RelWithDebInfo", "-DOOC_INPLACE=ON")
+        subprocess.run(["cmake", "-S", self.tree, "-B", self.build, *options], check=True, capture_output=True)
+        self.make("ooc_alloc", "ooc_emulated_cuda")
+
+    def _update(self) -> None:
+        """Makes the copy's files those of the checkout. What is the same is left, so that little is built again."""
+        listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
+        wanted = {name for name in names if name and (ROOT / name).is_file()}
+        known = PLACE / "files.json"
+        for name in set(json.loads(known.read_text()) if known.exists() else []) - wanted:
+            (self.tree / name).unlink(missing_ok=True)
+        for name in wanted:
+            target = self.tree / name
+            if not target.exists() or target.read_bytes() != (ROOT / name).read_bytes():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(ROOT / name, target)
+        known.write_text(json.dumps(sorted(wanted)))
+
+    def make(self, *targets: str) -> bool:
+        """Builds targets. Returns false if they do not compile."""
+        jobs = str(os.cpu_count() or 2)
+        command = ["cmake", "--build", self.build, "--parallel", jobs, "--target", *targets]
+        return subprocess.run(command, capture_output=True).returncode == 0
+
+    @contextlib.contextmanager
+    def planted(self, mutant: Mutant) -> Iterator[None]:
+        """A mistake is in the copy until the end of the block. Raises ValueError if its patch does not fit."""
+        path = self.tree / mutant.file
+        text = path.read_text(encoding="utf-8")
+        path.write_text(mutant.planted(text), encoding="utf-8")
+        try:
+            yield
+        finally:
+            path.write_text(text, encoding="utf-8")
+
+    def passes(self, suite: str) -> bool | None:
+        """Whether a suite passes on the copy as it is; None if that does not compile."""
+        kind, _, arguments = suite.partition(" ")
+        if not self.make(*(arguments.split() if kind == "native" else ("ooc_alloc", "ooc_emulated_cuda"))):
+            return None
+        if kind == "native":
+            command = ["ctest", "--test-dir", str(self.build), "-R", f"^({'|'.join(arguments.split())})$"]
+        else:
+            command = [str(self.python), "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *arguments.split()]
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("OOC_")}
+        kept["PYTHONPATH"] = f"{self.tree}{os.pathsep}{self.tree / 'integrations'}"
+        try:
+            done = subprocess.run(command, cwd=self.tree, env=kept, capture_output=True, timeout=TIMEOUT_SECONDS)
+        except subprocess.TimeoutExpired:
+            return False
+        return done.returncode == 0
+
+
+def kept_results(path: Path) -> dict[str, dict[str, object]]:
+    """The newest result of each mistake, by name."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return {row["name"]: row for row in map(json.loads, lines)}
+
+
+def table(mutants: list[Mutant], results: dict[str, dict[str, object]]) -> str:
+    """The results as a table for docs/trust.md."""
+    rows = ["| planted in | what it would cost | suite | outcome | seconds |", "|---|---|---|---|---|"]
+    for mutant in mutants:
+        found = results.get(mutant.name, {})
+        outcome, seconds = found.get("outcome", "not run"), found.get("seconds", "")
+        rows.append(f"| {mutant.name} | {mutant.costs} | `{mutant.suite}` | {outcome} | {seconds} |")
+    return "\n".join(rows) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sample", type=int, help="only so many, drawn by the day")
+    parser.add_argument("--only", nargs="*", help="only those whose names hold one of these words")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="file of results [%(default)s]")
+    parser.add_argument("--table", action="store_true", help="run nothing: the table of the results")
+    options = parser.parse_args()
+    mutants = all_mutants()
+    results = kept_results(options.out)
+    if options.table:
+        print(table(mutants, results), end="")
+        return 0
+    chosen = [mutant for mutant in mutants if not options.only or any(word in mutant.name for word in options.only)]
+    if options.sample is not None:
+        chosen = random.Random(datetime.date.today().toordinal()).sample(chosen, min(options.sample, len(chosen)))
+    waiting = [mutant for mutant in chosen if results.get(mutant.name, {}).get("digest") != mutant.digest]
+    print(f"{len(chosen)} mistakes, {len(chosen) - len(waiting)} of them known from before", flush=True)
+    copy = Copy() if waiting else None
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    sound: dict[str, bool | None] = {}  # a suite that fails by itself notices nothing
+    for mutant in waiting:
+        assert copy is not None
+        if mutant.suite not in sound:
+            sound[mutant.suite] = copy.passes(mutant.suite)
+        if not sound[mutant.suite]:
+            print(f"{mutant.name}: its suite does not pass without it: {mutant.suite}", flush=True)
+            return 2
+        began = time.monotonic()
+        with copy.planted(mutant):
+            outcome = {True: "survived", False: "noticed", None: "does not compile"}[copy.passes(mutant.suite)]
+        row = {"name": mutant.name, "outcome": outcome, "seconds": round(time.monotonic() - began, 1)}
+        results[mutant.name] = row = {**row, "digest": mutant.digest}
+        with options.out.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        print(f"{outcome}: {mutant.name} ({row['seconds']} s)", flush=True)
+    return 0 if all(results[mutant.name]["outcome"] == "noticed" for mutant in chosen) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
