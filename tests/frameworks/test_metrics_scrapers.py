@@ -122,6 +122,7 @@ def functions_of(answer: bytes) -> float:
     return value(samples(page.decode()), "functions_total")
 
 
+@pytest.mark.slow
 def test_a_thousand_scrapes_at_once(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1300), hard))
@@ -192,6 +193,7 @@ sys.stdin.read()
         running.communicate()
 
 
+@pytest.mark.slow
 def test_everything_malformed_while_it_trains(tmp_path: Path) -> None:
     with training(tmp_path) as (running, port):
         for _ in range(10):

@@ -158,7 +158,9 @@ def both_alone(name: str, folder: Path, **variables: str) -> dict[str, Any]:
 
 
 # A loader's processes are tested one way at a time in test_robustness.py.
-@pytest.mark.parametrize("name", [pytest.param("dataloader", marks=pytest.mark.slow), "exit_live", "exit_running"])
+@pytest.mark.parametrize(
+    "name", ["exit_live", *(pytest.param(name, marks=pytest.mark.slow) for name in ("dataloader", "exit_running"))]
+)
 def test_program_alone(name: str, tmp_path: Path) -> None:
     both_alone(name, tmp_path)
 

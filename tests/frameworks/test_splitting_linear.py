@@ -17,6 +17,7 @@ def matrix(rows: int, columns: int, transposed: bool, dtype: torch.dtype) -> tor
     return (made.t() if transposed else made).to(dtype)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     n=st.integers(1, 150),

@@ -129,6 +129,7 @@ def test_made_from_nothing(tmp_path: Path) -> None:
     assert figures["split_function_count"] > 5 and figures["split"] == "exact"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_random_numbers_are_the_same(tmp_path: Path, threads: int) -> None:
     figures = both(tmp_path, RANDOM, threads).figures
@@ -142,6 +143,7 @@ def test_moved_between_layouts_and_types(tmp_path: Path) -> None:
     assert figures["host_backed_function_count"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_elementwise(tmp_path: Path, threads: int) -> None:
     figures = both(tmp_path, POINTWISE, threads).figures

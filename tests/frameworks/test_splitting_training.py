@@ -34,7 +34,7 @@ TRAIN = """
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param("plain", marks=pytest.mark.slow), "lists", pytest.param("fused", marks=pytest.mark.slow)]
+    "kind", ["plain", pytest.param("lists", marks=pytest.mark.slow), pytest.param("fused", marks=pytest.mark.slow)]
 )
 def test_training(tmp_path: Path, kind: str) -> None:
     figures = both(tmp_path, f"KIND = {kind!r}\n" + _dedented(TRAIN)).figures

@@ -91,6 +91,7 @@ def launched(folder: Path, *parts: str, **variables: str) -> tuple[int, str]:
     return running.returncode, output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "variables",
     [

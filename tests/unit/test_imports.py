@@ -186,3 +186,10 @@ def test_loading_a_module_loads_no_framework(module: str) -> None:
     text = f"import sys, {module}; print([name for name in {heavy!r} if name in sys.modules])"
     answer = subprocess.run([sys.executable, "-c", text], cwd=ROOT, capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "[]"
+
+
+def test_unit_tests_need_no_framework() -> None:
+    paths = sorted((ROOT / "tests" / "unit").glob("*.py"))
+    found = [one for path in paths for one in imports_of(path.name, path.read_text(encoding="utf-8"))]
+    assert len(found) > 100
+    assert [f"{one.file}:{one.line}" for one in found if one.module.split(".")[0] in FRAMEWORKS] == []

@@ -81,7 +81,7 @@ def running(capfd: pytest.CaptureFixture[str]) -> Iterator[Running]:
     until = time.monotonic() + HANG_SECONDS
     while threading.active_count() > one.threads_before and time.monotonic() < until:
         time.sleep(0.01)
-    assert threading.active_count() == one.threads_before
+    assert threading.active_count() <= one.threads_before
     assert capfd.readouterr() == ("", "")
 
 

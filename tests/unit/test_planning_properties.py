@@ -185,6 +185,7 @@ def test_a_defect_of_an_in_is_named(defect: str) -> None:
     check()
 
 
+@pytest.mark.slow
 def test_programs_shrink_to_something_readable() -> None:
     """A policy that forgets its last in is caught with a program of a few functions."""
 

@@ -264,6 +264,7 @@ def test_a_real_child_trains_on_the_host(arm: str, in_core: dict[str, Any]) -> N
     assert len(record["seconds"]) == 2 and record["losses"] == pytest.approx(in_core["losses"])
 
 
+@pytest.mark.slow
 def test_our_arm_swaps_and_has_the_bits_of_the_in_core_run() -> None:
     """On the emulated device, in a real child."""
     model = Model("small", "gpt", 8, 0.01, (("width", 64), ("layers", 3), ("heads", 2), ("context", 64)))
