@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass
+from typing import NamedTuple
 
 # Upper ends of the histogram's buckets, in seconds. One more bucket has no upper end.
 BUCKETS = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0,
 )  # fmt: skip
 MOST_KEPT = 100_000
+
+
+class Step(NamedTuple):
+    """One iteration that has ended."""
+
+    seconds: float
+    stall_seconds: float
+    followed_plan: bool
+    fingerprint: int = 0  # of its sequence
 
 
 @dataclass(frozen=True)

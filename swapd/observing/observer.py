@@ -21,13 +21,11 @@ from swapd.files import write_whole
 from swapd.observing import nvtx
 from swapd.observing.perfetto import encoded, measured_to_perfetto
 from swapd.observing.recording import Predicted, Recording, Waited
-from swapd.observing.report_facts import RunSoFar, Step, run_facts
-from swapd.observing.report_page import page
-from swapd.observing.status import Server
 from swapd.planner import Planner
 from swapd.planning.plan import Plan
 from swapd.planning.problem import Problem
 from swapd.simulation.simulator import simulate_events
+from swapd.step_times import Step
 from swapd.trace.ranged import plan_in_parts
 from swapd.trace.trace import Trace
 
@@ -67,7 +65,7 @@ class Observer:
         self.arguments = list(sys.argv) or ["?"]
         self._iterations: dict[int, Iteration] = {}
         self._seconds: defaultdict[int, float] = defaultdict(float)
-        self._server: Server | None = None
+        self._server: Any = None
         self._placing, self._placed = False, 0
         self._place_again = 0  # how many more iterations look up places although their sequence is known
         self._written = False
@@ -90,6 +88,8 @@ class Observer:
         if ranges:
             self._load_ranges(ranges)
         if status:
+            from swapd.observing.status import Server
+
             try:
                 self._server = Server(self.answer)
             except OSError as error:
@@ -177,6 +177,9 @@ class Observer:
 
     def report_text(self, *, advise: bool) -> str:
         """The page about the run so far. Raises OocError if the timeline never was on."""
+        from swapd.observing.report_facts import RunSoFar, run_facts
+        from swapd.observing.report_page import page
+
         recording, trace = self.recording(), self.main_trace()
         run = RunSoFar(
             self.arguments,

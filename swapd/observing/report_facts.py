@@ -6,13 +6,14 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from swapd.observing.advice import Advisor
 from swapd.observing.analysis import DEMAND, allocated_by, printable, run_plan
 from swapd.observing.recording import Predicted, Recording, Scene, Span, Waited
 from swapd.planning.lower_bound import lower_bound
 from swapd.planning.problem import Problem
+from swapd.step_times import Step
 from swapd.trace.trace import Trace
 from swapd.units import format_bytes, format_duration
 
@@ -20,15 +21,6 @@ _MOST_WAITS = 12
 _LONGEST_ADVICE_SECONDS = 20.0  # of simulations, at the end of a program
 _PLANS_FOR_ADVICE = 25  # advice makes about as many
 _MUCH_OF_WAITING, _MUCH_OF_TIME = 0.3, 0.02  # shares from which on a place is worth advice
-
-
-class Step(NamedTuple):
-    """One iteration that has ended."""
-
-    seconds: float
-    stall_seconds: float
-    followed_plan: bool
-    fingerprint: int = 0  # of its sequence
 
 
 @dataclass(frozen=True)

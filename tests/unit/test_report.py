@@ -14,8 +14,9 @@ from test_recording import predicted_of, trace_of
 
 from swapd.observing.charts import scene_chart, steps_chart, ticks
 from swapd.observing.recording import Bar, Scene
-from swapd.observing.report_facts import RunFacts, Step, WaitRow, _comparison, _place_advice, _run_advice, _wait_rows
+from swapd.observing.report_facts import RunFacts, WaitRow, _comparison, _place_advice, _run_advice, _wait_rows
 from swapd.observing.report_page import page
+from swapd.step_times import Step
 
 HOSTILE = "</title></td><script>alert(1)</script><img src=x onerror=alert(1)>'\"&"
 SUMMARY: dict[str, Any] = {
