@@ -48,6 +48,17 @@ def same_or_refused(name: str, arguments: list[Any], part_bytes: int, **keywords
     return True
 
 
+def test_results_are_compared_bit_by_bit() -> None:
+    zeros = torch.zeros(3)
+    assert difference(zeros, torch.zeros(3)).identical
+    assert not difference(zeros, -zeros).identical
+    numbers = torch.full((2, 3), torch.nan)
+    for number, payload in zip(numbers, PAYLOADS):
+        number.view(torch.int32).fill_(payload)
+    assert difference(numbers[0], numbers[0].clone()).identical
+    assert not difference(numbers[0], numbers[1]).identical
+
+
 @pytest.mark.parametrize("name", ["max", "min", "amax", "amin", "linalg_vector_norm"])
 def test_a_largest_element_that_is_no_number_has_the_bits_of_the_whole(name: str, threads: int) -> None:
     arguments = {"amax": [[]], "amin": [[]], "linalg_vector_norm": [float("inf")]}.get(name, [])

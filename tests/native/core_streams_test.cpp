@@ -206,6 +206,27 @@ TEST(edge_5_a_host_block_is_not_overwritten_before_it_was_read) {
   t.expect(third);
 }
 
+TEST(edge_5_a_host_block_that_begins_before_an_older_one_waits_too) {
+  StreamsTest t({5, 3});  // host memory for the first two
+  const Variable before = t.make_on(t.main, t.chunk, 1);
+  const Variable first = t.make_on(t.main, 2 * t.chunk, 2);
+  const Variable third = t.make_on(t.main, 2 * t.chunk, 3);
+  const Variable large = t.make_on(t.main, 3 * t.chunk, 4);  // the first two leave, one behind the other
+  t.core.free(large.address, t.main.handle);
+  t.core.free(before.address, t.main.handle);  // its block is a hole in front of the other one
+  t.synchronize();
+  Gate gate;
+  gate.close_on(t.in());
+  const Pinned& found = t.read_later(t.main, first);         // comes back, late; has its host block until
+  t.let_go_on(t.side);
+  const Variable fourth = t.make_on(t.side, 2 * t.chunk, 5); // `third` leaves into the hole and half of that block
+  open_later(gate);
+  t.synchronize();
+  EXPECT_TRUE(found.contents() == pattern(first.bytes, 2));
+  t.core.free(fourth.address, t.side.handle);
+  t.expect(third);
+}
+
 TEST(edge_6_an_address_is_not_unmapped_under_a_copy) {
   StreamsTest t({4});
   const Variable first = t.make_on(t.main, 2 * t.chunk, 1);

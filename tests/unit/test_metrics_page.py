@@ -22,6 +22,7 @@ from ooc.prometheus.families import families
 from ooc.prometheus.figures import Figure
 from ooc.prometheus.gather import Folder
 from swapd.step_times import BUCKETS, Histogram, StepTimes
+from swapd.summary import external_fragmentation_bytes
 
 ROOT = Path(__file__).resolve().parents[2]
 SEVENS = Histogram((7,) * (len(BUCKETS) + 1), 0.5)
@@ -217,3 +218,9 @@ def test_files_of_processes_that_are_gone_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "dangling.prom").symlink_to(tmp_path / "absent")
     assert merged(tmp_path) == samples(page_of("0"))
     assert merged(tmp_path, 1000) == {**samples(page_of("0")), **samples(page_of("1"))}
+
+
+def test_a_recount_that_disagrees_calls_the_whole_budget_lost() -> None:
+    stats = {"budget_bytes": 1000, "chunk_bytes": 100, "chunks_lost": 2}
+    assert external_fragmentation_bytes(stats, agrees=True) == 200
+    assert external_fragmentation_bytes(stats, agrees=False) == 1000

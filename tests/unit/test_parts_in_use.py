@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import threading
 from typing import Any, cast
@@ -37,11 +38,13 @@ class RecordedCore:
     def __init__(self, case: Ranged, budget: int) -> None:
         self.case, self.budget = case, budget
         self.installed: tuple[Any, ...] = ()
+        self.ended: dict[str, Any] = {}  # what is different about the iteration that ends next
 
     def boundary(self) -> Iteration:
         trace = self.case.trace
         counts = (trace.functions, trace.variables, len(trace.use_variables))
-        return Iteration(trace.fingerprint, *counts, False, False, False, 1, 0, 0, 100, 1.0, 0.5)
+        ended = Iteration(trace.fingerprint, *counts, False, False, False, 1, 0, 0, 100, 1.0, 0.5)
+        return dataclasses.replace(ended, **self.ended)
 
     functions = 0
 
@@ -125,6 +128,27 @@ def test_installed_moves_are_within_their_variables(seed: int) -> None:
         planner.last_plan.ins,
         planner.last_plan.write_backs,
     )
+
+
+def test_a_chunk_that_a_slab_has_in_part_is_counted() -> None:
+    case = layers_in_parts(layers=1, parts=2)
+    planner, core = planner_of(case, 1 << 20)
+    for slab_bytes, chunks in ((0, 0), (1, 1), (case.trace.chunk_bytes, 1), (case.trace.chunk_bytes + 1, 2)):
+        core.ended = {"slab_peak_bytes": slab_bytes}
+        assert planner.trace(planner.boundary()).slab_chunks_peak == chunks
+
+
+def test_the_time_beside_a_prediction_is_that_of_the_planned_sequence() -> None:
+    case = layers_in_parts(layers=3, parts=4, weight_chunks=8, activation_chunks=4)
+    planner, core = planner_of(case, 14 * case.trace.chunk_bytes)
+    planner.boundary()
+    under_plan = {"planned": True, "followed_plan": True, "seen_count": 2}
+    core.ended = under_plan | {"fingerprint": case.trace.fingerprint + 1, "seconds": 7.0, "contains_first": True}
+    planner.boundary()
+    assert planner.planned_step_seconds is None
+    core.ended = under_plan | {"seconds": 5.0, "contains_first": True}
+    planner.boundary()
+    assert planner.planned_step_seconds == 5.0
 
 
 def test_places_are_those_of_the_recorded_variables() -> None:
