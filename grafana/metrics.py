@@ -48,6 +48,16 @@ def rate(name: str, **labels: str) -> str:
     return f"rate({series(name, **labels)}[{WINDOW}])"
 
 
+def ratio(part: str, whole: str) -> str:
+    """The sum of `part` over the sum of `whole`; 0 where there is nothing of `whole`."""
+    return f"sum({part}) / (sum({whole}) > 0) or vector(0)"
+
+
+def by(label: str, expression: str, how: str = "sum") -> dict[str, str]:
+    """A query that gives each value of a label a series, which is called like the value."""
+    return {f"{{{{{label}}}}}": f"{how} by ({label}) ({expression})"}
+
+
 def names_in(expression: str) -> list[str]:
     """The series names in an expression, each once, in order. Names of recording rules have colons and do not count."""
     without_rules = re.sub(r"[a-zA-Z_]\w*(:\w+)+", "", expression)

@@ -1,13 +1,15 @@
 """What our panels look like: one function for each kind, so that the files in `dashboards/` say only what is shown.
 
 A panel's description is its argument `says`, then the help texts of the metrics in its expressions. Its unit comes from
-the catalogue unless it is given. The panels are built with the Grafana Foundation SDK, which needs Python 3.11.
+the catalogue unless it is given. Queries are expressions by what their series are called. The panels are built with the
+Grafana Foundation SDK, which needs Python 3.11.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import string
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +21,9 @@ from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 from grafana.metrics import help_of, metric_of, names_in, unit_of
 
+# Colours of a figure, each from a value on; `None` is below all of them, and green unless it is given.
+ColorsByValue = Mapping[float | None, str]
+TIMES = "suffix: ×"  # the unit of how many times as much something is
 SOURCE = model.DataSourceRef(type_val="prometheus", uid="${datasource}")
 
 # One meaning, one colour, in every dashboard.
@@ -34,73 +39,50 @@ COLORS = {
 DASHED = {"budget", "bound", "predicted", "needed in-core", "peak", "probed out", "probed in"}
 
 
-@dataclass(frozen=True)
-class Query:
-    """One expression and what its series are called."""
-
-    expr: str
-    legend: str = ""
-
-
-@dataclass(frozen=True)
-class Steps:
-    """Colours by value: `base` first, then each colour from its value on. `Steps.none()` is one neutral colour."""
-
-    steps: tuple[tuple[float, str], ...] = ()
-    base: str = "green"
-
-    @classmethod
-    def none(cls) -> Steps:
-        """The colour of a figure that is neither good nor bad."""
-        return cls((), "text")
-
-    def build(self) -> build.ThresholdsConfig:
-        """The steps as the SDK wants them."""
-        first = [model.Threshold(value=None, color=self.base)]
-        later = [model.Threshold(value=value, color=color) for value, color in self.steps]
-        return build.ThresholdsConfig().mode(model.ThresholdsMode.ABSOLUTE).steps(first + later)
-
-
-def _described(says: str, queries: Sequence[Query]) -> str:
-    texts = help_of([query.expr for query in queries])
-    return f"{says}\n\n{texts}" if texts else says
-
-
-def _targets(panel: Any, queries: Sequence[Query], instant: bool, as_table: bool = False) -> None:
-    for index, query in enumerate(queries):
-        target = prometheus.Dataquery().ref_id(chr(ord("A") + index)).expr(query.expr).datasource(SOURCE)
+def _panel(
+    panel: Any, title: str, says: str, queries: Iterable[tuple[str, str]], unit: str, height: int,
+    instant: bool = False, form: PromQueryFormat | None = None,
+) -> Any:  # fmt: skip
+    """Gives a panel what all kinds have. `queries` are (legend, expression)."""
+    expressions = []
+    for letter, (legend, expression) in zip(string.ascii_uppercase, queries, strict=False):
+        target = prometheus.Dataquery().ref_id(letter).expr(expression).datasource(SOURCE)
         target = target.instant() if instant else target.range()
-        if query.legend:
-            target = target.legend_format(query.legend)
-        if as_table:
-            target = target.format(PromQueryFormat.TABLE)
+        if legend:
+            target.legend_format(legend)
+        if form is not None:
+            target.format(form)
         panel.with_target(target)
-
-
-def _start(panel: Any, title: str, says: str, queries: Sequence[Query], unit: str, size: tuple[int, int]) -> Any:
-    unit = unit or unit_of(" ".join(query.expr for query in queries))
-    width, height = size
-    panel.title(title).description(_described(says, queries)).datasource(SOURCE).unit(unit)
-    return panel.span(width).height(height)
+        expressions.append(expression)
+    helps = help_of(expressions)
+    panel.title(title).description(f"{says}\n\n{helps}" if helps else says).datasource(SOURCE)
+    return panel.unit(unit or unit_of(" ".join(expressions))).height(height)
 
 
 def _value(id_val: str, value: Any) -> model.DynamicConfigValue:
     return model.DynamicConfigValue(id_val=id_val, value=value)
 
 
-def _names_of(query: Query) -> list[str]:
+def _thresholds(colors: ColorsByValue | None) -> build.ThresholdsConfig:
+    """Colours by value as the SDK wants them. Without any, the figure is neither good nor bad."""
+    whole: ColorsByValue = {None: "green", **colors} if colors else {None: "text"}
+    steps = [model.Threshold(value=value, color=color) for value, color in whole.items()]
+    return build.ThresholdsConfig().mode(model.ThresholdsMode.ABSOLUTE).steps(steps)
+
+
+def _names_of(legend: str, expression: str) -> list[str]:
     """The names that a query's series can have: the legend, with each of the catalogue's values in place of a label."""
-    label = re.search(r"\{\{(\w+)\}\}", query.legend)
+    label = re.search(r"\{\{(\w+)\}\}", legend)
     if label is None:
-        return [query.legend]
-    metrics = [metric_of(name) for name in names_in(query.expr)]
+        return [legend]
+    metrics = [metric_of(name) for name in names_in(expression)]
     keys = {key for metric in metrics if label[1] in metric.labels for key in metric.sources}
-    return [query.legend.replace(label[0], value) for key in keys for value in key]
+    return [legend.replace(label[0], value) for key in keys for value in key]
 
 
-def _color_overrides(panel: Any, queries: Sequence[Query], stacked: bool) -> None:
+def _color_overrides(panel: Any, queries: Mapping[str, str], stacked: bool) -> None:
     """Gives series that have a meaning of their own our colours. Limits are dashed and not stacked."""
-    names = {name for query in queries for name in _names_of(query)}
+    names = {name for legend, expression in queries.items() for name in _names_of(legend, expression)}
     for name in sorted(names):
         settings = []
         if name in COLORS:
@@ -115,20 +97,14 @@ def _color_overrides(panel: Any, queries: Sequence[Query], stacked: bool) -> Non
 
 
 def time_series(
-    title: str, says: str, *queries: Query, unit: str = "", stacked: bool = False, most: float | None = None,
-    size: tuple[int, int] = (12, 8), soft_most: float | None = None,
+    title: str, says: str, queries: Mapping[str, str], unit: str = "", stacked: bool = False, most: float | None = None,
+    soft_most: float | None = None, height: int = 8,
 ) -> timeseries.Panel:  # fmt: skip
     """Lines over time, or stacked areas. `most` is the top of the axis, `soft_most` the least that the top can be."""
-    panel: timeseries.Panel = _start(timeseries.Panel(), title, says, queries, unit, size)
-    _targets(panel, queries, instant=False)
+    panel: timeseries.Panel = _panel(timeseries.Panel(), title, says, queries.items(), unit, height)
     panel.min(0).line_width(1).fill_opacity(60 if stacked else 8).show_points(kinds.VisibilityMode.NEVER)
     panel.stacking(common.StackingConfig().mode(kinds.StackingMode.NORMAL if stacked else kinds.StackingMode.NONE))
-    panel.legend(
-        common.VizLegendOptions()
-        .display_mode(kinds.LegendDisplayMode.LIST)
-        .placement(kinds.LegendPlacement.BOTTOM)
-        .show_legend(True)
-    )
+    panel.legend(common.VizLegendOptions().show_legend(True))
     panel.tooltip(common.VizTooltipOptions().mode(kinds.TooltipDisplayMode.MULTI).sort(kinds.SortOrder.DESCENDING))
     panel.color_scheme(build.FieldColor().mode(model.FieldColorModeId.PALETTE_CLASSIC))
     if most is not None:
@@ -140,19 +116,19 @@ def time_series(
 
 
 def figure(
-    title: str, says: str, query: Query, unit: str = "", steps: Steps | None = None, decimals: int | None = None,
-    size: tuple[int, int] = (4, 5), texts: dict[str, str] | None = None, name_only: bool = False,
+    title: str, says: str, query: str, unit: str = "", colors: ColorsByValue | None = None,
+    decimals: int | None = None, texts: dict[str, str] | None = None, label: str = "",
 ) -> stat.Panel:  # fmt: skip
-    """One number with its course over time behind it; or, with `name_only`, the text of a label.
+    """One number with its course over time behind it; or, with `label`, that label's text.
 
     Grafana draws the course only in panels with a height of at least 5. `texts` replaces values by words.
     """
-    panel: stat.Panel = _start(stat.Panel(), title, says, [query], unit, size)
-    _targets(panel, [query], instant=name_only)
+    legend = f"{{{{{label}}}}}" if label else ""
+    panel: stat.Panel = _panel(stat.Panel(), title, says, [(legend, query)], unit, 5, instant=bool(label))
     panel.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]).values(False).fields(""))
-    panel.thresholds((steps or Steps.none()).build()).color_mode(kinds.BigValueColorMode.VALUE)
-    panel.graph_mode(kinds.BigValueGraphMode.NONE if name_only or texts else kinds.BigValueGraphMode.AREA)
-    if name_only:
+    panel.thresholds(_thresholds(colors)).color_mode(kinds.BigValueColorMode.VALUE)
+    panel.graph_mode(kinds.BigValueGraphMode.NONE if label or texts else kinds.BigValueGraphMode.AREA)
+    if label:
         panel.text_mode(kinds.BigValueTextMode.NAME)
     if decimals is not None:
         panel.decimals(decimals)
@@ -165,14 +141,10 @@ def figure(
     return panel
 
 
-def bars(
-    title: str, says: str, *queries: Query, unit: str = "", most: float = 1, steps: Steps | None = None,
-    size: tuple[int, int] = (12, 8),
-) -> bargauge.Panel:  # fmt: skip
-    """A horizontal bar for each query."""
-    panel: bargauge.Panel = _start(bargauge.Panel(), title, says, queries, unit, size)
-    _targets(panel, queries, instant=True)
-    panel.min(0).max(most).thresholds((steps or Steps.none()).build())
+def bars(title: str, says: str, queries: Mapping[str, str], colors: ColorsByValue) -> bargauge.Panel:
+    """A horizontal bar for each query, of a share between 0 and 1."""
+    panel: bargauge.Panel = _panel(bargauge.Panel(), title, says, queries.items(), "percentunit", 9, instant=True)
+    panel.min(0).max(1).thresholds(_thresholds(colors))
     panel.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]).values(False).fields(""))
     panel.orientation(kinds.VizOrientation.HORIZONTAL).display_mode(kinds.BarGaugeDisplayMode.BASIC)
     return panel.value_mode(kinds.BarGaugeValueMode.COLOR).show_unfilled(True)
@@ -189,13 +161,12 @@ class Column:
     decimals: int | None = None
 
 
-def rows_by(
-    title: str, says: str, key: Sequence[str], *columns: Column, size: tuple[int, int] = (24, 8)
-) -> table.Panel:
+def rows_by(title: str, says: str, key: Sequence[str], *columns: Column) -> table.Panel:
     """A table with a row for each combination of the labels `key`. Queries keep these and their column's label only."""
-    queries = [Query(column.query) for column in columns]
-    panel: table.Panel = _start(table.Panel(), title, says, queries, "short", size)
-    _targets(panel, queries, instant=True, as_table=True)
+    queries = [("", column.query) for column in columns]
+    panel: table.Panel = _panel(
+        table.Panel(), title, says, queries, "short", 8, instant=True, form=PromQueryFormat.TABLE
+    )
     panel.show_header(True).min_width(60)
     panel.sort_by([common.TableSortByFieldState().display_name(key[-1].capitalize())])
     hidden, names = {"Time": True}, {name: name.capitalize() for name in key}
@@ -203,17 +174,17 @@ def rows_by(
     for name, width in (("Instance", 170), ("Rank", 60)):
         panel.override_by_name(name, [_value("custom.width", width)])
     for place, column in enumerate(columns):
-        # Where several queries' frames are merged, each value has its query's letter; a single query's has none.
-        value = f"Value #{chr(ord('A') + place)}" if len(columns) > 1 else "Value"
-        if column.label:
-            hidden[value] = True
+        # Where several queries' frames are merged, each value has its query's letter.
+        value = f"Value #{string.ascii_uppercase[place]}"
         names[column.label or value] = column.title
         order[column.label or value] = len(key) + place
-        settings = [] if column.label else [_value("unit", column.unit or unit_of(column.query))]
+        if column.label:
+            hidden[value] = True
+            continue
+        settings = [_value("unit", column.unit or unit_of(column.query))]
         if column.decimals is not None:
             settings.append(_value("decimals", column.decimals))
-        if settings:
-            panel.override_by_name(column.title, settings)
+        panel.override_by_name(column.title, settings)
     merge = model.DataTransformerConfig(id_val="merge", options={})
     organize = model.DataTransformerConfig(
         id_val="organize", options={"excludeByName": hidden, "indexByName": order, "renameByName": names}
@@ -221,14 +192,13 @@ def rows_by(
     return panel.with_transformation(merge).with_transformation(organize)
 
 
-def shades(title: str, says: str, query: Query, unit: str, size: tuple[int, int] = (12, 8)) -> heatmap.Panel:
+def shades(title: str, says: str, query: str, unit: str) -> heatmap.Panel:
     """A histogram over time; the query keeps the label `le`."""
-    panel: heatmap.Panel = _start(heatmap.Panel(), title, says, [query], unit, size)
-    target = prometheus.Dataquery().ref_id("A").expr(query.expr).datasource(SOURCE).range().legend_format("{{le}}")
-    panel.with_target(target.format(PromQueryFormat.HEATMAP))
+    queries = [("{{le}}", query)]
+    panel: heatmap.Panel = _panel(heatmap.Panel(), title, says, queries, unit, 8, form=PromQueryFormat.HEATMAP)
     return panel.calculate(False).y_axis(heatmap.YAxisConfig().unit(unit)).cell_gap(1)
 
 
-def words(title: str, markdown: str, size: tuple[int, int] = (12, 8)) -> text.Panel:
+def words(title: str, markdown: str) -> text.Panel:
     """A text; the only panel without a query."""
-    return text.Panel().title(title).content(markdown).span(size[0]).height(size[1])
+    return text.Panel().title(title).content(markdown).height(9)

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
+from grafana.dashboards import DEMAND, MARGIN, MARGIN_COLORS, OVER_BOUND, OVER_BOUND_COLORS, STEP_TIMES, WAITING
 from grafana.frame import Row, dashboard
-from grafana.metrics import SELECTION, rate, series
-from grafana.panels import Query, Steps, bars, figure, time_series, words
+from grafana.metrics import SELECTION, by, rate, series
+from grafana.panels import TIMES, bars, figure, time_series, words
 
-TIMES = "suffix: ×"
 DATA = rate("ooc_stall_seconds_total", cause="swap_in")
 ROOM = rate("ooc_stall_seconds_total", cause="room")
-WAITING = f"clamp_max(sum without (cause) ({rate('ooc_stall_seconds_total')}), 0.99)"
-SLOWDOWN = f"max(1 / (1 - {WAITING}))"
-DEMAND = (
-    f"sum({rate('ooc_demand_swap_bytes_total', direction='in')})"
-    f" / (sum({rate('ooc_swap_bytes_total', direction='in')}) > 0) or vector(0)"
-)
+STALLED = f"clamp_max({WAITING}, 0.99)"
 
 HELPS = """
 A long bar is a cause; look for the first one that is long.
@@ -29,130 +24,124 @@ A long bar is a cause; look for the first one that is long.
 `swapd record` and `swapd simulate` say what each of them would save, in seconds, before anything is changed.
 """
 
+HEALTH = Row(
+    "Is it healthy, and how fast?",
+    [
+        figure(
+            "Alerts firing",
+            "Alerts of `grafana/rules/alerts.yaml` for what is chosen; what to do is in `docs/runbook.md`.",
+            f'count(ALERTS{{alertname=~"OutOfCore.*",alertstate="firing",{SELECTION}}}) or vector(0)',
+            "short",
+            {1: "red"},
+            texts={"0": "none"},
+        ),
+        figure(
+            "Slower than in-core (est.)",
+            "An estimate: time over the time without waiting, of the rank that waits most. "
+            "What interception costs is not in it.",
+            f"max(1 / (1 - {STALLED}))",
+            TIMES,
+            {1.25: "yellow", 2: "red"},
+            2,
+        ),
+        figure(
+            "Step over the bound",
+            "How far the slowest rank is from what no schedule beats. The bound is made from the times in the step "
+            "that was planned from; below 1, operators have become faster since.",
+            OVER_BOUND,
+            TIMES,
+            OVER_BOUND_COLORS,
+            2,
+        ),
+        figure("Step time", "Of the slowest rank.", STEP_TIMES["measured"], decimals=2),
+        figure(
+            "Memory needed / budget",
+            "Above 1 it does not fit and has to be swapped.",
+            f"max({series('ooc_oversubscription_ratio')})",
+            TIMES,
+            decimals=2,
+        ),
+        figure(
+            "Budget / smallest",
+            "Budget over the smallest one that works. At 1 the next larger operator runs out of memory.",
+            MARGIN,
+            TIMES,
+            MARGIN_COLORS,
+            2,
+        ),
+    ],
+)
 
-def _health() -> Row:
-    alerts = f'count(ALERTS{{alertname=~"OutOfCore.*",alertstate="firing",{SELECTION}}}) or vector(0)'
-    return Row(
-        "Is it healthy, and how fast?",
-        [
-            figure(
-                "Alerts firing",
-                "Alerts of `grafana/rules/alerts.yaml` for what is chosen; what to do is in `docs/runbook.md`.",
-                Query(alerts),
-                "short",
-                Steps(((1, "red"),)),
-                texts={"0": "none"},
-            ),
-            figure(
-                "Slower than in-core (est.)",
-                "An estimate: time over the time without waiting, of the rank that waits most. "
-                "What interception costs is not in it.",
-                Query(SLOWDOWN),
-                TIMES,
-                Steps(((1.25, "yellow"), (2, "red"))),
-                2,
-            ),
-            figure(
-                "Step over the bound",
-                "How far the slowest rank is from what no schedule beats. The bound is made from the times in the step "
-                "that was planned from; below 1, operators have become faster since.",
-                Query(f"max({series('ooc_step_over_bound_ratio')})"),
-                TIMES,
-                Steps(((1.5, "yellow"), (2, "red"))),
-                2,
-            ),
-            figure("Step time", "Of the slowest rank.", Query(f"max({series('ooc_last_step_seconds')})"), decimals=2),
-            figure(
-                "Memory needed / budget",
-                "Above 1 it does not fit and has to be swapped.",
-                Query(f"max({series('ooc_oversubscription_ratio')})"),
-                TIMES,
-                decimals=2,
-            ),
-            figure(
-                "Budget / smallest",
-                "Budget over the smallest one that works. At 1 the next larger operator runs out of memory.",
-                Query(f"min({series('ooc_budget_bytes')} / {series('ooc_min_budget_bytes')})"),
-                TIMES,
-                Steps(((1.05, "yellow"), (1.2, "green")), "red"),
-                2,
-            ),
-        ],
-    )
+TIME = Row(
+    "Time",
+    [
+        time_series(
+            "Step time",
+            "The last step of the slowest rank, what the plan promised, and what no plan beats.",
+            STEP_TIMES,
+        ),
+        time_series(
+            "Where the time goes",
+            "Shares of the clock, mean of all ranks chosen. Computation is what is left.",
+            {
+                "computation": f"1 - avg({STALLED})",
+                "waiting for data": f"avg({DATA})",
+                "waiting for room": f"avg({ROOM})",
+            },
+            unit="percentunit",
+            stacked=True,
+            most=1,
+        ),
+    ],
+)
 
+MEMORY_AND_LINKS = Row(
+    "Memory and transfers",
+    [
+        time_series(
+            "Device memory",
+            "Everything held, by what it is held for, of all ranks chosen together.",
+            {
+                **by("state", series("ooc_device_bytes")),
+                "budget": f"sum({series('ooc_budget_bytes')})",
+                "needed in-core": f"sum({series('ooc_live_peak_bytes')})",
+            },
+            stacked=True,
+        ),
+        time_series(
+            "Transfers",
+            "Bytes a second, of all ranks chosen together. out: device to host.",
+            by("direction", rate("ooc_swap_bytes_total")),
+        ),
+    ],
+)
 
-def _time() -> Row:
-    return Row(
-        "Time",
-        [
-            time_series(
-                "Step time",
-                "The last step of the slowest rank, what the plan promised, and what no plan beats.",
-                Query(f"max({series('ooc_last_step_seconds')})", "measured"),
-                Query(f"max({series('ooc_predicted_step_seconds')})", "predicted"),
-                Query(f"max({series('ooc_bound_step_seconds')})", "bound"),
-            ),
-            time_series(
-                "Where the time goes",
-                "Shares of the clock, mean of all ranks chosen. Computation is what is left.",
-                Query(f"1 - avg({WAITING})", "computation"),
-                Query(f"avg({DATA})", "waiting for data"),
-                Query(f"avg({ROOM})", "waiting for room"),
-                unit="percentunit",
-                stacked=True,
-                most=1,
-            ),
-        ],
-    )
+WHAT_HELPS = Row(
+    "What would help?",
+    [
+        bars(
+            "Causes",
+            "Each is a share: of the clock, of the bytes brought in, of the memory. The worst of the ranks chosen.",
+            {
+                "Waiting for room": f"max({ROOM})",
+                "Waiting for data": f"max({DATA})",
+                "Link in is busy": f"max({rate('ooc_swap_seconds_total', direction='in')})",
+                "Link out is busy": f"max({rate('ooc_swap_seconds_total', direction='out')})",
+                "Brought in on demand": DEMAND,
+                "Lost to rounding": f"max({series('ooc_internal_fragmentation_ratio', at='live_peak')})",
+            },
+            {0.25: "yellow", 0.5: "orange", 0.75: "red"},
+        ),
+        words("How to read it", HELPS.strip()),
+    ],
+)
 
-
-def _memory_and_links() -> Row:
-    return Row(
-        "Memory and transfers",
-        [
-            time_series(
-                "Device memory",
-                "Everything held, by what it is held for, of all ranks chosen together.",
-                Query(f"sum by (state) ({series('ooc_device_bytes')})", "{{state}}"),
-                Query(f"sum({series('ooc_budget_bytes')})", "budget"),
-                Query(f"sum({series('ooc_live_peak_bytes')})", "needed in-core"),
-                stacked=True,
-            ),
-            time_series(
-                "Transfers",
-                "Bytes a second, of all ranks chosen together. out: device to host.",
-                Query(f"sum by (direction) ({rate('ooc_swap_bytes_total')})", "{{direction}}"),
-            ),
-        ],
-    )
-
-
-def _what_helps() -> Row:
-    return Row(
-        "What would help?",
-        [
-            bars(
-                "Causes",
-                "Each is a share: of the clock, of the bytes brought in, of the memory. The worst of the ranks chosen.",
-                Query(f"max({ROOM})", "Waiting for room"),
-                Query(f"max({DATA})", "Waiting for data"),
-                Query(f"max({rate('ooc_swap_seconds_total', direction='in')})", "Link in is busy"),
-                Query(f"max({rate('ooc_swap_seconds_total', direction='out')})", "Link out is busy"),
-                Query(DEMAND, "Brought in on demand"),
-                Query(f"max({series('ooc_internal_fragmentation_ratio', at='live_peak')})", "Lost to rounding"),
-                unit="percentunit",
-                steps=Steps(((0.25, "yellow"), (0.5, "orange"), (0.75, "red"))),
-                size=(12, 9),
-            ),
-            words("How to read it", HELPS.strip(), (12, 9)),
-        ],
-    )
-
-
-def make() -> str:
-    """The dashboard's JSON."""
-    says = (
-        "Training with more memory than the device has: is it healthy, how much slower than in-core, what would help."
-    )
-    rows = [_health(), _time(), _memory_and_links(), _what_helps()]
-    return dashboard("Out-of-core: overview", "ooc-overview", says, rows)
+DASHBOARD = dashboard(
+    "Out-of-core: overview",
+    "ooc-overview",
+    "Training with more memory than the device has: is it healthy, how much slower than in-core, what would help.",
+    HEALTH,
+    TIME,
+    MEMORY_AND_LINKS,
+    WHAT_HELPS,
+)

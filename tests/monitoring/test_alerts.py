@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import yaml
+from live import program
 
-from grafana.live import program
 from swapd.settings import SETTINGS
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+from live import program
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -31,15 +32,8 @@ with ooc.Device(metrics_port=0, **settings) as device:
 """
 
 
-def promtool() -> str:
-    """Of the system, or as `make monitoring-tools` left it."""
-    found = shutil.which("promtool") or shutil.which("promtool", path=ROOT / ".tools" / "prometheus" / "bin")
-    assert found, "there is no promtool: run `make monitoring-tools`"
-    return found
-
-
 def complaints(page: bytes) -> tuple[int, str]:
-    checked = subprocess.run([promtool(), "check", "metrics"], input=page, capture_output=True, check=False)
+    checked = subprocess.run([program("promtool"), "check", "metrics"], input=page, capture_output=True, check=False)
     return checked.returncode, (checked.stdout + checked.stderr).decode()
 
 

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import queries
 import yaml
+from live import Prometheus, fetch, free_port, program, prometheus, start_training, until
 
-from grafana import queries
-from grafana.live import Prometheus, fetch, free_port, program, prometheus, start_training, until
 from ooc.prometheus.catalogue import CATALOGUE
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -1,7 +1,7 @@
-"""A training run on the emulated device and a real Prometheus that scrapes it, for tests and pictures.
+"""A training run on the emulated device and a real Prometheus that scrapes it.
 
-Prometheus runs with `stack/prometheus.yml` and the rules as they are; only its intervals, its own address and the
-targets differ. Everything listens on 127.0.0.1, on ports that were free.
+Prometheus runs with `grafana/stack/prometheus.yml` and the rules as they are; only its intervals, its own address and
+the targets differ. Everything listens on 127.0.0.1, on ports that were free.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import Any
 
 import yaml
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent
+ROOT = Path(__file__).resolve().parents[2]
+GRAFANA = ROOT / "grafana"
 # A GPT of a few megabytes whose steps take one or two tenths of a second, with half the memory that it needs.
 GPT = ("--layers", "2", "--width", "128", "--batch-size", "8", "--context", "128", "--text-bytes", "400000")
 EMULATED = {
@@ -101,14 +101,14 @@ class Running:
             raise RuntimeError(f"{self._process.args!r} ended with {self._process.returncode}:\n{self.log()}")
 
 
-def start_training(port: int, log: Path, arguments: Sequence[str] = GPT, **settings: str) -> Running:
+def start_training(port: int, log: Path) -> Running:
     """Starts an example that trains on the emulated device until it is stopped, with metrics on a port."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("OOC_")}
     kept.pop("TORCH_DEVICE_BACKEND_AUTOLOAD", None)
     paths = os.pathsep.join(filter(None, (str(ROOT), str(ROOT / "integrations"), kept.get("PYTHONPATH"))))
-    kept |= {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", **EMULATED, "OOC_METRICS_PORT": str(port), **settings}
+    kept |= {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", **EMULATED, "OOC_METRICS_PORT": str(port)}
     script = ROOT / "examples" / "gpt.py"
-    return Running((sys.executable, str(script), "--steps", "1000000000", *arguments), log, kept)
+    return Running((sys.executable, str(script), "--steps", "1000000000", *GPT), log, kept)
 
 
 class Prometheus:
@@ -131,24 +131,18 @@ class Prometheus:
         result = self.get("query", query=expr, time=at)["result"]
         return [(series["metric"], [float(series["value"][1])]) for series in result]
 
-    def points(
-        self, expr: str, start: float, end: float, step: float
-    ) -> list[tuple[dict[str, str], list[tuple[float, float]]]]:
-        """(labels, [(time, value), ...]) of every series between two times."""
-        result = self.get("query_range", query=expr, start=start, end=end, step=step)["result"]
-        return [(series["metric"], [(at, float(value)) for at, value in series["values"]]) for series in result]
-
     def range(self, expr: str, start: float, end: float, step: float) -> list[tuple[dict[str, str], list[float]]]:
         """(labels, values) of every series between two times."""
-        return [(labels, [value for _, value in points]) for labels, points in self.points(expr, start, end, step)]
+        result = self.get("query_range", query=expr, start=start, end=end, step=step)["result"]
+        return [(series["metric"], [float(value) for _, value in series["values"]]) for series in result]
 
 
 def lay_out(folder: Path, port: int, targets: Mapping[str, Sequence[str]], scrape_seconds: float) -> Path:
     """Copies rules and configuration below `folder`, changed as the module says. Returns the configuration's path."""
-    shutil.copytree(HERE / "rules", folder / "rules")
-    shutil.copytree(HERE / "stack" / "targets", folder / "stack" / "targets")
+    shutil.copytree(GRAFANA / "rules", folder / "rules")
+    shutil.copytree(GRAFANA / "stack" / "targets", folder / "stack" / "targets")
     interval = f"{round(1000 * scrape_seconds)}ms"
-    config = yaml.safe_load((HERE / "stack" / "prometheus.yml").read_text(encoding="utf-8"))
+    config = yaml.safe_load((GRAFANA / "stack" / "prometheus.yml").read_text(encoding="utf-8"))
     config["global"] = {"scrape_interval": interval, "scrape_timeout": interval, "evaluation_interval": interval}
     for job in config["scrape_configs"]:
         if job["job_name"] == "prometheus":

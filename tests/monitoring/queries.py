@@ -1,4 +1,4 @@
-"""What a dashboard asks Prometheus, with its variables filled in as Grafana fills them, for tests and pictures."""
+"""What a dashboard asks Prometheus, with its variables filled in as Grafana fills them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-GENERATED = Path(__file__).resolve().parent / "generated"
+GENERATED = Path(__file__).resolve().parents[2] / "grafana" / "generated"
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ class Asked:
         return f"{self.dashboard}: {self.panel}: {self.expr}"
 
 
-def load(folder: Path = GENERATED) -> dict[str, dict[str, Any]]:
+def load() -> dict[str, dict[str, Any]]:
     """The generated dashboards by file name without its ending."""
-    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))}
+    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(GENERATED.glob("*.json"))}
 
 
 def panels(dashboard: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], bool]]:

@@ -1,1 +1,0 @@
-"""Pictures of the dashboards, drawn with Grafana's own UI components from live data."""

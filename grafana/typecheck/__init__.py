@@ -1,1 +1,0 @@
-"""The check of the dashboards against Grafana's own types."""
