@@ -120,7 +120,7 @@ fuzz-asan: venv native ## the fuzzer's corpus, and two minutes of random program
 	OOC_TEST_LIBRARIES=$(CURDIR)/build/asan-libraries $(pytest) tests/fuzz -m "" $(PYTEST)
 
 mutants: venv ## planted mistakes, each of which a suite must notice; MUTANTS="--sample 10" for ten of the day
-	$(python) -m tests.mutants $(MUTANTS)
+	$(python) -m tests.mutants --jobs $(JOBS) $(MUTANTS)
 
 # The suites one after the other, each with how long it took; one that fails does not keep the next from running.
 suites := test test-slow asan tsan fuzz-asan test-faults test-strict test-wheel

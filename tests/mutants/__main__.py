@@ -1,4 +1,4 @@
-"""Planted mistakes: `python -m tests.mutants [--sample N] [--only WORD ...] [--out FILE] [--table]`.
+"""Planted mistakes: `python -m tests.mutants [--sample N] [--only WORD ...] [--jobs N] [--out FILE] [--table]`.
 
 Each file of `patches/` is one mistake: two lines of words and a patch of a few lines::
 
@@ -10,17 +10,22 @@ Each file of `patches/` is one mistake: two lines of words and a patch of a few 
 A mistake is planted in a copy of the checkout, built there, and given to its suite, which must fail. Results are kept
 by a digest of the patch and of the file that it changes: a run goes on from where the last one stopped, and a mistake
 in code that has changed since is planted again.
+
+A mistake that changes nothing which a program or its budget could show has a third line, `Equivalent: why`. It may
+survive, and is expected to.
 """
 
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import contextlib
 import dataclasses
 import datetime
 import hashlib
 import json
 import os
+import queue
 import random
 import shutil
 import subprocess
@@ -34,7 +39,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PATCHES = Path(__file__).with_name("patches")
 RESULTS = ROOT / "benchmarks" / "results" / "emulated" / "mutants" / "results.jsonl"
-PLACE = ROOT / "build" / "mutants"  # the copy, its environment and its build
+PLACE = ROOT / "build" / "mutants"  # the copies, each with its environment and its build
 TIMEOUT_SECONDS = 900  # of a suite; a mistake that makes it hang is noticed by that
 
 
@@ -46,6 +51,12 @@ class Mutant:
     costs: str
     suite: str
     patch: str
+    equivalent: str = ""  # why nothing can notice it; empty for what must be noticed
+
+    @property
+    def expected(self) -> str:
+        """The outcome that is wanted."""
+        return "survived" if self.equivalent else "noticed"
 
     @property
     def file(self) -> str:
@@ -74,9 +85,10 @@ def read(path: Path) -> Mutant:
     """The mistake in a file. Raises ValueError if its words are missing."""
     head, mark, patch = path.read_text(encoding="utf-8").partition("--- a/")
     words = dict(line.split(": ", 1) for line in head.splitlines() if ": " in line)
-    if not mark or set(words) != {"Costs", "Suite"}:
+    if not mark or set(words) - {"Equivalent"} != {"Costs", "Suite"}:
         raise ValueError(f"{path}: a mistake has a line 'Costs: ...', a line 'Suite: ...', and a patch")
-    return Mutant(f"{path.parent.name}/{path.stem}", words["Costs"], words["Suite"], mark + patch)
+    name, equivalent = f"{path.parent.name}/{path.stem}", words.get("Equivalent", "")
+    return Mutant(name, words["Costs"], words["Suite"], mark + patch, equivalent)
 
 
 def all_mutants() -> list[Mutant]:
@@ -87,17 +99,19 @@ def all_mutants() -> list[Mutant]:
 class Copy:
     """A copy of the checkout with an environment of its own, which knows nothing of the checkout's editable install."""
 
-    def __init__(self) -> None:
-        self.tree = PLACE / "tree"
+    def __init__(self, number: int, compilers: int) -> None:
+        self.place = PLACE / str(number)
+        self.compilers = compilers
+        self.tree = self.place / "tree"
         self._update()
-        environment = PLACE / "environment"
+        environment = self.place / "environment"
         if not environment.exists():
             venv.create(environment, with_pip=False)
         packages = Path(sysconfig.get_path("purelib", vars={"base": str(environment)}))
         # A path file behind a path file is not read, so the editable install stays unknown.
         (packages / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")
         self.python = environment / "bin" / "python"
-        self.build = PLACE / "build"
+        self.build = self.place / "build"
         options = ("-DCMAKE_BUILD_TYPE=RelWithDebInfo", "-DOOC_INPLACE=ON")
         subprocess.run(["cmake", "-S", self.tree, "-B", self.build, *options], check=True, capture_output=True)
         self.make("ooc_alloc", "ooc_emulated_cuda")
@@ -107,9 +121,10 @@ class Copy:
         listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
         names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
         wanted = {name for name in names if name and (ROOT / name).is_file()}
-        known = PLACE / "files.json"
+        known = self.place / "files.json"
         for name in set(json.loads(known.read_text()) if known.exists() else []) - wanted:
             (self.tree / name).unlink(missing_ok=True)
+        self.tree.mkdir(parents=True, exist_ok=True)
         for name in wanted:
             target = self.tree / name
             if not target.exists() or target.read_bytes() != (ROOT / name).read_bytes():
@@ -119,8 +134,7 @@ class Copy:
 
     def make(self, *targets: str) -> bool:
         """Builds targets. Returns false if they do not compile."""
-        jobs = str(os.cpu_count() or 2)
-        command = ["cmake", "--build", self.build, "--parallel", jobs, "--target", *targets]
+        command = ["cmake", "--build", self.build, "--parallel", str(self.compilers), "--target", *targets]
         return subprocess.run(command, capture_output=True).returncode == 0
 
     @contextlib.contextmanager
@@ -152,6 +166,15 @@ class Copy:
         return done.returncode == 0
 
 
+def plant(copy: Copy, mutant: Mutant) -> dict[str, object]:
+    """Plants one mistake and returns what its suite made of it."""
+    began = time.monotonic()
+    with copy.planted(mutant):
+        outcome = {True: "survived", False: "noticed", None: "does not compile"}[copy.passes(mutant.suite)]
+    seconds = round(time.monotonic() - began, 1)
+    return {"name": mutant.name, "outcome": outcome, "seconds": seconds, "digest": mutant.digest}
+
+
 def kept_results(path: Path) -> dict[str, dict[str, object]]:
     """The newest result of each mistake, by name."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
@@ -164,6 +187,8 @@ def table(mutants: list[Mutant], results: dict[str, dict[str, object]]) -> str:
     for mutant in mutants:
         found = results.get(mutant.name, {})
         outcome, seconds = found.get("outcome", "not run"), found.get("seconds", "")
+        if mutant.equivalent:
+            outcome = f"{outcome}; equivalent: {mutant.equivalent}"
         rows.append(f"| {mutant.name} | {mutant.costs} | `{mutant.suite}` | {outcome} | {seconds} |")
     return "\n".join(rows) + "\n"
 
@@ -172,6 +197,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sample", type=int, help="only so many, drawn by the day")
     parser.add_argument("--only", nargs="*", help="only those whose names hold one of these words")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="copies at work beside each other")
     parser.add_argument("--out", type=Path, default=RESULTS, help="file of results [%(default)s]")
     parser.add_argument("--table", action="store_true", help="run nothing: the table of the results")
     options = parser.parse_args()
@@ -185,25 +211,36 @@ def main() -> int:
         chosen = random.Random(datetime.date.today().toordinal()).sample(chosen, min(options.sample, len(chosen)))
     waiting = [mutant for mutant in chosen if results.get(mutant.name, {}).get("digest") != mutant.digest]
     print(f"{len(chosen)} mistakes, {len(chosen) - len(waiting)} of them known from before", flush=True)
-    copy = Copy() if waiting else None
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    sound: dict[str, bool | None] = {}  # a suite that fails by itself notices nothing
+    suites: dict[str, list[Mutant]] = {}
     for mutant in waiting:
-        assert copy is not None
-        if mutant.suite not in sound:
-            sound[mutant.suite] = copy.passes(mutant.suite)
-        if not sound[mutant.suite]:
-            print(f"{mutant.name}: its suite does not pass without it: {mutant.suite}", flush=True)
+        suites.setdefault(mutant.suite, []).append(mutant)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    jobs = min(options.jobs, len(suites))
+    copies: queue.SimpleQueue[Copy] = queue.SimpleQueue()
+    for number in range(jobs):
+        copies.put(Copy(number, max(1, (os.cpu_count() or 2) // jobs)))
+
+    def plant_all(suite: str) -> bool:
+        """Returns false if the suite fails by itself, and so notices nothing."""
+        copy = copies.get()
+        try:
+            if not copy.passes(suite):
+                print(f"{suite}: it does not pass without a mistake", flush=True)
+                return False
+            for mutant in suites[suite]:
+                row = plant(copy, mutant)
+                results[mutant.name] = row
+                with options.out.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(row) + "\n")
+                print(f"{row['outcome']}: {mutant.name} ({row['seconds']} s)", flush=True)
+            return True
+        finally:
+            copies.put(copy)
+
+    with concurrent.futures.ThreadPoolExecutor(max(1, jobs)) as pool:
+        if not all(list(pool.map(plant_all, suites))):
             return 2
-        began = time.monotonic()
-        with copy.planted(mutant):
-            outcome = {True: "survived", False: "noticed", None: "does not compile"}[copy.passes(mutant.suite)]
-        row = {"name": mutant.name, "outcome": outcome, "seconds": round(time.monotonic() - began, 1)}
-        results[mutant.name] = row = {**row, "digest": mutant.digest}
-        with options.out.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
-        print(f"{outcome}: {mutant.name} ({row['seconds']} s)", flush=True)
-    return 0 if all(results[mutant.name]["outcome"] == "noticed" for mutant in chosen) else 1
+    return 0 if all(results[mutant.name]["outcome"] == mutant.expected for mutant in chosen) else 1
 
 
 if __name__ == "__main__":
