@@ -22,6 +22,7 @@ from ooc_alloc.library import (
     OutOfMemory,
     as_dict,
     check,
+    constants,
     error_of,
     ffi,
     load_library,
@@ -152,12 +153,14 @@ class Core(TimelineCalls):
         }
         self._core = self._library.ooc_core_create(ffi.new(_CONFIG, config))
         if not self._core:
-            raise OocError(text_of(self._library.ooc_last_error()))
+            raise error_of(constants.OOC_INVALID)
         self.handle = int(ffi.cast("uintptr_t", self._core))  # for C++; 0 once the core is closed
 
-    def _refusal(self) -> OocError:
-        """The error that says why an allocation gave no address."""
-        return error_of(self._library.ooc_last_status(), OutOfMemory)
+    def _allocated(self, address: int) -> int:
+        """The address of an allocation, or the error that says why there is none."""
+        if not address:
+            raise error_of(self._library.ooc_last_status(), OutOfMemory)
+        return address
 
     @property
     def device_name(self) -> str:
@@ -171,20 +174,14 @@ class Core(TimelineCalls):
 
     def malloc(self, size_bytes: int) -> int:
         """Address of fresh device memory. Raises OutOfMemory."""
-        address: int = self._library.ooc_core_malloc(self._core, size_bytes)
-        if not address:
-            raise self._refusal()
-        return address
+        return self._allocated(self._library.ooc_core_malloc(self._core, size_bytes))
 
     def malloc_absent(self, size_bytes: int) -> int:
         """Allocates a variable of which nothing is on the device yet, and returns its address. Raises OutOfMemory.
 
         It may be larger than the budget, as functions use it in ranges. What was never written has no defined contents.
         """
-        address: int = self._library.ooc_core_malloc_absent(self._core, size_bytes)
-        if not address:
-            raise self._refusal()
-        return address
+        return self._allocated(self._library.ooc_core_malloc_absent(self._core, size_bytes))
 
     def malloc_pinned(self, size_bytes: int, stream: int = 0, access: int = READ | WRITE) -> tuple[int, int]:
         """Allocates memory that stays on the device, for users who announce no functions. Returns address and token.
@@ -197,10 +194,8 @@ class Core(TimelineCalls):
             OutOfMemory: the memory and what is pinned already do not fit the budget.
         """
         token = ffi.new(NUMBER)
-        address: int = self._library.ooc_core_malloc_pinned(self._core, size_bytes, stream, access, token)
-        if not address:
-            raise self._refusal()
-        return address, token[0]
+        address = self._library.ooc_core_malloc_pinned(self._core, size_bytes, stream, access, token)
+        return self._allocated(address), token[0]
 
     def free(self, address: int) -> None:
         self._library.ooc_core_free(self._core, address)
@@ -229,11 +224,7 @@ class Core(TimelineCalls):
         runs on the host. It matters only if the core was made `asynchronous`.
         """
         array = _operand_array(operands)
-        if stream is None:
-            status = self._library.ooc_core_function_begin(self._core, identifier, array, len(array))
-        else:
-            status = self._library.ooc_core_function_begin_on(self._core, identifier, array, len(array), stream)
-        check(status)
+        check(self._library.ooc_core_function_begin_on(self._core, identifier, array, len(array), stream or 0))
 
     def function_begin_host(self, identifier: int, operands: Iterable[Operand]) -> None:
         """As `function_begin`, for a function that fits no budget: what is not on the device is used in host memory.
@@ -254,8 +245,7 @@ class Core(TimelineCalls):
         check(self._library.ooc_core_function_end(self._core, keep_allocations))
 
     def in_function(self) -> bool:
-        in_one: int = self._library.ooc_core_in_function(self._core)
-        return in_one != 0
+        return bool(self._library.ooc_core_in_function(self._core))
 
     def pin(self, address: int, access: int = READ) -> int:
         """Keeps the variable at an address on the device. Returns a token for `unpin`."""

@@ -152,8 +152,7 @@ def check(status: int) -> None:
 def device_memory(driver_library: str, ordinal: int = 0) -> tuple[int, int]:
     """Bytes of a device, in all and free now. Raises OocError if the driver or the device cannot be used."""
     total, free = ffi.new(NUMBER), ffi.new(NUMBER)
-    if load_library().ooc_device_memory(driver_library.encode(), ordinal, total, free) != 0:
-        raise OocError(text_of(load_library().ooc_last_error()))
+    check(load_library().ooc_device_memory(driver_library.encode(), ordinal, total, free))
     return total[0], free[0]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from ooc_alloc.library import OocError, as_dict, check, declarations, library_path, load_library, open_library, text_of
+from ooc_alloc.library import as_dict, check, declarations, error_of, library_path, load_library, open_library, text_of
 
 _probe = declarations("csrc/probe.h")
 
@@ -27,13 +27,12 @@ class Probe:
         self._library = _load()
         self._handle = self._library.ooc_probe_open(driver_library.encode(), device_ordinal)
         if not self._handle:
-            raise OocError(text_of(load_library().ooc_last_error()))
+            raise error_of(load_library().ooc_last_status())
 
     def describe(self) -> dict[str, int | str]:
         """The device: name, total_bytes, free_bytes, granularity_bytes, copy_engines, driver_version."""
         device = _probe.new("ooc_probe_device *")
-        if self._library.ooc_probe_describe(self._handle, device) != 0:
-            raise OocError(text_of(load_library().ooc_last_error()))
+        check(self._library.ooc_probe_describe(self._handle, device))
         return {**as_dict(device), "name": text_of(device.name)}
 
     def memory(self, chunk_bytes: int, chunks: int, repeats: int) -> dict[str, float]:

@@ -16,11 +16,9 @@ void Core::stalled(double now, double seconds, const Region* waited_for) {
 
 // A function of another thread uses some of it in host memory. Its pins may have outlasted it.
 void Core::wait_for_kept(Lock& lock, const Hold& hold) {
-  const auto kept = [](const Slot& slot) { return slot.kept > 0; };
   const ThreadState* thread = threads_.find();
-  for (const Region* region = hold.get(); region != nullptr && region->in_ranges; region = hold.get()) {
-    const auto begin = region->slots.begin();
-    if (std::none_of(begin + hold.first, begin + hold.end(region), kept)) return;
+  for (Region* region = hold.get(); region != nullptr && region->in_ranges; region = hold.get()) {
+    if (std::ranges::none_of(hold.slots(region).slots(), [](const Slot& slot) { return slot.kept > 0; })) return;
     if (release_idle_threads()) continue;
     const Starving starving(threads_, thread != nullptr && thread->in_function);
     wait_a_while(lock);
@@ -31,9 +29,7 @@ void Core::wait_for_kept(Lock& lock, const Hold& hold) {
 int Core::bring_in(Lock& lock, const Hold& hold, std::vector<Transfer>& transfers, uint32_t& mapped) {
   Region* region = hold.region;
   const auto wanted = [&] {
-    const auto begin = region->slots.begin();
-    return static_cast<uint32_t>(std::count_if(begin + hold.first, begin + hold.end(region),
-                                               [](const Slot& slot) { return slot.may_come(); }));
+    return static_cast<uint32_t>(std::ranges::count_if(hold.slots(region).slots(), &Slot::may_come));
   };
   std::vector<Chunk> chunks;
   const uint64_t refusals = device_.driver().refusals();

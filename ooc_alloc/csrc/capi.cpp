@@ -1,136 +1,123 @@
 // The C interface over Core; what a scheduler has to do with is in swapd/csrc/exports.cpp. Exceptions end here.
+#include "capi.h"
+
 #include <algorithm>
 
-#include "capi.h"
-#include "last_error.h"
-
-using ooc::begun;
-using ooc::gated;
-using ooc::guarded;
-using ooc::guarded_or;
-using ooc::guarded_void;
+using namespace ooc;
 
 namespace {
 
 constexpr const char* kNoTrace = "no trace with this fingerprint is kept";
 
+CUstream stream_of(void* handle) { return static_cast<CUstream>(handle); }
+
 }  // namespace
 
-const char* ooc_last_error(void) { return ooc::last_error_text(); }
-int ooc_last_status(void) { return ooc::last_error_status(); }
+const char* ooc_last_error(void) { return last_error_text(); }
+int ooc_last_status(void) { return last_error_status(); }
 uint32_t ooc_abi_version(void) { return OOC_ABI_VERSION; }
 
 int ooc_device_memory(const char* driver_library, int32_t ordinal, uint64_t* total, uint64_t* free) {
-  return guarded([&] {
-    const ooc::Device device(driver_library, ordinal);
+  return guarded([&]() -> int {
+    const Device device(driver_library, ordinal);
     *total = device.total_bytes();
     *free = device.free_bytes();
-    return static_cast<int>(OOC_OK);
+    return OOC_OK;
   });
 }
 
-int32_t ooc_core_device_ordinal(ooc_core* core) { return core->core.device().ordinal(); }
-const char* ooc_core_device_name(ooc_core* core) { return core->core.device().name().c_str(); }
+// ---- what a core is -------------------------------------------------------------------------------------------------
+
+int32_t ooc_core_device_ordinal(ooc_core* core) { return core->device().ordinal(); }
+const char* ooc_core_device_name(ooc_core* core) { return core->device().name().c_str(); }
 
 void ooc_core_address_range(ooc_core* core, uintptr_t* base, uintptr_t* bytes) {
-  *base = reinterpret_cast<uintptr_t>(core->core.device().base());
-  *bytes = core->core.device().reserved();
+  *base = reinterpret_cast<uintptr_t>(core->device().base());
+  *bytes = core->device().reserved();
 }
 
-uint64_t ooc_core_small_limit(ooc_core* core) { return core->core.small_limit_bytes(); }
-uintptr_t ooc_core_slab_address(ooc_core* core) { return reinterpret_cast<uintptr_t>(core->core.slab_address()); }
+uint64_t ooc_core_small_limit(ooc_core* core) { return core->small_limit_bytes(); }
+uintptr_t ooc_core_slab_address(ooc_core* core) { return reinterpret_cast<uintptr_t>(core->slab_address()); }
+
+// ---- memory ---------------------------------------------------------------------------------------------------------
 
 void* ooc_core_malloc(ooc_core* core, uint64_t bytes) {
-  return guarded_or<void*>(nullptr, [&] { return core->core.malloc(bytes); });
-}
-
-void* ooc_core_malloc_absent(ooc_core* core, uint64_t bytes) {
-  return guarded_or<void*>(nullptr, [&] { return core->core.malloc_absent(bytes); });
+  return gated([&] { return core->malloc(bytes); });
 }
 
 void* ooc_core_malloc_on(ooc_core* core, uint64_t bytes, void* stream) {
-  return guarded_or<void*>(nullptr, [&] { return core->core.malloc(bytes, static_cast<ooc::CUstream>(stream)); });
+  return gated([&] { return core->malloc(bytes, stream_of(stream)); });
 }
 
+void* ooc_core_malloc_absent(ooc_core* core, uint64_t bytes) { return gated(core, &Core::malloc_absent, bytes); }
+
 void* ooc_core_malloc_pinned(ooc_core* core, uint64_t bytes, void* stream, uint32_t access, uint64_t* token) {
-  return guarded_or<void*>(nullptr, [&] { return core->core.malloc_pinned(bytes, static_cast<ooc::CUstream>(stream), access, token); });
+  return gated(core, &Core::malloc_pinned, bytes, stream_of(stream), access, token);
 }
 
 void ooc_core_free(ooc_core* core, void* address) {
-  guarded_void([&] { core->core.free(address); });
+  guarded([&] { core->free(address); });
 }
 
 void ooc_core_free_on(ooc_core* core, void* address, void* stream) {
-  guarded_void([&] { core->core.free(address, static_cast<ooc::CUstream>(stream)); });
+  guarded([&] { core->free(address, stream_of(stream)); });
 }
 
 void ooc_core_record_use(ooc_core* core, void* address, void* stream) {
-  guarded_void([&] { core->core.record_use(address, static_cast<ooc::CUstream>(stream)); });
+  guarded(core, &Core::record_use, address, stream_of(stream));
 }
 
-uint32_t ooc_core_function_id(ooc_core* core, const char* name) {
-  return guarded_or(uint32_t{0}, [&] { return core->core.function_id(name); });
+int ooc_core_pin(ooc_core* core, const void* address, uint32_t access, uint64_t* token) {
+  return gated(core, &Core::pin, address, access, token);
 }
 
-const char* ooc_core_function_name(ooc_core* core, uint32_t id) { return core->core.function_name(id); }
+int ooc_core_unpin(ooc_core* core, uint64_t token, uint32_t access) {
+  return guarded(core, &Core::unpin, token, access);
+}
+
+int ooc_core_detach(ooc_core* core) { return guarded(core, &Core::detach); }
+int ooc_core_evict_all(ooc_core* core) { return guarded(core, &Core::evict_all); }
+
+uint32_t ooc_core_residency(ooc_core* core, const void* address, uint8_t* chunks, uint32_t count) {
+  return gated(core, &Core::residency, address, chunks, count);
+}
+
+void ooc_core_release_cached(ooc_core* core) { guarded(core, &Core::release_cached); }
+int ooc_core_set_budget(ooc_core* core, uint64_t bytes) { return gated(core, &Core::set_budget, bytes); }
+int ooc_core_synchronize(ooc_core* core) { return guarded(core, &Core::synchronize); }
+
+// ---- functions ------------------------------------------------------------------------------------------------------
+
+uint32_t ooc_core_function_id(ooc_core* core, const char* name) { return gated(core, &Core::function_id, name); }
+const char* ooc_core_function_name(ooc_core* core, uint32_t id) { return core->function_name(id); }
 
 int ooc_core_function_begin(ooc_core* core, uint32_t function_id, const ooc_operand* operands, uint32_t count) {
-  return begun(core, [&] { return core->core.function_begin(function_id, operands, count); });
+  return begun(core, &Core::function_begin, function_id, operands, count, nullptr);
 }
 
 int ooc_core_function_begin_on(ooc_core* core, uint32_t function_id, const ooc_operand* operands, uint32_t count,
                                void* stream) {
-  return begun(core, [&] { return core->core.function_begin(function_id, operands, count, static_cast<ooc::CUstream>(stream)); });
+  return begun(core, &Core::function_begin, function_id, operands, count, stream_of(stream));
 }
 
 int ooc_core_function_begin_host(ooc_core* core, uint32_t function_id, const ooc_operand* operands, uint32_t count) {
-  return begun(core, [&] { return core->core.function_begin_host(function_id, operands, count); });
+  return begun(core, &Core::function_begin_host, function_id, operands, count);
 }
 
-void ooc_core_set_measuring(ooc_core* core, int on) { core->core.set_measuring(on != 0); }
+void ooc_core_set_measuring(ooc_core* core, int on) { core->set_measuring(on != 0); }
 
 int ooc_core_function_end(ooc_core* core, int keep_allocations) {
-  return guarded([&] { return core->core.function_end(keep_allocations != 0); });
+  return guarded(core, &Core::function_end, keep_allocations != 0);
 }
 
-int ooc_core_in_function(ooc_core* core) { return core->core.in_function() ? 1 : 0; }
+int ooc_core_in_function(ooc_core* core) { return core->in_function() ? 1 : 0; }
 
-int ooc_core_pin(ooc_core* core, const void* address, uint32_t access, uint64_t* token) {
-  return gated([&] { return core->core.pin(address, access, token); });
-}
-
-int ooc_core_unpin(ooc_core* core, uint64_t token, uint32_t access) {
-  return guarded([&] { return core->core.unpin(token, access); });
-}
-
-int ooc_core_detach(ooc_core* core) {
-  return guarded([&] { return core->core.detach(); });
-}
-
-int ooc_core_evict_all(ooc_core* core) {
-  return guarded([&] { return core->core.evict_all(); });
-}
-
-uint32_t ooc_core_residency(ooc_core* core, const void* address, uint8_t* chunks, uint32_t count) {
-  return guarded_or(uint32_t{0}, [&] { return core->core.residency(address, chunks, count); });
-}
-
-void ooc_core_release_cached(ooc_core* core) {
-  guarded_void([&] { core->core.release_cached(); });
-}
-
-int ooc_core_set_budget(ooc_core* core, uint64_t bytes) {
-  return gated([&] { return core->core.set_budget(bytes); });
-}
-
-int ooc_core_synchronize(ooc_core* core) {
-  return guarded([&] { return core->core.synchronize(); });
-}
+// ---- what can be seen -----------------------------------------------------------------------------------------------
 
 int ooc_core_trace_copy(ooc_core* core, uint64_t fingerprint, ooc_trace_arrays* arrays) {
-  const ooc::Lock lock(core->core.mutex());
-  const std::shared_ptr<ooc::Trace> trace = core->core.trace(fingerprint);
-  if (!trace) return ooc::fail(OOC_INVALID, kNoTrace);
+  const Lock lock(core->mutex());
+  const std::shared_ptr<Trace> trace = core->trace(fingerprint);
+  if (!trace) return fail(OOC_INVALID, kNoTrace);
   for (size_t i = 0; i < trace->names.size(); ++i) {
     arrays->function_name[i] = trace->names[i];
     arrays->function_start[i] = trace->starts[i];
@@ -146,8 +133,8 @@ int ooc_core_trace_copy(ooc_core* core, uint64_t fingerprint, ooc_trace_arrays* 
     arrays->use_function[i] = trace->uses[i].function;
     arrays->use_variable[i] = trace->uses[i].variable;
     arrays->use_access[i] = trace->uses[i].access;
-    const ooc::Trace::Range range = trace->range(trace->uses[i]);
-    const uint64_t chunk = core->core.chunk_bytes();
+    const Trace::Range range = trace->range(trace->uses[i]);
+    const uint64_t chunk = core->chunk_bytes();
     const uint64_t all = (trace->variables[trace->uses[i].variable].bytes + chunk - 1) / chunk;
     arrays->use_first_chunk[i] = range.first;
     arrays->use_chunk_count[i] = static_cast<uint32_t>(std::min<uint64_t>(range.count, all));
@@ -155,49 +142,36 @@ int ooc_core_trace_copy(ooc_core* core, uint64_t fingerprint, ooc_trace_arrays* 
   return OOC_OK;
 }
 
-void ooc_core_read_stats(ooc_core* core, ooc_stats* stats) {
-  guarded_void([&] { core->core.read_stats(stats); });
-}
-
-int ooc_core_timeline_start(ooc_core* core, uint64_t capacity) {
-  return guarded([&] {
-    core->core.timeline_start(capacity);
-    return static_cast<int>(OOC_OK);
-  });
-}
-
-void ooc_core_timeline_stop(ooc_core* core) {
-  guarded_void([&] { core->core.timeline_stop(); });
-}
-
-uint32_t ooc_core_timeline_read(ooc_core* core, uint64_t* from, ooc_event* events, uint32_t count, ooc_timeline* state) {
-  return guarded_or(uint32_t{0}, [&] { return core->core.timeline_read(from, events, count, state); });
-}
-
-int ooc_core_ranges_load(ooc_core* core, const char* library) {
-  return guarded([&] { return core->core.ranges_load(library); });
-}
-
-uint32_t ooc_core_place_id(ooc_core* core, const char* text) {
-  return guarded_or(uint32_t{0}, [&] { return core->core.place_id(text); });
-}
-const char* ooc_core_place_text(ooc_core* core, uint32_t place) { return core->core.place_text(place); }
-void ooc_core_set_place(ooc_core* core, const void* address, uint32_t place) {
-  guarded_void([&] { core->core.set_place(address, place); });
-}
-
 int ooc_core_trace_places(ooc_core* core, uint64_t fingerprint, uint32_t* place) {
-  const ooc::Lock lock(core->core.mutex());
-  const std::shared_ptr<ooc::Trace> trace = core->core.trace(fingerprint);
-  if (!trace) return ooc::fail(OOC_INVALID, kNoTrace);
+  const Lock lock(core->mutex());
+  const std::shared_ptr<Trace> trace = core->trace(fingerprint);
+  if (!trace) return fail(OOC_INVALID, kNoTrace);
   for (size_t i = 0; i < trace->variables.size(); ++i) place[i] = trace->variables[i].place;
   return OOC_OK;
 }
 
-uint32_t ooc_core_regions(ooc_core* core, ooc_region* regions, uint32_t count) {
-  return guarded_or(uint32_t{0}, [&] { return core->core.regions(regions, count); });
+void ooc_core_read_stats(ooc_core* core, ooc_stats* stats) { guarded(core, &Core::read_stats, stats); }
+
+int ooc_core_timeline_start(ooc_core* core, uint64_t capacity) {
+  return guarded(core, &Core::timeline_start, capacity);
 }
 
-int ooc_core_audit(ooc_core* core) {
-  return guarded([&] { return core->core.audit(); });
+void ooc_core_timeline_stop(ooc_core* core) { guarded(core, &Core::timeline_stop); }
+
+uint32_t ooc_core_timeline_read(ooc_core* core, uint64_t* from, ooc_event* events, uint32_t count, ooc_timeline* state) {
+  return gated(core, &Core::timeline_read, from, events, count, state);
 }
+
+int ooc_core_ranges_load(ooc_core* core, const char* library) { return guarded(core, &Core::ranges_load, library); }
+uint32_t ooc_core_place_id(ooc_core* core, const char* text) { return gated(core, &Core::place_id, text); }
+const char* ooc_core_place_text(ooc_core* core, uint32_t place) { return core->place_text(place); }
+
+void ooc_core_set_place(ooc_core* core, const void* address, uint32_t place) {
+  guarded(core, &Core::set_place, address, place);
+}
+
+uint32_t ooc_core_regions(ooc_core* core, ooc_region* regions, uint32_t count) {
+  return gated(core, &Core::regions, regions, count);
+}
+
+int ooc_core_audit(ooc_core* core) { return guarded(core, &Core::audit); }

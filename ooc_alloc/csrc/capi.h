@@ -2,7 +2,9 @@
 #pragma once
 
 #include <exception>
+#include <functional>
 #include <new>
+#include <type_traits>
 
 #include "core.h"
 #include "last_error.h"
@@ -10,63 +12,63 @@
 #include "own_memory.h"
 
 // Made, and destroyed, with its scheduler (swapd/csrc/exports.cpp).
-struct ooc_core {
-  explicit ooc_core(const ooc_config& config) : core(config) {}
-  ooc::Core core;
+struct ooc_core : ooc::Core {
+  using Core::Core;
 };
 
 namespace ooc {
 
+// What a call gives that an exception ended: its status, or nothing.
+template <class Value>
+Value refused(int status) {
+  if constexpr (std::is_same_v<Value, int>) return status;
+  else return Value();
+}
+
+// Gives what `body` gives, and ends its exceptions.
 template <class Body>
-int guarded(Body body) {
+auto guarded(Body body) {
+  using Value = decltype(body());
   try {
     return body();
   } catch (const std::bad_alloc&) {
-    return no_host_memory();
+    return refused<Value>(no_host_memory());
   } catch (const std::exception& error) {
+    const auto* failure = dynamic_cast<const Failure*>(&error);
     try {
-      return fail(OOC_INVALID, error.what());
+      return refused<Value>(fail(failure != nullptr ? failure->status : OOC_INVALID, error.what()));
     } catch (const std::bad_alloc&) {
-      return no_host_memory();
+      return refused<Value>(no_host_memory());
     }
   }
 }
 
 // For calls that begin something: not without memory to finish it.
 template <class Body>
-int gated(Body body) {
-  return own_memory::ready() ? guarded(body) : no_host_memory();
+auto gated(Body body) {
+  return own_memory::ready() ? guarded(body) : refused<decltype(body())>(no_host_memory());
+}
+
+// The same for a method of the core's.
+template <class Method, class... Arguments>
+auto guarded(ooc_core* core, Method method, Arguments... arguments) {
+  return guarded([&] { return std::invoke(method, *core, arguments...); });
+}
+template <class Method, class... Arguments>
+auto gated(ooc_core* core, Method method, Arguments... arguments) {
+  return gated([&] { return std::invoke(method, *core, arguments...); });
 }
 
 // What has begun when memory was gone has not begun.
-template <class Body>
-int begun(ooc_core* core, Body body) {
+template <class Method, class... Arguments>
+int begun(ooc_core* core, Method method, Arguments... arguments) {
   return gated([&] {
     try {
-      return body();
+      return std::invoke(method, *core, arguments...);
     } catch (...) {
-      core->core.undo_begin();
+      core->undo_begin();
       throw;
     }
-  });
-}
-
-// For calls that give something else than a status: `otherwise`, if an exception ended them.
-template <class Value, class Body>
-Value guarded_or(Value otherwise, Body body) {
-  Value value = otherwise;
-  gated([&] {
-    value = body();
-    return static_cast<int>(OOC_OK);
-  });
-  return value;
-}
-
-template <class Body>
-void guarded_void(Body body) {
-  guarded([&] {
-    body();
-    return static_cast<int>(OOC_OK);
   });
 }
 

@@ -3,6 +3,7 @@
 // Invariant: created() == free() + chunks that callers hold. A chunk is an index; its driver handle never leaves here.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -15,7 +16,11 @@ constexpr Chunk kNoChunk = -1;
 
 class ChunkPool {
  public:
-  ChunkPool(const Driver& driver, int device, uint64_t chunk_bytes, uint64_t limit_chunks);
+  ChunkPool(const Driver& driver, int device, uint64_t chunk_bytes, uint64_t limit_chunks)
+      : driver_(driver), chunk_bytes_(chunk_bytes), limit_(limit_chunks), configured_limit_(limit_chunks) {
+    handles_.reserve(limit_chunks);  // they are read without the lock: the vector must not move, and no limit is higher
+    properties_ = memory_at({CU_MEM_LOCATION_TYPE_DEVICE, device});
+  }
 
   // Chunks that can be had without taking them from somebody: free ones and those not created yet.
   uint64_t available() const { return free_.size() + (limit_ > created_ ? limit_ - created_ : 0); }
@@ -29,22 +34,78 @@ class ChunkPool {
 
   // Precondition: count <= available(). False if the driver refuses; then nothing is taken and limit() has shrunk to
   // what the device really has.
-  bool take(uint32_t count, Chunk* out);
+  bool take(uint32_t count, Chunk* out) {
+    for (uint32_t i = 0; i < count; ++i) {
+      if (!free_.empty()) {
+        out[i] = free_.back();
+        free_.pop_back();
+        continue;
+      }
+      out[i] = created_ < limit_ ? create() : kNoChunk;
+      if (out[i] == kNoChunk) {
+        limit_ = std::min(limit_, created_);  // the device has less than the budget says
+        while (i > 0) free_.push_back(out[--i]);
+        return false;
+      }
+    }
+    return true;
+  }
   // Asks the driver once more where it had lowered the limit. Returns false if it gives no chunk now either.
-  bool recover();
+  bool recover() {
+    if (!lowered()) return false;
+    const Chunk chunk = create();
+    if (chunk == kNoChunk) return false;
+    free_.push_back(chunk);
+    limit_ = configured_limit_;
+    return true;
+  }
   // A chunk beyond a lowered limit goes back to the driver, any other one is kept.
-  void give(Chunk chunk);
+  void give(Chunk chunk) {
+    if (created_ > limit_) release(chunk);
+    else free_.push_back(chunk);
+  }
   // Another limit, at most the one it was made with. Chunks beyond it go back as they are given, free ones by trim().
   void set_limit(uint64_t chunks) { limit_ = configured_limit_ = chunks; }
-  void trim();
+  void trim() {
+    while (created_ > limit_ && !free_.empty()) {
+      release(free_.back());
+      free_.pop_back();
+    }
+  }
   // Gives free chunks back to the driver. A limit that it had lowered is tried again.
-  void release_free();
+  void release_free() {
+    for (Chunk chunk : free_) release(chunk);
+    free_.clear();
+    limit_ = configured_limit_;
+  }
 
   CUmemGenericAllocationHandle handle(Chunk chunk) const { return handles_[static_cast<size_t>(chunk)]; }
 
  private:
-  Chunk create();
-  void release(Chunk chunk);
+  Chunk create() {
+    CUmemGenericAllocationHandle handle = 0;
+    const auto attempt = [&] {
+      ++create_calls_;
+      return driver_.cuMemCreate(&handle, chunk_bytes_, &properties_, 0);
+    };
+    if (driver_.retried(Counted::kMemCreate, attempt) != CUDA_SUCCESS) return kNoChunk;
+    Chunk chunk;
+    if (unused_indexes_.empty()) {
+      chunk = static_cast<Chunk>(handles_.size());
+      handles_.push_back(handle);
+    } else {
+      chunk = unused_indexes_.back();
+      unused_indexes_.pop_back();
+      handles_[static_cast<size_t>(chunk)] = handle;
+    }
+    created_peak_ = std::max(created_peak_, ++created_);
+    return chunk;
+  }
+  void release(Chunk chunk) {
+    driver_.cuMemRelease(handles_[static_cast<size_t>(chunk)]);
+    unused_indexes_.push_back(chunk);
+    --created_;
+  }
 
   const Driver& driver_;
   CUmemAllocationProp properties_{};

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "clock.h"
-#include "fork.h"
 #include "last_error.h"
+#include "own_memory.h"
 
 namespace ooc {
 
@@ -39,7 +39,7 @@ Core::~Core() {
   }
   for (Region& region : table_.all()) {
     if (!region.live) continue;
-    host_.hide({&region, 0, region.count});
+    host_.hide(Piece::whole(&region));
     mappings_.destroy(&region);
   }
   slabs_.release_all();
@@ -135,12 +135,13 @@ const char* Core::function_name(uint32_t id) {
 
 // ---- what can be seen -----------------------------------------------------------------------------------------------
 
-void Core::timeline_start(uint64_t capacity) {
+int Core::timeline_start(uint64_t capacity) {
   const RelaxedCaptures relaxed(streams_.capturable());
   const Lock lock(mutex_);
-  if (forked_ || detached_) return;
+  if (forked_ || detached_) return OOC_OK;
   watch_.start(capacity);
   if (streams_.on()) streams_.timer()->anchor(device_.stream(Direction::kOut), now_seconds());
+  return OOC_OK;
 }
 
 void Core::timeline_stop() {
@@ -201,6 +202,44 @@ uint32_t Core::residency(const void* address, uint8_t* chunks, uint32_t count) {
   if (region == nullptr) return 0;
   for (uint32_t i = 0; i < std::min(count, region->count); ++i) chunks[i] = region->slots[i].at_rest() ? 1 : 0;
   return region->count;
+}
+
+// ---- what a scheduler asks for (scheduler.h) ------------------------------------------------------------------------
+
+void Core::set_scheduler(Scheduler* scheduler) {
+  if (scheduler_ != nullptr) scheduler_counts_ = scheduler_->counts();
+  scheduler_ = scheduler;
+}
+
+bool Core::may_move() const { return !paused_ && !detached_ && own_memory::ready(); }
+
+void Core::bind_thread() {
+  device_.bind_thread();
+  // Queries of events would end the capture of another thread.
+  device_.set_capture_mode(CU_STREAM_CAPTURE_MODE_RELAXED);
+}
+
+bool Core::move_out(Lock& lock, const Piece& piece, std::vector<Transfer>& transfers, bool stay) {
+  return transitions_.start_out(lock, piece, transfers, stay);
+}
+
+bool Core::leaves(const Piece& piece) const {
+  const auto& slots = piece.region->slots;
+  for (uint32_t i = piece.first; i < std::min(piece.end(), piece.region->count); ++i)
+    if (slots[i].state == SlotState::kLeaving) return true;
+  return false;
+}
+
+Piece Core::next_absent(Region* region, uint32_t first, uint32_t end) const {
+  return Transitions::next_absent(region, first, end, geometry_.piece_chunks);
+}
+
+bool Core::move_in(Lock& lock, const Piece& piece, std::vector<Transfer>& transfers) {
+  std::vector<Chunk> chunks(piece.count);
+  const bool taken = room_waiters_ == 0 && idle_.take(piece.count, chunks.data());
+  idle_wanted_ = !taken;  // whoever frees a variable then wakes the scheduler
+  if (taken) transitions_.start_in(lock, piece, chunks.data(), transfers);
+  return taken;
 }
 
 }  // namespace ooc

@@ -7,7 +7,7 @@
 // One mutex guards all of it. It is held for tens of nanoseconds on the hot path (no driver call, no allocation) and
 // given up around copies and waits; a slot in transition is marked, so that nobody else moves it meanwhile.
 //
-//   created chunks == free + held by regions (resident, moving, cached) + backing slabs        (audit.cpp recounts it)
+//   created chunks == free + held by regions (resident, moving, cached) + backing slabs       (statistics.cpp recounts)
 //   device bytes <= budget
 #pragma once
 
@@ -40,12 +40,10 @@
 
 namespace ooc {
 
-class Core final : public Mover {
+class Core : public Mover {
  public:
   explicit Core(const ooc_config& config);  // throws std::runtime_error
   ~Core() override;
-  Core(const Core&) = delete;
-  Core& operator=(const Core&) = delete;
 
   // The calls of the C interface (ooc_alloc.h). They take the lock themselves.
   void* malloc(uint64_t bytes);
@@ -74,7 +72,7 @@ class Core final : public Mover {
   int boundary(ooc_iteration* ended);
   void read_stats(ooc_stats* stats);
   int audit();
-  void timeline_start(uint64_t capacity);
+  int timeline_start(uint64_t capacity);
   void timeline_stop();
   uint32_t timeline_read(uint64_t* from, ooc_event* events, uint32_t count, ooc_timeline* state);
   int ranges_load(const char* library);
@@ -90,23 +88,23 @@ class Core final : public Mover {
   IdleChunks& idle_chunks() { return idle_; }
   Transitions& transitions() { return transitions_; }
 
-  // What a scheduler asks for (scheduler.h; moves.cpp).
-  std::mutex& mutex() override { return mutex_; }
-  std::condition_variable& changed() override { return changed_; }
-  const Recorder& recorder() const override { return iterations_.recorder(); }
-  void set_scheduler(Scheduler* scheduler) override;
-  void bind_thread() override;
-  bool forked() const override { return forked_; }
-  bool may_move() const override;
-  std::shared_ptr<Trace> trace(uint64_t fingerprint) const override { return iterations_.trace(fingerprint); }
-  void measure_again() override { iterations_.measure_again(); }
-  uint32_t piece_chunks() const override { return static_cast<uint32_t>(geometry_.piece_chunks); }
-  bool move_out(Lock& lock, const Piece& piece, std::vector<Transfer>& transfers, bool stay) override;
-  bool leaves(const Piece& piece) const override;
-  Piece next_absent(Region* region, uint32_t first, uint32_t end) const override;
-  bool move_in(Lock& lock, const Piece& piece, std::vector<Transfer>& transfers) override;
-  bool settle(Lock& lock, const Transfer& transfer) override { return transitions_.settle(lock, transfer); }
-  bool bury_one(Lock& lock) override { return mappings_.bury_one(lock); }
+  // What a scheduler asks for (scheduler.h).
+  std::mutex& mutex() final { return mutex_; }
+  std::condition_variable& changed() final { return changed_; }
+  const Recorder& recorder() const final { return iterations_.recorder(); }
+  void set_scheduler(Scheduler* scheduler) final;
+  void bind_thread() final;
+  bool forked() const final { return forked_; }
+  bool may_move() const final;
+  std::shared_ptr<Trace> trace(uint64_t fingerprint) const final { return iterations_.trace(fingerprint); }
+  void measure_again() final { iterations_.measure_again(); }
+  uint32_t piece_chunks() const final { return static_cast<uint32_t>(geometry_.piece_chunks); }
+  bool move_out(Lock& lock, const Piece& piece, std::vector<Transfer>& transfers, bool stay) final;
+  bool leaves(const Piece& piece) const final;
+  Piece next_absent(Region* region, uint32_t first, uint32_t end) const final;
+  bool move_in(Lock& lock, const Piece& piece, std::vector<Transfer>& transfers) final;
+  bool settle(Lock& lock, const Transfer& transfer) final { return transitions_.settle(lock, transfer); }
+  bool bury_one(Lock& lock) final { return mappings_.bury_one(lock); }
 
   // Fork; in this order, with the lock held from the first to the last (fork.cpp).
   void before_fork();
@@ -168,14 +166,14 @@ class Core final : public Mover {
   std::string describe_refusal() const;
   // The text of an out-of-memory error; the need counts for min_budget_bytes, unless measuring is off.
   std::string describe_need(const std::string& function, uint64_t need_chunks);
-  bool shrink_to_limit(Lock& lock);  // budget.cpp
+  bool shrink_to_limit(Lock& lock);
   void wait_a_while(Lock& lock) { changed_.wait_for(lock, std::chrono::milliseconds(20)); }
   bool device_lost(Lock& lock) { return device_.lost() && transitions_.device_lost(lock); }
   void note_need() { holds_.note_need(slabs_.used()); }
 
   void fill_chunks(ooc_stats& stats) const;  // statistics.cpp
-  std::string audit_chunks() const;          // audit.cpp
-  bool make_private(bool release_chunks);    // fork.cpp
+  std::string audit_chunks() const;
+  bool make_private(bool release_chunks);  // fork.cpp
   void release_everything();
 
   const uint64_t small_limit_;

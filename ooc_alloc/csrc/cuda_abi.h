@@ -18,31 +18,40 @@ using CUstream = struct CUstream_st*;
 using CUevent = struct CUevent_st*;
 using CUhostFn = void (*)(void* user_data);
 
+// result(name, number, the driver's text). NOT_INITIALIZED is also what every call in a forked child gives,
+// DEINITIALIZED is for a process that is exiting; NOT_READY (of cuStreamQuery, cuEventQuery, cuEventElapsedTime) is no
+// error.
+#define OOC_CUDA_RESULTS(result)                                                                                       \
+  result(CUDA_SUCCESS, 0, "no error")                                                                                  \
+  result(CUDA_ERROR_INVALID_VALUE, 1, "invalid argument")                                                              \
+  result(CUDA_ERROR_OUT_OF_MEMORY, 2, "out of memory")                                                                 \
+  result(CUDA_ERROR_NOT_INITIALIZED, 3, "initialization error")                                                        \
+  result(CUDA_ERROR_DEINITIALIZED, 4, "driver shutting down")                                                          \
+  result(CUDA_ERROR_NO_DEVICE, 100, "no CUDA-capable device is detected")                                              \
+  result(CUDA_ERROR_INVALID_DEVICE, 101, "invalid device ordinal")                                                     \
+  result(CUDA_ERROR_INVALID_CONTEXT, 201, "invalid device context")                                                    \
+  result(CUDA_ERROR_MAP_FAILED, 205, "mapping failed")                                                                 \
+  result(CUDA_ERROR_UNMAP_FAILED, 206, "unmapping failed")                                                             \
+  result(CUDA_ERROR_ALREADY_MAPPED, 208, "already mapped")                                                             \
+  result(CUDA_ERROR_NOT_MAPPED, 211, "not mapped")                                                                     \
+  result(CUDA_ERROR_OPERATING_SYSTEM, 304, "a call of the operating system failed")                                    \
+  result(CUDA_ERROR_INVALID_HANDLE, 400, "invalid resource handle")                                                    \
+  result(CUDA_ERROR_ILLEGAL_STATE, 401, "the operation cannot be performed in the present state")                      \
+  result(CUDA_ERROR_NOT_FOUND, 500, "named symbol not found")                                                          \
+  result(CUDA_ERROR_NOT_READY, 600, "device not ready")                                                                \
+  result(CUDA_ERROR_ILLEGAL_ADDRESS, 700, "an illegal memory access was encountered")                                  \
+  result(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED, 712,                                                               \
+         "part or all of the requested memory range is already mapped")                                                \
+  result(CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED, 713, "pointer does not correspond to a registered memory region")      \
+  result(CUDA_ERROR_LAUNCH_FAILED, 719, "unspecified launch failure")                                                  \
+  result(CUDA_ERROR_NOT_PERMITTED, 800, "operation not permitted")                                                     \
+  result(CUDA_ERROR_NOT_SUPPORTED, 801, "operation not supported")                                                     \
+  result(CUDA_ERROR_UNKNOWN, 999, "unknown error")
+
 enum CUresult : int {
-  CUDA_SUCCESS = 0,
-  CUDA_ERROR_INVALID_VALUE = 1,
-  CUDA_ERROR_OUT_OF_MEMORY = 2,
-  CUDA_ERROR_NOT_INITIALIZED = 3,  // also every call in a forked child
-  CUDA_ERROR_DEINITIALIZED = 4,    // the process is exiting
-  CUDA_ERROR_NO_DEVICE = 100,
-  CUDA_ERROR_INVALID_DEVICE = 101,
-  CUDA_ERROR_INVALID_CONTEXT = 201,
-  CUDA_ERROR_MAP_FAILED = 205,
-  CUDA_ERROR_UNMAP_FAILED = 206,
-  CUDA_ERROR_ALREADY_MAPPED = 208,
-  CUDA_ERROR_NOT_MAPPED = 211,
-  CUDA_ERROR_OPERATING_SYSTEM = 304,
-  CUDA_ERROR_INVALID_HANDLE = 400,
-  CUDA_ERROR_ILLEGAL_STATE = 401,
-  CUDA_ERROR_NOT_FOUND = 500,
-  CUDA_ERROR_NOT_READY = 600,  // cuStreamQuery, cuEventQuery, cuEventElapsedTime: not an error
-  CUDA_ERROR_ILLEGAL_ADDRESS = 700,
-  CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED = 712,
-  CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED = 713,
-  CUDA_ERROR_LAUNCH_FAILED = 719,
-  CUDA_ERROR_NOT_PERMITTED = 800,
-  CUDA_ERROR_NOT_SUPPORTED = 801,
-  CUDA_ERROR_UNKNOWN = 999,
+#define OOC_CUDA_ENUMERATOR(name, number, text) name = number,
+  OOC_CUDA_RESULTS(OOC_CUDA_ENUMERATOR)
+#undef OOC_CUDA_ENUMERATOR
 };
 
 enum CUdevice_attribute : int {
@@ -67,11 +76,9 @@ enum CUmemAllocationType : int {
 
 enum CUmemAllocationHandleType : int {
   CU_MEM_HANDLE_TYPE_NONE = 0,
-  CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR = 1,
 };
 
 enum CUmemLocationType : int {
-  CU_MEM_LOCATION_TYPE_INVALID = 0,
   CU_MEM_LOCATION_TYPE_DEVICE = 1,
   CU_MEM_LOCATION_TYPE_HOST_NUMA = 3,  // CUDA 12.2; accessible from the host only where cuMemSetAccess says so
 };
@@ -100,15 +107,13 @@ enum CUevent_flags : unsigned {
 
 // What a thread may do while another one captures a stream into a graph, or it itself does.
 enum CUstreamCaptureMode : int {
-  CU_STREAM_CAPTURE_MODE_GLOBAL = 0,        // the default: calls that are unsafe during any thread's capture fail, and end it
-  CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1,
-  CU_STREAM_CAPTURE_MODE_RELAXED = 2,       // nothing is refused to this thread because of captures elsewhere
+  CU_STREAM_CAPTURE_MODE_GLOBAL = 0,  // the default: calls that are unsafe during any thread's capture fail, and end it
+  CU_STREAM_CAPTURE_MODE_RELAXED = 2,  // nothing is refused to this thread because of captures elsewhere
 };
 
 enum CUstreamCaptureStatus : int {
   CU_STREAM_CAPTURE_STATUS_NONE = 0,
-  CU_STREAM_CAPTURE_STATUS_ACTIVE = 1,       // calls on the stream make a graph, and are not carried out
-  CU_STREAM_CAPTURE_STATUS_INVALIDATED = 2,
+  CU_STREAM_CAPTURE_STATUS_ACTIVE = 1,  // calls on the stream make a graph, and are not carried out
 };
 
 // Macros in cuda.h; these names are ours so that both headers can be seen at once.
@@ -138,6 +143,14 @@ struct CUmemAllocationProp {
     unsigned char reserved[4];
   } allocFlags;
 };
+
+// What memory at a place is created with.
+inline CUmemAllocationProp memory_at(CUmemLocation location) {
+  CUmemAllocationProp properties{};
+  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  properties.location = location;
+  return properties;
+}
 
 struct CUmemAccessDesc {
   CUmemLocation location;

@@ -85,7 +85,7 @@
 
 namespace ooc {
 
-// Calls whose failures are counted one by one.
+// Calls whose failures are counted one by one, in the order of their counts in ooc_stats.
 enum class Counted {
   kMemCreate, kMemMap, kMemSetAccess, kMemUnmap, kCopyOut, kCopyIn, kHostRegister, kEventCreate, kEventRecord,
   kEventSynchronize, kStreamSynchronize, kStreamWaitEvent, kCount
@@ -102,6 +102,14 @@ struct Driver {
   // Passes a call's result on, and counts a failure.
   CUresult counted(Counted call, CUresult result) const {
     if (__builtin_expect(result != CUDA_SUCCESS, false)) note_failure(call, result);
+    return result;
+  }
+  // Makes a call until it succeeds, three times at most: a driver that refuses now and then costs nothing but time.
+  template <class Body>
+  CUresult retried(Counted call, Body body) const {
+    constexpr int kAttempts = 3;
+    CUresult result = CUDA_ERROR_UNKNOWN;
+    for (int attempt = 0; attempt < kAttempts && result != CUDA_SUCCESS; ++attempt) result = counted(call, body());
     return result;
   }
   // Failures that stand in somebody's way: host memory that is not pinned serves all the same.

@@ -4,8 +4,6 @@
 // so the parent's next swap would change what the child reads. So the child of a process with an emulated device gets
 // private copies of everything that was on the device or swapped out, and from then on allocates plain host memory; the
 // parent waits until the copies are made. Costs the child at most the live bytes, the parent the time to copy them.
-#include "fork.h"
-
 #include <fcntl.h>
 #include <pthread.h>
 #include <sys/mman.h>
@@ -16,6 +14,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <string_view>
 #include <unordered_map>
 
 #include "core.h"
@@ -143,15 +142,18 @@ struct Replacement {
   uint64_t bytes;
 };
 
+// Without a lock or an allocation.
+[[noreturn]] void die(std::string_view message) {
+  (void)!write(STDERR_FILENO, message.data(), message.size());
+  abort();
+}
+
 // There is no way back, and no way on without the bytes at their address.
 void put_in_place(const Replacement& r) {
   if (mremap(r.fresh, r.bytes, r.bytes, MREMAP_MAYMOVE | MREMAP_FIXED, r.address) != MAP_FAILED) return;
   const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
-  if (mmap(r.address, r.bytes, PROT_READ | PROT_WRITE, flags, -1, 0) == MAP_FAILED) {
-    static const char message[] = "ooc_alloc: the system does not move private memory to where variables are (mremap, mmap)\n";
-    if (write(STDERR_FILENO, message, sizeof message - 1) < 0) abort();
-    abort();
-  }
+  if (mmap(r.address, r.bytes, PROT_READ | PROT_WRITE, flags, -1, 0) == MAP_FAILED)
+    die("ooc_alloc: the system does not move private memory to where variables are (mremap, mmap)\n");
   std::memcpy(r.address, r.fresh, r.bytes);
   munmap(r.fresh, r.bytes);
 }
@@ -195,7 +197,7 @@ bool Core::make_private(bool release_chunks) {
 void Core::release_everything() {
   for (Region& region : table_.all()) {
     if (!region.live) continue;
-    host_.hide({&region, 0, region.count});
+    host_.hide(Piece::whole(&region));
     for (uint32_t i = 0; i < region.count; ++i)
       if (const Piece slot{&region, i, 1}; region.slots[i].resident() && !mappings_.unmap(slot)) mappings_.forget(slot);
   }
@@ -231,11 +233,8 @@ void Core::after_fork(bool in_child) {
   timeline_.stop();  // without a look at threads that only the parent has
   new (&changed_) std::condition_variable;  // not destroyed: that would wait for threads which only the parent has
   // On a GPU the driver itself refuses to work in the child. Without memory for the copies the child must not go on.
-  if (device_.host_accessible() && !make_private(false)) {
-    static const char message[] = "ooc_alloc: no memory for the forked child's copy of the device memory\n";
-    if (write(STDERR_FILENO, message, sizeof message - 1) < 0) abort();
-    abort();
-  }
+  if (device_.host_accessible() && !make_private(false))
+    die("ooc_alloc: no memory for the forked child's copy of the device memory\n");
 }
 
 }  // namespace ooc

@@ -6,8 +6,10 @@
 
 #include <cstdint>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
+#include "audit_check.h"
 #include "geometry.h"
 #include "ooc_alloc.h"
 #include "region_table.h"
@@ -41,18 +43,42 @@ class Holds {
     }
     held.clear();
   }
-  void release_newest(Region* region, ThreadState* thread);
+  void release_newest(Region* region, ThreadState* thread) {
+    std::vector<Hold>& held = list_of(thread);
+    if (held.empty() || held.back().get() != region) return;
+    held.pop_back();
+    unpin(region);
+  }
   // Ends what threads allocated that never run functions (a kernel's helpers). Returns false if there was nothing.
-  bool release_orphans();
+  bool release_orphans() {
+    if (orphans_.empty()) return false;
+    release(orphans_);
+    return true;
+  }
   bool has_orphans() const { return !orphans_.empty(); }
 
   // ---- users
-  uint64_t pin_for_user(Region* region, uint32_t access);  // gives its token
+  // gives its token
+  uint64_t pin_for_user(Region* region, uint32_t access) {
+    keep(region);
+    if (access & OOC_WRITE) ++region->writable_pins;
+    return uint64_t{region->index} << 32 | region->generation;
+  }
   // The variable of a token, or null if it is gone.
-  static Region* of_token(RegionTable& table, uint64_t token);
-  void unpin_for_user(Region* region, uint32_t access);
+  static Region* of_token(RegionTable& table, uint64_t token) {
+    return RegionHandle{table.numbered(token >> 32), static_cast<uint32_t>(token)}.get();
+  }
+  void unpin_for_user(Region* region, uint32_t access) {
+    if (access & OOC_WRITE && region->writable_pins > 0) --region->writable_pins;
+    --region->external_pins;
+    unpin(region);
+  }
   // The pin of a function becomes one of a user, beside it, until the variable is freed.
-  void keep(Region* region);
+  void keep(Region* region) {
+    pin(region);
+    ++region->external_pins;
+    ++user_pins_;
+  }
 
   // The variable is freed, and every pin on it with it.
   void freed(Region* region) {
@@ -69,9 +95,49 @@ class Holds {
   void note_budget(uint64_t chunks) { least_budget_chunks_ = std::max(least_budget_chunks_, chunks); }
   uint64_t least_budget_chunks() const { return least_budget_chunks_; }
 
-  void fill(ooc_stats& stats) const;
+  void fill(ooc_stats& stats) const {
+    stats.pinned_bytes = pinned_chunks_ * geometry_.chunk_bytes;
+    stats.min_budget_bytes = least_budget_chunks_ * geometry_.chunk_bytes;
+    stats.external_pin_count = user_pins_;
+  }
   // What threads hold and users pinned, against the pins of regions and of slots.
-  std::string audit(const Threads& threads, const RegionTable& table) const;
+  std::string audit(const Threads& threads, const RegionTable& table) const {
+    AuditCheck check;
+    struct Pins {
+      uint64_t whole = 0;
+      std::vector<uint64_t> own, kept;  // [slots] by holds of ranges
+    };
+    std::unordered_map<const Region*, Pins> held;
+    const auto count = [&held](const std::vector<Hold>& holds) {
+      for (const Hold& hold : holds) {
+        const Region* region = hold.get();
+        if (region == nullptr) continue;
+        Pins& pins = held[region];
+        pins.own.resize(region->count);
+        pins.kept.resize(region->count);
+        if (hold.whole()) ++pins.whole;
+        for (uint32_t i = hold.first; !hold.whole() && i < hold.end(region); ++i) ++(hold.kept ? pins.kept : pins.own)[i];
+      }
+    };
+    for (const ThreadState& thread : threads.all()) count(thread.held);
+    count(orphans_);
+    uint64_t pinned = 0;
+    for (const Region& region : table.all()) {
+      if (!region.live) continue;
+      const Pins pins = held[&region];
+      uint64_t own = 0;
+      check.equal("pins of a region", pins.whole + region.external_pins, region.pins);
+      for (uint32_t i = 0; i < region.count; ++i) {
+        own += region.slots[i].pins > 0 ? 1 : 0;
+        check.equal("pins of a slot", pins.own.empty() ? 0 : pins.own[i], region.slots[i].pins);
+        check.equal("keeps of a slot", pins.kept.empty() ? 0 : pins.kept[i], region.slots[i].kept);
+      }
+      check.equal("slots with pins of their own", own, region.pinned_slots);
+      pinned += region.pins > 0 ? region.count : own;
+    }
+    check.equal("pinned chunks", pinned, pinned_chunks_);
+    return check.text();
+  }
 
  private:
   void pin(Region* region) {
@@ -80,8 +146,28 @@ class Holds {
   void unpin(Region* region) {
     if (--region->pins == 0) pinned_chunks_ -= region->count - region->pinned_slots;
   }
-  void pin_run(const Hold& hold);
-  void unpin_run(const Hold& hold);
+  void pin_run(const Hold& hold) {
+    Region* region = hold.region;
+    for (Slot& slot : hold.slots(region).slots()) {
+      if (hold.kept) {
+        ++slot.kept;
+      } else if (slot.pins++ == 0) {
+        ++region->pinned_slots;
+        if (region->pins == 0) ++pinned_chunks_;
+      }
+    }
+  }
+  void unpin_run(const Hold& hold) {
+    Region* region = hold.region;
+    for (Slot& slot : hold.slots(region).slots()) {
+      if (hold.kept) {
+        --slot.kept;
+      } else if (--slot.pins == 0) {
+        --region->pinned_slots;
+        if (region->pins == 0) --pinned_chunks_;
+      }
+    }
+  }
   std::vector<Hold>& list_of(ThreadState* thread) { return thread != nullptr ? thread->held : orphans_; }
 
   const Geometry& geometry_;

@@ -4,15 +4,19 @@
 // merged on free.
 #pragma once
 
+#include <sys/mman.h>
+
+#include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <set>
+#include <stdexcept>
 #include <string>
-#include <utility>
 
 #include "driver.h"
+#include "free_extents.h"
 #include "host_chunks.h"
 
 namespace ooc {
@@ -26,16 +30,37 @@ class HostRange {
   HostRange(char* base, uint64_t bytes, uint64_t unit) : base_(base), bytes_(bytes), unit_(unit) {}
 
   // A block of whole units, or null if no hole is large enough.
-  char* allocate(uint64_t bytes);
-  void free(char* block, uint64_t bytes);
+  char* allocate(uint64_t bytes) {
+    const uint64_t offset = holes_.take_smallest(rounded(bytes));
+    if (offset == FreeExtents::kNone) return nullptr;
+    used_ += rounded(bytes);
+    return base_ + offset;
+  }
+  void free(char* block, uint64_t bytes) {
+    used_ -= rounded(bytes);
+    holes_.give(static_cast<uint64_t>(block - base_), rounded(bytes));
+  }
   bool contains(const char* address) const { return address >= base_ && address < base_ + bytes_; }
-  // How much memory the range needs so that a block of these bytes fits at its end.
-  uint64_t missing(uint64_t bytes) const;
+  // How much memory the range needs so that a block of these bytes fits at its end, where some may be free.
+  uint64_t missing(uint64_t bytes) const { return rounded(bytes) - holes_.free_before(committed_); }
   // The next bytes have memory now.
   char* next() const { return base_ + committed_; }
-  void grow(uint64_t bytes);
+  void grow(uint64_t bytes) {
+    const uint64_t offset = committed_;
+    {
+      const std::lock_guard<std::mutex> lock(extents_mutex_);
+      extents_[offset] = bytes;
+    }
+    committed_ += bytes;
+    holes_.give(offset, bytes);
+  }
   // Bytes from an address to the end of its extent. The only method that may be called while another thread allocates.
-  uint64_t extent_left(const char* address) const;
+  uint64_t extent_left(const char* address) const {
+    const auto offset = static_cast<uint64_t>(address - base_);
+    const std::lock_guard<std::mutex> lock(extents_mutex_);
+    const auto extent = std::prev(extents_.upper_bound(offset));
+    return extent->first + extent->second - offset;
+  }
 
   char* base() const { return base_; }
   uint64_t committed() const { return committed_; }
@@ -44,27 +69,33 @@ class HostRange {
   uint64_t unit() const { return unit_; }
 
  private:
-  void add_hole(uint64_t offset, uint64_t bytes);
-  void remove_hole(std::map<uint64_t, uint64_t>::iterator hole);
-
   char* base_;
   uint64_t bytes_, unit_;
   uint64_t committed_ = 0, used_ = 0;
-  std::map<uint64_t, uint64_t> holes_;                    // offset -> bytes
-  std::set<std::pair<uint64_t, uint64_t>> holes_by_size_; // (bytes, offset)
+  FreeExtents holes_;
   mutable std::mutex extents_mutex_;
-  std::map<uint64_t, uint64_t> extents_;                  // offset -> bytes
+  std::map<uint64_t, uint64_t> extents_;  // offset -> bytes
 };
 
 class HostArena {
  public:
-  HostArena(const Driver& driver, uint64_t budget_bytes);  // throws std::runtime_error
-  ~HostArena();
-  HostArena(const HostArena&) = delete;
-  HostArena& operator=(const HostArena&) = delete;
+  // throws std::runtime_error
+  HostArena(const Driver& driver, uint64_t budget_bytes)
+      : driver_(driver),
+        budget_((budget_bytes + kPage - 1) / kPage * kPage),
+        pages_(reserve(budget_), budget_, kPage) {}
+  ~HostArena() {
+    for (const auto& [start, bytes] : pinned_) driver_.cuMemHostUnregister(start);
+    munmap(pages_.base(), budget_);
+  }
 
   // Makes allocate_mappable() possible. Throws std::runtime_error if the driver has no such memory.
-  void prepare_mappable(CUdevice device, uint64_t chunk_bytes);
+  void prepare_mappable(CUdevice device, uint64_t chunk_bytes) {
+    if (mappable_) return;
+    auto chunks = std::make_unique<HostChunks>(driver_, device, budget_, chunk_bytes);
+    mappable_ = std::make_unique<HostRange>(chunks->base(), budget_ / chunk_bytes * chunk_bytes, chunk_bytes);
+    chunks_ = std::move(chunks);
+  }
   // Null if the budget (or the system) has no such block left.
   char* allocate(uint64_t bytes) { return allocate_in(pages_, bytes); }
   char* allocate_mappable(uint64_t bytes) { return allocate_in(*mappable_, bytes); }
@@ -76,7 +107,19 @@ class HostArena {
 
   Refusal refusal() const { return refusal_; }        // of the last allocation
   // For an error: how much there is, and what would give more.
-  std::string describe() const;
+  std::string describe() const {
+    const std::string in_use = std::to_string(used()), budget = std::to_string(budget_);
+    switch (refusal_) {
+      case Refusal::kBudget:
+        return "host memory for swapped data is limited to " + budget + " bytes (" + in_use +
+               " in use); raise OOC_HOST_BUDGET";
+      case Refusal::kSystem:
+        return "the system has no more host memory for swapped data (" + in_use +
+               " bytes in use, OOC_HOST_BUDGET allows " + budget + "); end other programs, or run where there is more memory";
+      default:
+        return "host memory for swapped data is not the reason (" + in_use + " of " + budget + " bytes in use)";
+    }
+  }
 
   uint64_t budget() const { return budget_; }
   // Taken from the system.
@@ -93,11 +136,44 @@ class HostArena {
   static constexpr uint64_t kPage = 4096;
 
  private:
+  static char* reserve(uint64_t bytes) {
+    void* range = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (range == MAP_FAILED)
+      throw std::runtime_error("no address space for " + std::to_string(bytes) +
+                               " bytes of host memory (mmap failed); lower OOC_HOST_BUDGET");
+    return static_cast<char*>(range);
+  }
   HostRange& range_of(const char* block) { return is_mappable(block) ? *mappable_ : pages_; }
   const HostRange& range_of(const char* block) const { return is_mappable(block) ? *mappable_ : pages_; }
-  char* allocate_in(HostRange& range, uint64_t bytes);
-  bool grow(HostRange& range, uint64_t bytes);
-  bool commit(const HostRange& range, uint64_t bytes);
+  char* allocate_in(HostRange& range, uint64_t bytes) {
+    char* block = range.allocate(bytes);
+    if (block == nullptr) {
+      if (!grow(range, bytes)) return nullptr;
+      block = range.allocate(bytes);
+    }
+    refusal_ = Refusal::kNone;
+    return block;
+  }
+  bool grow(HostRange& range, uint64_t bytes) {
+    const uint64_t missing = range.missing(bytes);
+    const uint64_t left = (budget_ - std::min(budget_, committed())) / range.unit() * range.unit();
+    refusal_ = Refusal::kBudget;
+    if (missing > left) return false;
+    const uint64_t extent = std::min(left, range.rounded(std::max(std::min(kExtent, budget_ / kExtents), missing)));
+    refusal_ = Refusal::kSystem;
+    if (!commit(range, extent)) return false;
+    range.grow(extent);
+    return true;
+  }
+  // Memory behind the next bytes of the range.
+  bool commit(const HostRange& range, uint64_t bytes) {
+    if (&range != &pages_) return chunks_->extend(bytes);
+    if (mprotect(range.next(), bytes, PROT_READ | PROT_WRITE) != 0) return false;
+    if (driver_.counted(Counted::kHostRegister, driver_.cuMemHostRegister(range.next(), bytes, 0)) == CUDA_SUCCESS)
+      pinned_[range.next()] = bytes;
+    else unpinned_ += bytes;
+    return true;
+  }
 
   // What is taken at a time: so much, and of a small budget a part, as the two ranges share it.
   static constexpr uint64_t kExtent = uint64_t{64} << 20, kExtents = 16;

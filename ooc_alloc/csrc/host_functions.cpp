@@ -34,13 +34,10 @@ int Core::map_in_place(const std::vector<Hold>& runs) {
     if (!host_.make_mappable(region))
       return fail(OOC_OUT_OF_MEMORY, "no host memory for a variable of " + std::to_string(region->bytes) +
                                          " bytes to be used there: " + host_.describe());
-    for (uint32_t i = run.first, end = run.end(region), last = i; i < end; i = last) {
-      const bool has_chunk = region->slots[i].has_chunk();
-      while (last < end && region->slots[last].has_chunk() == has_chunk) ++last;
-      if (!has_chunk && !host_.show({region, i, last - i}))
-        return fail(OOC_DRIVER_FAILURE, "the driver did not map host memory in place of a variable; its bytes are safe: " +
-                                            device_.refused());
-    }
+    const auto show_absent = [this](const Piece& part, bool has_chunk) { return has_chunk || host_.show(part); };
+    if (!each_run(run.slots(region), &Slot::has_chunk, show_absent))
+      return fail(OOC_DRIVER_FAILURE, "the driver did not map host memory in place of a variable; its bytes are safe: " +
+                                          device_.refused());
   }
   return OOC_OK;
 }
@@ -55,16 +52,16 @@ void Core::hold_in_place(ThreadState& thread, const std::vector<Hold>& runs, boo
     table_.touch(region);
     thread.writes |= run.writes;
     if (recorded) iterations_.recorder().mention(region, run);
-    for (uint32_t i = run.first, end = run.end(region), last = i; i < end; i = last) {
+    each_run(run.slots(region), &Slot::has_chunk, [&](const Piece& slots, bool has_chunk) {
       Hold part = run;
-      part.kept = !region->slots[i].has_chunk();
-      while (last < end && region->slots[last].has_chunk() != part.kept) ++last;
-      part.first = i;
-      part.count = last - i;
+      part.kept = !has_chunk;
+      part.first = slots.first;
+      part.count = slots.count;
       holds_.add(part);
       thread.held.push_back(part);
-      if (part.writes && !part.kept) host_.written(region, part.first, part.count);
-    }
+      if (part.writes && has_chunk) host_.written(region, part.first, part.count);
+      return true;
+    });
   }
 }
 
@@ -75,7 +72,7 @@ void* Core::malloc_in_place(uint64_t bytes) {
   if (region == nullptr) return nullptr;
   region->bytes = bytes;
   region->in_ranges = true;
-  if (!host_.make_mappable(region) || !host_.show({region, 0, region->count})) {
+  if (!host_.make_mappable(region) || !host_.show(Piece::whole(region))) {
     set_last_error("no host memory for a variable of " + std::to_string(bytes) +
                    " bytes in place of device memory: " + host_.describe());
     transitions_.release(region);

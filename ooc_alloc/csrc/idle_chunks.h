@@ -20,7 +20,20 @@ class IdleChunks {
   // Takes that many. Returns false if there are fewer, or the driver refuses; then none is taken.
   bool take(uint32_t count, Chunk* chunks) { return reclaim(count) && pool_.take(count, chunks); }
   // Makes cached ones free until the pool has that many. Returns false if it has fewer in the end.
-  bool reclaim(uint64_t wanted);
+  bool reclaim(uint64_t wanted) {
+    while (pool_.available() < wanted) {
+      Region* region = table_.oldest_cached();
+      if (region == nullptr) {
+        if (!slabs_.reclaim_one()) return false;
+        continue;
+      }
+      table_.uncache(region);
+      if (mappings_.destroy(region)) continue;
+      table_.cache(region);
+      return false;
+    }
+    return true;
+  }
   void reclaim_all() { reclaim(~uint64_t{0} >> 1); }
 
  private:

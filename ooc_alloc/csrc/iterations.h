@@ -8,6 +8,7 @@
 #include <string>
 #include <unordered_map>
 
+#include "audit_check.h"
 #include "clock.h"
 #include "ooc_alloc.h"
 #include "recorder.h"
@@ -18,7 +19,7 @@ namespace ooc {
 
 class Iterations {
  public:
-  Iterations();
+  Iterations() : began_(now_seconds()) {}
 
   Recorder& recorder() { return recorder_; }
   const Recorder& recorder() const { return recorder_; }
@@ -43,7 +44,11 @@ class Iterations {
 
   // ---- waiting: it is not the running function's time
   enum class WaitsFor { kVariable, kRoom };
-  void stalled(double seconds, WaitsFor what, const ThreadState* thread);
+  void stalled(double seconds, WaitsFor what, const ThreadState* thread) {
+    stall_ += seconds;
+    (what == WaitsFor::kVariable ? stall_swap_in_ : stall_room_) += seconds;
+    if (records(thread)) recorder_.stalled(seconds);
+  }
   double stall_room_seconds() const { return stall_room_; }
   // Where the timer adds the seconds that streams waited for copies.
   double* device_stall() { return &device_stall_; }
@@ -56,17 +61,74 @@ class Iterations {
   // Closes the sequence, whose next one the thread's functions make, and fills in what it says of the iteration.
   // `moved_bytes` counts from the core's start. `timer` is null where functions run on the host.
   std::shared_ptr<Trace> end(double now, const ThreadState* thread, uint64_t moved_bytes, StreamTimer* timer,
-                             ooc_iteration* ended);
+                             ooc_iteration* ended) {
+    std::shared_ptr<Trace> trace = recorder_.finish(now);
+    if (timer != nullptr) take_times(*trace, *timer);
+    thread_ = thread;
+    ended->fingerprint = trace->fingerprint;
+    ended->functions = trace->functions();
+    ended->variables = static_cast<uint32_t>(trace->variables.size());
+    ended->uses = static_cast<uint32_t>(trace->uses.size());
+    ended->contains_first = iterations_++ == 0 ? 1 : 0;
+    ended->seen_count = ++seen_counts_[trace->fingerprint];
+    ended->swapped_bytes = moved_bytes - moved_before_;
+    ended->seconds = now - began_;
+    const double stall = stall_ + device_stall_;
+    ended->stall_seconds = stall - stall_before_;
+    moved_before_ = moved_bytes;
+    stall_before_ = stall;
+    began_ = now;
+    return trace;
+  }
   void followed_plan() { ++planned_; }
-  void keep(const std::shared_ptr<Trace>& trace);
-  std::shared_ptr<Trace> trace(uint64_t fingerprint) const;  // null: none is kept
+  void keep(const std::shared_ptr<Trace>& trace) {
+    if (trace->overflow) return;
+    if (!traces_.count(trace->fingerprint)) {
+      kept_.push_back(trace->fingerprint);
+      if (kept_.size() > kMostTraces) {
+        traces_.erase(kept_.front());
+        kept_.pop_front();
+      }
+    }
+    traces_[trace->fingerprint] = trace;
+  }
+  // Null: none is kept.
+  std::shared_ptr<Trace> trace(uint64_t fingerprint) const {
+    const auto kept = traces_.find(fingerprint);
+    return kept != traces_.end() ? kept->second : nullptr;
+  }
 
-  void fill(ooc_stats& stats) const;
+  void fill(ooc_stats& stats) const {
+    stats.functions = functions_;
+    stats.host_backed_function_count = host_functions_;
+    stats.iterations = iterations_;
+    stats.planned_iteration_count = planned_;
+    stats.stall_seconds = stall_ + device_stall_;
+    stats.stall_swap_in_seconds = stall_swap_in_ + device_stall_;
+    stats.stall_room_seconds = stall_room_;
+  }
   // Whether what is kept belongs together. Empty if it does.
-  std::string audit() const;
+  std::string audit() const {
+    AuditCheck check;
+    check.equal("traces", traces_.size(), kept_.size());
+    return check.text();
+  }
 
  private:
-  void take_times(Trace& trace, StreamTimer& timer);
+  // The host's times say when functions were enqueued; the device's, how long they ran.
+  void take_times(Trace& trace, StreamTimer& timer) {
+    timer.collect();
+    if (left_to_measure_ == 0) return;
+    --left_to_measure_;
+    const std::vector<double> seconds = timer.finish_iteration(thread_ != nullptr ? thread_->stream_handle : nullptr);
+    if (seconds.size() != trace.seconds.size() || trace.overflow) return;
+    trace.seconds = seconds;
+    double start = 0;
+    for (size_t i = 0; i < seconds.size(); ++i) {
+      trace.starts[i] = start;
+      start += seconds[i];
+    }
+  }
 
   static constexpr int kMeasured = 4;  // until a plan was made, and made again, of times without disturbance
   static constexpr size_t kMostTraces = 64;

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "audit_check.h"
 #include "chunk_pool.h"
 #include "device.h"
 #include "geometry.h"
@@ -36,43 +37,145 @@ class Mappings {
   }
   // What the slots' addresses are still mapped to is unmapped, once nobody uses it. The slots are marked as moving, as
   // the lock may be given up. Returns false if the device is lost; then the addresses may still be in use.
-  [[nodiscard]] bool vacate(Lock& lock, const Piece& slots);
+  [[nodiscard]] bool vacate(Lock& lock, const Piece& slots) {
+    auto& stale = slots.region->order.stale;
+    for (size_t i = 0; i < stale.size();) {
+      if (stale[i].first >= slots.end() || slots.first >= stale[i].first + stale[i].count) {
+        ++i;
+        continue;
+      }
+      const RegionOrder::Stale old = stale[i];
+      if (!streams_.host_waits(old.after, Edge::kUseBeforeUnmap)) return false;
+      stale.erase(stale.begin() + static_cast<std::ptrdiff_t>(i));
+      lock.unlock();
+      undo(slots.region->first + old.first, old.count);
+      lock.lock();
+      i = 0;  // others may have changed the list meanwhile
+    }
+    return true;
+  }
   // The same for every region of which nothing moves. Returns false if the device is lost.
-  bool vacate_all();
+  bool vacate_all() {
+    for (Region& region : table_.all()) {
+      if (region.moving > 0) continue;  // the owner of the transition may be at it
+      for (auto& stale = region.order.stale; !stale.empty(); stale.pop_back()) {
+        if (!streams_.host_waits(stale.back().after, Edge::kUseBeforeUnmap)) return false;
+        if (!undo(region.first + stale.back().first, stale.back().count)) region.leaky = true;
+      }
+    }
+    return true;
+  }
 
   // Resident slots lose their chunks. Returns false if the driver refused; then the slots are as they were.
-  bool unmap(const Piece& slots);
+  bool unmap(const Piece& slots) {
+    Region* region = slots.region;
+    std::shared_ptr<const Moments> after;
+    if (streams_.on()) {
+      after = std::make_shared<const Moments>(Streams::users(region, slots.first, slots.count));
+      region->order.stale.push_back({slots.first, slots.count, *after});
+    } else if (!undo(region->first + slots.first, slots.count)) {
+      return false;
+    }
+    for (Slot& slot : slots.slots()) give(slot.take(), after);
+    table_.lost(region, slots.count);
+    return true;
+  }
   // Resident slots that hold nothing of value and cannot be unmapped.
-  void forget(const Piece& slots);
+  void forget(const Piece& slots) {
+    for (Slot& slot : slots.slots()) slot.take();
+    slots.region->leaky = true;
+    lost_chunks_ += slots.count;
+    table_.lost(slots.region, slots.count);
+  }
   // A region that no variable lives in goes. Returns false if the driver refused; then it has some of its chunks still.
-  bool destroy(Region* region);
+  bool destroy(Region* region) {
+    const auto unmap_run = [this](const Piece& run, bool has_chunks) { return !has_chunks || unmap(run); };
+    if (!each_run(Piece::whole(region), &Slot::has_chunk, unmap_run)) return false;
+    table_.remove(region);
+    if (streams_.on()) bury(region);
+    else if (!region->leaky) table_.give_addresses(region->first, region->count);
+    return true;
+  }
 
   // A chunk that nobody uses any more once the moments are over.
-  void give(Chunk chunk, const std::shared_ptr<const Moments>& after);
+  void give(Chunk chunk, const std::shared_ptr<const Moments>& after) {
+    if (after) {
+      const auto index = static_cast<size_t>(chunk);
+      if (users_.size() <= index) users_.resize(index + 1);
+      users_[index] = after;
+    }
+    pool_.give(chunk);
+  }
   // Who used these chunks, which were just taken from the pool. It is asked once.
-  Moments take_users(const Chunk* chunks, uint32_t count);
+  Moments take_users(const Chunk* chunks, uint32_t count) {
+    Moments all;
+    for (uint32_t i = 0; i < count; ++i) {
+      const auto index = static_cast<size_t>(chunks[i]);
+      if (index >= users_.size() || !users_[index]) continue;
+      all.add(*users_[index]);
+      users_[index].reset();
+    }
+    streams_.prune(all);
+    return all;
+  }
 
   // Unmaps the oldest grave if nothing enqueued can touch it. Returns false if there is none such.
-  bool bury_one(Lock& lock);
+  bool bury_one(Lock& lock) {
+    if (graves_.empty() || !streams_.over(graves_.front().after)) return false;
+    const Grave grave = std::move(graves_.front());
+    graves_.pop_front();
+    lock.unlock();
+    const bool vacant = undo(grave);
+    lock.lock();
+    if (vacant) table_.give_addresses(grave.first, grave.count);
+    return true;
+  }
   // Waits for what is enqueued, and unmaps all graves.
-  void bury_all();
+  void bury_all() {
+    while (!graves_.empty()) {
+      const Grave& grave = graves_.front();
+      if (!streams_.host_waits(grave.after, Edge::kUseBeforeUnmap)) return;
+      if (undo(grave)) table_.give_addresses(grave.first, grave.count);
+      graves_.pop_front();
+    }
+  }
 
   void lose(uint64_t chunks) { lost_chunks_ += chunks; }
   uint64_t lost_chunks() const { return lost_chunks_; }  // the driver would not unmap them
-  std::string audit() const;
+  // Whether a stale mapping may be there at all. What is mapped at an address only the driver knows.
+  std::string audit() const {
+    AuditCheck check;
+    for (const Region& region : table_.all())
+      for (const RegionOrder::Stale& stale : region.order.stale)
+        check.none("stale mappings beyond their region", stale.first + stale.count > region.count || !streams_.on());
+    return check.text();
+  }
 
  private:
   struct Grave {
     uint64_t first;
     uint32_t count;
     bool leaky;
-    std::vector<std::pair<uint32_t, uint32_t>> mapped;  // first slot, count
-    Moments after;
+    std::vector<RegionOrder::Stale> mapped;
+    Moments after;  // of all that is mapped
   };
   bool undo(uint64_t first, uint32_t count) {
     return device_.unmap(geometry_.address(first), count * geometry_.chunk_bytes) == CUDA_SUCCESS;
   }
-  void bury(Region* region);
+  // Returns whether the addresses can be used again.
+  bool undo(const Grave& grave) {
+    bool vacant = !grave.leaky;
+    for (const RegionOrder::Stale& stale : grave.mapped) vacant &= undo(grave.first + stale.first, stale.count);
+    return vacant;
+  }
+  // The region's slots have lost their chunks; the addresses are unmapped later.
+  void bury(Region* region) {
+    Grave grave{region->first, region->count, region->leaky, std::exchange(region->order.stale, {}), {}};
+    for (const RegionOrder::Stale& stale : grave.mapped) grave.after.add(stale.after);
+    graves_.push_back(std::move(grave));
+    constexpr size_t kMostGraves = 4096;  // when the daemon has no time, or there is none
+    if (graves_.size() > kMostGraves) bury_all();
+  }
 
   const Geometry& geometry_;
   Device& device_;

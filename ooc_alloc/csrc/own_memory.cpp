@@ -1,10 +1,10 @@
 #include "own_memory.h"
 
-#include <pthread.h>
 #include <sys/mman.h>
 
 #include <cstdint>
 #include <cstdlib>
+#include <mutex>
 #include <new>
 
 namespace ooc::own_memory {
@@ -21,19 +21,13 @@ struct Segment {
 Segment segments[kSegments];
 int current = 0;
 std::atomic<bool> ever_used{false};
-pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-
-struct Guard {
-  Guard() { pthread_mutex_lock(&mutex); }
-  ~Guard() { pthread_mutex_unlock(&mutex); }
-  Guard(const Guard&) = delete;
-  Guard& operator=(const Guard&) = delete;
-};
+std::mutex mutex;
+using Guard = std::lock_guard<std::mutex>;
 
 }  // namespace
 
 bool refill() noexcept {
-  const Guard guard;
+  const Guard guard(mutex);
   for (int i = 0; i < kSegments; ++i) {
     Segment& segment = segments[i];
     if (segment.live > 0) continue;
@@ -52,7 +46,7 @@ bool refill() noexcept {
 }
 
 [[gnu::cold, maybe_unused]] static void* take(size_t bytes) noexcept {
-  const Guard guard;
+  const Guard guard(mutex);
   Segment& segment = segments[current];
   bytes = (bytes + 15) / 16 * 16;
   if (segment.start == nullptr || bytes > kSegmentBytes - segment.used) return nullptr;
@@ -65,7 +59,7 @@ bool refill() noexcept {
 }
 
 [[gnu::cold, maybe_unused]] static bool give(void* block) noexcept {
-  const Guard guard;
+  const Guard guard(mutex);
   for (Segment& segment : segments) {
     const auto offset = static_cast<size_t>(static_cast<char*>(block) - segment.start);
     if (segment.start == nullptr || offset >= kSegmentBytes) continue;
@@ -75,8 +69,8 @@ bool refill() noexcept {
   return false;
 }
 
-void before_fork() noexcept { pthread_mutex_lock(&mutex); }
-void after_fork() noexcept { pthread_mutex_unlock(&mutex); }
+void before_fork() noexcept { mutex.lock(); }
+void after_fork() noexcept { mutex.unlock(); }
 
 [[maybe_unused]] static void* allocate(size_t bytes) noexcept {
   void* block = std::malloc(bytes > 0 ? bytes : 1);

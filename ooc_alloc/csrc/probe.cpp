@@ -1,75 +1,172 @@
 #include "probe.h"
 
-#include <algorithm>
-#include <atomic>
-#include <chrono>
-#include <functional>
-#include <new>
-#include <thread>
+#include <sys/mman.h>
 
-#include "last_error.h"
-#include "probe_resources.h"
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "capi.h"
+#include "clock.h"
+#include "device.h"
+
+struct ooc_probe {
+  ooc::Device device;
+
+  const ooc::Driver& driver() const { return device.driver(); }
+  void check(ooc::CUresult result, const char* call) const {
+    if (result == ooc::CUDA_SUCCESS) return;
+    const int status = result == ooc::CUDA_ERROR_OUT_OF_MEMORY ? OOC_OUT_OF_MEMORY : OOC_DRIVER_FAILURE;
+    throw ooc::Failure(status, std::string(call) + " failed: " + ooc::describe(driver(), result));
+  }
+};
 
 namespace ooc {
 namespace {
 
-using namespace probing;
-using Clock = std::chrono::steady_clock;
+// ---- what is measured with; each undoes what it did -----------------------------------------------------------------
 
-double since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
-
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
-
-// Columns of measurements, one row a repeat; the warm-up row is not kept.
-class Samples {
+// A reserved range and its chunks. Every step is a method, so that it can be timed.
+class Range {
  public:
-  explicit Samples(size_t columns) : columns_(columns) {}
-  std::vector<double>& operator[](size_t column) { return columns_[column]; }
-  double median_of(size_t column) const { return median(columns_[column]); }
-  void forget() {
-    for (auto& column : columns_) column.clear();
+  Range(const ooc_probe& probe, uint64_t chunk_bytes, uint32_t chunks)
+      : probe_(probe), driver_(probe.driver()), chunk_(chunk_bytes), count_(chunks) {
+    probe.check(driver_.cuMemAddressReserve(&base_, bytes(), 0, 0, 0), "cuMemAddressReserve");
+  }
+  ~Range() {
+    if (mapped_ > 0) driver_.cuMemUnmap(base_, mapped_ * chunk_);
+    for (const auto handle : handles_) driver_.cuMemRelease(handle);
+    driver_.cuMemAddressFree(base_, bytes());
+  }
+  Range(const Range&) = delete;
+  Range& operator=(const Range&) = delete;
+
+  CUdeviceptr base() const { return base_; }
+  uint64_t bytes() const { return chunk_ * count_; }
+
+  void create() {
+    while (handles_.size() < count_) {
+      CUmemGenericAllocationHandle handle = 0;
+      probe_.check(driver_.cuMemCreate(&handle, chunk_, &probe_.device.memory(), 0), "cuMemCreate");
+      handles_.push_back(handle);
+    }
+  }
+  void map() {
+    for (; mapped_ < count_; ++mapped_)
+      probe_.check(driver_.cuMemMap(base_ + mapped_ * chunk_, chunk_, 0, handles_[mapped_], 0), "cuMemMap");
+  }
+  void set_access() {
+    probe_.check(driver_.cuMemSetAccess(base_, bytes(), &probe_.device.access(), 1), "cuMemSetAccess");
+  }
+  void unmap() {
+    probe_.check(driver_.cuMemUnmap(base_, bytes()), "cuMemUnmap");
+    mapped_ = 0;
+  }
+  void release() {
+    while (!handles_.empty()) {
+      const auto handle = handles_.back();
+      handles_.pop_back();
+      probe_.check(driver_.cuMemRelease(handle), "cuMemRelease");
+    }
   }
 
  private:
-  std::vector<std::vector<double>> columns_;
+  const ooc_probe& probe_;
+  const Driver& driver_;
+  const uint64_t chunk_;
+  const uint32_t count_;
+  CUdeviceptr base_ = 0;
+  uint32_t mapped_ = 0;
+  std::vector<CUmemGenericAllocationHandle> handles_;
 };
 
-void repeat(uint32_t repeats, Samples& samples, const std::function<void()>& once) {
-  for (uint32_t row = 0; row <= std::max<uint32_t>(repeats, 1); ++row) {
-    once();
-    if (row == 0) samples.forget();
+// Page-aligned host memory that has been touched.
+class HostBuffer {
+ public:
+  HostBuffer(const ooc_probe& probe, uint64_t bytes)
+      : probe_(probe),
+        bytes_(bytes),
+        address_(mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) {
+    if (address_ == MAP_FAILED)
+      throw Failure(OOC_OUT_OF_MEMORY, "no host memory for " + std::to_string(bytes) + " bytes");
+    std::memset(address_, 1, bytes);
   }
+  ~HostBuffer() {
+    if (pinned_) probe_.driver().cuMemHostUnregister(address_);
+    munmap(address_, bytes_);
+  }
+  HostBuffer(const HostBuffer&) = delete;
+  HostBuffer& operator=(const HostBuffer&) = delete;
+
+  void* address() const { return address_; }
+  void pin() {
+    probe_.check(probe_.driver().cuMemHostRegister(address_, bytes_, kMemHostRegisterPortable), "cuMemHostRegister");
+    pinned_ = true;
+  }
+  void unpin() {
+    probe_.check(probe_.driver().cuMemHostUnregister(address_), "cuMemHostUnregister");
+    pinned_ = false;
+  }
+
+ private:
+  const ooc_probe& probe_;
+  const uint64_t bytes_;
+  void* address_;
+  bool pinned_ = false;
+};
+
+// ---- measurements ---------------------------------------------------------------------------------------------------
+
+// Seconds that a step takes.
+template <class Step>
+double timed(Step step) {
+  const double start = now_seconds();
+  step();
+  return now_seconds() - start;
+}
+
+// Medians of what `once` gives, an array of seconds, each time that it runs but the first, which warms up.
+template <class Once>
+auto medians(uint32_t repeats, Once once) {
+  auto result = once();
+  std::vector<decltype(result)> runs;
+  for (uint32_t i = 0; i < std::max<uint32_t>(repeats, 1); ++i) runs.push_back(once());
+  const auto middle = runs.begin() + static_cast<std::ptrdiff_t>(runs.size() / 2);
+  for (size_t i = 0; i < result.size(); ++i) {
+    std::ranges::nth_element(runs, middle, {}, [i](const auto& run) { return run[i]; });
+    result[i] = (*middle)[i];
+  }
+  return result;
 }
 
 // Seconds from now until a copy is done. Returns the driver's result, as it also runs outside the calling thread.
-CUresult timed_copy(const ooc_probe& probe, bool is_out, CUdeviceptr device, void* host, uint64_t bytes,
+CUresult timed_copy(const ooc_probe& probe, Direction direction, CUdeviceptr device, void* host, uint64_t bytes,
                     double& seconds) {
-  const Driver& driver = *probe.driver;
-  const CUstream stream = is_out ? probe.out : probe.in;
-  const auto start = Clock::now();
-  const CUresult result = is_out ? driver.cuMemcpyDtoHAsync(host, device, bytes, stream)
-                                 : driver.cuMemcpyHtoDAsync(device, host, bytes, stream);
-  if (result != CUDA_SUCCESS) return result;
-  const CUresult done = driver.cuStreamSynchronize(stream);
-  seconds = since(start);
-  return done;
+  const Driver& driver = probe.driver();
+  const CUstream stream = probe.device.stream(direction);
+  CUresult result = CUDA_SUCCESS;
+  seconds = timed([&] {
+    result = direction == Direction::kOut ? driver.cuMemcpyDtoHAsync(host, device, bytes, stream)
+                                          : driver.cuMemcpyHtoDAsync(device, host, bytes, stream);
+    if (result == CUDA_SUCCESS) result = driver.cuStreamSynchronize(stream);
+  });
+  return result;
 }
+
+constexpr Direction kDirections[] = {Direction::kOut, Direction::kIn};
 
 // Both directions start together, each from a thread of its own.
 void timed_both(const ooc_probe& probe, const Range ranges[2], HostBuffer hosts[2], uint64_t bytes, double seconds[2]) {
   std::atomic<int> ready{0};
   CUresult results[2] = {CUDA_SUCCESS, CUDA_SUCCESS};
-  const auto run = [&](int index) {
-    results[index] = probe.driver->cuCtxSetCurrent(probe.context);
+  const auto run = [&](int i) {
+    probe.device.bind_thread();
     ready += 1;
     while (ready < 2) std::this_thread::yield();
-    if (results[index] == CUDA_SUCCESS)
-      results[index] =
-          timed_copy(probe, index == 0, ranges[index].base(), hosts[index].address(), bytes, seconds[index]);
+    results[i] = timed_copy(probe, kDirections[i], ranges[i].base(), hosts[i].address(), bytes, seconds[i]);
   };
   std::thread other(run, 1);
   run(0);
@@ -77,103 +174,75 @@ void timed_both(const ooc_probe& probe, const Range ranges[2], HostBuffer hosts[
   for (const CUresult result : results) probe.check(result, "a copy in both directions");
 }
 
-void describe_device(const ooc_probe& probe, ooc_probe_device& device) {
-  const Driver& driver = *probe.driver;
-  device = {};
-  probe.check(driver.cuDeviceGetName(device.name, sizeof device.name, probe.device), "cuDeviceGetName");
+void describe_device(const ooc_probe& probe, ooc_probe_device& description) {
+  const Driver& driver = probe.driver();
+  const CUdevice device = probe.device.device();
+  description = {};
+  probe.check(driver.cuDeviceGetName(description.name, sizeof description.name, device), "cuDeviceGetName");
   size_t free = 0, total = 0;
   probe.check(driver.cuMemGetInfo(&free, &total), "cuMemGetInfo");
-  device.total_bytes = total;
-  device.free_bytes = free;
-  device.granularity_bytes = probe.granularity;
-  probe.check(driver.cuDriverGetVersion(&device.driver_version), "cuDriverGetVersion");
-  probe.check(driver.cuDeviceGetAttribute(&device.copy_engines, CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT, probe.device),
+  description.total_bytes = total;
+  description.free_bytes = free;
+  description.granularity_bytes = probe.device.granularity();
+  probe.check(driver.cuDriverGetVersion(&description.driver_version), "cuDriverGetVersion");
+  probe.check(driver.cuDeviceGetAttribute(&description.copy_engines, CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT, device),
               "cuDeviceGetAttribute");
 }
 
 void measure_memory(const ooc_probe& probe, uint64_t chunk_bytes, uint32_t chunks, uint32_t repeats,
                     ooc_probe_memory& cost) {
-  if (chunks == 0 || chunk_bytes == 0 || chunk_bytes % probe.granularity != 0)
-    throw ProbeFailure(OOC_INVALID, "a chunk must be a multiple of " + std::to_string(probe.granularity) + " bytes");
-  Samples samples(5);
+  const uint64_t granularity = probe.device.granularity();
+  if (chunks == 0 || chunk_bytes == 0 || chunk_bytes % granularity != 0)
+    throw Failure(OOC_INVALID, "a chunk must be a multiple of " + std::to_string(granularity) + " bytes");
   Range range(probe, chunk_bytes, chunks);
-  const auto timed = [&](size_t column, void (Range::*step)(), double share) {
-    const auto start = Clock::now();
-    (range.*step)();
-    samples[column].push_back(since(start) / share);
-  };
-  repeat(repeats, samples, [&] {
-    timed(0, &Range::create, chunks);
-    timed(1, &Range::map, chunks);
-    timed(2, &Range::set_access, 1);
-    timed(3, &Range::unmap, 1);
-    timed(4, &Range::release, chunks);
+  const auto [create, map, set_access, unmap, release] = medians(repeats, [&] {
+    return std::array{timed([&] { range.create(); }) / chunks, timed([&] { range.map(); }) / chunks,
+                      timed([&] { range.set_access(); }), timed([&] { range.unmap(); }),
+                      timed([&] { range.release(); }) / chunks};
   });
-  cost.create_seconds = samples.median_of(0);
-  cost.map_seconds = samples.median_of(1);
-  cost.set_access_seconds = samples.median_of(2);
-  cost.unmap_seconds = samples.median_of(3);
-  cost.release_seconds = samples.median_of(4);
+  cost = {create, map, release, set_access, unmap};
 }
 
 void measure_copy(const ooc_probe& probe, uint64_t bytes, uint32_t repeats, ooc_probe_copy& cost) {
-  if (bytes == 0) throw ProbeFailure(OOC_INVALID, "a copy of no bytes cannot be measured");
-  const uint64_t rounded = (bytes + probe.granularity - 1) / probe.granularity * probe.granularity;
+  if (bytes == 0) throw Failure(OOC_INVALID, "a copy of no bytes cannot be measured");
+  const uint64_t granularity = probe.device.granularity();
+  const uint64_t rounded = (bytes + granularity - 1) / granularity * granularity;
   Range ranges[2] = {{probe, rounded, 1}, {probe, rounded, 1}};
   for (Range& range : ranges) {
     range.create();
     range.map();
     range.set_access();
-    probe.check(probe.driver->cuMemsetD8(range.base(), 1, bytes), "cuMemsetD8");
+    probe.check(probe.driver().cuMemsetD8(range.base(), 1, bytes), "cuMemsetD8");
   }
-  HostBuffer hosts[2] = {{probe, bytes, true}, {probe, bytes, true}};
-  Samples samples(4);
-  repeat(repeats, samples, [&] {
-    double seconds[2] = {0, 0};
-    for (int index = 0; index < 2; ++index) {
-      probe.check(timed_copy(probe, index == 0, ranges[index].base(), hosts[index].address(), bytes, seconds[index]),
-                  index == 0 ? "cuMemcpyDtoHAsync" : "cuMemcpyHtoDAsync");
-      samples[static_cast<size_t>(index)].push_back(seconds[index]);
-    }
-    timed_both(probe, ranges, hosts, bytes, seconds);
-    samples[2].push_back(seconds[0]);
-    samples[3].push_back(seconds[1]);
+  HostBuffer hosts[2] = {{probe, bytes}, {probe, bytes}};
+  for (HostBuffer& host : hosts) host.pin();
+  const auto [out, in, both_out, both_in] = medians(repeats, [&] {
+    std::array<double, 4> seconds{};
+    for (size_t i = 0; i < 2; ++i)
+      probe.check(timed_copy(probe, kDirections[i], ranges[i].base(), hosts[i].address(), bytes, seconds[i]),
+                  i == 0 ? "cuMemcpyDtoHAsync" : "cuMemcpyHtoDAsync");
+    timed_both(probe, ranges, hosts, bytes, &seconds[2]);
+    return seconds;
   });
-  cost = {samples.median_of(0), samples.median_of(1), samples.median_of(2), samples.median_of(3)};
+  cost = {out, in, both_out, both_in};
 }
 
 void measure_pinning(const ooc_probe& probe, uint64_t bytes, uint32_t repeats, ooc_probe_pinning& cost) {
-  if (bytes == 0) throw ProbeFailure(OOC_INVALID, "pinning of no bytes cannot be measured");
-  Samples samples(2);
-  HostBuffer buffer(probe, bytes, false);
-  repeat(repeats, samples, [&] {
-    auto start = Clock::now();
-    buffer.pin();
-    samples[0].push_back(since(start));
-    start = Clock::now();
-    buffer.unpin();
-    samples[1].push_back(since(start));
-  });
-  cost = {samples.median_of(0), samples.median_of(1)};
+  if (bytes == 0) throw Failure(OOC_INVALID, "pinning of no bytes cannot be measured");
+  HostBuffer buffer(probe, bytes);
+  const auto [pin, unpin] =
+      medians(repeats, [&] { return std::array{timed([&] { buffer.pin(); }), timed([&] { buffer.unpin(); })}; });
+  cost = {pin, unpin};
 }
 
-// The C interface: no exception leaves it. The caller's thread may not be the one that opened the probe.
+// The caller's thread may not be the one that opened the probe.
 template <class Body>
-int guarded(const ooc_probe* probe, Body body) {
-  try {
-    if (probe != nullptr) probe->check(probe->driver->cuCtxSetCurrent(probe->context), "cuCtxSetCurrent");
+int bound(const ooc_probe* probe, Body body) {
+  return guarded([&]() -> int {
+    probe->device.bind_thread();
     body();
     return OOC_OK;
-  } catch (const ProbeFailure& failure) {
-    set_last_error(failure.what());
-    return failure.status;
-  } catch (const std::bad_alloc&) {
-    set_last_error("no host memory is left for the probe");
-    return OOC_OUT_OF_MEMORY;
-  } catch (const std::exception& error) {
-    set_last_error(error.what());
-    return OOC_INVALID;
-  }
+  });
 }
 
 }  // namespace
@@ -182,29 +251,24 @@ int guarded(const ooc_probe* probe, Body body) {
 using namespace ooc;
 
 ooc_probe* ooc_probe_open(const char* driver_library, int32_t device_ordinal) {
-  std::unique_ptr<ooc_probe> probe;
-  const int status = guarded(nullptr, [&] {
-    probe = std::make_unique<ooc_probe>();
-    probe->open(driver_library, device_ordinal);
-  });
-  return status == OOC_OK ? probe.release() : nullptr;
+  return guarded([&] { return new ooc_probe{{driver_library, device_ordinal}}; });
 }
 
 void ooc_probe_close(ooc_probe* probe) { delete probe; }
 
 int ooc_probe_describe(ooc_probe* probe, ooc_probe_device* device) {
-  return guarded(probe, [&] { describe_device(*probe, *device); });
+  return bound(probe, [&] { describe_device(*probe, *device); });
 }
 
 int ooc_probe_measure_memory(ooc_probe* probe, uint64_t chunk_bytes, uint32_t chunks, uint32_t repeats,
                              ooc_probe_memory* cost) {
-  return guarded(probe, [&] { measure_memory(*probe, chunk_bytes, chunks, repeats, *cost); });
+  return bound(probe, [&] { measure_memory(*probe, chunk_bytes, chunks, repeats, *cost); });
 }
 
 int ooc_probe_measure_copy(ooc_probe* probe, uint64_t bytes, uint32_t repeats, ooc_probe_copy* cost) {
-  return guarded(probe, [&] { measure_copy(*probe, bytes, repeats, *cost); });
+  return bound(probe, [&] { measure_copy(*probe, bytes, repeats, *cost); });
 }
 
 int ooc_probe_measure_pinning(ooc_probe* probe, uint64_t bytes, uint32_t repeats, ooc_probe_pinning* cost) {
-  return guarded(probe, [&] { measure_pinning(*probe, bytes, repeats, *cost); });
+  return bound(probe, [&] { measure_pinning(*probe, bytes, repeats, *cost); });
 }

@@ -3,8 +3,8 @@
 //   8GiB  512MB  1.5G  65536     KiB, MiB, GiB, TiB, and K, M, G, T alone, are powers of 1024; KB, MB, GB, TB of 1000
 #pragma once
 
-#include <algorithm>
 #include <cctype>
+#include <charconv>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -34,36 +34,23 @@ inline std::string lower(std::string_view text) {
   return result;
 }
 
-// Not strtod: the decimal point must not depend on the program's locale.
-inline bool parse_number(std::string_view text, double& value) {
-  value = 0;
-  double scale = 0;  // of the next digit after the point; 0: before the point
-  bool any_digit = false;
-  for (const char letter : text) {
-    if (letter == '.' && scale == 0) {
-      scale = 0.1;
-    } else if (letter >= '0' && letter <= '9') {
-      any_digit = true;
-      if (scale == 0) {
-        value = value * 10 + (letter - '0');
-      } else {
-        value += scale * (letter - '0');
-        scale /= 10;
-      }
-    } else {
-      return false;
-    }
-  }
-  return any_digit;
+// A number at the start of a text, which is left with what comes after it. Not strtod: the decimal point must not
+// depend on the program's locale.
+inline bool take_number(std::string_view& text, double& value) {
+  if (text.empty() || std::string_view("0123456789.").find(text[0]) == std::string_view::npos) return false;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value, std::chars_format::fixed);
+  text.remove_prefix(static_cast<size_t>(end - text.data()));
+  return error == std::errc();
 }
+
+inline bool parse_number(std::string_view text, double& value) { return take_number(text, value) && text.empty(); }
 
 // "1.5 GiB": a number and one of the units.
 template <size_t N>
 bool parse_quantity(std::string_view text, const Unit (&units)[N], double& value) {
   text = trim(text);
-  const size_t digits = std::min(text.find_first_not_of("0123456789."), text.size());
-  if (!parse_number(text.substr(0, digits), value)) return false;
-  const std::string name = lower(trim(text.substr(digits)));
+  if (!take_number(text, value)) return false;
+  const std::string name = lower(trim(text));
   for (const Unit& unit : units) {
     if (name != unit.name) continue;
     value *= unit.factor;

@@ -15,6 +15,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
+#include <span>
 #include <vector>
 
 #include "chunk_pool.h"
@@ -66,9 +68,13 @@ struct Slot {
 struct RegionOrder {
   Moments uses;       // functions that read or wrote the region
   Moments arrival;    // its copies in, and who used its chunks before: every use waits for them
-  struct Part {       // the same of some slots, beside what is of the whole
+  // The same of some slots, beside what is of the whole: a function that uses one range must not wait for the copy of
+  // another, nor a copy for the use of another.
+  struct Part {
     uint32_t first, count;
     Moments uses, arrival;
+
+    bool overlaps(uint32_t from, uint32_t slots) const { return first < from + slots && from < first + count; }
   };
   std::vector<Part> parts;  // where functions use ranges
   Moment out;         // its last copy out
@@ -111,7 +117,6 @@ struct Region {
   Region* newer = nullptr;
 
   bool fully_resident() const { return resident == count; }
-  bool pinned(uint32_t slot) const { return pins > 0 || slots[slot].pins > 0; }
 };
 
 // A run of slots of one region.
@@ -121,7 +126,22 @@ struct Piece {
   bool on_demand = false;  // no plan asked for it to move
 
   uint32_t end() const { return first + count; }
+  std::span<Slot> slots() const { return std::span(region->slots).subspan(first, count); }
+  static Piece whole(Region* region) { return {region, 0, region->count}; }
 };
+
+// Visits the longest runs of slots that have the same `key`, in order: visit(run, key) returns whether to go on.
+// Returns whether all were visited.
+template <class Key, class Visit>
+bool each_run(const Piece& piece, Key key, Visit visit) {
+  const std::span<Slot> slots = piece.slots();
+  for (uint32_t first = 0, end = 0; first < piece.count; first = end) {
+    const auto same = std::invoke(key, slots[first]);
+    while (end < piece.count && std::invoke(key, slots[end]) == same) ++end;
+    if (!visit(Piece{piece.region, piece.first + first, end - first, piece.on_demand}, same)) return false;
+  }
+  return true;
+}
 
 // A region at a time: the variable that lived there when the handle was made.
 struct RegionHandle {
@@ -140,18 +160,18 @@ struct Hold : RegionHandle {
 
   bool whole() const { return count == 0; }
   uint32_t end(const Region* of) const { return count == 0 ? of->count : first + count; }
+  Piece slots(Region* of) const { return {of, first, end(of) - first}; }
   // Whether all that is held is on the device. `of` is the region, which is alive.
   bool resident(const Region* of) const {
-    if (of->fully_resident()) return true;
-    const auto begin = of->slots.begin();
-    return !whole() && std::all_of(begin + first, begin + end(of), [](const Slot& slot) { return slot.resident(); });
+    return of->fully_resident() || (!whole() && std::ranges::all_of(run_of(of), &Slot::resident));
   }
   // How many of the slots have no chunk; those that are kept in host memory need none.
   uint32_t absent(const Region* of) const {
-    const auto without = [](const Slot& slot) { return !slot.has_chunk(); };
-    const auto begin = of->slots.begin();
-    return kept ? 0 : static_cast<uint32_t>(std::count_if(begin + first, begin + end(of), without));
+    return kept ? 0 : static_cast<uint32_t>(std::ranges::count(run_of(of), false, &Slot::has_chunk));
   }
+
+ private:
+  std::span<const Slot> run_of(const Region* of) const { return std::span(of->slots).subspan(first, end(of) - first); }
 };
 
 // Intrusive, oldest first.

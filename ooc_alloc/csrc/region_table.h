@@ -5,14 +5,20 @@
 //   cached_chunks()   == chunks of cached regions
 #pragma once
 
+#include <sys/mman.h>
+
+#include <algorithm>
 #include <cstdint>
 #include <deque>
+#include <stdexcept>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
-#include "address_space.h"
+#include "audit_check.h"
+#include "free_extents.h"
 #include "geometry.h"
+#include "last_error.h"
 #include "ooc_alloc.h"
 #include "region.h"
 
@@ -20,8 +26,14 @@ namespace ooc {
 
 class RegionTable {
  public:
-  explicit RegionTable(const Geometry& geometry);  // throws std::runtime_error
-  ~RegionTable();
+  // throws std::runtime_error
+  explicit RegionTable(const Geometry& geometry) : geometry_(geometry), space_(0, geometry.region_chunks) {
+    void* table = mmap(nullptr, geometry_.region_chunks * sizeof(uint32_t), PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (table == MAP_FAILED) throw std::runtime_error("no address space for the table of regions");
+    at_ = static_cast<uint32_t*>(table);
+  }
+  ~RegionTable() { munmap(at_, geometry_.region_chunks * sizeof(uint32_t)); }
   RegionTable(const RegionTable&) = delete;
   RegionTable& operator=(const RegionTable&) = delete;
 
@@ -37,13 +49,40 @@ class RegionTable {
   Region* numbered(uint64_t index) { return index < regions_.size() ? &regions_[index] : nullptr; }
 
   // A region without chunks that no variable lives in. Null, with an error, if there are no such addresses left.
-  Region* make(uint32_t count);
+  Region* make(uint32_t count) {
+    const uint64_t first = space_.take_lowest(count);
+    if (first == FreeExtents::kNone) {
+      set_last_error("the address range for regions is used up");
+      return nullptr;
+    }
+    Region* region;
+    if (unused_.empty()) {
+      regions_.emplace_back();
+      region = &regions_.back();
+      region->index = static_cast<uint32_t>(regions_.size() - 1);
+    } else {
+      region = unused_.back();
+      unused_.pop_back();
+    }
+    region->first = first;
+    region->count = count;
+    region->slots.assign(count, Slot{});
+    region->resident = region->moving = region->host_valid = region->pinned_slots = 0;
+    region->leaky = false;
+    region->whole_iteration = 0;
+    region->order = {};
+    std::fill_n(at_ + first, count, region->index + 1);
+    return region;
+  }
   // Whether a variable of that size fits the addresses at all; else there is an error.
   bool fits(uint64_t bytes) const {
     return bytes <= geometry_.region_chunks * geometry_.chunk_bytes || refuse_bytes(bytes);
   }
   // The region, without chunks, is no longer found; give_addresses() comes when nothing is mapped there any more.
-  void remove(Region* region);
+  void remove(Region* region) {
+    std::fill_n(at_ + region->first, region->count, 0u);
+    unused_.push_back(region);
+  }
   void give_addresses(uint64_t first, uint64_t count) { space_.give(first, count); }
 
   // A variable begins or ends in the region.
@@ -76,11 +115,32 @@ class RegionTable {
   }
 
   // Freed regions that keep their chunks.
-  void cache(Region* region);
-  void uncache(Region* region);
+  void cache(Region* region) {
+    cached_.append(region);
+    if (region->fully_resident()) cached_by_count_[region->count].push_back(region);
+    cached_chunks_ += region->resident;
+    resident_chunks_ -= region->resident;
+  }
+  void uncache(Region* region) {
+    cached_.remove(region);
+    if (region->fully_resident()) {
+      auto& same_size = cached_by_count_[region->count];
+      if (same_size.back() == region) same_size.pop_back();
+      else same_size.erase(std::find(same_size.begin(), same_size.end(), region));
+    }
+    cached_chunks_ -= region->resident;
+    resident_chunks_ += region->resident;
+  }
   Region* oldest_cached() const { return cached_.oldest(); }
   // A cached region of exactly so many chunks, uncached; null if there is none.
-  Region* take_cached(uint32_t count);
+  Region* take_cached(uint32_t count) {
+    const auto same_size = cached_by_count_.find(count);
+    if (same_size == cached_by_count_.end() || same_size->second.empty()) return nullptr;
+    Region* region = same_size->second.back();
+    uncache(region);
+    ++cache_hits_;
+    return region;
+  }
 
   // Live regions, the one used least recently first: go on with Region::newer.
   Region* oldest() const { return used_.oldest(); }
@@ -93,15 +153,46 @@ class RegionTable {
   uint64_t live_chunks() const { return live_chunks_; }
   uint64_t resident_chunks() const { return resident_chunks_; }
   uint64_t cached_chunks() const { return cached_chunks_; }
-  void fill(ooc_stats& stats) const;
+  void fill(ooc_stats& stats) const {
+    stats.region_live_bytes = live_bytes_;
+    stats.cached_bytes = cached_chunks_ * geometry_.chunk_bytes;
+    stats.resident_bytes = resident_chunks_ * geometry_.chunk_bytes;
+    stats.cache_hits = cache_hits_;
+  }
   // Recounts by walking all regions. Empty if the counters agree.
-  std::string audit() const;
+  std::string audit() const {
+    AuditCheck check;
+    uint64_t live_bytes = 0, live_chunks = 0, resident = 0, cached = 0;
+    for (const Region& region : regions_) {
+      uint64_t here = 0, with_chunk = 0;
+      for (const Slot& slot : region.slots) {
+        here += slot.resident() ? 1 : 0;
+        with_chunk += slot.has_chunk() ? 1 : 0;
+        const bool needs_chunk = slot.resident() || slot.arriving();
+        check.none("slots whose state says nothing of their chunk", slot.has_chunk() != needs_chunk);
+        if (!region.live) check.none("blank slots of a freed region", slot.blank() && !region.doomed);
+      }
+      check.equal("resident slots of a region", here, region.resident);
+      (region.live || region.doomed ? resident : cached) += region.live || region.doomed ? here : with_chunk;
+      live_bytes += region.live ? region.bytes : 0;
+      live_chunks += region.live ? region.count : 0;
+    }
+    check.equal("live bytes of regions", live_bytes, live_bytes_);
+    check.equal("live region chunks", live_chunks, live_chunks_);
+    check.equal("resident chunks", resident, resident_chunks_);
+    check.equal("cached chunks", cached, cached_chunks_);
+    return check.text();
+  }
 
  private:
-  [[gnu::cold]] bool refuse_bytes(uint64_t bytes) const;
+  [[gnu::cold]] bool refuse_bytes(uint64_t bytes) const {
+    set_last_error("a variable of " + std::to_string(bytes) + " bytes is larger than the address range for variables (" +
+                   std::to_string(geometry_.region_chunks * geometry_.chunk_bytes) + " bytes)");
+    return false;
+  }
 
   const Geometry& geometry_;
-  AddressSpace space_;
+  FreeExtents space_;
   std::deque<Region> regions_;
   std::vector<Region*> unused_;
   uint32_t* at_ = nullptr;  // [region_chunks] index + 1 of the region over an address chunk; lazily committed

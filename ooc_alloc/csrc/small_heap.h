@@ -6,7 +6,10 @@
 // Invariants: the blocks of the range tile it; no two neighbours are both free; users(c) = allocations overlapping chunk c.
 #pragma once
 
+#include <sys/mman.h>
+
 #include <cstdint>
+#include <stdexcept>
 #include <vector>
 
 #include "divisor.h"
@@ -18,23 +21,85 @@ class SmallHeap {
   static constexpr uint32_t kNone = ~uint32_t{0};
 
   // range_bytes must be a multiple of chunk_bytes; granule_bytes a power of two.
-  SmallHeap(uint64_t range_bytes, uint64_t chunk_bytes, uint64_t granule_bytes);
-  ~SmallHeap();
+  SmallHeap(uint64_t range_bytes, uint64_t chunk_bytes, uint64_t granule_bytes)
+      : granule_bytes_(granule_bytes),
+        granules_(range_bytes / granule_bytes),
+        chunk_of_(chunk_bytes),
+        granule_of_(granule_bytes) {
+    void* table = mmap(nullptr, granules_ * sizeof(uint32_t), PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (table == MAP_FAILED) throw std::runtime_error("no address space for the table of small variables (mmap failed)");
+    starts_ = static_cast<uint32_t*>(table);
+    for (auto& row : bins_)
+      for (auto& bin : row) bin = kNone;
+    const uint32_t whole = new_block();
+    blocks_[whole] = {0, static_cast<uint32_t>(granules_), kNone, kNone, kNone, kNone, 0};
+    block_at(0) = whole + 1;
+    insert(whole);
+  }
+  ~SmallHeap() { munmap(starts_, granules_ * sizeof(uint32_t)); }
   SmallHeap(const SmallHeap&) = delete;
   SmallHeap& operator=(const SmallHeap&) = delete;
 
   // Offset of a block of at least `bytes`, or kFailed. The caller backs its chunks.
   static constexpr uint64_t kFailed = ~uint64_t{0};
-  uint64_t allocate(uint64_t bytes);
+  uint64_t allocate(uint64_t bytes) {
+    const uint64_t granules = bytes == 0 ? 1 : granule_of_(bytes + granule_bytes_ - 1);
+    if (bytes > UINT32_MAX || granules > granules_) return kFailed;
+    const auto size = static_cast<uint32_t>(granules);
+    const uint32_t found = find(size);
+    if (found == kNone) return kFailed;
+    remove(found);
+    if (blocks_[found].size > size) {  // the tail stays free
+      const uint32_t rest = new_block();
+      Block& b = blocks_[found];
+      blocks_[rest] = {b.start + size, b.size - size, found, b.after, kNone, kNone, 0};
+      if (b.after != kNone) blocks_[b.after].before = rest;
+      b.after = rest;
+      b.size = size;
+      block_at(blocks_[rest].start) = rest + 1;
+      insert(rest);
+    }
+    blocks_[found].requested = bytes == 0 ? 1 : static_cast<uint32_t>(bytes);
+    return uint64_t{blocks_[found].start} * granule_bytes_;
+  }
   // Bytes that the allocation had asked for; 0 if offset is not the start of an allocation.
-  uint64_t free(uint64_t offset);
+  uint64_t free(uint64_t offset) {
+    const uint64_t bytes = requested(offset);
+    if (bytes == 0) return 0;
+    uint32_t block = block_at(static_cast<uint32_t>(granule_of_(offset))) - 1;
+    blocks_[block].requested = 0;
+    const uint32_t after = blocks_[block].after, before = blocks_[block].before;
+    if (after != kNone && blocks_[after].requested == 0) {
+      remove(after);
+      absorb_next(block);
+    }
+    if (before != kNone && blocks_[before].requested == 0) {
+      remove(before);
+      absorb_next(before);
+      block = before;
+    }
+    insert(block);
+    return bytes;
+  }
 
   uint64_t first_chunk(uint64_t offset) const { return chunk_of_(offset); }
-  uint64_t last_chunk(uint64_t offset) const;
+  uint64_t last_chunk(uint64_t offset) const {
+    const Block& b = blocks_[starts_[granule_of_(offset)] - 1];
+    return chunk_of_(uint64_t{b.start + b.size} * granule_bytes_ - 1);
+  }
   // Requested size of the allocation at an offset.
-  uint64_t requested(uint64_t offset) const;
+  uint64_t requested(uint64_t offset) const {
+    if ((offset & (granule_bytes_ - 1)) != 0) return 0;
+    const uint32_t block = starts_[granule_of_(offset)];
+    return block == 0 ? 0 : blocks_[block - 1].requested;
+  }
+  // visit(offset, requested bytes), ascending; for audits
   template <class Visit>
-  void each_allocation(Visit visit) const;  // visit(offset, requested bytes), ascending; for audits
+  void each_allocation(Visit visit) const {
+    for (uint32_t b = starts_[0] - 1; b != kNone; b = blocks_[b].after)
+      if (blocks_[b].requested != 0) visit(blocks_[b].start * granule_bytes_, uint64_t{blocks_[b].requested});
+  }
 
  private:
   struct Block {
@@ -45,11 +110,72 @@ class SmallHeap {
   };
   static constexpr int kSecond = 16;  // second-level bins per power of two
 
-  void bin_of(uint32_t size, int& first, int& second) const;
-  void insert(uint32_t block);
-  void remove(uint32_t block);
-  uint32_t find(uint32_t size) const;
-  uint32_t new_block();
+  // Sizes below kSecond granules have a bin each (first == 0); above, `first` counts powers of two.
+  void bin_of(uint32_t size, int& first, int& second) const {
+    if (size < kSecond) {
+      first = 0;
+      second = static_cast<int>(size);
+      return;
+    }
+    const int log = 31 - __builtin_clz(size);
+    first = log - 3;  // log2(kSecond) == 4
+    second = static_cast<int>(size >> (log - 4)) & (kSecond - 1);
+  }
+  void insert(uint32_t block) {
+    int first, second;
+    bin_of(blocks_[block].size, first, second);
+    uint32_t& head = bins_[first][second];
+    blocks_[block].bin_before = kNone;
+    blocks_[block].bin_after = head;
+    if (head != kNone) blocks_[head].bin_before = block;
+    head = block;
+    first_map_ |= 1u << first;
+    second_map_[first] |= 1u << second;
+  }
+  void remove(uint32_t block) {
+    int first, second;
+    const Block& b = blocks_[block];
+    bin_of(b.size, first, second);
+    if (b.bin_before != kNone) blocks_[b.bin_before].bin_after = b.bin_after;
+    else bins_[first][second] = b.bin_after;
+    if (b.bin_after != kNone) blocks_[b.bin_after].bin_before = b.bin_before;
+    if (bins_[first][second] != kNone) return;
+    second_map_[first] &= ~(1u << second);
+    if (second_map_[first] == 0) first_map_ &= ~(1u << first);
+  }
+  // The block after another one becomes part of it.
+  void absorb_next(uint32_t block) {
+    const uint32_t next = blocks_[block].after;
+    blocks_[block].size += blocks_[next].size;
+    blocks_[block].after = blocks_[next].after;
+    if (blocks_[next].after != kNone) blocks_[blocks_[next].after].before = block;
+    block_at(blocks_[next].start) = 0;
+    unused_.push_back(next);
+  }
+  // Any block of a bin above the size's own fits; within its own bin the first that does.
+  uint32_t find(uint32_t size) const {
+    int first, second;
+    bin_of(size, first, second);
+    for (uint32_t b = bins_[first][second]; b != kNone; b = blocks_[b].bin_after)
+      if (blocks_[b].size >= size) return b;
+    uint32_t row = second + 1 < kSecond ? second_map_[first] & (~0u << (second + 1)) : 0;
+    if (row == 0) {
+      const uint32_t rows = first + 1 < 32 ? first_map_ & (~0u << (first + 1)) : 0;
+      if (rows == 0) return kNone;
+      first = __builtin_ctz(rows);
+      row = second_map_[first];
+    }
+    return bins_[first][__builtin_ctz(row)];
+  }
+  uint32_t new_block() {
+    if (!unused_.empty()) {
+      const uint32_t block = unused_.back();
+      unused_.pop_back();
+      return block;
+    }
+    blocks_.push_back({});
+    return static_cast<uint32_t>(blocks_.size() - 1);
+  }
   uint32_t& block_at(uint32_t granule) { return starts_[granule]; }
 
   uint64_t granule_bytes_, granules_;
@@ -61,11 +187,5 @@ class SmallHeap {
   uint32_t first_map_ = 0;
   uint32_t second_map_[32] = {};
 };
-
-template <class Visit>
-void SmallHeap::each_allocation(Visit visit) const {
-  for (uint32_t b = starts_[0] - 1; b != kNone; b = blocks_[b].after)
-    if (blocks_[b].requested != 0) visit(blocks_[b].start * granule_bytes_, uint64_t{blocks_[b].requested});
-}
 
 }  // namespace ooc

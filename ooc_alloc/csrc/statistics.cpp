@@ -1,24 +1,24 @@
-// What ooc_core_read_stats gives: counters that the parts keep anyhow, put together while somebody asks.
+// What ooc_core_read_stats gives: counters that the parts keep anyhow, put together while somebody asks; and the audit,
+// which recounts them.
 #include <algorithm>
+#include <cstddef>
+#include <string>
+#include <vector>
 
+#include "audit_check.h"
 #include "core.h"
+#include "last_error.h"
 
 namespace ooc {
+
 namespace {
 
-void fill_driver(ooc_stats& s, const Driver& driver) {
-  s.driver_failures_mem_create = driver.failures(Counted::kMemCreate);
-  s.driver_failures_mem_map = driver.failures(Counted::kMemMap);
-  s.driver_failures_mem_set_access = driver.failures(Counted::kMemSetAccess);
-  s.driver_failures_mem_unmap = driver.failures(Counted::kMemUnmap);
-  s.driver_failures_copy_out = driver.failures(Counted::kCopyOut);
-  s.driver_failures_copy_in = driver.failures(Counted::kCopyIn);
-  s.driver_failures_host_register = driver.failures(Counted::kHostRegister);
-  s.driver_failures_event_create = driver.failures(Counted::kEventCreate);
-  s.driver_failures_event_record = driver.failures(Counted::kEventRecord);
-  s.driver_failures_event_synchronize = driver.failures(Counted::kEventSynchronize);
-  s.driver_failures_stream_synchronize = driver.failures(Counted::kStreamSynchronize);
-  s.driver_failures_stream_wait_event = driver.failures(Counted::kStreamWaitEvent);
+void fill_failures(ooc_stats& s, const Driver& driver) {
+  constexpr auto kCalls = static_cast<size_t>(Counted::kCount);
+  static_assert(offsetof(ooc_stats, driver_failures_stream_wait_event) ==
+                offsetof(ooc_stats, driver_failures_mem_create) + (kCalls - 1) * sizeof(uint64_t));
+  uint64_t* counts = &s.driver_failures_mem_create;
+  for (size_t call = 0; call < kCalls; ++call) counts[call] = driver.failures(static_cast<Counted>(call));
   s.driver_failure_count = driver.failures();
 }
 
@@ -47,7 +47,7 @@ void Core::read_stats(ooc_stats* stats) {
   const Lock lock(mutex_);
   streams_.collect_times();
   ooc_stats& s = *stats;
-  s = {};
+  s = transitions_.counted();
   s.version = OOC_ABI_VERSION;
   s.struct_bytes = sizeof s;
   s.chunk_bytes = geometry_.chunk_bytes;
@@ -73,9 +73,49 @@ void Core::read_stats(ooc_stats* stats) {
   holds_.fill(s);
   allocations_.fill(s);
   iterations_.fill(s);
-  transitions_.fill(s);
-  fill_driver(s, device_.driver());
+  fill_failures(s, device_.driver());
   fill_chunks(s);
+}
+
+// ---- a second route to the counters: every part recounts what it keeps, and the chunks of all are added up here -----
+
+std::string Core::audit_chunks() const {
+  AuditCheck check;
+  std::vector<bool> taken;
+  uint64_t chunks = 0, duplicates = 0, leaving = 0, arriving = 0;
+  const auto hold_chunk = [&](Chunk chunk) {
+    const auto index = static_cast<size_t>(chunk);
+    if (taken.size() <= index) taken.resize(index + 1);
+    duplicates += taken[index] ? 1 : 0;
+    taken[index] = true;
+    ++chunks;
+  };
+  for (const Region& region : table_.all())
+    for (const Slot& slot : region.slots) {
+      if (slot.has_chunk()) hold_chunk(slot.chunk);
+      leaving += slot.copied_out() ? 1 : 0;
+      arriving += slot.arriving() ? 1 : 0;
+    }
+  slabs_.each_held(hold_chunk);
+  check.equal("chunks", chunks + pool_.free() + mappings_.lost_chunks(), pool_.created());
+  check.equal("chunks held twice", duplicates, 0);
+  ooc_stats shown{};
+  fill_chunks(shown);
+  check.equal("chunks shown as resident", table_.resident_chunks() - leaving, shown.chunks_resident);
+  check.equal("chunks shown as leaving", leaving, shown.chunks_leaving);
+  check.equal("chunks shown as arriving", arriving, shown.chunks_arriving);
+  check.equal("chunks shown as cached", table_.cached_chunks(), shown.chunks_cached);
+  check.equal("slab chunks shown", slabs_.backed(), shown.chunks_slab + shown.chunks_slab_empty);
+  return check.text();
+}
+
+int Core::audit() {
+  const Lock lock(mutex_);
+  if (detached_) return OOC_OK;
+  const std::string text = audit_chunks() + streams_.audit() + table_.audit() + mappings_.audit() + slabs_.audit() +
+                           host_.audit() + holds_.audit(threads_, table_) + iterations_.audit() + transitions_.audit() +
+                           allocations_.audit(table_.live_bytes() + slabs_.live_bytes());
+  return text.empty() ? OOC_OK : fail(OOC_INVALID, "audit: " + text);
 }
 
 }  // namespace ooc

@@ -17,8 +17,6 @@ bool omitted(Edge edge) {
 constexpr bool omitted(Edge) { return false; }
 #endif
 
-constexpr int kRetries = 3;
-
 }  // namespace
 
 StreamOrder::StreamOrder(Device& device) : device_(device), streams_(kFirstCompute) {
@@ -71,14 +69,7 @@ void StreamOrder::collect(Stream& stream) {
 bool StreamOrder::drain(Stream& stream) {
   device_.bind_thread();
   const uint64_t issued = stream.issued;
-  constexpr int kPatience = 20;
-  CUresult result = CUDA_ERROR_UNKNOWN;
-  for (int attempt = 0; attempt < kPatience && result != CUDA_SUCCESS && !device_.lost(); ++attempt)
-    result = device_.await(stream.handle);
-  if (result != CUDA_SUCCESS) {
-    device_.lose("the driver does not say whether work is over: it refused " + driver().last_refusal());
-    return false;
-  }
+  if (device_.drain(stream.handle) != CUDA_SUCCESS) return false;
   stream.over = std::max(stream.over, issued);
   for (const Mark& mark : stream.marks) events_.push_back(mark.event);
   stream.marks.clear();
@@ -104,11 +95,11 @@ bool StreamOrder::set_mark(uint32_t index) {
   if (stream.marks.size() > kMostMarks) collect(stream);
   const CUevent event = take_event();
   if (event != nullptr) {
-    for (int attempt = 0; attempt < kRetries; ++attempt)
-      if (driver().counted(Counted::kEventRecord, driver().cuEventRecord(event, stream.handle)) == CUDA_SUCCESS) {
-        stream.marks.push_back({stream.issued, event});
-        return true;
-      }
+    const auto record = [&] { return driver().cuEventRecord(event, stream.handle); };
+    if (driver().retried(Counted::kEventRecord, record) == CUDA_SUCCESS) {
+      stream.marks.push_back({stream.issued, event});
+      return true;
+    }
     events_.push_back(event);
   }
   return drain(stream);
@@ -138,11 +129,10 @@ bool StreamOrder::make_wait(uint32_t waiter, const Moments& moments, Edge edge) 
     if (!find_mark(source, moment.number, mark)) return false;
     if (mark == nullptr) continue;
     const uint64_t number = mark->number;
-    CUresult result = CUDA_ERROR_UNKNOWN;
     device_.bind_thread();
-    for (int attempt = 0; attempt < kRetries && result != CUDA_SUCCESS; ++attempt)
-      result = driver().counted(Counted::kStreamWaitEvent, driver().cuStreamWaitEvent(waiting.handle, mark->event, 0));
-    if (result != CUDA_SUCCESS && !drain(streams_[source])) return false;
+    const auto wait = [&] { return driver().cuStreamWaitEvent(waiting.handle, mark->event, 0); };
+    const bool made = driver().retried(Counted::kStreamWaitEvent, wait) == CUDA_SUCCESS;
+    if (!made && !drain(streams_[source])) return false;
     waiting.waits[source] = number;
   }
   return true;

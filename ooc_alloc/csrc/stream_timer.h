@@ -5,10 +5,12 @@
 // Guarded by the core's lock. A refused event costs its measurement, nothing else.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <vector>
 
+#include "clock.h"
 #include "device.h"
 #include "timeline.h"
 
@@ -18,30 +20,113 @@ class StreamTimer {
  public:
   // Spans that the timeline has an event for are put into it when they are over.
   StreamTimer(Device& device, Timeline& timeline) : device_(device), timeline_(timeline) {}
-  ~StreamTimer();
+  ~StreamTimer() {
+    drop_iteration();
+    for (const Span& span : spans_) {
+      give_back(span.start);
+      give_back(span.stop);
+    }
+    give_back(anchor_.event);
+    give_back(next_anchor_);
+    for (CUevent event : events_) driver().cuEventDestroy(event);
+  }
   StreamTimer(const StreamTimer&) = delete;
   StreamTimer& operator=(const StreamTimer&) = delete;
 
   // The time between two calls on one stream is added to `*sum` when it is known. `sum` outlives the timer.
   using Start = CUevent;
   Start start(CUstream stream) { return record(stream); }
-  void stop(CUstream stream, Start start, double* sum, uint64_t event = Timeline::kNoEvent);
+  void stop(CUstream stream, Start start, double* sum, uint64_t event = Timeline::kNoEvent) {
+    const CUevent stop = start != nullptr ? record(stream) : nullptr;
+    if (stop == nullptr) {
+      give_back(start);
+      return;
+    }
+    spans_.push_back({start, stop, sum, event});
+    constexpr size_t kMostSpans = 256;
+    if (spans_.size() > kMostSpans) collect();
+  }
 
   // Ties the device's clock to the host's: waits for the stream. What is timed later is told in the host's time.
-  void anchor(CUstream stream, double now);
+  void anchor(CUstream stream, double now) {
+    give_back(next_anchor_);
+    next_anchor_ = nullptr;
+    give_back(anchor_.event);
+    anchor_ = {record(stream), now};
+    if (anchor_.event == nullptr) return;
+    if (device_.await(anchor_.event) == CUDA_SUCCESS) anchor_.time = now_seconds();
+  }
   // Ties it anew without waiting, by the device's own clock: a difference of times is exact only while it is small.
-  void move_anchor(CUstream stream);
+  void move_anchor(CUstream stream) {
+    if (anchor_.event != nullptr && next_anchor_ == nullptr) next_anchor_ = record(stream);
+  }
 
   // Functions of an iteration that is measured: `before` is recorded before the function's waits, `started` after them
   // (the same call where there are none). A function lasts until the next one's `before`.
-  void function_started(CUstream stream, bool waited, Start before);
+  void function_started(CUstream stream, bool waited, Start before) {
+    const CUevent started = record(stream);
+    complete_ = complete_ && started != nullptr && (!waited || before != nullptr);
+    functions_.push_back({waited ? before : started, started});
+  }
   // Ends the iteration on the stream of its last function, waits for it, and gives one time for each function that was
   // started; empty if an event was refused.
-  std::vector<double> finish_iteration(CUstream stream);
-  void drop_iteration();
+  std::vector<double> finish_iteration(CUstream stream) {
+    std::vector<double> seconds;
+    const CUevent end = complete_ && !functions_.empty() ? record(stream) : nullptr;
+    if (end != nullptr && device_.await(end) == CUDA_SUCCESS) {
+      for (size_t i = 0; i < functions_.size(); ++i) {
+        const CUevent next = i + 1 < functions_.size() ? functions_[i + 1].before : end;
+        double time = 0;
+        if (!elapsed(functions_[i].started, next, time)) {
+          seconds.clear();
+          break;
+        }
+        seconds.push_back(time);
+      }
+    }
+    give_back(end);
+    drop_iteration();
+    return seconds;
+  }
+  void drop_iteration() {
+    for (const Function& function : functions_) {
+      give_back(function.started);
+      if (function.before != function.started) give_back(function.before);
+    }
+    functions_.clear();
+    complete_ = true;
+  }
 
-  // Adds up what is over by now.
-  void collect();
+  // Adds up what is over by now. Spans of several streams do not end in their order of entry: those that are not over
+  // are kept.
+  void collect() {
+    device_.bind_thread();
+    for (size_t left = spans_.size(); left > 0; --left) {
+      const Span span = spans_.front();
+      spans_.pop_front();
+      const CUresult state = driver().cuEventQuery(span.stop);
+      double seconds = 0;
+      if (state == CUDA_ERROR_NOT_READY) {
+        spans_.push_back(span);
+        continue;
+      }
+      if (state == CUDA_SUCCESS && elapsed(span.start, span.stop, seconds)) {
+        *span.sum += seconds;
+        if (span.event != Timeline::kNoEvent) tell(span, seconds);
+      }
+      give_back(span.start);
+      give_back(span.stop);
+    }
+    if (next_anchor_ == nullptr || driver().cuEventQuery(next_anchor_) == CUDA_ERROR_NOT_READY) return;
+    float milliseconds = 0;
+    if (driver().cuEventElapsedTime(&milliseconds, anchor_.event, next_anchor_) == CUDA_SUCCESS) {
+      give_back(anchor_.event);
+      anchor_ = {next_anchor_, anchor_.time + static_cast<double>(milliseconds) * 1e-3};
+    } else {
+      give_back(next_anchor_);
+    }
+    next_anchor_ = nullptr;
+  }
 
  private:
   struct Span {
@@ -57,14 +142,43 @@ class StreamTimer {
     CUevent before, started;  // the same if it did not wait
   };
 
-  CUevent record(CUstream stream);
+  CUevent record(CUstream stream) {
+    device_.bind_thread();
+    if (device_.captures(stream)) return nullptr;
+    CUevent event = nullptr;
+    if (!events_.empty()) {
+      event = events_.back();
+      events_.pop_back();
+    } else if (driver().counted(Counted::kEventCreate, driver().cuEventCreate(&event, CU_EVENT_BLOCKING_SYNC)) != CUDA_SUCCESS) {
+      return nullptr;
+    }
+    if (driver().counted(Counted::kEventRecord, driver().cuEventRecord(event, stream)) == CUDA_SUCCESS) return event;
+    give_back(event);
+    return nullptr;
+  }
   void give_back(CUevent event) {
     if (event != nullptr) events_.push_back(event);
   }
-  bool elapsed(CUevent start, CUevent stop, double& seconds) const;
+  bool elapsed(CUevent start, CUevent stop, double& seconds) const {
+    float milliseconds = 0;
+    if (driver().cuEventElapsedTime(&milliseconds, start, stop) != CUDA_SUCCESS) return false;
+    seconds = std::max(0.0, static_cast<double>(milliseconds) * 1e-3);
+    return true;
+  }
   const Driver& driver() const { return device_.driver(); }
 
-  void tell(const Span& span, double seconds);
+  void tell(const Span& span, double seconds) {
+    ooc_event* event = timeline_.at(span.event);
+    if (event == nullptr) return;
+    double since = 0;
+    float milliseconds = 0;
+    if (anchor_.event != nullptr &&
+        driver().cuEventElapsedTime(&milliseconds, anchor_.event, span.start) == CUDA_SUCCESS) {
+      since = static_cast<double>(milliseconds) * 1e-3;  // negative for what began before
+      event->start = anchor_.time + since;
+    }
+    event->end = event->start + seconds;
+  }
 
   Device& device_;
   Timeline& timeline_;

@@ -5,6 +5,7 @@
 // caller enqueues nothing and gives no memory away. Guarded by the core's lock.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
@@ -18,7 +19,10 @@ namespace ooc {
 
 class Streams {
  public:
-  Streams(Device& device, Timeline& timeline, bool on);
+  Streams(Device& device, Timeline& timeline, bool on)
+      : device_(device),
+        order_(on ? std::make_unique<StreamOrder>(device) : nullptr),
+        timer_(on ? std::make_unique<StreamTimer>(device, timeline) : nullptr) {}
 
   bool on() const { return order_ != nullptr; }
   // For RelaxedCaptures: the device where streams can be captured into graphs, else null.
@@ -52,13 +56,31 @@ class Streams {
 
   // ---- regions
   // Uses, copies in, and copies out of some slots.
-  static Moments users(const Region* region, uint32_t first, uint32_t count);
+  static Moments users(const Region* region, uint32_t first, uint32_t count) {
+    Moments all = region->order.uses;
+    all.add(region->order.arrival);
+    all.add(region->order.out);
+    for (const RegionOrder::Part& part : region->order.parts) {
+      if (!part.overlaps(first, count)) continue;
+      all.add(part.uses);
+      all.add(part.arrival);
+    }
+    return all;
+  }
   static Moments users(const Region* region) { return users(region, 0, region->count); }
-  static Moments arrival(const Region* region, uint32_t first, uint32_t count);
+  static Moments arrival(const Region* region, uint32_t first, uint32_t count) {
+    Moments all = region->order.arrival;
+    for (const RegionOrder::Part& part : region->order.parts)
+      if (part.overlaps(first, count)) all.add(part.arrival);
+    return all;
+  }
   void used(Region* region, const Moments& moments) {
     if (order_) region->order.uses.add(moments);
   }
-  void arrives(Region* region, uint32_t first, uint32_t count, const Moments& moments);
+  void arrives(Region* region, uint32_t first, uint32_t count, const Moments& moments) {
+    if (!order_) return;
+    (region->in_ranges ? part(region, first, count).arrival : region->order.arrival).add(moments);
+  }
   // Another variable begins in the region: whoever used the memory comes before its first use.
   void begin_variable(Region* region) {
     if (order_) wait_for_all_users(region);
@@ -66,12 +88,37 @@ class Streams {
 
   // ---- functions: between the two calls, what it uses is enqueued on its stream
   // The first held region of which some bytes have not arrived, or null. Nobody waits.
-  const Region* still_arriving(const std::vector<Hold>& held);
+  const Region* still_arriving(const std::vector<Hold>& held) {
+    const Region* first = nullptr;
+    for (const Hold& hold : held) {
+      Region* region = hold.get();
+      if (region != nullptr && still_arrives(region, hold) && first == nullptr) first = region;
+    }
+    return first;
+  }
   // The function's stream waits for what is under way to what the function holds.
-  [[nodiscard]] bool begin_function(uint32_t stream, const std::vector<Hold>& held);
+  [[nodiscard]] bool begin_function(uint32_t stream, const std::vector<Hold>& held) {
+    for (const Hold& hold : held) {
+      const Region* region = hold.get();
+      if (region == nullptr) continue;
+      const bool whole = region->order.parts.empty();
+      const bool ordered = whole ? wait_for_memory(stream, region->order.arrival)
+                                 : wait_for_memory(stream, arrival(region, hold.first, hold.end(region) - hold.first));
+      if (!ordered) return false;
+    }
+    return true;
+  }
   // The function ends: what it held was used. An event is recorded where somebody is going to wait for the functions so
   // far: a move that is `awaited`, or the next user of what was freed, if data move at all.
-  void end_function(uint32_t stream, const std::vector<Hold>& held, bool awaited, bool data_move);
+  void end_function(uint32_t stream, const std::vector<Hold>& held, bool awaited, bool data_move) {
+    const Moment moment = order_->now(stream);
+    for (const Hold& hold : held)
+      if (Region* region = hold.get())
+        (hold.whole() ? region->order.uses : part(region, hold.first, hold.count).uses).add(moment);
+    if (!awaited && !(freed_since_mark_ && data_move)) return;
+    order_->mark(stream);
+    freed_since_mark_ = false;
+  }
   void freed() { freed_since_mark_ = true; }
 
   // ---- copies, and the clock of the device
@@ -79,7 +126,13 @@ class Streams {
     return order_ ? timer_->start(device_.stream(direction)) : nullptr;
   }
   // The copy was enqueued, whole or in part; others will wait for just this one. Its seconds are added to `*seconds`.
-  Moment end_copy(Direction direction, StreamTimer::Start started, double* seconds, uint64_t event);
+  Moment end_copy(Direction direction, StreamTimer::Start started, double* seconds, uint64_t event) {
+    if (!order_) return {};
+    timer_->stop(device_.stream(direction), started, seconds, event);
+    const Moment moment = order_->now(direction == Direction::kOut ? StreamOrder::kOut : StreamOrder::kIn);
+    order_->mark(moment.stream);
+    return moment;
+  }
   StreamTimer* timer() const { return timer_.get(); }  // null where functions run on the host
   void collect_times() {
     if (timer_) timer_->collect();
@@ -88,10 +141,56 @@ class Streams {
   std::string audit() const { return order_ ? order_->audit() : std::string(); }
 
  private:
-  [[nodiscard]] bool wait_by_kind(uint32_t waiter, const Moments& moments);
-  static void wait_for_all_users(Region* region);
-  RegionOrder::Part& part(Region* region, uint32_t first, uint32_t count);
-  bool still_arrives(Region* region, const Hold& hold);
+  [[nodiscard]] bool wait_by_kind(uint32_t waiter, const Moments& moments) {
+    for (const Moment& moment : moments) {
+      const Edge edge = moment.stream == StreamOrder::kIn    ? Edge::kInBeforeUse
+                        : moment.stream == StreamOrder::kOut ? Edge::kOutBeforeChunk
+                                                             : Edge::kUseBeforeChunk;
+      if (!order_->make_wait(waiter, moment, edge)) return false;
+    }
+    return true;
+  }
+  static void wait_for_all_users(Region* region) {
+    region->order.arrival = users(region);
+    region->order.uses.clear();
+    region->order.parts.clear();
+  }
+  // What is over is forgotten when there are many parts; if they are still too many, they are not told apart any more.
+  RegionOrder::Part& part(Region* region, uint32_t first, uint32_t count) {
+    constexpr size_t kMostParts = 64;
+    RegionOrder& order = region->order;
+    for (RegionOrder::Part& known : order.parts)
+      if (known.first == first && known.count == count) return known;
+    if (order.parts.size() >= kMostParts) {
+      for (RegionOrder::Part& known : order.parts) {
+        order_->prune(known.uses);
+        order_->prune(known.arrival);
+      }
+      const auto is_over = [](const RegionOrder::Part& known) { return known.uses.empty() && known.arrival.empty(); };
+      order.parts.erase(std::remove_if(order.parts.begin(), order.parts.end(), is_over), order.parts.end());
+    }
+    if (order.parts.size() >= kMostParts) {
+      for (const RegionOrder::Part& known : order.parts) {
+        order.uses.add(known.uses);
+        order.arrival.add(known.arrival);
+      }
+      order.parts.clear();
+    }
+    order.parts.push_back({first, count, {}, {}});
+    return order.parts.back();
+  }
+  bool still_arrives(Region* region, const Hold& hold) {
+    Moments& whole = region->order.arrival;
+    if (!whole.empty() && order_->over(whole)) whole.clear();
+    bool any = !whole.empty();
+    const uint32_t count = hold.end(region) - hold.first;
+    for (RegionOrder::Part& known : region->order.parts) {
+      if (known.arrival.empty() || !known.overlaps(hold.first, count)) continue;
+      if (order_->over(known.arrival)) known.arrival.clear();
+      any |= !known.arrival.empty();
+    }
+    return any;
+  }
 
   Device& device_;
   std::unique_ptr<StreamOrder> order_;

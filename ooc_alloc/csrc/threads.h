@@ -4,19 +4,29 @@
 // (starving, yielding) before looking at them, so one of the two sees the other.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <iterator>
 
 #include "thread_state.h"
 
 namespace ooc {
 
+class Core;
+
+// Cores that are alive, for threads that exit and processes that fork; and the ids that tell cores apart (fork.cpp).
+uint64_t new_core_id();  // unique for the life of the process
+void register_core(uint64_t id, Core* core);
+void unregister_core(uint64_t id);
+// The calling thread's entries, which tell the cores when it exits.
+void add_thread_entry(const ThreadEntry& entry);
+const ThreadEntry* find_thread_entry(uint64_t core_id);
+
 class Threads {
  public:
-  Threads();
-  Threads(const Threads&) = delete;
-  Threads& operator=(const Threads&) = delete;
+  Threads() : core_id_(new_core_id()) {}
 
   // The calling thread's state; null if it has none here.
   ThreadState* find() const {
@@ -24,7 +34,17 @@ class Threads {
     return latest.core_id == core_id_ ? latest.state : search();
   }
   // A new state for the calling thread. The core's lock is held.
-  ThreadState& add();
+  ThreadState& add() {
+    auto free = std::find_if(states_.begin(), states_.end(), [](const ThreadState& state) { return state.exited; });
+    if (free == states_.end()) {
+      states_.emplace_back();
+      free = std::prev(states_.end());
+    }
+    *free = ThreadState{};
+    free->number = ++count_;
+    add_thread_entry({core_id_, &*free});
+    return *free;
+  }
   void exits(ThreadState* thread) { thread->exited = true; }
   uint64_t core_id() const { return core_id_; }
 
@@ -42,7 +62,12 @@ class Threads {
   std::atomic<uint32_t> yielding{0};  // functions that have let go of their operands, and wait
 
  private:
-  ThreadState* search() const;
+  ThreadState* search() const {
+    const ThreadEntry* entry = find_thread_entry(core_id_);
+    if (entry == nullptr) return nullptr;
+    latest_entry = *entry;
+    return entry->state;
+  }
 
   static constexpr uint64_t kOneRuns = 1, kOneEnded = uint64_t{1} << 32;
   uint64_t core_id_;

@@ -5,6 +5,9 @@
 // kept. Ranges: the same functions and stalls for NVTX, through whatever library has nvtxRangePushA and nvtxRangePop.
 #pragma once
 
+#include <dlfcn.h>
+
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <string>
@@ -21,7 +24,16 @@ class Timeline {
 
   bool on() const { return on_.load(std::memory_order_relaxed); }
   // Forgets what was there. `capacity` is rounded up to a power of two. Throws std::bad_alloc.
-  void start(uint64_t capacity);
+  void start(uint64_t capacity) {
+    constexpr uint64_t kLeast = 64, kMost = uint64_t{1} << 24;
+    uint64_t size = kLeast;
+    while (size < std::min(capacity, kMost)) size *= 2;
+    std::vector<ooc_event> fresh(size);  // written once, so that its pages are there
+    events_ = std::move(fresh);
+    mask_ = size - 1;
+    first_ = next_;
+    on_.store(true, std::memory_order_relaxed);
+  }
   // What was recorded can still be read.
   void stop() { on_.store(false, std::memory_order_relaxed); }
 
@@ -42,7 +54,12 @@ class Timeline {
   uint64_t next() const { return next_; }
   // Copies at most `count` events from position `*from` on, or from the oldest that is kept; *from becomes the first
   // one's.
-  uint32_t read(uint64_t* from, ooc_event* events, uint32_t count) const;
+  uint32_t read(uint64_t* from, ooc_event* events, uint32_t count) const {
+    *from = std::min(std::max(*from, oldest()), next_);
+    const auto found = static_cast<uint32_t>(std::min<uint64_t>(count, next_ - *from));
+    for (uint32_t i = 0; i < found; ++i) events[i] = events_[(*from + i) & mask_];
+    return found;
+  }
 
  private:
   std::atomic<bool> on_{false};
@@ -55,7 +72,22 @@ class Ranges {
  public:
   bool on() const { return on_.load(std::memory_order_acquire); }
   // Returns false if the library or its functions are not there; `reason` says which. Once on, it stays on.
-  bool load(const char* library, std::string& reason);
+  bool load(const char* library, std::string& reason) {
+    if (on()) return true;
+    void* handle = dlopen(library, RTLD_NOW | RTLD_LOCAL);  // never closed: its functions may be called at any time
+    if (handle == nullptr) {
+      reason = dlerror();
+      return false;
+    }
+    push_ = reinterpret_cast<int (*)(const char*)>(dlsym(handle, "nvtxRangePushA"));
+    pop_ = reinterpret_cast<int (*)()>(dlsym(handle, "nvtxRangePop"));
+    if (push_ == nullptr || pop_ == nullptr) {
+      reason = std::string(library) + " has no nvtxRangePushA or no nvtxRangePop";
+      return false;
+    }
+    on_.store(true, std::memory_order_release);
+    return true;
+  }
   void push(const char* name) const { push_(name); }
   void pop() const { pop_(); }
 

@@ -58,17 +58,17 @@ bool Transitions::verify_clean(const Piece& piece) {
 
 bool Transitions::drop_clean(const Piece& piece) {
   if (!with_.mappings.unmap(piece)) return false;
-  counts_.drop_bytes += with_.geometry.bytes_in(piece.region, piece.first, piece.count);
-  ++counts_.drops;
+  counted_.clean_drop_bytes += with_.geometry.bytes_in(piece.region, piece.first, piece.count);
+  ++counted_.clean_drop_count;
   with_.watch.dropped(piece);
   changed_.notify_all();
   return true;
 }
 
 Transfer Transitions::copy_out(Lock& lock, const Piece& piece, bool stay) {
-  for (uint32_t i = piece.first; i < piece.end(); ++i) {
-    piece.region->slots[i].state = stay ? SlotState::kWritingBack : SlotState::kLeaving;
-    piece.region->slots[i].overwritten = false;
+  for (Slot& slot : piece.slots()) {
+    slot.state = stay ? SlotState::kWritingBack : SlotState::kLeaving;
+    slot.overwritten = false;
   }
   Transfer transfer = begin_transfer(piece, Direction::kOut);
   const Moments users = Streams::users(piece.region, piece.first, piece.count);
@@ -78,7 +78,7 @@ Transfer Transitions::copy_out(Lock& lock, const Piece& piece, bool stay) {
   transfer.failed = !ordered || !enqueue(piece, Direction::kOut);
   if (!with_.streams.on()) transfer.event = with_.device.record(Direction::kOut);
   lock.lock();
-  transfer.moment = with_.streams.end_copy(Direction::kOut, timed, &counts_.out_seconds, transfer.watched);
+  transfer.moment = with_.streams.end_copy(Direction::kOut, timed, &counted_.copy_out_seconds, transfer.watched);
   return transfer;
 }
 
@@ -157,29 +157,74 @@ bool Transitions::start_in(Lock& lock, const Piece& piece, const Chunk* chunks, 
   }
   lock.lock();
   if (mapped && !blank) {
-    transfer.moment = with_.streams.end_copy(Direction::kIn, timed, &counts_.in_seconds, transfer.watched);
+    transfer.moment = with_.streams.end_copy(Direction::kIn, timed, &counted_.copy_in_seconds, transfer.watched);
     transfers.push_back(transfer);
     if (piece.on_demand) {
-      ++counts_.demand_ins;
-      counts_.demand_in_bytes += with_.geometry.bytes_in(region, piece.first, piece.count);
+      ++counted_.demand_swap_in_count;
+      counted_.demand_swap_in_bytes += with_.geometry.bytes_in(region, piece.first, piece.count);
     }
     return true;
   }
   if (mapped) {
-    for (uint32_t i = piece.first; i < piece.end(); ++i) region->slots[i].state = SlotState::kResident;
+    for (Slot& slot : piece.slots()) slot.state = SlotState::kResident;
     with_.table.gained(region, piece.count);
     with_.streams.arrives(region, piece.first, piece.count, before);
   } else {
     if (ooc_event* event = with_.watch.event(transfer.watched)) event->end = event->start;  // it never began
     const auto after = with_.streams.on() ? std::make_shared<const Moments>(std::move(before)) : nullptr;
-    for (uint32_t i = piece.first; i < piece.end(); ++i) {
-      with_.mappings.give(region->slots[i].take(), after);
-      if (blank) region->slots[i].state = SlotState::kBlank;
+    for (Slot& slot : piece.slots()) {
+      with_.mappings.give(slot.take(), after);
+      if (blank) slot.state = SlotState::kBlank;
     }
   }
   end_moving(region, piece.count);
   if (blank) with_.watch.memory(now_seconds());
   return mapped;
+}
+
+// ---- room -----------------------------------------------------------------------------------------------------------
+
+std::vector<Piece> Transitions::choose_victims(uint64_t chunks, bool clean_only, const Scheduler* scheduler) const {
+  std::vector<std::pair<uint64_t, Region*>> candidates;
+  bool known = false;
+  for (Region* region = with_.table.oldest(); region != nullptr; region = region->newer) {
+    if (region->pins > 0 || region->resident == 0 || (region->moving > 0 && !region->in_ranges)) continue;
+    const uint64_t next = scheduler != nullptr ? scheduler->next_use(region) : Scheduler::kUnknown;
+    known |= next < Scheduler::kUnknown;
+    candidates.emplace_back(next, region);
+  }
+  if (known)
+    std::stable_sort(candidates.begin(), candidates.end(),
+                     [](const auto& a, const auto& b) { return a.first > b.first; });
+  const auto can_leave = [clean_only](const Slot& slot) {
+    return slot.at_rest() && slot.pins == 0 && (slot.host_valid || !clean_only);
+  };
+  std::vector<Piece> victims;
+  for (const auto& [next, region] : candidates) {
+    for (uint32_t end = region->count; end > 0 && chunks > 0;) {
+      if (!can_leave(region->slots[end - 1])) {
+        --end;
+        continue;
+      }
+      uint32_t first = end;
+      while (first > 0 && end - first < chunks && can_leave(region->slots[first - 1])) --first;
+      victims.push_back({region, first, end - first, true});
+      chunks -= end - first;
+      end = first;
+    }
+    if (chunks == 0) break;
+  }
+  return victims;
+}
+
+bool Transitions::evict(Lock& lock, const std::vector<Piece>& victims) {
+  const uint64_t moved = counted_.swap_out_bytes, dropped = counted_.clean_drop_bytes;
+  std::vector<Transfer> transfers;
+  bool started = true;
+  for (const Piece& piece : victims) started &= start_out(lock, piece, transfers);
+  for (const Transfer& transfer : transfers) settle(lock, transfer);
+  counted_.demand_swap_out_bytes += counted_.swap_out_bytes - moved;
+  return started || counted_.swap_out_bytes > moved || counted_.clean_drop_bytes > dropped;
 }
 
 // ---- the end of a transition ----------------------------------------------------------------------------------------
@@ -197,7 +242,7 @@ bool Transitions::settle_enqueued(Lock& lock, const Transfer& transfer) {
     lock.unlock();
     copied = enqueue(transfer.slots(), Direction::kIn);
     lock.lock();
-    moment = with_.streams.end_copy(Direction::kIn, nullptr, &counts_.in_seconds, Timeline::kNoEvent);
+    moment = with_.streams.end_copy(Direction::kIn, nullptr, &counted_.copy_in_seconds, Timeline::kNoEvent);
   }
   if (out) transfer.region->order.out = moment;
   else with_.streams.arrives(transfer.region, transfer.first, transfer.count, moment);
@@ -222,7 +267,7 @@ bool Transitions::settle_waited(Lock& lock, const Transfer& transfer) {
   double& idle_since = out ? out_idle_since_ : in_idle_since_;
   const double now = now_seconds();
   const double began = std::max(transfer.started, idle_since), seconds = std::max(0.0, now - began);
-  (out ? counts_.out_seconds : counts_.in_seconds) += seconds;
+  (out ? counted_.copy_out_seconds : counted_.copy_in_seconds) += seconds;
   idle_since = std::max(idle_since, now);
   if (ooc_event* event = with_.watch.event(transfer.watched)) {
     event->start = now - seconds;
@@ -233,12 +278,13 @@ bool Transitions::settle_waited(Lock& lock, const Transfer& transfer) {
 
 bool Transitions::end_transition(const Transfer& transfer, bool copied) {
   const bool out = transfer.direction == Direction::kOut;
-  const uint64_t moved = out ? counts_.out_bytes : counts_.in_bytes, written_back = counts_.write_back_bytes;
+  const uint64_t moved = out ? counted_.swap_out_bytes : counted_.swap_in_bytes;
+  const uint64_t written_back = counted_.write_back_bytes;
   if (out) settle_out(transfer, copied);
   else copied = settle_in(transfer, copied);
   if (ooc_event* event = with_.watch.event(transfer.watched); event != nullptr && with_.watch.recording()) {
-    event->bytes = (out ? counts_.out_bytes : counts_.in_bytes) - moved;
-    if (counts_.write_back_bytes > written_back) event->flags |= OOC_EVENT_WRITE_BACK;
+    event->bytes = (out ? counted_.swap_out_bytes : counted_.swap_in_bytes) - moved;
+    if (counted_.write_back_bytes > written_back) event->flags |= OOC_EVENT_WRITE_BACK;
   }
   with_.watch.memory(now_seconds());
   end_moving(transfer.region, transfer.count);
@@ -247,48 +293,41 @@ bool Transitions::end_transition(const Transfer& transfer, bool copied) {
 
 void Transitions::settle_out(const Transfer& transfer, bool copied) {
   Region* region = transfer.region;
-  const uint32_t end = transfer.first + transfer.count;
   enum Outcome { kNothing, kOverwritten, kStays, kPinned, kLeaves };
   const bool for_nothing = !copied || region->doomed;
-  const auto outcome = [region, for_nothing](uint32_t i) {
-    const Slot& slot = region->slots[i];
+  const auto outcome_of = [region, for_nothing](const Slot& slot) {
     if (for_nothing) return kNothing;
     if (slot.overwritten || region->writable_pins > 0) return kOverwritten;
-    return slot.state == SlotState::kWritingBack ? kStays : region->pinned(i) ? kPinned : kLeaves;
+    if (slot.state == SlotState::kWritingBack) return kStays;
+    return region->pins > 0 || slot.pins > 0 ? kPinned : kLeaves;
   };
   if (!for_nothing) {
-    counts_.out_bytes += with_.geometry.bytes_in(region, transfer.first, transfer.count);
-    ++counts_.outs;
+    counted_.swap_out_bytes += with_.geometry.bytes_in(region, transfer.first, transfer.count);
+    ++counted_.swap_out_count;
   }
-  for (uint32_t i = transfer.first, last = i; i < end; i = last) {
-    const Outcome all = outcome(i);
-    while (last < end && outcome(last) == all) ++last;
-    const Piece run{region, i, last - i};
-    for (uint32_t slot = i; slot < last; ++slot) region->slots[slot].state = SlotState::kResident;
-    if (all == kNothing) continue;
-    if (all == kOverwritten) {
-      ++counts_.cancelled_outs;
-      continue;
-    }
+  each_run(transfer.slots(), outcome_of, [&](const Piece& run, Outcome outcome) {
+    for (Slot& slot : run.slots()) slot.state = SlotState::kResident;
+    if (outcome == kOverwritten) ++counted_.cancelled_swap_out_count;
+    if (outcome == kNothing || outcome == kOverwritten) return true;
     with_.host.validate(run);
-    if (all == kStays) counts_.write_back_bytes += with_.geometry.bytes_in(region, i, last - i);
-    else if (all == kPinned) ++counts_.cancelled_outs;  // somebody reads it: it stays, and is clean
-    else with_.mappings.unmap(run);                     // if the driver refuses, it stays, and is clean
-  }
+    if (outcome == kStays) counted_.write_back_bytes += with_.geometry.bytes_in(region, run.first, run.count);
+    else if (outcome == kPinned) ++counted_.cancelled_swap_out_count;  // somebody reads it: it stays, and is clean
+    else with_.mappings.unmap(run);                                    // if the driver refuses, it stays, and is clean
+    return true;
+  });
 }
 
 bool Transitions::settle_in(const Transfer& transfer, bool copied) {
   Region* region = transfer.region;
-  const uint32_t end = transfer.first + transfer.count;
-  for (uint32_t i = transfer.first; i < end; ++i) region->slots[i].state = SlotState::kResident;
+  for (Slot& slot : transfer.slots().slots()) slot.state = SlotState::kResident;
   with_.table.gained(region, transfer.count);
   if (!copied) {  // the host copy is still there
     if (!with_.mappings.unmap(transfer.slots())) with_.mappings.forget(transfer.slots());
     return false;
   }
   if (region->doomed) return true;
-  counts_.in_bytes += with_.geometry.bytes_in(region, transfer.first, transfer.count);
-  ++counts_.ins;
+  counted_.swap_in_bytes += with_.geometry.bytes_in(region, transfer.first, transfer.count);
+  ++counted_.swap_in_count;
   return true;
 }
 
@@ -337,24 +376,6 @@ bool Transitions::device_lost(Lock& lock) {
 void Transitions::abandon_device() {
   with_.device.destroy_copy_streams();
   for (const Transfer& transfer : std::exchange(abandoned_, {})) end_transition(transfer, false);
-}
-
-// ---- figures --------------------------------------------------------------------------------------------------------
-
-void Transitions::fill(ooc_stats& stats) const {
-  stats.swap_out_bytes = counts_.out_bytes;
-  stats.swap_in_bytes = counts_.in_bytes;
-  stats.swap_out_count = counts_.outs;
-  stats.swap_in_count = counts_.ins;
-  stats.demand_swap_in_count = counts_.demand_ins;
-  stats.demand_swap_in_bytes = counts_.demand_in_bytes;
-  stats.demand_swap_out_bytes = counts_.demand_out_bytes;
-  stats.clean_drop_count = counts_.drops;
-  stats.clean_drop_bytes = counts_.drop_bytes;
-  stats.cancelled_swap_out_count = counts_.cancelled_outs;
-  stats.write_back_bytes = counts_.write_back_bytes;
-  stats.copy_out_seconds = counts_.out_seconds;
-  stats.copy_in_seconds = counts_.in_seconds;
 }
 
 std::string Transitions::audit() const {

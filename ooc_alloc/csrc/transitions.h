@@ -82,10 +82,11 @@ class Transitions {
 
   uint64_t moving() const { return moving_; }
   // Bytes moved either way, and those of clean drops.
-  uint64_t moved_bytes() const { return counts_.in_bytes + counts_.out_bytes + counts_.drop_bytes; }
+  uint64_t moved_bytes() const { return counted_.swap_in_bytes + counted_.swap_out_bytes + counted_.clean_drop_bytes; }
   // Whether anything ever left the device.
-  bool anything_left() const { return counts_.outs + counts_.drops > 0; }
-  void fill(ooc_stats& stats) const;
+  bool anything_left() const { return counted_.swap_out_count + counted_.clean_drop_count > 0; }
+  // Swaps, drops and the times of copies; all else is 0.
+  const ooc_stats& counted() const { return counted_; }
   std::string audit() const;
 
  private:
@@ -104,18 +105,11 @@ class Transitions {
   bool settle_in(const Transfer& transfer, bool copied);
   void dispose(Region* region);
 
-  struct Counts {
-    uint64_t outs = 0, out_bytes = 0, ins = 0, in_bytes = 0, drops = 0, drop_bytes = 0;
-    uint64_t cancelled_outs = 0, write_back_bytes = 0;
-    uint64_t demand_ins = 0, demand_in_bytes = 0, demand_out_bytes = 0;
-    double out_seconds = 0, in_seconds = 0;
-  };
-
   const TransitionParts with_;
   const bool strict_;
   std::condition_variable& changed_;
   uint64_t moving_ = 0;
-  Counts counts_;
+  ooc_stats counted_{};
   double out_idle_since_ = 0, in_idle_since_ = 0;  // copies of a direction do not overlap each other
   std::vector<Transfer> abandoned_;
   std::string strict_failure_;

@@ -40,7 +40,4 @@ bool parse_integer(std::string_view text, uint64_t& value);
 bool parse_bandwidth(std::string_view text, Config& config);  // the value of OOC_EMULATED_BANDWIDTH
 std::vector<std::string_view> split(std::string_view text, char separator);
 
-// Bytes that this process may still take: free host memory, or what its cgroup leaves of it.
-uint64_t available_host_bytes();
-
 }  // namespace ooc::emulated

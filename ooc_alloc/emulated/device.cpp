@@ -14,31 +14,17 @@ Device& Device::get() {
 // Every lock is held across a fork, so that in the child each lock is free and what it guards is consistent. The child's
 // driver calls fail without touching a lock, as CUDA's do, but code that runs at its exit may still look at the device.
 Device::Device() {
-  pthread_atfork([] { get().lock_all(); }, [] { get().unlock_all(); },
-                 [] {
-                   get().unlock_all();
-                   if (get().is_initialized) get().is_forked_child = true;
-                 });
-}
-
-void Device::lock_all() {
-  memory_mutex.lock();
-  streams.mutex.lock();
-  h2d.mutex.lock();
-  d2h.mutex.lock();
-  host.mutex.lock();
-  faults.mutex.lock();
-  sites.mutex.lock();
-}
-
-void Device::unlock_all() {
-  sites.mutex.unlock();
-  faults.mutex.unlock();
-  host.mutex.unlock();
-  d2h.mutex.unlock();
-  h2d.mutex.unlock();
-  streams.mutex.unlock();
-  memory_mutex.unlock();
+  const auto lock_all = [] {
+    for (std::mutex* mutex : get().mutexes()) mutex->lock();
+  };
+  const auto unlock_all = [] {
+    for (std::mutex* mutex : get().mutexes()) mutex->unlock();
+  };
+  const auto unlock_in_child = [] {
+    for (std::mutex* mutex : get().mutexes()) mutex->unlock();
+    if (get().is_initialized) get().is_forked_child = true;
+  };
+  pthread_atfork(lock_all, unlock_all, unlock_in_child);
 }
 
 bool Device::configure_from_environment(std::string& error) {

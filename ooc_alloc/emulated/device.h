@@ -1,6 +1,7 @@
 // The one emulated device of the process, and what every driver call does before its own work.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <memory>
 #include <mutex>
@@ -50,8 +51,9 @@ class Device {
   Device();
   bool configure_from_environment(std::string& error);
   void apply(const Config& config);
-  void lock_all();
-  void unlock_all();
+  std::array<std::mutex*, 7> mutexes() {
+    return {&memory_mutex, &streams.mutex, &h2d.mutex, &d2h.mutex, &host.mutex, &faults.mutex, &sites.mutex};
+  }
 
   bool is_configured_ = false;
   bool has_read_faults_ = false;
@@ -86,6 +88,12 @@ CUresult perform(Call call, Needs needs, Body&& body, const void* site = __built
   } catch (...) {
     return CUDA_ERROR_OPERATING_SYSTEM;
   }
+}
+
+// The same for a call that needs a context, as most do.
+template <typename Body>
+CUresult perform(Call call, Body&& body, const void* site = __builtin_return_address(0)) noexcept {
+  return perform(call, Needs::kContext, body, site);
 }
 
 }  // namespace ooc::emulated

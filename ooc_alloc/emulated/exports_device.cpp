@@ -5,11 +5,27 @@
 #include "exports.h"
 
 namespace ooc {
+namespace {
 
-using emulated::Call;
-using emulated::Device;
-using emulated::Needs;
-using emulated::perform;
+// Gives a value through a pointer.
+template <class Value>
+CUresult give(Value* target, Value value) {
+  if (target == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  *target = value;
+  return CUDA_SUCCESS;
+}
+
+// Works in any state, a forked child included: messages about a failure need it.
+CUresult tell(Call call, const char* emulated::ErrorText::*part, CUresult result, const char** text,
+              const void* site = __builtin_return_address(0)) {
+  if (const CUresult refusal = emulated::enter_always(call, site)) return refusal;
+  if (text == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  const emulated::ErrorText* error = emulated::find_error(result);
+  *text = error != nullptr ? error->*part : nullptr;
+  return error != nullptr ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+}  // namespace
 
 extern "C" {
 
@@ -24,28 +40,18 @@ CUresult cuInit(unsigned flags) {
 }
 
 CUresult cuDriverGetVersion(int* version) {
-  return perform(Call::cuDriverGetVersion, Needs::kNothing, [=](Device&) {
-    if (version == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    *version = 12000;
-    return CUDA_SUCCESS;
-  });
+  return perform(Call::cuDriverGetVersion, Needs::kNothing, [=](Device&) { return give(version, 12000); });
 }
 
 CUresult cuDeviceGet(CUdevice* device, int ordinal) {
   return perform(Call::cuDeviceGet, Needs::kDevice, [=](Device&) {
-    if (device == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    if (ordinal != 0) return CUDA_ERROR_INVALID_DEVICE;
-    *device = 0;
-    return CUDA_SUCCESS;
+    if (device != nullptr && ordinal != 0) return CUDA_ERROR_INVALID_DEVICE;
+    return give(device, 0);
   });
 }
 
 CUresult cuDeviceGetCount(int* count) {
-  return perform(Call::cuDeviceGetCount, Needs::kDevice, [=](Device&) {
-    if (count == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    *count = 1;
-    return CUDA_SUCCESS;
-  });
+  return perform(Call::cuDeviceGetCount, Needs::kDevice, [=](Device&) { return give(count, 1); });
 }
 
 CUresult cuDeviceGetName(char* name, int length, CUdevice device) {
@@ -89,7 +95,7 @@ CUresult cuDeviceTotalMem_v2(size_t* bytes, CUdevice device) {
   return perform(Call::cuDeviceTotalMem, Needs::kDevice, [=](Device& emulated_device) {
     if (bytes == nullptr) return CUDA_ERROR_INVALID_VALUE;
     if (device != 0) return CUDA_ERROR_INVALID_DEVICE;
-    const std::lock_guard<std::mutex> lock(emulated_device.memory_mutex);
+    const Guard lock(emulated_device.memory_mutex);
     *bytes = emulated_device.memory->device_bytes();
     return CUDA_SUCCESS;
   });
@@ -124,28 +130,16 @@ CUresult cuCtxSetCurrent(CUcontext context) {
 }
 
 CUresult cuCtxGetCurrent(CUcontext* context) {
-  return perform(Call::cuCtxGetCurrent, Needs::kDevice, [=](Device&) {
-    if (context == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    *context = emulated::current_context();
-    return CUDA_SUCCESS;
-  });
+  return perform(Call::cuCtxGetCurrent, Needs::kDevice,
+                 [=](Device&) { return give(context, emulated::current_context()); });
 }
 
-// These two work in any state, a forked child included: messages about a failure need them.
 CUresult cuGetErrorName(CUresult result, const char** name) {
-  if (const CUresult refusal = emulated::enter_always(Call::cuGetErrorName, __builtin_return_address(0))) return refusal;
-  if (name == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  const emulated::ErrorText* error = emulated::find_error(result);
-  *name = error != nullptr ? error->name : nullptr;
-  return error != nullptr ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  return tell(Call::cuGetErrorName, &emulated::ErrorText::name, result, name);
 }
 
 CUresult cuGetErrorString(CUresult result, const char** text) {
-  if (const CUresult refusal = emulated::enter_always(Call::cuGetErrorString, __builtin_return_address(0))) return refusal;
-  if (text == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  const emulated::ErrorText* error = emulated::find_error(result);
-  *text = error != nullptr ? error->text : nullptr;
-  return error != nullptr ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  return tell(Call::cuGetErrorString, &emulated::ErrorText::text, result, text);
 }
 
 }  // extern "C"

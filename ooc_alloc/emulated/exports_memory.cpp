@@ -4,12 +4,6 @@
 namespace ooc {
 namespace {
 
-using emulated::Call;
-using emulated::Device;
-using emulated::Needs;
-using emulated::perform;
-using Guard = std::lock_guard<std::mutex>;
-
 bool is_this_device(const CUmemLocation& location) {
   return location.type == CU_MEM_LOCATION_TYPE_DEVICE && location.id == 0;
 }
@@ -32,7 +26,7 @@ CUresult check(const CUmemAllocationProp* prop) {
 extern "C" {
 
 CUresult cuMemGetInfo_v2(size_t* free_bytes, size_t* total_bytes) {
-  return perform(Call::cuMemGetInfo, Needs::kContext, [=](Device& device) {
+  return perform(Call::cuMemGetInfo, [=](Device& device) {
     if (free_bytes == nullptr || total_bytes == nullptr) return CUDA_ERROR_INVALID_VALUE;
     const Guard lock(device.memory_mutex);
     *total_bytes = device.memory->device_bytes();

@@ -3,43 +3,34 @@
 
 namespace ooc {
 
-using emulated::Call;
-using emulated::Command;
-using emulated::Device;
-using emulated::Needs;
-using emulated::perform;
-
 extern "C" {
 
 CUresult cuStreamCreate(CUstream* stream, unsigned flags) {
-  return perform(Call::cuStreamCreate, Needs::kContext, [=](Device& device) {
+  return perform(Call::cuStreamCreate, [=](Device& device) {
     return stream == nullptr ? CUDA_ERROR_INVALID_VALUE : device.streams.create_stream(flags, *stream);
   });
 }
 
 CUresult cuStreamDestroy_v2(CUstream stream) {
-  return perform(Call::cuStreamDestroy, Needs::kContext,
-                 [=](Device& device) { return device.streams.destroy_stream(stream); });
+  return perform(Call::cuStreamDestroy, [=](Device& device) { return device.streams.destroy_stream(stream); });
 }
 
 CUresult cuStreamSynchronize(CUstream stream) {
-  return perform(Call::cuStreamSynchronize, Needs::kContext,
-                 [=](Device& device) { return device.streams.synchronize_stream(stream); });
+  return perform(Call::cuStreamSynchronize, [=](Device& device) { return device.streams.synchronize_stream(stream); });
 }
 
 CUresult cuStreamQuery(CUstream stream) {
-  return perform(Call::cuStreamQuery, Needs::kContext,
-                 [=](Device& device) { return device.streams.query_stream(stream); });
+  return perform(Call::cuStreamQuery, [=](Device& device) { return device.streams.query_stream(stream); });
 }
 
 CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
-  return perform(Call::cuStreamWaitEvent, Needs::kContext, [=](Device& device) {
+  return perform(Call::cuStreamWaitEvent, [=](Device& device) {
     return flags != 0 ? CUDA_ERROR_INVALID_VALUE : device.streams.wait(stream, event);
   });
 }
 
 CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus* status) {
-  return perform(Call::cuStreamIsCapturing, Needs::kContext, [=](Device& device) {
+  return perform(Call::cuStreamIsCapturing, [=](Device& device) {
     if (status == nullptr) return CUDA_ERROR_INVALID_VALUE;
     const CUresult known = device.streams.query_stream(stream);
     if (known != CUDA_SUCCESS && known != CUDA_ERROR_NOT_READY) return known;
@@ -60,44 +51,37 @@ CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
 }
 
 CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, void* user_data) {
-  return perform(Call::cuLaunchHostFunc, Needs::kContext, [=](Device& device) {
+  return perform(Call::cuLaunchHostFunc, [=](Device& device) {
     if (function == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    Command command;
-    command.kind = Command::Kind::kHostFunction;
-    command.function = function;
-    command.user_data = user_data;
-    return device.streams.enqueue(stream, std::move(command));
+    return device.streams.enqueue(
+        stream, {.kind = Command::Kind::kHostFunction, .function = function, .user_data = user_data});
   });
 }
 
 CUresult cuEventCreate(CUevent* event, unsigned flags) {
-  return perform(Call::cuEventCreate, Needs::kContext, [=](Device& device) {
+  return perform(Call::cuEventCreate, [=](Device& device) {
     return event == nullptr ? CUDA_ERROR_INVALID_VALUE : device.streams.create_event(flags, *event);
   });
 }
 
 CUresult cuEventDestroy_v2(CUevent event) {
-  return perform(Call::cuEventDestroy, Needs::kContext,
-                 [=](Device& device) { return device.streams.destroy_event(event); });
+  return perform(Call::cuEventDestroy, [=](Device& device) { return device.streams.destroy_event(event); });
 }
 
 CUresult cuEventRecord(CUevent event, CUstream stream) {
-  return perform(Call::cuEventRecord, Needs::kContext,
-                 [=](Device& device) { return device.streams.record(event, stream); });
+  return perform(Call::cuEventRecord, [=](Device& device) { return device.streams.record(event, stream); });
 }
 
 CUresult cuEventQuery(CUevent event) {
-  return perform(Call::cuEventQuery, Needs::kContext,
-                 [=](Device& device) { return device.streams.query_event(event); });
+  return perform(Call::cuEventQuery, [=](Device& device) { return device.streams.query_event(event); });
 }
 
 CUresult cuEventSynchronize(CUevent event) {
-  return perform(Call::cuEventSynchronize, Needs::kContext,
-                 [=](Device& device) { return device.streams.synchronize_event(event); });
+  return perform(Call::cuEventSynchronize, [=](Device& device) { return device.streams.synchronize_event(event); });
 }
 
 CUresult cuEventElapsedTime(float* milliseconds, CUevent start, CUevent end) {
-  return perform(Call::cuEventElapsedTime, Needs::kContext, [=](Device& device) {
+  return perform(Call::cuEventElapsedTime, [=](Device& device) {
     return milliseconds == nullptr ? CUDA_ERROR_INVALID_VALUE : device.streams.elapsed(start, end, *milliseconds);
   });
 }

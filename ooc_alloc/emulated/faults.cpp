@@ -119,7 +119,7 @@ CUresult Faults::check_rules(Call call, const void* return_address) {
   double delay = 0;
   bool decided = false;
   for (FaultRule& rule : rules_) {
-    if (rule.call != call || (!rule.site.module.empty() && !is_at(rule.site, return_address))) continue;
+    if (rule.call != call || (!rule.site.module.empty() && rule.site != site_of(return_address))) continue;
     rule.calls += 1;  // every rule counts the call, whichever rule decides
     if (decided || rule.calls <= rule.after || rule.failures >= rule.times) continue;
     if ((rule.calls - rule.after) % rule.every != 0) continue;

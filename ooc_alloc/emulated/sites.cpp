@@ -9,8 +9,6 @@
 #include "device.h"
 
 namespace ooc::emulated {
-namespace {
-
 Site site_of(const void* address) {
   Dl_info info{};
   if (dladdr(address, &info) == 0 || info.dli_fname == nullptr) return {"unknown", reinterpret_cast<uint64_t>(address)};
@@ -18,8 +16,6 @@ Site site_of(const void* address) {
   const auto offset = static_cast<uint64_t>(static_cast<const char*>(address) - static_cast<const char*>(info.dli_fbase));
   return {std::string(path.substr(path.rfind('/') + 1)), offset};
 }
-
-}  // namespace
 
 bool parse_site(std::string_view text, Site& site) {
   const size_t plus = text.rfind("+0x");
@@ -29,11 +25,6 @@ bool parse_site(std::string_view text, Site& site) {
   site.module = std::string(text.substr(0, plus));
   site.offset = std::strtoull(digits.c_str(), &end, 16);
   return !digits.empty() && *end == '\0';
-}
-
-bool is_at(const Site& site, const void* return_address) {
-  const Site found = site_of(return_address);
-  return found.offset == site.offset && found.module == site.module;
 }
 
 void Sites::watch(const char* path) {

@@ -18,10 +18,13 @@ namespace ooc::emulated {
 struct Site {
   std::string module;  // file name without its folder
   uint64_t offset = 0;
+
+  bool operator==(const Site&) const = default;
 };
 
+Site site_of(const void* return_address);
+
 bool parse_site(std::string_view text, Site& site);
-bool is_at(const Site& site, const void* return_address);
 
 // Counts calls by site, once somebody has asked for it.
 class Sites {

@@ -1,7 +1,6 @@
 #include "streams.h"
 
 #include <pthread.h>
-#include <signal.h>
 #include <sys/prctl.h>
 
 #include <algorithm>
@@ -10,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "block_signals.h"
 #include "faults.h"
 
 namespace ooc::emulated {
@@ -19,24 +19,6 @@ thread_local bool inside_host_function = false;
 
 // The legacy and the per-thread default stream have reserved handles; all are the null stream here.
 bool is_null_stream(CUstream stream) { return reinterpret_cast<uintptr_t>(stream) <= 2; }
-
-// Keeps signals from a stream's thread: they are for the program's threads (Python's handlers, for one). Faults stay with
-// the thread that causes them.
-class BlockSignals {
- public:
-  BlockSignals() {
-    sigset_t all;
-    sigfillset(&all);
-    for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL}) sigdelset(&all, fault);
-    pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  ~BlockSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  BlockSignals(const BlockSignals&) = delete;
-  BlockSignals& operator=(const BlockSignals&) = delete;
-
- private:
-  sigset_t before_{};
-};
 
 }  // namespace
 
@@ -61,6 +43,18 @@ bool Streams::in_host_function() { return inside_host_function; }
 std::shared_ptr<Streams::Stream> Streams::find(CUstream stream) const {
   const auto found = streams_.find(stream);
   return found == streams_.end() ? nullptr : found->second;
+}
+
+Streams::Event* Streams::find(CUevent event) const {
+  const auto found = events_.find(event);
+  return found == events_.end() ? nullptr : found->second.get();
+}
+
+template <class Over>
+void Streams::await(Lock& lock, Over over) {
+  ++waiting_;
+  progress_.wait(lock, over);
+  --waiting_;
 }
 
 CUresult Streams::create_stream(unsigned flags, CUstream& stream) {
@@ -114,9 +108,7 @@ void Streams::work(Stream& stream) {
       stream.clock = command.record->time = start;
       command.record->is_done = true;
     } else if (command.kind == Command::Kind::kWait) {
-      ++waiting_;
-      progress_.wait(lock, [&] { return command.record->is_done; });
-      --waiting_;
+      await(lock, [&] { return command.record->is_done; });
       stream.clock = std::max(start, command.record->time);
     } else {
       lock.unlock();
@@ -190,11 +182,7 @@ void Streams::finish_blocking_streams(Lock& lock) {
   for (const auto& entry : streams_) {
     if (entry.second->is_blocking) targets.emplace_back(entry.second, entry.second->enqueued);
   }
-  ++waiting_;
-  for (const auto& [stream, target] : targets) {
-    progress_.wait(lock, [stream = stream.get(), target = target] { return stream->completed >= target; });
-  }
-  --waiting_;
+  for (const auto& entry : targets) await(lock, [&] { return entry.first->completed >= entry.second; });
 }
 
 CUresult Streams::synchronize_stream(CUstream handle) {
@@ -206,9 +194,7 @@ CUresult Streams::synchronize_stream(CUstream handle) {
   const std::shared_ptr<Stream> stream = find(handle);
   if (stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
   const uint64_t target = stream->enqueued;
-  ++waiting_;
-  progress_.wait(lock, [&] { return stream->completed >= target; });
-  --waiting_;
+  await(lock, [&] { return stream->completed >= target; });
   return CUDA_SUCCESS;
 }
 
@@ -237,17 +223,14 @@ CUresult Streams::destroy_event(CUevent event) {
 
 CUresult Streams::record(CUevent event, CUstream handle) {
   Lock lock(mutex);
-  const auto found = events_.find(event);
+  Event* marked = find(event);
   const bool is_null = is_null_stream(handle);
   const std::shared_ptr<Stream> stream = is_null ? nullptr : find(handle);
-  if (found == events_.end() || (!is_null && stream == nullptr)) return CUDA_ERROR_INVALID_HANDLE;
+  if (marked == nullptr || (!is_null && stream == nullptr)) return CUDA_ERROR_INVALID_HANDLE;
   auto record = std::make_shared<EventRecord>();
-  found->second->last = record;
+  marked->last = record;
   if (!is_null) {
-    Command command;
-    command.kind = Command::Kind::kRecord;
-    command.record = std::move(record);
-    return push(stream, std::move(command));
+    return push(stream, {.kind = Command::Kind::kRecord, .record = std::move(record)});
   }
   finish_blocking_streams(lock);
   record->is_done = true;
@@ -258,55 +241,46 @@ CUresult Streams::record(CUevent event, CUstream handle) {
 
 CUresult Streams::wait(CUstream handle, CUevent event) {
   Lock lock(mutex);
-  const auto found = events_.find(event);
+  const Event* awaited = find(event);
   const bool is_null = is_null_stream(handle);
   const std::shared_ptr<Stream> stream = is_null ? nullptr : find(handle);
-  if (found == events_.end() || (!is_null && stream == nullptr)) return CUDA_ERROR_INVALID_HANDLE;
-  const std::shared_ptr<EventRecord> record = found->second->last;
+  if (awaited == nullptr || (!is_null && stream == nullptr)) return CUDA_ERROR_INVALID_HANDLE;
+  const std::shared_ptr<EventRecord> record = awaited->last;
   if (record == nullptr) return CUDA_SUCCESS;
   if (!is_null) {
     // The wait is enqueued even if the record is done, as it carries the record's time into the stream's clock.
-    Command command;
-    command.kind = Command::Kind::kWait;
-    command.record = record;
-    return push(stream, std::move(command));
+    return push(stream, {.kind = Command::Kind::kWait, .record = record});
   }
-  ++waiting_;
-  progress_.wait(lock, [&] { return record->is_done; });
-  --waiting_;
+  await(lock, [&] { return record->is_done; });
   return CUDA_SUCCESS;
 }
 
 CUresult Streams::synchronize_event(CUevent event) {
   Lock lock(mutex);
-  const auto found = events_.find(event);
-  if (found == events_.end()) return CUDA_ERROR_INVALID_HANDLE;
-  const std::shared_ptr<EventRecord> record = found->second->last;
+  const Event* awaited = find(event);
+  if (awaited == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  const std::shared_ptr<EventRecord> record = awaited->last;
   if (record == nullptr) return CUDA_SUCCESS;
-  ++waiting_;
-  progress_.wait(lock, [&] { return record->is_done; });
-  --waiting_;
+  await(lock, [&] { return record->is_done; });
   return CUDA_SUCCESS;
 }
 
 CUresult Streams::query_event(CUevent event) {
   const Lock lock(mutex);
-  const auto found = events_.find(event);
-  if (found == events_.end()) return CUDA_ERROR_INVALID_HANDLE;
-  const std::shared_ptr<EventRecord>& record = found->second->last;
-  return record == nullptr || record->is_done ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+  const Event* asked = find(event);
+  if (asked == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  return asked->last == nullptr || asked->last->is_done ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
 CUresult Streams::elapsed(CUevent start, CUevent end, float& milliseconds) {
   const Lock lock(mutex);
-  const auto first = events_.find(start);
-  const auto second = events_.find(end);
-  if (first == events_.end() || second == events_.end()) return CUDA_ERROR_INVALID_HANDLE;
-  for (const Event* event : {first->second.get(), second->second.get()}) {
-    if (!event->has_time || event->last == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  const Event* first = find(start);
+  const Event* second = find(end);
+  for (const Event* event : {first, second}) {
+    if (event == nullptr || !event->has_time || event->last == nullptr) return CUDA_ERROR_INVALID_HANDLE;
   }
-  const EventRecord& from = *first->second->last;
-  const EventRecord& to = *second->second->last;
+  const EventRecord& from = *first->last;
+  const EventRecord& to = *second->last;
   if (!from.is_done || !to.is_done) return CUDA_ERROR_NOT_READY;
   milliseconds = std::chrono::duration<float, std::milli>(to.time - from.time).count();
   return CUDA_SUCCESS;

@@ -70,6 +70,9 @@ class Streams {
   using Lock = std::unique_lock<std::mutex>;
 
   std::shared_ptr<Stream> find(CUstream stream) const;
+  Event* find(CUevent event) const;
+  template <class Over>
+  void await(Lock& lock, Over over);
   CUresult push(const std::shared_ptr<Stream>& stream, Command command);
   bool blocking_streams_are_idle() const;
   void finish_blocking_streams(Lock& lock);

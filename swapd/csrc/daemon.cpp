@@ -1,31 +1,17 @@
 #include "daemon.h"
 
 #include <pthread.h>
-#include <signal.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <exception>
 
+#include "block_signals.h"
+
 namespace ooc {
 namespace {
 
-class BlockSignals {
- public:
-  BlockSignals() {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  ~BlockSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  BlockSignals(const BlockSignals&) = delete;
-  BlockSignals& operator=(const BlockSignals&) = delete;
-
- private:
-  sigset_t before_;
-};
-
-// The program's signals are for its own threads. Throws if the system has no thread to give.
+// Throws if the system has no thread to give.
 template <class Body>
 std::thread thread_without_signals(const char* name, Body body) {
   const BlockSignals blocked;
@@ -118,20 +104,29 @@ bool Daemon::install(const ooc_plan& source) {
   if (!plan->trace) return false;
   const Trace& trace = *plan->trace;
   const size_t variables = trace.variables.size();
-  auto number = [](int32_t value) { return static_cast<uint32_t>(std::max(value, 0)); };
-  for (uint32_t i = 0; i < source.outs; ++i)
-    plan->outs.push_back({number(source.out_variable[i]), number(source.out_first_chunk[i]),
-                          number(source.out_chunk_count[i]), source.out_after_function[i], 0, 0});
-  for (uint32_t i = 0; i < source.ins; ++i)
-    plan->ins.push_back({number(source.in_variable[i]), number(source.in_first_chunk[i]),
-                         number(source.in_chunk_count[i]), source.in_after_function[i],
-                         number(source.in_after_outs[i]), number(source.in_before_function[i])});
-  for (uint32_t i = 0; i < source.write_backs; ++i)
-    plan->write_backs.push_back({number(source.back_variable[i]), number(source.back_first_chunk[i]),
-                                 number(source.back_chunk_count[i]), source.back_after_function[i], 0, 0});
-  for (const auto* moves : {&plan->outs, &plan->ins, &plan->write_backs})
-    for (const Move& move : *moves)
+  const auto number = [](const int32_t* values, uint32_t i) {
+    return values != nullptr ? static_cast<uint32_t>(std::max(values[i], 0)) : 0;
+  };
+  const auto add = [&](MoveKind kind, uint32_t count, const int32_t* variable, const int32_t* first,
+                       const int32_t* chunks, const int32_t* after, const int32_t* after_outs = nullptr,
+                       const int32_t* before = nullptr) {
+    for (uint32_t i = 0; i < count; ++i)
+      plan->moves[kind].push_back({number(variable, i), number(first, i), number(chunks, i), after[i],
+                                   number(after_outs, i), number(before, i)});
+  };
+  add(kOut, source.outs, source.out_variable, source.out_first_chunk, source.out_chunk_count,
+      source.out_after_function);
+  add(kIn, source.ins, source.in_variable, source.in_first_chunk, source.in_chunk_count, source.in_after_function,
+      source.in_after_outs, source.in_before_function);
+  add(kWriteBack, source.write_backs, source.back_variable, source.back_first_chunk, source.back_chunk_count,
+      source.back_after_function);
+  plan->wakes.assign(trace.functions() + 1, false);
+  plan->wakes[0] = true;  // the tail of the run before
+  for (const auto& moves : plan->moves)
+    for (const Move& move : moves) {
       if (move.variable >= variables || move.after_function >= static_cast<int32_t>(trace.functions())) return false;
+      if (move.after_function >= -1) plan->wakes[static_cast<size_t>(move.after_function + 1)] = true;
+    }
   plan->uses.resize(variables);
   for (const Trace::Use& use : trace.uses) plan->uses[use.variable].push_back({use.function, trace.range(use)});
   plan->next_id.assign(variables, -1);
@@ -139,13 +134,8 @@ bool Daemon::install(const ooc_plan& source) {
     const int32_t previous = trace.variables[v].previous;
     if (previous >= 0 && static_cast<size_t>(previous) < variables) plan->next_id[static_cast<size_t>(previous)] = static_cast<int32_t>(v);
   }
-  plan->wakes.assign(trace.functions() + 1, false);
-  for (const auto* moves : {&plan->outs, &plan->ins, &plan->write_backs})
-    for (const Move& move : *moves)
-      if (move.after_function >= -1) plan->wakes[static_cast<size_t>(move.after_function + 1)] = true;
-  if (!plan->wakes.empty()) plan->wakes[0] = true;  // the tail of the run before
   plans_[plan->fingerprint] = plan;
-  recent_.erase(std::remove(recent_.begin(), recent_.end(), plan->fingerprint), recent_.end());
+  std::erase(recent_, plan->fingerprint);
   recent_.push_front(plan->fingerprint);
   constexpr size_t kMostPlans = 256;
   if (recent_.size() > kMostPlans) {
@@ -164,7 +154,7 @@ void Daemon::forget() {
   successors_.clear();
   runs_.clear();
   current_.reset();
-  out_offset_ = in_offset_ = write_back_offset_ = 0;
+  offset_ = {};
 }
 
 bool Daemon::has_plan(uint64_t fingerprint) {
@@ -188,31 +178,27 @@ void Daemon::follow(std::shared_ptr<const Plan> plan, uint32_t begun, bool expec
   run.begun = begun;
   run.expected = expected;
   run.bindings.resize(plan->trace->variables.size());
-  const auto from = static_cast<int32_t>(begun);
-  if (begun > 0) {  // joined in the middle: what should have moved before is left to demand
-    while (run.next_out < plan->outs.size() && plan->outs[run.next_out].after_function + 2 < from) ++run.next_out;
-    while (run.next_in < plan->ins.size() && plan->ins[run.next_in].before_function < begun) ++run.next_in;
-    run.outs_done = run.next_out;
-    const auto& backs = plan->write_backs;
-    while (run.next_write_back < backs.size() && backs[run.next_write_back].after_function + 2 < from) ++run.next_write_back;
-  }
   run.plan = std::move(plan);
+  if (begun > 0) {  // joined in the middle: what should have moved before is left to demand
+    const auto late = [&](MoveKind kind, const Move& move) {
+      return kind == kIn ? move.before_function < begun : move.after_function + 2 < static_cast<int32_t>(begun);
+    };
+    for (const MoveKind kind : {kOut, kIn, kWriteBack})
+      while (run.next_move(kind) != nullptr && late(kind, *run.next_move(kind))) ++run.next[kind];
+    run.outs_done = run.next[kOut];
+  }
   runs_.push_back(current_);
 }
 
 void Daemon::depart() {
-  runs_.erase(std::remove(runs_.begin(), runs_.end(), current_), runs_.end());
+  std::erase(runs_, current_);
   current_.reset();
-  out_offset_ = in_offset_ = write_back_offset_ = 0;
+  offset_ = {};
 }
 
 // A tail has one iteration to end in. One that cannot (the plan may be wrong) must not block those after it.
 void Daemon::drop_old_tails() {
-  const auto ended = [](const auto& run) { return run->ended; };
-  const auto kept = std::remove_if(runs_.begin(), runs_.end(), ended);
-  if (kept == runs_.end()) return;
-  runs_.erase(kept, runs_.end());
-  out_offset_ = in_offset_ = write_back_offset_ = 0;
+  if (std::erase_if(runs_, [](const auto& run) { return run->ended; }) > 0) offset_ = {};
 }
 
 void Daemon::function_started(uint32_t index, uint64_t prefix) {
@@ -261,7 +247,7 @@ bool Daemon::iteration_ended(const std::shared_ptr<Trace>& ended) {
       run.ended = true;
       for (size_t v = 0; v < run.bindings.size() && v < ended->variables.size(); ++v)
         run.bindings[v] = ended->variables[v].handle;
-      recent_.erase(std::remove(recent_.begin(), recent_.end(), plan.fingerprint), recent_.end());
+      std::erase(recent_, plan.fingerprint);
       recent_.push_front(plan.fingerprint);
     } else {
       if (current_->expected && current_->begun < plan.trace->functions()) ++counts_.divergences;

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <condition_variable>
 #include <deque>
 #include <memory>
@@ -21,6 +22,8 @@
 
 namespace ooc {
 
+enum MoveKind : size_t { kOut, kIn, kWriteBack, kMoveKinds };
+
 struct Move {
   uint32_t variable = 0, first = 0, count = 0;  // chunks
   int32_t after_function = -1;                  // may start when this function has ended; -1: at once
@@ -30,7 +33,7 @@ struct Move {
 
 struct Plan {
   uint64_t fingerprint = 0;
-  std::vector<Move> outs, ins, write_backs;
+  std::array<std::vector<Move>, kMoveKinds> moves;  // of each kind, in the plan's order
   std::shared_ptr<const Trace> trace;           // the recorded iteration it was made for
   struct Use {
     uint32_t function;
@@ -54,15 +57,17 @@ struct Run {
   bool ended = false;
   bool successor_began = false;        // a function of the next iteration has begun
   bool expected = false;               // history said that this plan would be followed
-  size_t next_out = 0, next_in = 0, next_write_back = 0;
+  std::array<size_t, kMoveKinds> next{};  // moves of each kind that were started, the last perhaps in part
   size_t outs_done = 0;
 
   bool passed(int32_t after_function) const {  // the function after `after_function` has begun
     return after_function < 0 || begun >= static_cast<uint32_t>(after_function) + 2 || (ended && successor_began);
   }
-  bool finished() const {
-    return next_out >= plan->outs.size() && next_in >= plan->ins.size() && next_write_back >= plan->write_backs.size();
+  // The next move of a kind; null if there is none left.
+  const Move* next_move(MoveKind kind) const {
+    return next[kind] < plan->moves[kind].size() ? &plan->moves[kind][next[kind]] : nullptr;
   }
+  bool finished() const { return !next_move(kOut) && !next_move(kIn) && !next_move(kWriteBack); }
 };
 
 class Daemon : public Scheduler {
@@ -100,16 +105,13 @@ class Daemon : public Scheduler {
   void depart();
   void drop_old_tails();
   std::shared_ptr<const Plan> plan_with_prefix(uint32_t index, uint64_t prefix) const;
-  Run* run_with_outs();
-  Run* run_with_write_backs();
-  Run* run_with_ins();
+  std::shared_ptr<Run> due_run(MoveKind kind) const;
   void drop_finished_runs();
   bool may_start() const { return !stop_ && core_.may_move(); }
   Region* bound(const Run& run, uint32_t variable) const;
   bool used_since(const Run& run, const Move& move, const Region* region) const;
   bool leaves_before(const Run& run, const Move& move, Region* region) const;
-  bool start_piece_out(Lock& lock, Run& run);
-  void start_write_back(Lock& lock, Run& run);
+  void start_piece_out(Lock& lock, const std::shared_ptr<Run>& run, MoveKind kind);
   bool start_piece_in(Lock& lock, Run& run);
 
   static constexpr size_t kDepth = 2;  // pieces in flight: one is copied while the next is prepared
@@ -135,8 +137,7 @@ class Daemon : public Scheduler {
   };
   std::deque<InFlight> flying_out_, flying_in_;
   bool starting_out_ = false;  // a swap-out is begun, without the lock: it is neither waiting nor in flight
-  // Chunks of the next move that were already started.
-  uint32_t out_offset_ = 0, in_offset_ = 0, write_back_offset_ = 0;
+  std::array<uint32_t, kMoveKinds> offset_{};  // chunks of the next move of each kind that were already started
   bool stop_ = false;
   uint64_t rounds_asked_ = 0, rounds_seen_[2] = {0, 0};  // settle(): a thread that has seen a round had nothing to do in it
   uint64_t work_done_ = 0;                               // ticks that did something

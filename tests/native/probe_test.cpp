@@ -111,5 +111,5 @@ TEST(what_cannot_be_opened_is_named) {
   EXPECT_TRUE(ooc_probe_open("/nowhere/libcuda.so.1", 0) == nullptr);
   EXPECT_TRUE(std::strstr(ooc_last_error(), "/nowhere/libcuda.so.1") != nullptr);
   EXPECT_TRUE(ooc_probe_open(test_driver(), 4711) == nullptr);
-  EXPECT_TRUE(std::strstr(ooc_last_error(), "cuDeviceGet failed") != nullptr);
+  EXPECT_TRUE(std::strstr(ooc_last_error(), "cuDeviceGet(4711) failed") != nullptr);
 }

@@ -1,5 +1,5 @@
-// Virtual address ranges against a map of who owns each chunk.
-#include "address_space.h"
+// Free extents against a map of who owns each chunk.
+#include "free_extents.h"
 
 #include <random>
 #include <utility>
@@ -11,7 +11,7 @@ using namespace ooc;
 
 TEST(random_ranges_never_overlap_and_merge_in_the_end) {
   constexpr uint64_t kChunks = 400;
-  AddressSpace space(kChunks);
+  FreeExtents space(0, kChunks);
   std::vector<int> owner(kChunks, 0);
   std::vector<std::pair<uint64_t, uint64_t>> ranges;
   std::mt19937_64 random(3);
@@ -20,15 +20,15 @@ TEST(random_ranges_never_overlap_and_merge_in_the_end) {
     const uint64_t count = 1 + random() % 30;
     const bool grow = (step / 500) % 2 == 0;
     if (random() % 10 < (grow ? 7u : 3u)) {
-      const uint64_t first = space.take(count);
-      uint64_t run = 0, longest = 0, expected = AddressSpace::kNone;
+      const uint64_t first = space.take_lowest(count);
+      uint64_t run = 0, longest = 0, expected = FreeExtents::kNone;
       for (uint64_t chunk = 0; chunk < kChunks; ++chunk) {
         run = owner[chunk] == 0 ? run + 1 : 0;
         longest = std::max(longest, run);
-        if (run == count && expected == AddressSpace::kNone) expected = chunk + 1 - count;
+        if (run == count && expected == FreeExtents::kNone) expected = chunk + 1 - count;
       }
       ASSERT_EQ(first, expected);  // the lowest fit, and none only where there is none
-      if (first == AddressSpace::kNone) {
+      if (first == FreeExtents::kNone) {
         EXPECT_TRUE(longest < count);
         ++refused;
         continue;
@@ -45,7 +45,7 @@ TEST(random_ranges_never_overlap_and_merge_in_the_end) {
   }
   EXPECT_TRUE(refused > 0);
   for (const auto& [first, count] : ranges) space.give(first, count);
-  EXPECT_EQ(space.take(kChunks + 1), AddressSpace::kNone);
-  EXPECT_EQ(space.take(kChunks), uint64_t{0});
-  EXPECT_EQ(space.take(1), AddressSpace::kNone);
+  EXPECT_EQ(space.take_lowest(kChunks + 1), FreeExtents::kNone);
+  EXPECT_EQ(space.take_lowest(kChunks), uint64_t{0});
+  EXPECT_EQ(space.take_lowest(1), FreeExtents::kNone);
 }
