@@ -15,8 +15,7 @@ from swapd.planning.plan import Plan
 from swapd.planning.problem import InfeasibleError, Problem
 from swapd.planning.validator import validate
 from swapd.policies import get
-from swapd.simulation.result import SimulationResult
-from swapd.simulation.simulator import simulate
+from swapd.simulation.simulator import SimulationResult, simulate
 from swapd.trace.trace import Trace
 
 SIMULATED = "simulated: fake tensors, roofline times; no GPU was measured"
