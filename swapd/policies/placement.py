@@ -4,9 +4,19 @@ It works on the resident profile, which has the chunks that are on the device wh
 count as gone once their interval has started, and as back once their in may have started. Every in is placed so that
 the profile stays within the capacity. That also makes the order safe at any speed of the link: a function that lacks
 room waits for outs that depend on nothing later than that function.
+
+The chunks of one interval are moved in several copies, its pieces, so that a function need not wait for all of them.
+
+Write-backs are copies made ahead of the moment at which a variable leaves, while the link out has nothing else to do. A
+gradient, say, is written in the backward pass and idle until the optimizer reads it; from then on it is in the way. If
+it was copied while it was idle, it is dropped at once when room is short. So what leaves dirty is written back over the
+longest idle interval that it has had since it was last written.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,11 +24,22 @@ from numpy.typing import NDArray
 from swapd.planning.plan import In, Out, Plan
 from swapd.planning.problem import Problem
 from swapd.policies.intervals import Intervals, host_valid, start_times
-from swapd.policies.pieces import LATENCIES, Piece, after, piece_chunks
 from swapd.policies.usage import Usage, make_usage
-from swapd.policies.write_backs import write_backs
 
+PIECES = 8  # at most, of one interval's chunks
+LATENCIES = 32  # a piece takes at least so many times the latency of a copy
+_CAPACITY_SHARE = 256  # a piece has at least one part in so many of the capacity
 _LEAD = 1 / 50  # of an iteration: how much ahead of the latest sufficient start an in may start
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some chunks of the variable of an interval."""
+
+    interval: int
+    first: int
+    count: int
+    at: int  # the function before which it may start, in the coordinates of `intervals`
 
 
 def place(
@@ -32,11 +53,22 @@ def place(
     ins = _place_ins(problem, intervals, taken, latencies)
     variables = intervals.out_variable.tolist()
     return Plan(
-        outs=tuple(Out(variables[p.interval], p.first, p.count, after(problem, intervals, p.interval)) for p in outs),
+        outs=tuple(Out(variables[p.interval], p.first, p.count, _after(problem, intervals, p.interval)) for p in outs),
         ins=tuple(_ordered_ins(problem, intervals, taken, outs, ins)),
-        write_backs=tuple(write_backs(problem, intervals, taken)),
+        write_backs=tuple(_write_backs(problem, intervals, taken)),
         policy=policy,
     )
+
+
+def _piece_chunks(problem: Problem, count: int, bytes_per_second: float, latencies: int = LATENCIES) -> int:
+    """How many chunks each piece has when `count` chunks move at that speed of the link."""
+    least = latencies * problem.machine.latency_seconds * bytes_per_second / problem.chunk_bytes
+    return max(1, -(-count // PIECES), int(least), problem.capacity_chunks // _CAPACITY_SHARE)
+
+
+def _after(problem: Problem, intervals: Intervals, interval: int) -> int:
+    """The function that ends as the interval begins, numbered as in the iteration in which the function ends."""
+    return int(intervals.start[interval]) - 1 + (problem.functions if intervals.wraps[interval] else 0)
 
 
 def _place_outs(problem: Problem, intervals: Intervals, taken: NDArray[np.int64], latencies: int) -> list[Piece]:
@@ -46,10 +78,10 @@ def _place_outs(problem: Problem, intervals: Intervals, taken: NDArray[np.int64]
     rows: list[tuple[int, int, int, Piece]] = []
     for interval in np.flatnonzero(taken).tolist():
         count, dropped = int(taken[interval]), int(clean[interval])
-        start, ends = int(intervals.start[interval]), after(problem, intervals, interval)
+        start, ends = int(intervals.start[interval]), _after(problem, intervals, interval)
         if dropped:
             rows.append((ends, 0, len(rows), Piece(interval, 0, dropped, start)))
-        size = piece_chunks(problem, count - dropped, rate, latencies)
+        size = _piece_chunks(problem, count - dropped, rate, latencies)
         for first in range(dropped, count, size):
             rows.append((ends, 1, len(rows), Piece(interval, first, min(size, count - first), start)))
     rows.sort(key=lambda row: row[:3])
@@ -71,7 +103,7 @@ def _place_ins(problem: Problem, intervals: Intervals, taken: NDArray[np.int64],
     for interval, useful in zip(order.tolist(), _useful_starts(problem, intervals, taken, order)):
         stop, count = stops[interval], int(taken[interval])
         start = max(starts[interval], stop - n, useful)  # no more than an iteration ahead
-        size = piece_chunks(problem, count, rate, latencies)
+        size = _piece_chunks(problem, count, rate, latencies)
         first = 0
         while first < count:
             part = min(size, count - first)
@@ -246,3 +278,31 @@ class _PrefixSums:
                 total -= self.sums[at]
             step >>= 1
         return at + 1
+
+
+def _write_backs(problem: Problem, intervals: Intervals, taken: NDArray[np.int64]) -> list[Out]:
+    """The write-backs of a plan in which the first ``taken[i]`` chunks leave over interval i."""
+    rate = problem.machine.out_bytes_per_second
+    clean = np.minimum(host_valid(intervals, taken), taken)
+    found: list[Out] = []
+    written: dict[int, int] = {}  # interval: how many of its first chunks are written back already
+    for leaving in np.flatnonzero((taken > clean) & (intervals.clean_after >= 0)).tolist():
+        over = max(_earlier(intervals, leaving), key=lambda interval: float(intervals.seconds[interval]))
+        start, stop = max(int(clean[leaving]), written.get(over, 0)), int(taken[leaving])
+        if stop <= start:
+            continue
+        written[over] = stop
+        variable, function = int(intervals.out_variable[over]), _after(problem, intervals, over)
+        size = _piece_chunks(problem, stop - start, rate)
+        found += [Out(variable, first, min(size, stop - first), function) for first in range(start, stop, size)]
+    return sorted(found, key=lambda move: move.after_function)
+
+
+def _earlier(intervals: Intervals, interval: int) -> Iterator[int]:
+    """The intervals since the variable was last written, latest first; at least one. In a circle each comes once."""
+    at = int(intervals.clean_after[interval])
+    seen: set[int] = set()
+    while at >= 0 and at != interval and at not in seen:
+        seen.add(at)
+        yield at
+        at = int(intervals.clean_after[at])
