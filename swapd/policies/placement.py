@@ -15,7 +15,6 @@ longest idle interval that it has had since it was last written.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,7 +52,7 @@ def place(
     ins = _place_ins(problem, intervals, taken, latencies)
     variables = intervals.out_variable.tolist()
     return Plan(
-        outs=tuple(Out(variables[p.interval], p.first, p.count, _after(problem, intervals, p.interval)) for p in outs),
+        outs=tuple(Out(variables[p.interval], p.first, p.count, int(intervals.after[p.interval])) for p in outs),
         ins=tuple(_ordered_ins(problem, intervals, taken, outs, ins)),
         write_backs=tuple(_write_backs(problem, intervals, taken)),
         policy=policy,
@@ -66,11 +65,6 @@ def _piece_chunks(problem: Problem, count: int, bytes_per_second: float, latenci
     return max(1, -(-count // PIECES), int(least), problem.capacity_chunks // _CAPACITY_SHARE)
 
 
-def _after(problem: Problem, intervals: Intervals, interval: int) -> int:
-    """The function that ends as the interval begins, numbered as in the iteration in which the function ends."""
-    return int(intervals.start[interval]) - 1 + (problem.functions if intervals.wraps[interval] else 0)
-
-
 def _place_outs(problem: Problem, intervals: Intervals, taken: NDArray[np.int64], latencies: int) -> list[Piece]:
     """Outs in the order in which their intervals start. At each start, clean chunks come first: they leave at once."""
     clean = np.minimum(host_valid(intervals, taken), taken)
@@ -78,7 +72,7 @@ def _place_outs(problem: Problem, intervals: Intervals, taken: NDArray[np.int64]
     rows: list[tuple[int, int, int, Piece]] = []
     for interval in np.flatnonzero(taken).tolist():
         count, dropped = int(taken[interval]), int(clean[interval])
-        start, ends = int(intervals.start[interval]), _after(problem, intervals, interval)
+        start, ends = int(intervals.start[interval]), int(intervals.after[interval])
         if dropped:
             rows.append((ends, 0, len(rows), Piece(interval, 0, dropped, start)))
         size = _piece_chunks(problem, count - dropped, rate, latencies)
@@ -152,104 +146,89 @@ def _ordered_ins(
 ) -> list[In]:
     """The list of ins: those that serve an iteration, then those that may start before it ends but serve the next."""
     n = problem.functions
-    outs_needed = _OutsNeeded(problem, intervals, taken, outs, ins)
+    outs_of: dict[int, list[int]] = {}  # interval: the places of its outs in the list
+    for index, piece in enumerate(outs):
+        outs_of.setdefault(piece.interval, []).append(index)
+    for_room = _outs_for_room(problem, intervals, taken, outs, ins, outs_of)
     moves = []
-    for piece in [p for p in ins if p.at >= 0] + [p for p in ins if p.at < 0]:
+    for piece in sorted(ins, key=lambda piece: piece.at < 0):
         early = piece.at < 0
         variable = (intervals.out_variable if early else intervals.in_variable)[piece.interval]
         function = piece.at + n if early else piece.at
         before = n if early else int(intervals.stop[piece.interval])
-        needed = outs_needed.for_room(function)
-        if early or not intervals.wraps[piece.interval]:
-            needed = max(needed, outs_needed.for_chunk(piece.interval, piece.first + piece.count - 1))
+        needed = for_room.get(function, 0)
+        if early or not intervals.wraps[piece.interval]:  # its own chunks leave in the iteration in which it starts
+            stop = piece.first + piece.count
+            own = next(index + 1 for index in outs_of[piece.interval] if outs[index].first + outs[index].count >= stop)
+            needed = max(needed, own)
         moves.append(In(int(variable), piece.first, piece.count, function - 1, needed, before))
     return moves
 
 
-class _OutsNeeded:
-    """How many outs of the list must be complete so that there is room, or so that given chunks have left.
+def _outs_for_room(
+    problem: Problem,
+    intervals: Intervals,
+    taken: NDArray[np.int64],
+    outs: list[Piece],
+    ins: list[Piece],
+    outs_of: dict[int, list[int]],
+) -> dict[int, int]:
+    """{function at which ins start: how many outs must be complete so that it has room beside all earlier ins}.
 
     One sweep over the functions keeps, for each out, how many of its chunks are away (`_PrefixSums`). A chunk is away
     from the start of its interval until its in may have started or the interval has ended.
     """
+    n = problem.functions
+    wraps: list[bool] = intervals.wraps.tolist()
+    stops: list[int] = intervals.stop.tolist()
+    excess: list[int] = (problem.live - problem.capacity_chunks).tolist()
+    wanted = {piece.at % n for piece in ins if piece.at < n}
+    events: list[list[tuple[str, int]]] = [[] for _ in range(n + 1)]
+    for index, piece in enumerate(outs):
+        events[min(piece.at + n if wraps[piece.interval] else piece.at, n)].append(("out", index))
+    left = {k: int(taken[k]) for k in outs_of if wraps[k] and stops[k] > 0}
+    earlier = sum(left.values())  # chunks that left in the iteration before, and are not back
+    for k in outs_of:
+        if stops[k] > 0:
+            events[min(stops[k], n)].append(("end", k))
+    for index, piece in enumerate(ins):
+        events[min(max(piece.at, 0), n)].append(("in", index))
+        if wraps[piece.interval] and piece.at < 0:
+            events[piece.at + n].append(("in again", index))
+    away = _PrefixSums(len(outs))
+    active, back = [False] * len(outs), dict.fromkeys(outs_of, 0)
 
-    def __init__(
-        self,
-        problem: Problem,
-        intervals: Intervals,
-        taken: NDArray[np.int64],
-        outs: list[Piece],
-        ins: list[Piece],
-    ) -> None:
-        self.n, self.intervals = problem.functions, intervals
-        self.wraps: list[bool] = intervals.wraps.tolist()
-        self.outs, self.ins = outs, ins
-        self.of_interval: dict[int, list[int]] = {}
-        for index, piece in enumerate(outs):
-            self.of_interval.setdefault(piece.interval, []).append(index)
-        excess: list[int] = (problem.live - problem.capacity_chunks).tolist()
-        wanted = {piece.at % self.n for piece in ins if piece.at < self.n}
-        self.known = self._sweep(excess, taken.tolist(), wanted)
+    def renew(k: int) -> None:
+        for index in outs_of[k]:
+            piece = outs[index]
+            gone = piece.first + piece.count - max(piece.first, back[k])
+            away.set(index, max(gone, 0) if active[index] else 0)
 
-    def for_chunk(self, interval: int, chunk: int) -> int:
-        """How many outs to complete until the interval's chunks up to `chunk` have left."""
-        return next(
-            index + 1 for index in self.of_interval[interval] if self.outs[index].first + self.outs[index].count > chunk
-        )
-
-    def for_room(self, function: int) -> int:
-        """How many outs to complete until `function` has its room beside all ins that may have started before it."""
-        return self.known.get(function, 0)
-
-    def _sweep(self, excess: list[int], taken: list[int], wanted: set[int]) -> dict[int, int]:
-        n, wraps = self.n, self.wraps
-        events: list[list[tuple[str, int]]] = [[] for _ in range(n + 1)]
-        stops: list[int] = self.intervals.stop.tolist()
-        for index, piece in enumerate(self.outs):
-            events[min(piece.at + n if wraps[piece.interval] else piece.at, n)].append(("out", index))
-        left = {k: taken[k] for k in self.of_interval if wraps[k] and stops[k] > 0}
-        earlier = sum(left.values())  # chunks that left in the iteration before, and are not back
-        for k in self.of_interval:
-            if stops[k] > 0:
-                events[min(stops[k], n)].append(("end", k))
-        for index, piece in enumerate(self.ins):
-            events[min(max(piece.at, 0), n)].append(("in", index))
-            if wraps[piece.interval] and piece.at < 0:
-                events[piece.at + n].append(("in again", index))
-        away = _PrefixSums(len(self.outs))
-        active, back = [False] * len(self.outs), dict.fromkeys(self.of_interval, 0)
-
-        def renew(k: int) -> None:
-            for index in self.of_interval[k]:
-                piece = self.outs[index]
-                gone = piece.first + piece.count - max(piece.first, back[k])
-                away.set(index, max(gone, 0) if active[index] else 0)
-
-        found: dict[int, int] = {}
-        for function in range(n):
-            for kind, index in events[function]:
-                if kind == "out":
-                    active[index] = True
-                    renew(self.outs[index].interval)
-                elif kind == "end":
-                    earlier -= left.pop(index, 0)
-                    if not wraps[index]:
-                        for out in self.of_interval[index]:
-                            active[out] = False
-                        renew(index)
+    found: dict[int, int] = {}
+    for function in range(n):
+        for kind, index in events[function]:
+            if kind == "out":
+                active[index] = True
+                renew(outs[index].interval)
+            elif kind == "end":
+                earlier -= left.pop(index, 0)
+                if not wraps[index]:
+                    for out in outs_of[index]:
+                        active[out] = False
+                    renew(index)
+            else:
+                k, count = ins[index].interval, ins[index].count
+                if kind == "in" and wraps[k]:
+                    amount = min(count, left.get(k, 0))
+                    earlier -= amount
+                    left[k] = left.get(k, 0) - amount
                 else:
-                    k, count = self.ins[index].interval, self.ins[index].count
-                    if kind == "in" and wraps[k]:
-                        amount = min(count, left.get(k, 0))
-                        earlier -= amount
-                        left[k] = left.get(k, 0) - amount
-                    else:
-                        back[k] += count
-                        renew(k)
-            if function in wanted:
-                missing = excess[function] - earlier
-                found[function] = away.count_for(missing) if missing > 0 else 0
-        return found
+                    back[k] += count
+                    renew(k)
+        if function in wanted:
+            missing = excess[function] - earlier
+            found[function] = away.count_for(missing) if missing > 0 else 0
+    return found
 
 
 class _PrefixSums:
@@ -282,27 +261,27 @@ class _PrefixSums:
 
 def _write_backs(problem: Problem, intervals: Intervals, taken: NDArray[np.int64]) -> list[Out]:
     """The write-backs of a plan in which the first ``taken[i]`` chunks leave over interval i."""
-    rate = problem.machine.out_bytes_per_second
     clean = np.minimum(host_valid(intervals, taken), taken)
     found: list[Out] = []
     written: dict[int, int] = {}  # interval: how many of its first chunks are written back already
     for leaving in np.flatnonzero((taken > clean) & (intervals.clean_after >= 0)).tolist():
-        over = max(_earlier(intervals, leaving), key=lambda interval: float(intervals.seconds[interval]))
+        over = _longest_since_written(intervals, leaving)
         start, stop = max(int(clean[leaving]), written.get(over, 0)), int(taken[leaving])
         if stop <= start:
             continue
         written[over] = stop
-        variable, function = int(intervals.out_variable[over]), _after(problem, intervals, over)
-        size = _piece_chunks(problem, stop - start, rate)
+        variable, function = int(intervals.out_variable[over]), int(intervals.after[over])
+        size = _piece_chunks(problem, stop - start, problem.machine.out_bytes_per_second)
         found += [Out(variable, first, min(size, stop - first), function) for first in range(start, stop, size)]
     return sorted(found, key=lambda move: move.after_function)
 
 
-def _earlier(intervals: Intervals, interval: int) -> Iterator[int]:
-    """The intervals since the variable was last written, latest first; at least one. In a circle each comes once."""
-    at = int(intervals.clean_after[interval])
-    seen: set[int] = set()
-    while at >= 0 and at != interval and at not in seen:
+def _longest_since_written(intervals: Intervals, interval: int) -> int:
+    """The longest interval since the variable was last written; of equal ones the latest. The chain may be a circle."""
+    longest = at = int(intervals.clean_after[interval])
+    seen = {interval}
+    while at >= 0 and at not in seen:
         seen.add(at)
-        yield at
+        longest = at if intervals.seconds[at] > intervals.seconds[longest] else longest
         at = int(intervals.clean_after[at])
+    return longest

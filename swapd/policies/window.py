@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from swapd.planning.plan import In, Out, Plan
 from swapd.planning.problem import Problem
 from swapd.simulation.simulator import simulate
+from swapd.simulation.steps import steps_of
 
 SHARES = (1 / 4, 1 / 2, 3 / 4, 1.0)  # of the capacity: the windows tried when none is given
 _PIECES = 8
@@ -99,18 +100,7 @@ class _Schedule:
         self.problem, self.window_chunks, self.n = problem, window_chunks, problem.functions
         self.whole = whole  # a reservation is completed as a whole
         self.cut = cut  # the window ends with the iteration, and all is swapped out then, as in the paper's program
-        uses = problem.uses
-        self.sequence: list[list[int]] = [[] for _ in range(self.n)]
-        for v, f in zip(uses.variable.tolist(), uses.function.tolist()):
-            if problem.chunks[v]:
-                self.sequence[f].append(v)
-        self.births: list[list[int]] = [[] for _ in range(self.n + 1)]
-        self.deaths: list[list[int]] = [[] for _ in range(self.n + 1)]  # by the function before which they are gone
-        for v, (born, died) in enumerate(zip(problem.born.tolist(), problem.died.tolist())):
-            if born >= 0:
-                self.births[born].append(v)
-            if died < self.n:
-                self.deaths[died + 1].append(v)
+        self.steps = steps_of(problem)
         self.storages: dict[int, list[_Storage]] = {}  # per iteration
         self.moves: dict[int, _Moves] = {}
         self.window: deque[tuple[int, int, _Storage]] = deque()  # W_i: step, variable, storage
@@ -149,30 +139,26 @@ class _Schedule:
 
     def _enter(self, iteration: int) -> None:
         """An iteration starts: survivors get their new numbers, entry variables of unknown past appear."""
-        n, problem = self.n, self.problem
+        n, steps = self.n, self.steps
         if iteration:
             old = self._variables(iteration - 1)
-            gone = [v for v in range(problem.variables) if problem.died[v] == n and problem.successor[v] < 0]
-            for v in self.deaths[n] + gone:
+            for v in steps.deaths[n] + [v for v in steps.deaths[n + 1] if steps.successor[v] < 0]:
                 self._die(old[v])
-        for v, storage in enumerate(self._variables(iteration)):
-            if problem.born[v] == -1:
-                storage.variable = v
-                if not storage.exists and storage.chunks:
-                    storage.exists = True
-                    if not storage.in_window:
-                        self._reserve(storage, iteration, v, -1)
-        for v in self.deaths[0]:
-            self._die(self.storages[iteration][v])
+        now = self._variables(iteration)
+        for v in steps.entries:
+            now[v].variable = v
+            if not now[v].exists and now[v].chunks:
+                now[v].exists = True
+                if not now[v].in_window:
+                    self._reserve(now[v], iteration, v, -1)
+        for v in steps.deaths[0]:
+            self._die(now[v])
         self.states.append(self._state(iteration))
 
     def _state(self, iteration: int) -> object:
         place = {id(storage): index for index, storage in enumerate(self.queue)}
-        entries = [
-            (v, storage.away, storage.in_window, place.get(id(storage), -1))
-            for v, storage in enumerate(self.storages[iteration])
-            if self.problem.born[v] == -1
-        ]
+        now = self.storages[iteration]
+        entries = [(v, now[v].away, now[v].in_window, place.get(id(now[v]), -1)) for v in self.steps.entries]
         return entries, self.next[0] - iteration * self.n, self.next[1], len(self.queue)
 
     def _step(self, step: int) -> None:
@@ -187,7 +173,7 @@ class _Schedule:
                 self.held -= storage.chunks
                 left.append((v, storage))
         if function:
-            for v in self.deaths[function]:
+            for v in self.steps.deaths[function]:
                 self._die(self.storages[iteration][v])
         arrived = self._extend(step)
         for v, storage in left:
@@ -199,7 +185,7 @@ class _Schedule:
             early = at // self.n != iteration
             variable, before = (storage.variable, self.n) if early else (v, at % self.n)
             moves.ins.append(In(variable, 0, count, function - 1, len(moves.outs), before))
-        for v in self.births[function]:
+        for v in self.steps.births[function]:
             self.storages[iteration][v].exists = True
 
     def _extend(self, step: int) -> list[tuple[int, int, _Storage, int]]:
@@ -207,7 +193,7 @@ class _Schedule:
         arrived = []
         at, index = self.next
         while at < step + self.n and not (self.cut and at // self.n != step // self.n):
-            row = self.sequence[at % self.n]
+            row = self.steps.sized[at % self.n]
             if index == len(row):
                 at, index = at + 1, 0
                 continue
