@@ -15,9 +15,9 @@ from swapd.policies import available, get, make_plan, unconditional
 from swapd.policies.intervals import find_intervals
 from swapd.policies.published.absences import fits, lay_out
 from swapd.policies.published.fragmented import memory_bytes
-from swapd.policies.published.lms import lms
+from swapd.policies.published.lms import by_distance, lms
 from swapd.policies.published.nnabla import nnabla
-from swapd.policies.published.vdnn import find_layers, layer_seconds, offloading_plan, vdnn_all, vdnn_conv, vdnn_dyn
+from swapd.policies.published.vdnn import find_layers, offloading_plan, vdnn_all, vdnn_conv, vdnn_dyn
 from swapd.policies.published.window_best_fit import schedule, window_best_fit
 from swapd.simulation.simulator import simulate
 from swapd.trace.trace import Machine, Trace
@@ -178,13 +178,13 @@ def test_lms_swaps_out_beyond_the_threshold():
     # x1 is read by f1 and again by f7: six functions away; x2 by f2 and f6: four; x3 by f3 and f5: two.
     problem = problem_of(chain(), 24)
     x1, x2, x3 = 5, 6, 7
-    assert outs(lms(problem, 2, 1)) == {x1: 1, x2: 2}
-    assert set(outs(lms(problem, 1, 1))) == {x1, x2}, "x3 would have to come back before it can leave"
-    assert set(outs(lms(problem, 1, 0))) == {x1, x2, x3}
-    assert set(outs(lms(problem, 4, 1))) == {x1}
-    assert ins(lms(problem, 2, 1)) == {x1: (6, 7), x2: (5, 6)}
-    assert ins(lms(problem_of(chain(layers=5), 29), 4, 2)) == {6: (7, 9), 7: (6, 8)}
-    assert ins(lms(problem, 4, 0)) == {x1: (7, 7)}
+    assert outs(by_distance(problem, 2, 1)) == {x1: 1, x2: 2}
+    assert set(outs(by_distance(problem, 1, 1))) == {x1, x2}, "x3 would have to come back before it can leave"
+    assert set(outs(by_distance(problem, 1, 0))) == {x1, x2, x3}
+    assert set(outs(by_distance(problem, 4, 1))) == {x1}
+    assert ins(by_distance(problem, 2, 1)) == {x1: (6, 7), x2: (5, 6)}
+    assert ins(by_distance(problem_of(chain(layers=5), 29), 4, 2)) == {6: (7, 9), 7: (6, 8)}
+    assert ins(by_distance(problem, 4, 0)) == {x1: (7, 7)}
 
 
 def test_lms_leaves_weights_and_the_input_where_they_are():
@@ -204,7 +204,7 @@ def test_lms_leaves_weights_and_the_input_where_they_are():
 def test_lms_tunes_the_threshold_first_then_the_ahead():
     def fits(threshold: int, ahead: int, capacity: int) -> bool:
         try:
-            return bool(lms(problem_of(b, capacity), threshold, ahead)) or True
+            return bool(by_distance(problem_of(b, capacity), threshold, ahead)) or True
         except PolicyInfeasibleError:
             return False
 
@@ -214,14 +214,9 @@ def test_lms_tunes_the_threshold_first_then_the_ahead():
     threshold = max(t for t in range(1, 17) if fits(t, 1, usable))
     ahead = max(a for a in range(1, 17) if fits(threshold, a, usable))
     assert 1 < threshold < 16 and ahead >= 1
-    assert lms(problem_of(b, whole)) == lms(problem_of(b, whole), threshold, ahead)
+    assert lms(problem_of(b, whole)) == by_distance(problem_of(b, whole), threshold, ahead)
     with pytest.raises(PolicyInfeasibleError):
-        lms(problem_of(b, whole), 16, 1)
-
-
-def test_lms_refuses_negative_parameters():
-    with pytest.raises(ValueError, match="must not be negative"):
-        lms(problem_of(chain(), 24), -1, 1)
+        by_distance(problem_of(b, whole), 16, 1)
 
 
 # ---- vdnn ------------------------------------------------------------------------------------------------------------
@@ -309,14 +304,6 @@ def test_vdnn_has_nothing_to_do_in_inference():
         (y,) = b.call("convolution", [x], [4], seconds=1.0)
         x = y
     assert find_layers(problem_of(b, 100)) == []
-
-
-def test_vdnn_layers_wait_for_their_moves():
-    # x1 takes 3 s each way: a layer that it runs beside takes 3 s in place of 1.
-    plan = Plan((Out(5, 0, 3, 1),), (In(5, 0, 3, 5, 1, 7),))
-    problem = problem_of(chain(size=3), 100, Machine(1.0, 1.0))
-    assert layer_seconds(problem, plan) == problem.compute_seconds + 2 + 2
-    assert layer_seconds(problem, Plan()) == problem.compute_seconds
 
 
 # ---- nnabla ----------------------------------------------------------------------------------------------------------
