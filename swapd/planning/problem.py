@@ -26,37 +26,34 @@ class InfeasibleError(ValueError):
     """One function alone needs more than the budget. No plan can help; a larger budget can."""
 
     def __init__(self, function: int, name: str, need_bytes: int, budget_bytes: int, min_budget_bytes: int) -> None:
+        super().__init__(function, name, need_bytes, budget_bytes, min_budget_bytes)  # pickled as these
         self.function = function
         self.function_name = name
         self.need_bytes = need_bytes
         self.budget_bytes = budget_bytes
         self.min_budget_bytes = min_budget_bytes
-        super().__init__(
-            f"function {function} ({name}) needs {need_bytes} bytes at once, the budget is {budget_bytes} bytes; "
-            f"the smallest budget that works is {min_budget_bytes} bytes"
-        )
 
-    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
-        values = (self.function, self.function_name, self.need_bytes, self.budget_bytes, self.min_budget_bytes)
-        return InfeasibleError, values
+    def __str__(self) -> str:
+        return (
+            f"function {self.function} ({self.function_name}) needs {self.need_bytes} bytes at once, the budget is "
+            f"{self.budget_bytes} bytes; the smallest budget that works is {self.min_budget_bytes} bytes"
+        )
 
 
 class PolicyInfeasibleError(InfeasibleError):
     """A policy finds no plan within the budget, although every function fits by itself; another policy may."""
 
-    def __init__(
-        self, policy: str, function: int, name: str, need_bytes: int, budget_bytes: int, min_budget_bytes: int
-    ) -> None:
-        super().__init__(function, name, need_bytes, budget_bytes, min_budget_bytes)
+    def __init__(self, policy: str, *values: Any) -> None:
+        super().__init__(*values)
         self.policy = policy
-        would_do = f"; it works from {min_budget_bytes} bytes on" if min_budget_bytes else ""
-        self.args = (
-            f"policy {policy} finds no plan: function {function} ({name}) would run beside {need_bytes} bytes in all, "
-            f"the budget is {budget_bytes} bytes{would_do}",
-        )
+        self.args = (policy, *values)
 
-    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
-        return PolicyInfeasibleError, (self.policy, *super().__reduce__()[1])
+    def __str__(self) -> str:
+        would_do = f"; it works from {self.min_budget_bytes} bytes on" if self.min_budget_bytes else ""
+        return (
+            f"policy {self.policy} finds no plan: function {self.function} ({self.function_name}) would run beside "
+            f"{self.need_bytes} bytes in all, the budget is {self.budget_bytes} bytes{would_do}"
+        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -286,7 +286,7 @@ def _header(content: bytes) -> bytes:
     ("values", "message"),
     [
         ({"part_of": None}, "belong together"),
-        ({"part_of": [0, 1, 1, 2]}, "5 entries"),
+        ({"part_of": [0, 1, 1, 2]}, "5 are needed"),
         ({"part_of": [0, 1, 1, 3, 2]}, "ascend"),
         ({"part_first_chunk": [0, 0, 4, 0, -1]}, "negative"),
         ({"part_first_chunk": [0, 0, 3, 0, 2]}, "overlap"),

@@ -14,7 +14,6 @@ from swapd.planning.validator import validate
 from swapd.policies import available, get, make_plan, unconditional
 from swapd.policies.intervals import find_intervals
 from swapd.policies.published.absences import fits, lay_out
-from swapd.policies.published.fragmented import memory_bytes
 from swapd.policies.published.lms import by_distance, lms
 from swapd.policies.published.nnabla import nnabla
 from swapd.policies.published.vdnn import find_layers, offloading_plan, vdnn_all, vdnn_conv, vdnn_dyn
@@ -384,7 +383,6 @@ def test_what_fits_in_bytes_may_not_fit_in_blocks():
     assert get("window")(problem, None)
     with pytest.raises(PolicyInfeasibleError, match="policy window_best_fit finds no plan"):
         window_best_fit(problem)
-    assert memory_bytes(problem) == problem.capacity_chunks * problem.chunk_bytes
 
 
 def test_lms_best_fit_gives_up_before_lms():

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 
 from swapd.planning.plan import Plan
 from swapd.planning.problem import Problem
+from swapd.simulation.simulated_machine import SimulatedMachine
 from swapd.simulation.steps import steps_of
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -146,7 +147,6 @@ class Replay:
     failed_function: int  # before which a request could not be met; -1 if all were met
     requested_bytes: int  # by the request that failed; 0 if none did
     free_bytes: int  # at that moment
-    reserved_peak_bytes: int
     allocated_peak_bytes: int
 
 
@@ -168,23 +168,13 @@ class _Replay:
         self.held = 0  # chunks of the variables that are on the device
         self.done = 0  # outs of this iteration that are complete
 
-    def _starts_away(self, v: int) -> bool:
-        """Whether an entry variable's first move is an in, or it does not move and left under its previous number."""
-        moves = [(m.after_function, 0) for m in self.plan.outs if m.variable == v]
-        moves += [(m.after_function, 1) for m in self.plan.ins if m.variable == v]
-        if moves:
-            return min(moves)[1] == 1
-        before = self.steps.previous[v]
-        last = [(m.after_function, 0) for m in self.plan.outs if m.variable == before]
-        last += [(m.after_function, 1) for m in self.plan.ins if m.variable == before]
-        return bool(last) and max(last)[1] == 0
-
     def run(self, iterations: int) -> Replay:
         failed, request, free = -1, 0, 0
         function = 0
         try:
+            start = SimulatedMachine(self.problem, self.plan)
             for v in self.steps.entries:
-                if self.steps.previous[v] >= 0 and not self.problem.dormant[v] and not self._starts_away(v):
+                if start.alive[v] and not start.absent[v]:
                     self._allocate(v)
             for _ in range(iterations):
                 self._enter()
@@ -193,8 +183,7 @@ class _Replay:
                 self._leave()
         except OutOfMemory as error:
             failed, request, free = function, error.requested_bytes, error.free_bytes
-        peaks = self.allocator.reserved_peak_bytes, self.allocator.allocated_peak_bytes
-        return Replay(failed, request, free, *peaks)
+        return Replay(failed, request, free, self.allocator.allocated_peak_bytes)
 
     def _enter(self) -> None:
         self.done = 0

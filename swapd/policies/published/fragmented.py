@@ -18,11 +18,6 @@ from swapd.simulation.simulator import simulate
 STEPS = 16
 
 
-def memory_bytes(problem: Problem) -> int:
-    """What the allocator has: the budget without the slabs, in which small allocations are."""
-    return problem.capacity_chunks * problem.chunk_bytes
-
-
 def plan_fragmented(problem: Problem, policy: str, plans_for: Callable[[Problem], Iterable[Plan]]) -> tuple[Plan, int]:
     """Find the most memory for which a plan works. Returns the fastest plan for it, and that memory in chunks.
 
@@ -31,7 +26,7 @@ def plan_fragmented(problem: Problem, policy: str, plans_for: Callable[[Problem]
     Raises:
         PolicyInfeasibleError: no plan works.
     """
-    memory = memory_bytes(problem)
+    memory = problem.capacity_chunks * problem.chunk_bytes  # without the slabs, in which small allocations are
     if problem.fits and replay(problem, Plan(), memory).failed_function < 0:
         return Plan(policy=policy), problem.capacity_chunks
     failure: Replay | None = None
