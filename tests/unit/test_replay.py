@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from part_cases import layers_in_parts, random_ranges
+from part_cases import cut, layers_in_parts, random_ranges
 from planning_traces import Builder, gpt, random_trace
 from replay import Replay, ReplayError
 
 from swapd.planning.problem import Problem
-from swapd.trace.ranged import cut
 from swapd.trace.trace import Machine, Trace
 
 CHILD = Path(__file__).with_name("replay_child.py")
