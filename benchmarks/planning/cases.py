@@ -59,7 +59,7 @@ def problem_facts(problem: Problem) -> dict[str, Any]:
         "compute_seconds": problem.compute_seconds,
     }
     if problem.min_budget_bytes <= problem.budget_bytes:
-        facts["lower_bound_seconds"] = lower_bound(problem).seconds
+        facts["lower_bound_seconds"] = lower_bound(problem)
         facts["two_phase_bound_seconds"] = bound(problem).seconds
     return facts
 

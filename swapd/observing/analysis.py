@@ -38,7 +38,7 @@ class Outcome:
     def facts(self) -> dict[str, Any]:
         """All figures: times in seconds, sizes in bytes, and numbers of moves, whose keys end in `_count`."""
         problem, timeline, chunk = self.problem, self.timeline, self.problem.chunk_bytes
-        least, two_phase = lower_bound(problem).seconds, bound(problem).seconds
+        least, two_phase = lower_bound(problem), bound(problem).seconds
         return {
             "policy": self.policy,
             "window_bytes": self.plan.window_bytes,

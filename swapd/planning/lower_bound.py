@@ -22,7 +22,6 @@ least as many latencies as there are variables of the largest size in it. Proof 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -37,31 +36,11 @@ ANCHORS = 6  # functions tried as the start of the whole iteration
 _NEVER = np.iinfo(np.int64).max // 4
 
 
-@dataclass(frozen=True)
-class Stretch:
-    """One part of the best cut."""
-
-    start: int  # its first function
-    stop: int  # the function at whose start it ends; n or more if that is in the next iteration
-    seconds: float
-    compute_seconds: float
-    in_bytes: int  # that it must bring in
-    out_bytes: int  # that it must send out
+_known: WeakKeyDictionary[Problem, dict[int, float]] = WeakKeyDictionary()
 
 
-@dataclass(frozen=True)
-class LowerBound:
-    """The bound, and the cut that gives it."""
-
-    seconds: float
-    stretches: tuple[Stretch, ...]
-
-
-_known: WeakKeyDictionary[Problem, dict[int, LowerBound]] = WeakKeyDictionary()
-
-
-def lower_bound(problem: Problem, cuts: int = CUTS) -> LowerBound:
-    """The best bound over at most `cuts` places to cut. It is the compute time when nothing else is slower.
+def lower_bound(problem: Problem, cuts: int = CUTS) -> float:
+    """The best bound in seconds over at most `cuts` places to cut. It is the compute time when nothing else is slower.
 
     The first call for a problem takes O(cuts * (functions + variables) + cuts^2) time; the result is kept.
     """
@@ -72,21 +51,16 @@ def lower_bound(problem: Problem, cuts: int = CUTS) -> LowerBound:
 
 
 def quick_lower_bound(problem: Problem) -> float:
-    """The bound in seconds, from fewer cuts if there are many functions: planning may take only about a second."""
-    return lower_bound(problem, CUTS if problem.functions <= _MANY else PLANNING_CUTS).seconds
+    """The bound from fewer cuts if there are many functions: planning may take only about a second."""
+    return lower_bound(problem, CUTS if problem.functions <= _MANY else PLANNING_CUTS)
 
 
-def _find(problem: Problem, cuts: int) -> LowerBound:
+def _find(problem: Problem, cuts: int) -> float:
     if not problem.functions:
-        return LowerBound(0.0, ())
+        return 0.0
     places = _places(problem, cuts)
     forced = _Forced(problem, places)
-    best: tuple[float, list[tuple[int, int]]] = (-1.0, [])
-    for anchor in _anchors(problem, places):
-        found = forced.best_cut(anchor)
-        if found[0] > best[0]:
-            best = found
-    return LowerBound(best[0], tuple(forced.stretch(i, j) for i, j in best[1]))
+    return max(forced.best_cut(anchor) for anchor in _anchors(problem, places))
 
 
 def _places(problem: Problem, cuts: int) -> NDArray[np.int64]:
@@ -237,31 +211,10 @@ class _Forced:
         copies = -(-chunks // self.largest)  # at least so many, as each copy is of one variable
         return chunks * (self.problem.chunk_bytes / bytes_per_second) + copies * self.problem.machine.latency_seconds
 
-    def best_cut(self, anchor: int) -> tuple[float, list[tuple[int, int]]]:
-        """The best cut of the iteration that starts at place `anchor`: its seconds, and each stretch's two places."""
-        m = self.m
-        best = np.zeros(m + 1)
-        came = np.zeros(m + 1, np.int64)
-        best[1:] = -1.0
-        for k in range(m):
-            through = best[k] + self.seconds((anchor + k) % m)[: m - k]
-            better = through > best[k + 1 :]
-            best[k + 1 :][better] = through[better]
-            came[k + 1 :][better] = k
-        pairs, k = [], m
-        while k > 0:
-            pairs.append((anchor + int(came[k]), anchor + k))
-            k = int(came[k])
-        return float(best[m]), pairs[::-1]
-
-    def stretch(self, i: int, j: int) -> Stretch:
-        """The stretch from place i to place j. Places of the next iteration are counted on from m."""
-        a, d, chunk = i % self.m, j - i - 1, self.problem.chunk_bytes
-        return Stretch(
-            start=int(self.places[a]),
-            stop=int(self.unwrapped[a + d + 1]),
-            seconds=float(self.seconds(a)[d]),
-            compute_seconds=float(self.begin[a + d + 1] - self.begin[a]),
-            in_bytes=int(self.into[a, d]) * chunk,
-            out_bytes=int(self.out[a, d]) * chunk,
-        )
+    def best_cut(self, anchor: int) -> float:
+        """The seconds of the best cut of the iteration that starts at place `anchor`."""
+        best = np.zeros(self.m + 1)  # of the stretches up to each place
+        for k in range(self.m):
+            through = best[k] + self.seconds((anchor + k) % self.m)[: self.m - k]
+            best[k + 1 :] = np.maximum(best[k + 1 :], through)
+        return float(best[self.m])
