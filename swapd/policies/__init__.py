@@ -34,18 +34,11 @@ _POLICIES: dict[str, Policy] = {
 
 # Policies that others published. They are for comparison in simulation, and are not offered to programs that run.
 PUBLISHED = ("nnabla", "window_best_fit", "lms", "lms_best_fit", "vdnn_all", "vdnn_conv", "vdnn_dyn")
-# These find no plan for some problems in which every function fits by itself; they raise PolicyInfeasibleError then.
-_MAY_REFUSE = ("window_best_fit", "lms", "lms_best_fit", "vdnn_all", "vdnn_conv", "vdnn_dyn")
 
 
 def available() -> tuple[str, ...]:
     """The names that `get` knows."""
     return tuple(_POLICIES)
-
-
-def unconditional() -> tuple[str, ...]:
-    """The names of the policies that plan every problem in which each function fits by itself."""
-    return tuple(name for name in _POLICIES if name not in _MAY_REFUSE)
 
 
 def get(name: str) -> Policy:

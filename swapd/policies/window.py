@@ -22,7 +22,7 @@ iteration, until the state in which an iteration starts repeats. A window never 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from swapd.planning.plan import In, Out, Plan
 from swapd.planning.problem import Problem
@@ -87,12 +87,6 @@ class _Storage:
         return self.chunks - self.away
 
 
-@dataclass
-class _Moves:
-    outs: list[Out] = field(default_factory=list)
-    ins: list[In] = field(default_factory=list)
-
-
 class _Schedule:
     """The algorithm over an endless repetition of the iteration, one step per function."""
 
@@ -102,7 +96,7 @@ class _Schedule:
         self.cut = cut  # the window ends with the iteration, and all is swapped out then, as in the paper's program
         self.steps = steps_of(problem)
         self.storages: dict[int, list[_Storage]] = {}  # per iteration
-        self.moves: dict[int, _Moves] = {}
+        self.moves: dict[int, tuple[list[Out], list[In]]] = {}
         self.window: deque[tuple[int, int, _Storage]] = deque()  # W_i: step, variable, storage
         self.next = (0, 0)  # the entry of the variable-sequence behind the window: step, index
         self.queue: deque[_Storage] = deque()  # reserved, the oldest first
@@ -116,8 +110,7 @@ class _Schedule:
         for iteration in range(_ITERATIONS):
             self._enter(iteration)
             if iteration > 1 and self.states[-1] == self.states[-2] == self.states[-3]:
-                found = self.moves[iteration - 2]  # its last reservations have been completed or dropped by now
-                return found.outs, found.ins
+                return self.moves[iteration - 2]  # its last reservations have been completed or dropped by now
             for function in range(self.n):
                 self._step(iteration * self.n + function)
             if self.cut:
@@ -134,7 +127,7 @@ class _Schedule:
                 else:
                     made.append(_Storage(chunks, v, before >= 0, chunks if before >= 0 else 0))
             self.storages[iteration] = made
-            self.moves[iteration] = _Moves()
+            self.moves[iteration] = ([], [])
         return self.storages[iteration]
 
     def _enter(self, iteration: int) -> None:
@@ -180,11 +173,11 @@ class _Schedule:
             if storage.exists and not storage.in_window:
                 self._reserve(storage, (step - 1) // self.n, v, (step - 1) % self.n)
         self._complete(self.held + self.reserved - self.problem.capacity_chunks)
-        moves = self.moves[iteration]
+        outs, ins = self.moves[iteration]
         for at, v, storage, count in arrived:
             early = at // self.n != iteration
             variable, before = (storage.variable, self.n) if early else (v, at % self.n)
-            moves.ins.append(In(variable, 0, count, function - 1, len(moves.outs), before))
+            ins.append(In(variable, 0, count, function - 1, len(outs), before))
         for v in self.steps.births[function]:
             self.storages[iteration][v].exists = True
 
@@ -241,7 +234,7 @@ class _Schedule:
             count = storage.resident if self.whole else count
             assert storage.reserved is not None
             iteration, v, after = storage.reserved
-            self.moves[iteration].outs.append(Out(v, storage.away, count, after))
+            self.moves[iteration][0].append(Out(v, storage.away, count, after))
             storage.away += count
             self.reserved -= count
             excess -= count

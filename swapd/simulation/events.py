@@ -53,7 +53,3 @@ class Events:
     stalls: tuple[Stall, ...]
     copies: tuple[Copy, ...]  # by start; variables as numbered in this iteration, -1 if freed with the one before
     held: tuple[Held, ...]  # by start
-
-    def copies_of(self, *, is_out: bool) -> list[Copy]:
-        """The copies in one direction."""
-        return [copy for copy in self.copies if copy.is_out == is_out]

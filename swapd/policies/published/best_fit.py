@@ -140,36 +140,26 @@ class BestFitAllocator:
             self.reserved_bytes -= block.bytes
 
 
-@dataclass(frozen=True)
 class Replay:
-    """What a plan did to the allocator."""
-
-    failed_function: int  # before which a request could not be met; -1 if all were met
-    requested_bytes: int  # by the request that failed; 0 if none did
-    free_bytes: int  # at that moment
-    allocated_peak_bytes: int
-
-
-def replay(problem: Problem, plan: Plan, memory_bytes: int, iterations: int = 3) -> Replay:
-    """Run the allocations of `iterations` under `plan`, whose moves must be of whole variables.
+    """What a plan whose moves are of whole variables does to the allocator.
 
     `problem.capacity_chunks` is the ledger that the plan was made for: swap-outs are completed, in their order, when
     a swap-in says so or when the ledger has no room. `memory_bytes` is what the allocator really has.
     """
-    return _Replay(problem, plan, memory_bytes).run(iterations)
 
-
-class _Replay:
-    def __init__(self, problem: Problem, plan: Plan, memory_bytes: int) -> None:
+    def __init__(self, problem: Problem, plan: Plan, memory_bytes: int, iterations: int = 3) -> None:
         self.problem, self.plan, self.steps = problem, plan, steps_of(problem)
         self.allocator = BestFitAllocator(memory_bytes)
         self.sizes: list[int] = problem.variable_bytes.tolist()
         self.blocks: dict[int, Block] = {}  # of the variables that are on the device
         self.held = 0  # chunks of the variables that are on the device
         self.done = 0  # outs of this iteration that are complete
+        self.failed_function = -1  # before which a request could not be met; -1 if all were met
+        self.requested_bytes = 0  # by the request that failed; 0 if none did
+        self.free_bytes = 0  # at that moment
+        self._run(iterations)
 
-    def run(self, iterations: int) -> Replay:
-        failed, request, free = -1, 0, 0
+    def _run(self, iterations: int) -> None:
         function = 0
         try:
             start = SimulatedMachine(self.problem, self.plan)
@@ -182,8 +172,8 @@ class _Replay:
                     self._function(function)
                 self._leave()
         except OutOfMemory as error:
-            failed, request, free = function, error.requested_bytes, error.free_bytes
-        return Replay(failed, request, free, self.allocator.allocated_peak_bytes)
+            self.failed_function = function
+            self.requested_bytes, self.free_bytes = error.requested_bytes, error.free_bytes
 
     def _enter(self) -> None:
         self.done = 0

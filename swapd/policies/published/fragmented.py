@@ -2,7 +2,7 @@
 
 A plan that fits by its bytes can then fail for want of a block that is large enough. So a plan is made for less memory
 than there is: the most, in steps of a sixteenth, with which the allocations of three iterations all succeed
-(`swapd.policies.published.best_fit.replay`). Plans move whole variables.
+(`swapd.policies.published.best_fit.Replay`). Plans move whole variables.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from swapd.planning.plan import Plan
 from swapd.planning.problem import PolicyInfeasibleError, Problem
-from swapd.policies.published.best_fit import Replay, replay
+from swapd.policies.published.best_fit import Replay
 from swapd.simulation.simulator import simulate
 
 STEPS = 16
@@ -27,7 +27,7 @@ def plan_fragmented(problem: Problem, policy: str, plans_for: Callable[[Problem]
         PolicyInfeasibleError: no plan works.
     """
     memory = problem.capacity_chunks * problem.chunk_bytes  # without the slabs, in which small allocations are
-    if problem.fits and replay(problem, Plan(), memory).failed_function < 0:
+    if problem.fits and Replay(problem, Plan(), memory).failed_function < 0:
         return Plan(policy=policy), problem.capacity_chunks
     failure: Replay | None = None
     for step in range(STEPS, 0, -1):
@@ -37,7 +37,7 @@ def plan_fragmented(problem: Problem, policy: str, plans_for: Callable[[Problem]
         works = []
         try:
             for plan in plans_for(scheduled):
-                result = replay(scheduled, plan, memory)
+                result = Replay(scheduled, plan, memory)
                 if result.failed_function < 0:
                     works.append(plan)
                 failure = failure or result
