@@ -17,7 +17,7 @@ from benchmarks.planning.cases import origin, planned, problem_facts, trace_of
 from swapd.devices.roofline import GIB, get_device
 from swapd.planning.plan import Plan
 from swapd.planning.problem import InfeasibleError, Problem
-from swapd.policies.published.vdnn import offloading_plan, vdnn_conv, vdnn_dyn
+from swapd.policies.published.vdnn import offloading_plan, vdnn
 from swapd.simulation.simulator import simulate
 
 NAME = "vdnn"
@@ -76,14 +76,14 @@ def _plan(problem: Problem, free: Problem, policy: str) -> tuple[str, Plan]:
     if policy == "dyn":
         chosen = "nothing"
         if not problem.fits:
-            dynamic = vdnn_dyn(problem)
-            chosen = "conv" if dynamic.outs == _or_none(vdnn_conv, problem) else "all"
-    return chosen, Plan() if chosen == "nothing" else offloading_plan(free, chosen == "all")
+            dynamic = vdnn(problem, "vdnn_dyn")
+            chosen = "conv" if dynamic.outs == _outs_of_conv(problem) else "all"
+    return chosen, Plan() if chosen == "nothing" else offloading_plan(free, f"vdnn_{chosen}")
 
 
-def _or_none(policy: Callable[[Problem], Plan], problem: Problem) -> Any:
+def _outs_of_conv(problem: Problem) -> Any:
     try:
-        return policy(problem).outs
+        return vdnn(problem, "vdnn_conv").outs
     except InfeasibleError:
         return None
 

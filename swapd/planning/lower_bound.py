@@ -122,34 +122,24 @@ class _Forced:
         result[result < _NEVER] += n
         return result
 
-    def _snapshots(self) -> NDArray[np.int64]:
-        """int64[m, V]: for each place, the function that next uses each variable that exists before the place."""
-        problem = self.problem
-        following = self._entry_next()
-        following[problem.born == self.n] = _NEVER  # such a variable appears after the last function
-        found = np.empty((self.m, problem.variables), np.int64)
-        at = self.m - 1
-        for function in range(self.n - 1, -1, -1):
-            rows = self.by_function[self._rows(function)]
-            following[rows] = np.where(problem.born[rows] == function, _NEVER, function)
-            if at >= 0 and self.places[at] == function:
-                found[at] = following
-                at -= 1
-        return found
-
     def _into(self) -> NDArray[np.int64]:
-        """int64[m, m]: chunks that each stretch must bring in."""
+        """int64[m, m]: chunks that each stretch must bring in, found for all stretches with the same start at once."""
         problem, n, m = self.problem, self.n, self.m
-        self.next = self._snapshots()
+        following = self._entry_next()  # the function that next uses each variable that exists by then
+        following[problem.born == n] = _NEVER  # such a variable appears after the last function
         result = np.zeros((m, m), np.int64)
-        for a in range(m):
-            start = int(self.places[a])
-            ahead = self.next[a] - start
-            used = np.flatnonzero((ahead > 0) & (ahead <= n))
-            sums = np.bincount(ahead[used], weights=problem.chunks[used], minlength=n + 1)
-            distances = self.unwrapped[a + 1 : a + m + 1] - start  # the last one is a whole iteration
-            excess = int(problem.pinned[start]) - problem.capacity_chunks
-            result[a] = np.maximum(np.cumsum(sums)[distances].astype(np.int64) + excess, 0)
+        at = m - 1
+        for function in range(n - 1, -1, -1):
+            used = self.by_function[self._rows(function)]
+            following[used] = np.where(problem.born[used] == function, _NEVER, function)
+            if at >= 0 and self.places[at] == function:
+                ahead = following - function
+                needed = np.flatnonzero((ahead > 0) & (ahead <= n))
+                sums = np.bincount(ahead[needed], weights=problem.chunks[needed], minlength=n + 1)
+                distances = self.unwrapped[at + 1 : at + m + 1] - function  # the last one is a whole iteration
+                excess = int(problem.pinned[function]) - problem.capacity_chunks
+                result[at] = np.maximum(np.cumsum(sums)[distances].astype(np.int64) + excess, 0)
+                at -= 1
         return result
 
     def _last_writes(self) -> NDArray[np.int64]:
@@ -185,17 +175,12 @@ class _Forced:
         stop = int(self.places[at])
         live = (problem.born < stop) & (problem.died >= stop) & ~problem.dormant & (written >= stop - n)
         live[self.by_function[self._rows(stop)]] = False
-        dirty = self._suffix(written[live] - (stop - n), np.flatnonzero(live))
+        sums = np.bincount(written[live] - (stop - n), weights=problem.chunks[live], minlength=n + 1)
+        dirty = np.cumsum(sums[::-1])[::-1].astype(np.int64)  # chunks last written at each position or behind it
         lengths = np.arange(1, m + 1)  # how many places before `at` each stretch starts
         starts = self.unwrapped[m + at - lengths] - stop  # counted from `stop` - n
         excess = int(problem.pinned[stop]) - problem.capacity_chunks
         result[(at - lengths) % m, lengths - 1] = np.maximum(dirty[starts] + excess, 0)
-
-    def _suffix(self, position: NDArray[np.int64], variables: NDArray[np.int64]) -> NDArray[np.int64]:
-        """int64[n + 1]: for each position, the chunks of the variables at it or behind it."""
-        sums = np.bincount(position, weights=self.problem.chunks[variables], minlength=self.n + 1)
-        result: NDArray[np.int64] = np.cumsum(sums[::-1])[::-1].astype(np.int64)
-        return result
 
     def seconds(self, a: int) -> NDArray[np.float64]:
         """float64[m]: the least time of each stretch that starts at place a."""

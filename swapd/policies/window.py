@@ -34,8 +34,10 @@ _PIECES = 8
 _ITERATIONS = 6  # at most, until the state repeats
 
 
-def window(problem: Problem, window_bytes: int | None = None) -> Plan:
+def window(problem: Problem, window_bytes: int | None = None, *, whole: bool = False) -> Plan:
     """Plan with a schedule window of `window_bytes`; if it is None, with the one of `SHARES` that simulates fastest.
+
+    Variables leave and come back as wholes if `whole`, as they do in memory without virtual addresses.
 
     Raises:
         InfeasibleError: a function alone needs more than the capacity.
@@ -46,24 +48,17 @@ def window(problem: Problem, window_bytes: int | None = None) -> Plan:
         raise ValueError(f"the schedule window must be positive, not {window_bytes}")
     if problem.fits:
         return Plan(policy="window", window_bytes=window_bytes)
-    if window_bytes is not None:
-        return _plan(problem, window_bytes)
-    plans = [_plan(problem, size) for size in windows(problem)]
-    return min(plans, key=lambda plan: simulate(problem, plan).seconds)
+    sizes = windows(problem) if window_bytes is None else [window_bytes]
+    plans = [_plan(problem, size, whole) for size in sizes]
+    return plans[0] if len(plans) == 1 else min(plans, key=lambda plan: simulate(problem, plan).seconds)
 
 
-def window_of_wholes(problem: Problem, window_bytes: int) -> Plan:
-    """As `window`, but variables leave and come back as wholes, for memory without virtual addresses."""
-    problem.require_feasible()
-    return Plan(policy="window") if problem.fits else _plan(problem, window_bytes, whole=True)
-
-
-def windows(problem: Problem) -> list[int]:
+def windows(problem: Problem, shares: tuple[float, ...] = SHARES) -> list[int]:
     """The schedule windows in bytes that are tried when none is given."""
-    return sorted({max(1, int(share * problem.capacity_chunks)) * problem.chunk_bytes for share in SHARES})
+    return sorted({max(1, int(share * problem.capacity_chunks)) * problem.chunk_bytes for share in shares})
 
 
-def _plan(problem: Problem, window_bytes: int, whole: bool = False) -> Plan:
+def _plan(problem: Problem, window_bytes: int, whole: bool) -> Plan:
     for cut in (False, True):
         found = _Schedule(problem, window_bytes // problem.chunk_bytes, cut, whole).run()
         if found is not None:

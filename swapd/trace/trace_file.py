@@ -64,11 +64,6 @@ LARGEST_ARRAY_HEADER = 1 << 13  # bytes, of a .npy member before its numbers
 LARGEST_PLACES = 1 << 23  # bytes, of places.json
 MOST_MEMBERS = 64  # of the archive; members that the format does not have are ignored
 
-_HEADER_READERS = {
-    (1, 0): np.lib.format.read_array_header_1_0,
-    (2, 0): np.lib.format.read_array_header_2_0,
-}
-
 
 class TraceError(ValueError):
     """A trace is inconsistent, or its file is damaged, truncated or of another version."""
@@ -223,9 +218,9 @@ def _read_array(archive: zipfile.ZipFile, name: str, length: int) -> NDArray[Any
     member = io.BytesIO(content)
     try:
         version = np.lib.format.read_magic(member)
-        if version not in _HEADER_READERS:
+        if version != (1, 0):
             raise ValueError(f"version {version} of its header")
-        shape, _, found = _HEADER_READERS[version](member)
+        shape, _, found = np.lib.format.read_array_header_1_0(member)
     except Exception as error:
         raise TraceError(f"{name}.npy is damaged ({error!s:.200})") from None
     if found.hasobject:

@@ -13,10 +13,11 @@ from swapd.planning.problem import InfeasibleError, PolicyInfeasibleError, Probl
 from swapd.planning.validator import validate
 from swapd.policies import PUBLISHED, get, make_plan
 from swapd.policies.intervals import find_intervals
+from swapd.policies.published import lms as lms_rules
 from swapd.policies.published.absences import fits, lay_out
-from swapd.policies.published.lms import by_distance, lms
+from swapd.policies.published.lms import lms
 from swapd.policies.published.nnabla import nnabla
-from swapd.policies.published.vdnn import find_layers, offloading_plan, vdnn_all, vdnn_conv, vdnn_dyn
+from swapd.policies.published.vdnn import find_layers, offloading_plan, vdnn
 from swapd.policies.published.window_best_fit import schedule, window_best_fit
 from swapd.simulation.simulator import simulate
 from swapd.trace.trace import Machine, Trace
@@ -68,6 +69,10 @@ def outs(plan: Plan) -> dict[int, int]:
 def ins(plan: Plan) -> dict[int, tuple[int, int]]:
     """From which function on each variable may come in, and which one needs it."""
     return {move.variable: (move.after_function + 1, move.before_function) for move in plan.ins}
+
+
+def by_distance(problem: Problem, threshold: int, ahead: int) -> Plan:
+    return lms_rules.by_distance(problem, find_intervals(problem), threshold, ahead)
 
 
 # ---- all of them -----------------------------------------------------------------------------------------------------
@@ -245,8 +250,8 @@ def test_vdnn_offloads_after_the_last_reader_of_the_forward_phase():
     b.call("backward", [x], seconds=1.0)
     b.free(y, z)
     problem = problem_of(b, 100)
-    assert outs(offloading_plan(problem, True)) == {x: 0, y: 2, z: 2}
-    assert outs(offloading_plan(problem, False)) == {x: 0, y: 2}, "z is read by no convolution"
+    assert outs(offloading_plan(problem, "vdnn_all")) == {x: 0, y: 2, z: 2}
+    assert outs(offloading_plan(problem, "vdnn_conv")) == {x: 0, y: 2}, "z is read by no convolution"
 
 
 def test_vdnn_conv_leaves_frozen_weights_where_they_are():
@@ -257,7 +262,7 @@ def test_vdnn_conv_leaves_frozen_weights_where_they_are():
     b.call("backward", [y], seconds=1.0)
     b.free(y)
     b.call("backward", [x, frozen], seconds=1.0)
-    assert outs(offloading_plan(problem_of(b, 100), False)) == {x: 0}
+    assert outs(offloading_plan(problem_of(b, 100), "vdnn_conv")) == {x: 0}
 
 
 def test_vdnn_prefetches_within_the_search_window():
@@ -272,11 +277,11 @@ def test_vdnn_prefetches_within_the_search_window():
     b.free(*xs[1:])
     problem = problem_of(b, 100)
     back = {x: 12 - k for k, x in enumerate(xs)}  # the function that needs it
-    everything = ins(offloading_plan(problem, True))
+    everything = ins(offloading_plan(problem, "vdnn_all"))
     assert everything[xs[5]] == (back[xs[5]], back[xs[5]]), "the first one is found by nobody"
     for k in range(5):
         assert everything[xs[k]] == (back[xs[k + 1]], back[xs[k]]), "each layer fetches the one before it"
-    convolutions = ins(offloading_plan(problem, False))
+    convolutions = ins(offloading_plan(problem, "vdnn_conv"))
     assert set(convolutions) == {xs[0], xs[2], xs[5]}
     assert convolutions[xs[2]] == (back[xs[5]], back[xs[2]]), "found past the pools, which have nothing to fetch"
     assert convolutions[xs[0]] == (back[xs[2]], back[xs[0]]), "not before: the search ends at a convolution"
@@ -285,14 +290,14 @@ def test_vdnn_prefetches_within_the_search_window():
 def test_vdnn_dyn_takes_the_least_that_fits():
     b = chain(layers=6, convolutions=False)
     conv, every = (max(simulate(problem_of(b, 100), offloading_plan(problem_of(b, 100), a)).peak_chunks for a in [way])
-                   for way in (False, True))  # fmt: skip
+                   for way in ("vdnn_conv", "vdnn_all"))  # fmt: skip
     peak = problem_of(b, 100).live_peak_chunks
     assert every < conv < peak
-    assert not vdnn_dyn(problem_of(b, peak))
-    assert outs(vdnn_dyn(problem_of(b, conv))) == outs(vdnn_conv(problem_of(b, conv)))
-    assert outs(vdnn_dyn(problem_of(b, conv - 1))) == outs(vdnn_all(problem_of(b, conv - 1)))
+    assert not vdnn(problem_of(b, peak), "vdnn_dyn")
+    assert outs(vdnn(problem_of(b, conv), "vdnn_dyn")) == outs(vdnn(problem_of(b, conv), "vdnn_conv"))
+    assert outs(vdnn(problem_of(b, conv - 1), "vdnn_dyn")) == outs(vdnn(problem_of(b, conv - 1), "vdnn_all"))
     with pytest.raises(PolicyInfeasibleError, match="vdnn_conv"):
-        vdnn_conv(problem_of(b, conv - 1))
+        vdnn(problem_of(b, conv - 1), "vdnn_conv")
 
 
 def test_vdnn_has_nothing_to_do_in_inference():

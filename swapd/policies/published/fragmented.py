@@ -29,7 +29,7 @@ def plan_fragmented(problem: Problem, policy: str, plans_for: Callable[[Problem]
     memory = problem.capacity_chunks * problem.chunk_bytes  # without the slabs, in which small allocations are
     if problem.fits and Replay(problem, Plan(), memory).failed_function < 0:
         return Plan(policy=policy), problem.capacity_chunks
-    failure: Replay | None = None
+    failed: tuple[int, int] | None = None  # of the first failure: the function, and the bytes that it would need
     for step in range(STEPS, 0, -1):
         scheduled = replace(problem, capacity_chunks=problem.capacity_chunks * step // STEPS)
         if scheduled.capacity_chunks < int(problem.pinned.max(initial=0)):
@@ -40,21 +40,14 @@ def plan_fragmented(problem: Problem, policy: str, plans_for: Callable[[Problem]
                 result = Replay(scheduled, plan, memory)
                 if result.failed_function < 0:
                     works.append(plan)
-                failure = failure or result
+                elif failed is None:
+                    need = problem.budget_bytes - result.free_bytes + result.requested_bytes
+                    failed = result.failed_function, need
         except PolicyInfeasibleError as error:
-            if failure is None:
-                where = (error.function, error.function_name, error.need_bytes, error.budget_bytes)
-                raise PolicyInfeasibleError(policy, *where, 0) from None
+            failed = failed or (error.function, error.need_bytes)
             break
         if works:
             best = min(works, key=lambda plan: simulate(scheduled, plan).seconds)
             return replace(best, policy=policy), scheduled.capacity_chunks
-    raise _refusal(problem, policy, failure)
-
-
-def _refusal(problem: Problem, policy: str, failure: Replay | None) -> PolicyInfeasibleError:
-    function, need = int(problem.pinned.argmax()), problem.min_budget_bytes
-    if failure is not None and failure.failed_function >= 0:
-        function = failure.failed_function
-        need = problem.budget_bytes - failure.free_bytes + failure.requested_bytes
-    return PolicyInfeasibleError(policy, function, problem.names[function], need, problem.budget_bytes, 0)
+    function, need = failed or (int(problem.pinned.argmax()), problem.min_budget_bytes)
+    raise PolicyInfeasibleError(policy, function, problem.names[function], need, problem.budget_bytes, 0)

@@ -37,12 +37,14 @@ def lms(problem: Problem) -> Plan:
         InfeasibleError: a function alone needs more than the capacity, or (PolicyInfeasibleError) no parameters fit.
     """
     problem.require_feasible()
-    return Plan(policy="lms") if problem.fits else by_distance(problem, *_tuned(problem))
-
-
-def by_distance(problem: Problem, swapout_threshold: int, swapin_ahead: int) -> Plan:
-    """Plan by distance with given parameters. Raises PolicyInfeasibleError."""
+    if problem.fits:
+        return Plan(policy="lms")
     intervals = find_intervals(problem)
+    return by_distance(problem, intervals, *_tuned(problem, intervals))
+
+
+def by_distance(problem: Problem, intervals: Intervals, swapout_threshold: int, swapin_ahead: int) -> Plan:
+    """Plan by distance with given parameters. Raises PolicyInfeasibleError."""
     return lay_out(problem, intervals, _absences(problem, intervals, swapout_threshold, swapin_ahead), "lms")
 
 
@@ -52,9 +54,9 @@ def lms_best_fit(problem: Problem) -> Plan:
     return plan_fragmented(problem, "lms_best_fit", lambda scheduled: [lms(scheduled)])[0]
 
 
-def _tuned(problem: Problem) -> tuple[int, int]:
+def _tuned(problem: Problem, intervals: Intervals) -> tuple[int, int]:
     """The tuned threshold and ahead; if nothing fits, those with which the most is away."""
-    n, intervals = problem.functions, find_intervals(problem)
+    n = problem.functions
 
     def fit(capacity: int, threshold: int, ahead: int) -> bool:
         return fits(problem, intervals, _absences(problem, intervals, threshold, ahead), capacity)

@@ -41,34 +41,23 @@ class OffloadCandidate:
     is_convolution: bool
 
 
-def vdnn_all(problem: Problem) -> Plan:
-    """Offload the input of every layer. Raises InfeasibleError when a function, or the policy, needs more than fits."""
-    return _unless_all_fits(problem, "vdnn_all", True)
+CHOICES = {"vdnn_all": (True,), "vdnn_conv": (False,), "vdnn_dyn": (False, True)}  # whether all layers offload
 
 
-def vdnn_conv(problem: Problem) -> Plan:
-    """Offload convolutions' inputs. Raises InfeasibleError when a function, or the policy, needs more than fits."""
-    return _unless_all_fits(problem, "vdnn_conv", False)
-
-
-def vdnn_dyn(problem: Problem) -> Plan:
-    """Offload the least that fits: nothing, convolutions' inputs, or those of all layers. Raises InfeasibleError."""
-    return _unless_all_fits(problem, "vdnn_dyn", False, True)
-
-
-def _unless_all_fits(problem: Problem, policy: str, *choices: bool) -> Plan:
-    problem.require_feasible()
-    return Plan(policy=policy) if problem.fits else offloading_plan(problem, *choices, policy=policy)
-
-
-def offloading_plan(problem: Problem, *choices: bool, policy: str = "vdnn") -> Plan:
-    """The plan of the first choice that fits: whether all layers offload, or only convolutions.
+def vdnn(problem: Problem, policy: str) -> Plan:
+    """Plan with one of vDNN's policies, by its name in `CHOICES`.
 
     Raises:
-        PolicyInfeasibleError: none does.
+        InfeasibleError: a function alone needs more than the capacity, or (PolicyInfeasibleError) with the policy.
     """
+    problem.require_feasible()
+    return Plan(policy=policy) if problem.fits else offloading_plan(problem, policy)
+
+
+def offloading_plan(problem: Problem, policy: str) -> Plan:
+    """The plan of the policy's first choice that fits, even where everything fits. Raises PolicyInfeasibleError."""
     intervals, layers = find_intervals(problem), find_layers(problem)
-    for all_layers in choices:
+    for all_layers in CHOICES[policy]:
         absences = _offload(problem, intervals, layers, all_layers)
         if fits(problem, intervals, absences, problem.capacity_chunks):
             break

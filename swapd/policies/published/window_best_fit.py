@@ -6,12 +6,10 @@ takes the rest; `fragmented` finds how much smaller.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from swapd.planning.plan import Plan
 from swapd.planning.problem import Problem
 from swapd.policies.published.fragmented import plan_fragmented
-from swapd.policies.window import window_of_wholes
+from swapd.policies.window import window, windows
 
 WINDOW_SHARES = (1 / 2, 1.0)  # of the schedule's budget: the windows tried when none is given
 
@@ -33,12 +31,8 @@ def schedule(problem: Problem, window_bytes: int | None = None) -> tuple[Plan, i
     if window_bytes is not None and window_bytes <= 0:
         raise ValueError(f"the schedule window must be positive, not {window_bytes}")
 
-    def plans_for(scheduled: Problem) -> Iterator[Plan]:
-        if window_bytes is not None:
-            yield window_of_wholes(scheduled, window_bytes)
-            return
-        for share in WINDOW_SHARES:
-            chunks = max(1, int(share * scheduled.capacity_chunks))
-            yield window_of_wholes(scheduled, chunks * scheduled.chunk_bytes)
+    def plans_for(scheduled: Problem) -> list[Plan]:
+        sizes = windows(scheduled, WINDOW_SHARES) if window_bytes is None else [window_bytes]
+        return [window(scheduled, size, whole=True) for size in sizes]
 
     return plan_fragmented(problem, "window_best_fit", plans_for)
