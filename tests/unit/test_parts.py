@@ -7,9 +7,9 @@ import pytest
 from part_cases import CHUNK, Ranged, cut, layers_in_parts, random_ranges, with_uses
 from planning_traces import Builder, random_trace
 
+from benchmarks.planning.validator import validate
 from swapd.planning.plan import In, Out, Plan
 from swapd.planning.problem import Problem
-from swapd.planning.validator import validate
 from swapd.policies import make_plan
 from swapd.trace.ranged import plan_in_parts, recorded_plan
 from swapd.trace.trace import Trace

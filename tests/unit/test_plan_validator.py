@@ -4,9 +4,10 @@ from dataclasses import replace
 import pytest
 from planning_traces import Builder, random_trace
 
+from benchmarks.planning.validator import validate
 from swapd.planning.plan import In, Out, Plan
 from swapd.planning.problem import Problem
-from swapd.planning.validator import Fault, Violation, validate
+from swapd.planning.violations import Fault, Violation
 from swapd.policies import get
 from swapd.simulation.simulator import simulate
 from swapd.trace.trace import Machine

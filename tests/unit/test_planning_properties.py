@@ -10,10 +10,11 @@ from hypothesis import assume, event, find, given
 from hypothesis import strategies as st
 from program_strategies import CHUNK, examples, problems, traces
 
+from benchmarks.planning.validator import validate
 from swapd.planning.lower_bound import lower_bound
 from swapd.planning.plan import In, Out, Plan
 from swapd.planning.problem import InfeasibleError, Problem
-from swapd.planning.validator import Fault, validate
+from swapd.planning.violations import Fault
 from swapd.policies import available, get
 from swapd.simulation.simulator import simulate
 from swapd.trace.trace import Trace

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from planning_traces import Builder, at_balance, gpt, random_trace, resnet50
 
+from benchmarks.planning.validator import validate
 from swapd.planning.lower_bound import lower_bound
 from swapd.planning.plan import In, Out, Plan
 from swapd.planning.problem import InfeasibleError, Problem
-from swapd.planning.validator import validate
 from swapd.policies import PUBLISHED, available, get, make_plan, usage
 from swapd.policies.choice import choose
 from swapd.policies.intervals import find_intervals, host_valid
