@@ -10,8 +10,7 @@ from benchmarks import machine
 from benchmarks.models import NAMED
 from benchmarks.planning.validator import validate
 from swapd.devices.roofline import GIB, Device, get_device
-from swapd.planning.bound import bound
-from swapd.planning.lower_bound import lower_bound
+from swapd.planning.lower_bound import bound, lower_bound
 from swapd.planning.plan import Plan
 from swapd.planning.problem import InfeasibleError, Problem
 from swapd.policies import get

@@ -10,15 +10,30 @@ and without a deadlock.
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from swapd.planning.plan import In, Out, Plan
 from swapd.planning.problem import Problem
-from swapd.planning.violations import Fault, Violation, malformed
+from swapd.planning.violations import Violation, malformed
 
 ITERATIONS = 3
+
+
+class Fault(enum.Enum):
+    """Each way in which a plan for the problem can be wrong."""
+
+    NOT_LIVE = "the variable is not live at the move"
+    OUT_WHILE_PINNED = "a swap-out while the next function uses the variable"
+    OUT_OF_ABSENT = "a swap-out of chunks that are not on the device"
+    IN_OF_RESIDENT = "a swap-in of chunks that are on the device"
+    IN_BEFORE_OUT = "a swap-in that does not wait for the swap-out of the same chunks"
+    IN_TOO_LATE = "a swap-in that says to be needed later than its variable is used"
+    USE_OF_ABSENT = "a function uses chunks that no swap-in brings back before"
+    OVER_CAPACITY = "more chunks than the capacity are resident when a function starts"
+    DEADLOCK = "a function waits for a move that the order of a list puts behind a later function"
 
 
 def validate(problem: Problem, plan: Plan) -> list[Violation]:

@@ -11,8 +11,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
-from swapd.planning.bound import bound
-from swapd.planning.lower_bound import lower_bound
+from swapd.planning.lower_bound import bound, lower_bound
 from swapd.planning.plan import Plan
 from swapd.planning.problem import Problem
 from swapd.policies import make_plan

@@ -224,13 +224,6 @@ class Problem:
 
     def require_feasible(self) -> None:
         """Raise InfeasibleError when a function alone exceeds the budget."""
-        worst = int(self.pinned.max(initial=0))
-        if worst > self.capacity_chunks:
-            function = int(self.pinned.argmax())
-            raise InfeasibleError(
-                function,
-                self.names[function],
-                (worst + self.slab_chunks) * self.chunk_bytes,
-                self.budget_bytes,
-                self.min_budget_bytes,
-            )
+        if self.pinned.max(initial=0) > self.capacity_chunks:
+            function, need = int(self.pinned.argmax()), self.min_budget_bytes
+            raise InfeasibleError(function, self.names[function], need, self.budget_bytes, need)

@@ -1,5 +1,6 @@
-"""Violations: what can be wrong with a plan. Those of a plan that does not belong to a problem at all are found here;
-those of its course over the iterations are the business of a validator (`benchmarks.planning.validator`).
+"""Violations: what is wrong with a plan that is not for this problem at all.
+
+What can be wrong with the course of a plan that is, `benchmarks.planning.validator` finds.
 """
 
 from __future__ import annotations
@@ -11,28 +12,19 @@ from swapd.planning.plan import In, Out, Plan
 from swapd.planning.problem import Problem
 
 
-class Fault(enum.Enum):
-    """Each way in which a plan can be wrong."""
+class Misfit(enum.Enum):
+    """Each way in which a move can name what the problem does not have."""
 
     UNKNOWN_VARIABLE = "the variable does not exist"
     BAD_CHUNK_RANGE = "the chunks are not all the variable's, or there are none"
     BAD_FUNCTION = "the function does not exist, or an in is needed before it may start"
     BAD_OUT_COUNT = "an in waits for a number of outs that the list does not have"
-    NOT_LIVE = "the variable is not live at the move"
-    OUT_WHILE_PINNED = "a swap-out while the next function uses the variable"
-    OUT_OF_ABSENT = "a swap-out of chunks that are not on the device"
-    IN_OF_RESIDENT = "a swap-in of chunks that are on the device"
-    IN_BEFORE_OUT = "a swap-in that does not wait for the swap-out of the same chunks"
-    IN_TOO_LATE = "a swap-in that says to be needed later than its variable is used"
-    USE_OF_ABSENT = "a function uses chunks that no swap-in brings back before"
-    OVER_CAPACITY = "more chunks than the capacity are resident when a function starts"
-    DEADLOCK = "a function waits for a move that the order of a list puts behind a later function"
 
 
 class Violation(NamedTuple):
     """One thing that is wrong. A number that does not apply is -1. `move` indexes outs, ins or write-backs."""
 
-    fault: Fault
+    fault: enum.Enum
     function: int = -1
     variable: int = -1
     move: int = -1
@@ -48,14 +40,14 @@ def malformed(problem: Problem, plan: Plan) -> list[Violation]:
     moves: list[tuple[int, Out | In]] = [*enumerate(plan.outs), *enumerate(plan.ins), *enumerate(plan.write_backs)]
     for index, move in moves:
         if not 0 <= move.variable < problem.variables:
-            found.append(Violation(Fault.UNKNOWN_VARIABLE, move=index))
+            found.append(Violation(Misfit.UNKNOWN_VARIABLE, move=index))
             continue
         stop = move.first_chunk + move.chunk_count
         if move.first_chunk < 0 or move.chunk_count < 1 or stop > problem.chunks[move.variable]:
-            found.append(Violation(Fault.BAD_CHUNK_RANGE, variable=move.variable, move=index))
+            found.append(Violation(Misfit.BAD_CHUNK_RANGE, variable=move.variable, move=index))
         before = move.before_function if isinstance(move, In) else n
         if not -1 <= move.after_function < min(before, n) or before > n:
-            found.append(Violation(Fault.BAD_FUNCTION, move.after_function, move.variable, index))
+            found.append(Violation(Misfit.BAD_FUNCTION, move.after_function, move.variable, index))
         if isinstance(move, In) and not 0 <= move.after_outs <= len(plan.outs):
-            found.append(Violation(Fault.BAD_OUT_COUNT, move.after_function, move.variable, index))
+            found.append(Violation(Misfit.BAD_OUT_COUNT, move.after_function, move.variable, index))
     return found

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from swapd.planning.plan import In, Out, Plan
 from swapd.planning.problem import Problem
 from swapd.policies.intervals import Intervals, host_valid, start_times
-from swapd.policies.usage import Usage, make_usage
+from swapd.policies.usage import make_usage
 
 PIECES = 8  # at most, of one interval's chunks
 LATENCIES = 32  # a piece takes at least so many times the latency of a copy
@@ -101,7 +101,8 @@ def _place_ins(problem: Problem, intervals: Intervals, taken: NDArray[np.int64],
         first = 0
         while first < count:
             part = min(size, count - first)
-            at = max(_earliest(held, start, stop, problem.capacity_chunks - part), floor)
+            full = held.last_above(start, stop, problem.capacity_chunks - part)  # no room for the piece there
+            at = max(start if full is None else full + 1, floor)
             held.add(at, stop, part)
             if pieces and first and pieces[-1].at == at:
                 part += pieces[-1].count
@@ -133,12 +134,6 @@ def _useful_starts(
             latest[index] = begin - lap
     useful = np.searchsorted(times, latest - _LEAD * iteration, side="right") - 1 - n
     return [int(function) for function in np.minimum(useful, intervals.stop[order])]
-
-
-def _earliest(held: Usage, start: int, stop: int, most: int) -> int:
-    """The earliest function from which on up to `stop` no more than `most` is held; `stop` when there is none."""
-    last = held.last_above(start, stop, most)
-    return start if last is None else last + 1
 
 
 def _ordered_ins(

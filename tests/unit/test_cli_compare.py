@@ -10,8 +10,7 @@ from planning_traces import Builder
 from swapd.cli import main
 from swapd.observing import analysis, comparison
 from swapd.observing.comparison import arms, needs_more, row_of, smallest_budget
-from swapd.planning.bound import bound
-from swapd.planning.lower_bound import lower_bound
+from swapd.planning.lower_bound import bound, lower_bound
 from swapd.planning.plan import Plan
 from swapd.planning.problem import InfeasibleError, Problem
 from swapd.policies import available, make_plan

@@ -13,8 +13,7 @@ from swapd.cli import main
 from swapd.observing.advice import Advisor
 from swapd.observing.analysis import allocated_by, printable, run_policy, stalls_by_variable, with_budget
 from swapd.observing.perfetto import to_perfetto
-from swapd.planning.bound import bound
-from swapd.planning.lower_bound import lower_bound
+from swapd.planning.lower_bound import bound, lower_bound
 from swapd.planning.plan import In, Out, Plan
 from swapd.planning.problem import Problem
 from swapd.policies import make_plan

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from planning_traces import Builder, random_trace
 
-from swapd.planning.bound import bound
+from swapd.planning.lower_bound import bound
 from swapd.planning.problem import InfeasibleError, Problem
 from swapd.trace.trace import Machine, Trace
 

@@ -18,7 +18,7 @@ from swapd.policies.published.absences import fits, lay_out
 from swapd.policies.published.lms import lms
 from swapd.policies.published.nnabla import nnabla
 from swapd.policies.published.vdnn import find_layers, offloading_plan, vdnn
-from swapd.policies.published.window_best_fit import schedule, window_best_fit
+from swapd.policies.published.window_best_fit import window_best_fit
 from swapd.simulation.simulator import simulate
 from swapd.trace.trace import Machine, Trace
 
@@ -371,14 +371,15 @@ def test_nnabla_refuses_a_limit_of_nothing():
 def test_fragmentation_makes_the_schedule_smaller():
     trace = resnet50(928)
     problem = Problem.from_trace(trace, 16 << 30, chunk_bytes=2 << 20)
-    plan, chunks = schedule(problem)
+    plan = window_best_fit(problem)
+    chunks = plan.capacity_chunks
     assert plan.policy == "window_best_fit"
     assert problem.pinned.max() <= chunks < problem.capacity_chunks
     assert validate(problem, plan) == []
     for move in (*plan.outs, *plan.ins):
         assert (move.first_chunk, move.chunk_count) == (0, problem.chunks[move.variable])
     roomy = Problem.from_trace(trace, 24 << 30, chunk_bytes=2 << 20)
-    assert schedule(roomy)[1] * roomy.chunk_bytes > chunks * problem.chunk_bytes
+    assert window_best_fit(roomy).capacity_chunks * roomy.chunk_bytes > chunks * problem.chunk_bytes
 
 
 def test_what_fits_in_bytes_may_not_fit_in_blocks():

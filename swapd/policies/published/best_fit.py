@@ -13,16 +13,22 @@ default settings:
 
 A request fails when no free block holds it and no new segment fits, however many bytes are free in pieces: that is
 external fragmentation, which an allocator with virtual addresses does not have.
+
+A plan that fits by its bytes can then fail for want of a block that is large enough. So `plan_fragmented` makes a plan
+for less memory than there is: the most, in steps of a sixteenth, with which the allocations of three iterations all
+succeed. Plans move whole variables.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 
 from swapd.planning.plan import Plan
-from swapd.planning.problem import Problem
+from swapd.planning.problem import PolicyInfeasibleError, Problem
 from swapd.simulation.simulated_machine import SimulatedMachine
+from swapd.simulation.simulator import simulate
 from swapd.simulation.steps import steps_of
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -32,6 +38,7 @@ SMALL_SEGMENT_BYTES = 2 * MIB
 MIDDLE_BYTES = 10 * MIB
 MIDDLE_SEGMENT_BYTES = 20 * MIB
 SEGMENT_ROUND_BYTES = 2 * MIB
+STEPS = 16  # of the memory, in which plans for less of it are tried
 
 
 class OutOfMemory(Exception):
@@ -204,12 +211,11 @@ class Replay:
 
     def _complete(self, count: int, function: int) -> bool:
         """Complete outs that are due until `count` of the list are complete. Returns whether any was completed."""
-        any_done = False
+        before = self.done
         while self.done < min(count, len(self.plan.outs)) and self.plan.outs[self.done].after_function < function:
             self._release(self.plan.outs[self.done].variable)
             self.done += 1
-            any_done = True
-        return any_done
+        return self.done > before
 
     def _leave(self) -> None:
         n = self.problem.functions
@@ -233,3 +239,38 @@ class Replay:
         if block is not None:
             self.allocator.free(block)
             self.held -= self.steps.chunks[v]
+
+
+def plan_fragmented(problem: Problem, policy: str, plans_for: Callable[[Problem], Iterable[Plan]]) -> Plan:
+    """The fastest plan for the most memory for which a plan works, which is the plan's `capacity_chunks`.
+
+    `plans_for` makes plans for a problem with less memory; the search ends where it raises PolicyInfeasibleError.
+
+    Raises:
+        PolicyInfeasibleError: no plan works.
+    """
+    memory = problem.capacity_chunks * problem.chunk_bytes  # without the slabs, in which small allocations are
+    if problem.fits and Replay(problem, Plan(), memory).failed_function < 0:
+        return Plan(policy=policy, capacity_chunks=problem.capacity_chunks)
+    failed: tuple[int, int] | None = None  # of the first failure: the function, and the bytes that it would need
+    for step in range(STEPS, 0, -1):
+        scheduled = replace(problem, capacity_chunks=problem.capacity_chunks * step // STEPS)
+        if scheduled.capacity_chunks < int(problem.pinned.max(initial=0)):
+            break
+        works = []
+        try:
+            for plan in plans_for(scheduled):
+                result = Replay(scheduled, plan, memory)
+                if result.failed_function < 0:
+                    works.append(plan)
+                elif failed is None:
+                    need = problem.budget_bytes - result.free_bytes + result.requested_bytes
+                    failed = result.failed_function, need
+        except PolicyInfeasibleError as error:
+            failed = failed or (error.function, error.need_bytes)
+            break
+        if works:
+            best = min(works, key=lambda plan: simulate(scheduled, plan).seconds)
+            return replace(best, policy=policy, capacity_chunks=scheduled.capacity_chunks)
+    function, need = failed or (int(problem.pinned.argmax()), problem.min_budget_bytes)
+    raise PolicyInfeasibleError(policy, function, problem.names[function], need, problem.budget_bytes, 0)

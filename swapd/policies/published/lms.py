@@ -25,7 +25,7 @@ from swapd.planning.plan import Plan
 from swapd.planning.problem import Problem
 from swapd.policies.intervals import Intervals, find_intervals
 from swapd.policies.published.absences import Absences, fits, lay_out
-from swapd.policies.published.fragmented import plan_fragmented
+from swapd.policies.published.best_fit import plan_fragmented
 
 MEMORY_RATIO = 0.9  # of the memory, for the tuning; the rest is left to fragmentation
 
@@ -51,7 +51,7 @@ def by_distance(problem: Problem, intervals: Intervals, swapout_threshold: int, 
 def lms_best_fit(problem: Problem) -> Plan:
     """As `lms`, in a caching best-fit allocator such as TensorFlow's. Raises InfeasibleError."""
     problem.require_feasible()
-    return plan_fragmented(problem, "lms_best_fit", lambda scheduled: [lms(scheduled)])[0]
+    return plan_fragmented(problem, "lms_best_fit", lambda scheduled: [lms(scheduled)])
 
 
 def _tuned(problem: Problem, intervals: Intervals) -> tuple[int, int]:

@@ -69,14 +69,9 @@ def is_convolution(name: str) -> bool:
     return "backward" not in name and any(word in name for word in _CONVOLUTIONS)
 
 
-def turn(problem: Problem) -> int:
-    """The first function of the backward phase; the number of functions where there is none."""
-    return next((i for i, name in enumerate(problem.names) if "backward" in name), problem.functions)
-
-
 def find_layers(problem: Problem) -> list[OffloadCandidate]:
     """Layers whose X can leave, in the order of their backward functions."""
-    back = turn(problem)
+    back = next((i for i, name in enumerate(problem.names) if "backward" in name), problem.functions)
     first_reader: dict[int, int] = {}
     last_reader: dict[int, int] = {}
     convolved: set[int] = set()
