@@ -56,23 +56,19 @@ def lower_bound(problem: Problem, cuts: int = CUTS) -> float:
 
     The first call for a problem takes O(cuts * (functions + variables) + cuts^2) time; the result is kept.
     """
+    if not problem.functions:
+        return 0.0
     known = _known.setdefault(problem, {})
     if cuts not in known:
-        known[cuts] = _find(problem, cuts)
+        places = _places(problem, cuts)
+        forced = _Forced(problem, places)
+        known[cuts] = max(forced.best_cut(anchor) for anchor in _anchors(problem, places))
     return known[cuts]
 
 
 def quick_lower_bound(problem: Problem) -> float:
     """The bound from fewer cuts if there are many functions: planning may take only about a second."""
     return lower_bound(problem, CUTS if problem.functions <= _MANY else PLANNING_CUTS)
-
-
-def _find(problem: Problem, cuts: int) -> float:
-    if not problem.functions:
-        return 0.0
-    places = _places(problem, cuts)
-    forced = _Forced(problem, places)
-    return max(forced.best_cut(anchor) for anchor in _anchors(problem, places))
 
 
 def _places(problem: Problem, cuts: int) -> NDArray[np.int64]:

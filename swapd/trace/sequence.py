@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from swapd.trace.trace import READ, WRITE, Machine, Trace
 
@@ -147,10 +148,8 @@ class SequenceRecorder:
                 variable.previous = -1
 
     def _trace(self, ended: _Iteration, fingerprint: int, dormant_bytes: int) -> Trace:
-        offsets, starts = [0], [0.0]
-        for row, seconds in zip(ended.uses, ended.seconds):
-            offsets.append(offsets[-1] + len(row))
-            starts.append(starts[-1] + seconds)
+        offsets = list(accumulate(map(len, ended.uses), initial=0))
+        starts = list(accumulate(ended.seconds, initial=0.0))
         return Trace(
             function_names=tuple(ended.names),
             function_start=starts[:-1],  # type: ignore[arg-type]  # Trace makes arrays of all of these

@@ -60,15 +60,17 @@ def nnabla_within(problem: Problem, passes: int | None, prefetch_bytes: int | No
     for _ in count() if passes is None else range(passes):
         known = dict(stops)
         ledger = _Ledger(problem, limit, stops)
-        if ledger.run():
+        try:
+            ledger.run()
             return Plan(outs=tuple(ledger.outs), ins=tuple(ledger.ins), policy="nnabla")
-        if stops == known:
-            raise RuntimeError("the ledger starts over although no prefetch was forbidden")
+        except _StartOver:
+            if stops == known:
+                raise RuntimeError("the ledger starts over although no prefetch was forbidden") from None
     return None
 
 
 class _StartOver(Exception):
-    """Prefetches were taken back."""
+    """Prefetches were taken back, so scheduling has to start over."""
 
 
 class _Ledger:
@@ -89,25 +91,21 @@ class _Ledger:
         self.outs: list[Out] = []
         self.ins: list[In] = []
 
-    def run(self) -> bool:
-        """Schedule the iteration. Returns false if prefetches were taken back, so that scheduling has to start over."""
+    def run(self) -> None:
+        """Schedule the iteration. Raises _StartOver."""
         for v in self.steps.entries:
             if self._stays(v):
                 self._count_in(v)
         for v in self.steps.entries:
             if self.steps.previous[v] < 0 and self.chunks[v]:
                 self._send_out(v, -1)
-        try:
-            for function in range(self.n):
-                for v in self.steps.deaths[function]:
-                    self._forget(v)
-                self._extend(function)
-                self._make_room(function)
-                self._leave(function)
-        except _StartOver:
-            return False
+        for function in range(self.n):
+            for v in self.steps.deaths[function]:
+                self._forget(v)
+            self._extend(function)
+            self._make_room(function)
+            self._leave(function)
         self._finish()
-        return True
 
     def _extend(self, function: int) -> None:
         """Move the head on, at least past all of the function's own entries."""
@@ -143,7 +141,6 @@ class _Ledger:
         """Complete swap-outs until there is room for `need` chunks; take prefetches back if that is not enough."""
         if not self._complete(need):
             self._take_back(function, self.swapped_in + need - self.capacity)
-            raise _StartOver
 
     def _complete(self, need: int) -> bool:
         """Complete the oldest swap-outs until there is room for `need` chunks. Returns whether there is."""
@@ -154,7 +151,7 @@ class _Ledger:
         return self.swapped_in + self.swapped_out + need <= self.capacity
 
     def _take_back(self, function: int, excess: int) -> None:
-        """Forbid the latest prefetches until after `function`, enough to free `excess` chunks."""
+        """Forbid the latest prefetches until after `function`, enough to free `excess` chunks. Raises _StartOver."""
         counts = self.count.copy()
         for index in range(self.head - 1, self.first[function + 1] - 1, -1):
             v = self.sequence[index][1]
@@ -162,7 +159,7 @@ class _Ledger:
                 self.stops[index] = function + 1
                 excess -= self.chunks[v]
                 if excess <= 0:
-                    return
+                    raise _StartOver
             counts[v] -= 1
         raise RuntimeError(f"function {function} fits by itself, and does not although nothing is prefetched")
 
