@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,16 +21,15 @@ GAP_LIMIT_SECONDS = 1e-3
 MOST_CHUNKS = 1 << 28  # of all variables: half a pebibyte in chunks of 2 MiB. Several masks have a bit for each
 
 
+@dataclass(eq=False)
 class InfeasibleError(ValueError):
     """One function alone needs more than the budget. No plan can help; a larger budget can."""
 
-    def __init__(self, function: int, name: str, need_bytes: int, budget_bytes: int, min_budget_bytes: int) -> None:
-        super().__init__(function, name, need_bytes, budget_bytes, min_budget_bytes)  # pickled as these
-        self.function = function
-        self.function_name = name
-        self.need_bytes = need_bytes
-        self.budget_bytes = budget_bytes
-        self.min_budget_bytes = min_budget_bytes
+    function: int
+    function_name: str
+    need_bytes: int
+    budget_bytes: int
+    min_budget_bytes: int  # 0 if not known
 
     def __str__(self) -> str:
         return (
@@ -40,13 +38,11 @@ class InfeasibleError(ValueError):
         )
 
 
+@dataclass(eq=False)
 class PolicyInfeasibleError(InfeasibleError):
     """A policy finds no plan within the budget, although every function fits by itself; another policy may."""
 
-    def __init__(self, policy: str, *values: Any) -> None:
-        super().__init__(*values)
-        self.policy = policy
-        self.args = (policy, *values)
+    policy: str
 
     def __str__(self) -> str:
         would_do = f"; it works from {self.min_budget_bytes} bytes on" if self.min_budget_bytes else ""

@@ -411,7 +411,7 @@ def test_a_window_is_positive_there_too():
 
 
 def test_refusals_travel_between_processes():
-    error = PolicyInfeasibleError("lms", 3, "f", 10, 8, 9)
+    error = PolicyInfeasibleError(3, "f", 10, 8, 9, "lms")
     again = pickle.loads(pickle.dumps(error))
     assert type(again) is PolicyInfeasibleError and str(again) == str(error)
     assert "it works from 9 bytes on" in str(error)

@@ -46,7 +46,7 @@ def lay_out(problem: Problem, intervals: Intervals, absences: Absences, policy: 
     if profile.max(initial=0) > problem.capacity_chunks:
         worst = int(profile.argmax())
         need = (int(profile[worst]) + problem.slab_chunks) * problem.chunk_bytes
-        raise PolicyInfeasibleError(policy, worst, problem.names[worst], need, problem.budget_bytes, need)
+        raise PolicyInfeasibleError(worst, problem.names[worst], need, problem.budget_bytes, need, policy)
     n = problem.functions
     outs: list[tuple[int, int]] = []  # after which function, interval
     ins: list[tuple[int, int, int]] = []  # before which function it may start, needed by, interval

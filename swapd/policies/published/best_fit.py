@@ -273,4 +273,4 @@ def plan_fragmented(problem: Problem, policy: str, plans_for: Callable[[Problem]
             best = min(works, key=lambda plan: simulate(scheduled, plan).seconds)
             return replace(best, policy=policy, capacity_chunks=scheduled.capacity_chunks)
     function, need = failed or (int(problem.pinned.argmax()), problem.min_budget_bytes)
-    raise PolicyInfeasibleError(policy, function, problem.names[function], need, problem.budget_bytes, 0)
+    raise PolicyInfeasibleError(function, problem.names[function], need, problem.budget_bytes, 0, policy)
