@@ -24,7 +24,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ooc import pytorch
 from swapd.planner import Planner
-from swapd.planning.bound import bound
+from swapd.planning.lower_bound import bound
 from swapd.planning.problem import Problem
 from swapd.simulation.simulator import simulate
 

@@ -3,8 +3,8 @@
 For each workload an in-core run gives the compute time before and after the live peak (C_f, C_b) and the live peak P.
 For each oversubscription x the budget is M = P / x and what does not fit is S = P - M. The link is held to the
 bandwidth b, the same both ways, at which the transfers S / b + S / b take as long as the computation C_f + C_b. The
-bound is max(C_f, S / b) + max(C_b, S / b) (`swapd.planning.bound`: what is written and read once across the turn); a
-step that never overlapped anything would take 2 (C_f + C_b).
+bound is max(C_f, S / b) + max(C_b, S / b) (`swapd.planning.lower_bound.bound`: what is written and read once across the
+turn); a step that never overlapped anything would take 2 (C_f + C_b).
 
 "Replayed" holds the simulator against the machine: each steady step is simulated with its own plan, its own times of
 functions and the link as its process saw it, and the median of simulated to measured time is shown.

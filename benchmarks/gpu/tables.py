@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks import machine, results
 from benchmarks.gpu.cases import ARMS, IN_CORE, MODELS
 from swapd.devices.profile import Profile
-from swapd.planning.bound import Bound
+from swapd.planning.lower_bound import Bound
 from swapd.trace.trace import Machine
 
 NAME = "gpu"
@@ -47,7 +47,7 @@ def link_of(records: Sequence[dict[str, Any]]) -> Machine | None:
 
 
 def bound_of(reference: dict[str, Any], budget_bytes: int, link: Machine) -> Bound:
-    """The bound (`swapd.planning.bound`) of the in-core run's phases: the forward pass, and the rest of the step."""
+    """The two-phase bound (`planning.lower_bound`) of the in-core run: its forward pass, and the rest of the step."""
     forward = statistics.median(reference["forward_seconds"])
     spill = max(0, reference["live_peak_bytes"] - budget_bytes)
     return Bound(
@@ -169,9 +169,9 @@ def report(records: Sequence[dict[str, Any]], left_out: Sequence[str], gpu: str)
         f"{machine.words(records[0]['machine'])}.\n\n"
         "Every arm is a process of its own. What a budget leaves of the device is held by another process, but for "
         "512 MiB for modules that the driver loads late; PyTorch's allocator is limited to exactly the budget. "
-        "'Of the bound' is `planning.bound`, with the in-core run's phases and the probed link, over the step: 100% "
-        "is the best that moving what does not fit once out and once in can do. Arms that compute again or keep state "
-        "on the host may pass it. Empty: not counted, or not known.\n"
+        "'Of the bound' is `planning.lower_bound.bound`, with the in-core run's phases and the probed link, over the "
+        "step: 100% is the best that moving what does not fit once out and once in can do. Arms that compute again or "
+        "keep state on the host may pass it. Empty: not counted, or not known.\n"
     )
     text += step_tables(records) + probe_table(records) + allocation_table(records)
     if left_out:

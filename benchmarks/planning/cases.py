@@ -8,15 +8,13 @@ from typing import Any
 
 from benchmarks import machine
 from benchmarks.models import NAMED
+from benchmarks.planning.validator import validate
 from swapd.devices.roofline import GIB, Device, get_device
-from swapd.planning.bound import bound
-from swapd.planning.lower_bound import lower_bound
+from swapd.planning.lower_bound import bound, lower_bound
 from swapd.planning.plan import Plan
 from swapd.planning.problem import InfeasibleError, Problem
-from swapd.planning.validator import validate
 from swapd.policies import get
-from swapd.simulation.result import SimulationResult
-from swapd.simulation.simulator import simulate
+from swapd.simulation.simulator import SimulationResult, simulate
 from swapd.trace.trace import Trace
 
 SIMULATED = "simulated: fake tensors, roofline times; no GPU was measured"
@@ -60,7 +58,7 @@ def problem_facts(problem: Problem) -> dict[str, Any]:
         "compute_seconds": problem.compute_seconds,
     }
     if problem.min_budget_bytes <= problem.budget_bytes:
-        facts["lower_bound_seconds"] = lower_bound(problem).seconds
+        facts["lower_bound_seconds"] = lower_bound(problem)
         facts["two_phase_bound_seconds"] = bound(problem).seconds
     return facts
 

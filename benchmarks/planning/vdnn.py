@@ -2,7 +2,7 @@
 
 The base is the same trace with nothing offloaded, on a device with all the memory that it needs. Memory is that of a
 device where the policy's plan runs unhindered; whether it fits into the 12 GB follows from its maximum. Times are in
-vDNN's own order of events (`layer_seconds` of the policy) and, beside that, as the simulator runs the plan.
+vDNN's own order of events (`layer_seconds`) and, beside that, as the simulator runs the plan.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from benchmarks.planning.cases import origin, planned, problem_facts, trace_of
 from swapd.devices.roofline import GIB, get_device
 from swapd.planning.plan import Plan
 from swapd.planning.problem import InfeasibleError, Problem
-from swapd.policies.published.vdnn import layer_seconds, offloading_plan, vdnn_conv, vdnn_dyn
+from swapd.policies.published.vdnn import offloading_plan, vdnn
 from swapd.simulation.simulator import simulate
 
 NAME = "vdnn"
@@ -76,16 +76,35 @@ def _plan(problem: Problem, free: Problem, policy: str) -> tuple[str, Plan]:
     if policy == "dyn":
         chosen = "nothing"
         if not problem.fits:
-            dynamic = vdnn_dyn(problem)
-            chosen = "conv" if dynamic.outs == _or_none(vdnn_conv, problem) else "all"
-    return chosen, Plan() if chosen == "nothing" else offloading_plan(free, chosen == "all")
+            dynamic = vdnn(problem, "vdnn_dyn")
+            chosen = "conv" if dynamic.outs == _outs_of_conv(problem) else "all"
+    return chosen, Plan() if chosen == "nothing" else offloading_plan(free, f"vdnn_{chosen}")
 
 
-def _or_none(policy: Callable[[Problem], Plan], problem: Problem) -> Any:
+def _outs_of_conv(problem: Problem) -> Any:
     try:
-        return policy(problem).outs
+        return vdnn(problem, "vdnn_conv").outs
     except InfeasibleError:
         return None
+
+
+def layer_seconds(problem: Problem, plan: Plan) -> float:
+    """The time of an iteration in vDNN's order of events: each function waits for the move that started with it.
+
+    An offload runs beside the last function that reads its X, and holds the next function back until it is done. A
+    prefetch does the same beside the function that it starts with (section III-B, figure 9). Moves that start with the
+    same function follow each other.
+    """
+    machine = problem.machine
+    busy = [0.0] * (problem.functions + 1)
+    times: list[float] = problem.seconds.tolist()
+    for out in plan.outs:
+        size = out.chunk_count * problem.chunk_bytes
+        busy[out.after_function] += machine.latency_seconds + size / machine.out_bytes_per_second
+    for move in plan.ins:
+        size = move.chunk_count * problem.chunk_bytes
+        busy[move.after_function + 1] += machine.latency_seconds + size / machine.in_bytes_per_second
+    return sum(max(seconds, wait) for seconds, wait in zip(times, busy))
 
 
 def figures(problem: Problem, policy: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import click
 
 from swapd.cli.output import Failure, console, json_option, pairs_table, print_json
 from swapd.cli.problems import link_options, load_trace, machine_of, parsed, trace_argument
-from swapd.planning.lower_bound import LowerBound, lower_bound
+from swapd.planning.lower_bound import lower_bound
 from swapd.planning.plan import Plan
 from swapd.planning.problem import InfeasibleError, PolicyInfeasibleError, Problem
 from swapd.policies import available, make_plan
@@ -88,7 +88,7 @@ def command(
 
 
 def plan_facts(
-    problem: Problem, plan: Plan, limit: LowerBound, timeline: SimulationResult, demand: SimulationResult
+    problem: Problem, plan: Plan, bound_seconds: float, timeline: SimulationResult, demand: SimulationResult
 ) -> dict[str, Any]:
     """What a plan is, moves and costs; the keys of ``swapd plan --json``."""
     return {
@@ -108,7 +108,7 @@ def plan_facts(
         "write_back_bytes": timeline.write_back_bytes,
         "demand_in_count": timeline.demand_in_count,
         "compute_seconds": problem.compute_seconds,
-        "bound_seconds": limit.seconds,
+        "bound_seconds": bound_seconds,
         "predicted_seconds": timeline.seconds,
         "stall_seconds": timeline.stall_seconds,
         "demand_mode_seconds": demand.seconds,

@@ -37,7 +37,7 @@ from swapd.observing.analysis import (
 from swapd.observing.perfetto import to_perfetto
 from swapd.planning.plan import Plan
 from swapd.planning.problem import InfeasibleError, Problem
-from swapd.planning.validator import malformed
+from swapd.planning.violations import malformed
 from swapd.policies import available
 from swapd.settings import parse_window
 from swapd.simulation.simulator import simulate_events

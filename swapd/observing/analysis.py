@@ -11,8 +11,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
-from swapd.planning.bound import bound
-from swapd.planning.lower_bound import lower_bound
+from swapd.planning.lower_bound import bound, lower_bound
 from swapd.planning.plan import Plan
 from swapd.planning.problem import Problem
 from swapd.policies import make_plan
@@ -38,7 +37,7 @@ class Outcome:
     def facts(self) -> dict[str, Any]:
         """All figures: times in seconds, sizes in bytes, and numbers of moves, whose keys end in `_count`."""
         problem, timeline, chunk = self.problem, self.timeline, self.problem.chunk_bytes
-        least, two_phase = lower_bound(problem).seconds, bound(problem).seconds
+        least, two_phase = lower_bound(problem), bound(problem).seconds
         return {
             "policy": self.policy,
             "window_bytes": self.plan.window_bytes,

@@ -94,7 +94,7 @@ def sweep_budgets(problem: Problem, budgets: Sequence[int], policies: Sequence[s
 
 def _lower(problem: Problem) -> float | None:
     feasible = problem.min_budget_bytes <= problem.budget_bytes
-    return lower_bound(problem).seconds if feasible else None
+    return lower_bound(problem) if feasible else None
 
 
 def smallest_budget(problem: Problem, policy: str) -> int | None:

@@ -202,7 +202,7 @@ def _comparison(recording: Recording, predicted: Predicted, spans: list[Span]) -
         row("an iteration", scene.seconds, [span.end - span.start for span in spans], format_duration),
         row("of it, functions waiting", waiting, [recording.stall_seconds(span) for span in spans], format_duration),
         row("of it, functions running", compute, [], format_duration),
-        row("lower bound of all plans", lower_bound(problem).seconds, [], format_duration),
+        row("lower bound of all plans", lower_bound(problem), [], format_duration),
         row("moved out", bytes_of[True], [recording.moved_bytes(s, is_out=True) for s in spans], format_bytes),
         row("moved in", bytes_of[False], [recording.moved_bytes(s, is_out=False) for s in spans], format_bytes),
     ]

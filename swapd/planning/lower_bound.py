@@ -18,6 +18,17 @@ with M the capacity and, in chunks,
 Stretches that do not overlap add up, so every way to cut one whole iteration gives a bound; `lower_bound` takes the
 best that dynamic programming over a limited set of cuts finds. A copy is of one variable, so what must move takes at
 least as many latencies as there are variables of the largest size in it. Proof and limits: docs/lower-bound.md.
+
+`bound` is simpler: a step time that no schedule beats if data leaves once, before the turn, and comes back once, after
+it.
+
+    T >= max(C_f, S / b_out) + max(C_b, S / b_in),    S = max(0, P - M)
+
+P is the live peak and M the capacity, both in whole chunks; the function at the peak is where the forward phase
+(compute C_f, that function included) turns into the backward one (C_b). What exceeds M at the peak must have left
+before it and come back after it. The bound does not know the size of single functions, so it can be out of reach
+when they are large; and state that lives across iterations (weights, optimizer state) may leave in the backward
+phase and come back in the forward one, so a schedule that moves mostly such state can fall below it.
 """
 
 from __future__ import annotations
@@ -37,56 +48,27 @@ ANCHORS = 6  # functions tried as the start of the whole iteration
 _NEVER = np.iinfo(np.int64).max // 4
 
 
-@dataclass(frozen=True)
-class Stretch:
-    """One part of the best cut."""
-
-    start: int  # its first function
-    stop: int  # the function at whose start it ends; n or more if that is in the next iteration
-    seconds: float
-    compute_seconds: float
-    in_bytes: int  # that it must bring in
-    out_bytes: int  # that it must send out
+_known: WeakKeyDictionary[Problem, dict[int, float]] = WeakKeyDictionary()
 
 
-@dataclass(frozen=True)
-class LowerBound:
-    """The bound, and the cut that gives it."""
-
-    seconds: float
-    stretches: tuple[Stretch, ...]
-
-
-_known: WeakKeyDictionary[Problem, dict[int, LowerBound]] = WeakKeyDictionary()
-
-
-def lower_bound(problem: Problem, cuts: int = CUTS) -> LowerBound:
-    """The best bound over at most `cuts` places to cut. It is the compute time when nothing else is slower.
+def lower_bound(problem: Problem, cuts: int = CUTS) -> float:
+    """The best bound in seconds over at most `cuts` places to cut. It is the compute time when nothing else is slower.
 
     The first call for a problem takes O(cuts * (functions + variables) + cuts^2) time; the result is kept.
     """
+    if not problem.functions:
+        return 0.0
     known = _known.setdefault(problem, {})
     if cuts not in known:
-        known[cuts] = _find(problem, cuts)
+        places = _places(problem, cuts)
+        forced = _Forced(problem, places)
+        known[cuts] = max(forced.best_cut(anchor) for anchor in _anchors(problem, places))
     return known[cuts]
 
 
 def quick_lower_bound(problem: Problem) -> float:
-    """The bound in seconds, from fewer cuts if there are many functions: planning may take only about a second."""
-    return lower_bound(problem, CUTS if problem.functions <= _MANY else PLANNING_CUTS).seconds
-
-
-def _find(problem: Problem, cuts: int) -> LowerBound:
-    if not problem.functions:
-        return LowerBound(0.0, ())
-    places = _places(problem, cuts)
-    forced = _Forced(problem, places)
-    best: tuple[float, list[tuple[int, int]]] = (-1.0, [])
-    for anchor in _anchors(problem, places):
-        found = forced.best_cut(anchor)
-        if found[0] > best[0]:
-            best = found
-    return LowerBound(best[0], tuple(forced.stretch(i, j) for i, j in best[1]))
+    """The bound from fewer cuts if there are many functions: planning may take only about a second."""
+    return lower_bound(problem, CUTS if problem.functions <= _MANY else PLANNING_CUTS)
 
 
 def _places(problem: Problem, cuts: int) -> NDArray[np.int64]:
@@ -148,34 +130,24 @@ class _Forced:
         result[result < _NEVER] += n
         return result
 
-    def _snapshots(self) -> NDArray[np.int64]:
-        """int64[m, V]: for each place, the function that next uses each variable that exists before the place."""
-        problem = self.problem
-        following = self._entry_next()
-        following[problem.born == self.n] = _NEVER  # such a variable appears after the last function
-        found = np.empty((self.m, problem.variables), np.int64)
-        at = self.m - 1
-        for function in range(self.n - 1, -1, -1):
-            rows = self.by_function[self._rows(function)]
-            following[rows] = np.where(problem.born[rows] == function, _NEVER, function)
-            if at >= 0 and self.places[at] == function:
-                found[at] = following
-                at -= 1
-        return found
-
     def _into(self) -> NDArray[np.int64]:
-        """int64[m, m]: chunks that each stretch must bring in."""
+        """int64[m, m]: chunks that each stretch must bring in, found for all stretches with the same start at once."""
         problem, n, m = self.problem, self.n, self.m
-        self.next = self._snapshots()
+        following = self._entry_next()  # the function that next uses each variable that exists by then
+        following[problem.born == n] = _NEVER  # such a variable appears after the last function
         result = np.zeros((m, m), np.int64)
-        for a in range(m):
-            start = int(self.places[a])
-            ahead = self.next[a] - start
-            used = np.flatnonzero((ahead > 0) & (ahead <= n))
-            sums = np.bincount(ahead[used], weights=problem.chunks[used], minlength=n + 1)
-            distances = self.unwrapped[a + 1 : a + m + 1] - start  # the last one is a whole iteration
-            excess = int(problem.pinned[start]) - problem.capacity_chunks
-            result[a] = np.maximum(np.cumsum(sums)[distances].astype(np.int64) + excess, 0)
+        at = m - 1
+        for function in range(n - 1, -1, -1):
+            used = self.by_function[self._rows(function)]
+            following[used] = np.where(problem.born[used] == function, _NEVER, function)
+            if at >= 0 and self.places[at] == function:
+                ahead = following - function
+                needed = np.flatnonzero((ahead > 0) & (ahead <= n))
+                sums = np.bincount(ahead[needed], weights=problem.chunks[needed], minlength=n + 1)
+                distances = self.unwrapped[at + 1 : at + m + 1] - function  # the last one is a whole iteration
+                excess = int(problem.pinned[function]) - problem.capacity_chunks
+                result[at] = np.maximum(np.cumsum(sums)[distances].astype(np.int64) + excess, 0)
+                at -= 1
         return result
 
     def _last_writes(self) -> NDArray[np.int64]:
@@ -211,17 +183,12 @@ class _Forced:
         stop = int(self.places[at])
         live = (problem.born < stop) & (problem.died >= stop) & ~problem.dormant & (written >= stop - n)
         live[self.by_function[self._rows(stop)]] = False
-        dirty = self._suffix(written[live] - (stop - n), np.flatnonzero(live))
+        sums = np.bincount(written[live] - (stop - n), weights=problem.chunks[live], minlength=n + 1)
+        dirty = np.cumsum(sums[::-1])[::-1].astype(np.int64)  # chunks last written at each position or behind it
         lengths = np.arange(1, m + 1)  # how many places before `at` each stretch starts
         starts = self.unwrapped[m + at - lengths] - stop  # counted from `stop` - n
         excess = int(problem.pinned[stop]) - problem.capacity_chunks
         result[(at - lengths) % m, lengths - 1] = np.maximum(dirty[starts] + excess, 0)
-
-    def _suffix(self, position: NDArray[np.int64], variables: NDArray[np.int64]) -> NDArray[np.int64]:
-        """int64[n + 1]: for each position, the chunks of the variables at it or behind it."""
-        sums = np.bincount(position, weights=self.problem.chunks[variables], minlength=self.n + 1)
-        result: NDArray[np.int64] = np.cumsum(sums[::-1])[::-1].astype(np.int64)
-        return result
 
     def seconds(self, a: int) -> NDArray[np.float64]:
         """float64[m]: the least time of each stretch that starts at place a."""
@@ -237,31 +204,40 @@ class _Forced:
         copies = -(-chunks // self.largest)  # at least so many, as each copy is of one variable
         return chunks * (self.problem.chunk_bytes / bytes_per_second) + copies * self.problem.machine.latency_seconds
 
-    def best_cut(self, anchor: int) -> tuple[float, list[tuple[int, int]]]:
-        """The best cut of the iteration that starts at place `anchor`: its seconds, and each stretch's two places."""
-        m = self.m
-        best = np.zeros(m + 1)
-        came = np.zeros(m + 1, np.int64)
-        best[1:] = -1.0
-        for k in range(m):
-            through = best[k] + self.seconds((anchor + k) % m)[: m - k]
-            better = through > best[k + 1 :]
-            best[k + 1 :][better] = through[better]
-            came[k + 1 :][better] = k
-        pairs, k = [], m
-        while k > 0:
-            pairs.append((anchor + int(came[k]), anchor + k))
-            k = int(came[k])
-        return float(best[m]), pairs[::-1]
+    def best_cut(self, anchor: int) -> float:
+        """The seconds of the best cut of the iteration that starts at place `anchor`."""
+        best = np.zeros(self.m + 1)  # of the stretches up to each place
+        for k in range(self.m):
+            through = best[k] + self.seconds((anchor + k) % self.m)[: self.m - k]
+            best[k + 1 :] = np.maximum(best[k + 1 :], through)
+        return float(best[self.m])
 
-    def stretch(self, i: int, j: int) -> Stretch:
-        """The stretch from place i to place j. Places of the next iteration are counted on from m."""
-        a, d, chunk = i % self.m, j - i - 1, self.problem.chunk_bytes
-        return Stretch(
-            start=int(self.places[a]),
-            stop=int(self.unwrapped[a + d + 1]),
-            seconds=float(self.seconds(a)[d]),
-            compute_seconds=float(self.begin[a + d + 1] - self.begin[a]),
-            in_bytes=int(self.into[a, d]) * chunk,
-            out_bytes=int(self.out[a, d]) * chunk,
-        )
+
+@dataclass(frozen=True)
+class Bound:
+    """The terms of the bound."""
+
+    forward_seconds: float  # C_f
+    backward_seconds: float  # C_b
+    spill_bytes: int  # S
+    out_seconds: float  # S / b_out
+    in_seconds: float  # S / b_in
+
+    @property
+    def seconds(self) -> float:
+        """The bound itself."""
+        return max(self.forward_seconds, self.out_seconds) + max(self.backward_seconds, self.in_seconds)
+
+
+def bound(problem: Problem) -> Bound:
+    """The bound for `problem`, which is the compute time when everything fits."""
+    turn = problem.live_peak_function + 1
+    spill = max(0, problem.live_peak_chunks - problem.capacity_chunks) * problem.chunk_bytes
+    machine = problem.machine
+    return Bound(
+        forward_seconds=float(problem.seconds[:turn].sum()),
+        backward_seconds=float(problem.seconds[turn:].sum()),
+        spill_bytes=spill,
+        out_seconds=spill / machine.out_bytes_per_second,
+        in_seconds=spill / machine.in_bytes_per_second,
+    )

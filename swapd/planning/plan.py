@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swapd.files import write_whole
-from swapd.trace.json_structure import structure
+from swapd.trace.json_structure import check_format, parse
 
 FORMAT = "swapd-plan"
 VERSION = 2
@@ -73,16 +73,6 @@ class Plan:
     def __bool__(self) -> bool:
         return bool(self.outs or self.ins)
 
-    @property
-    def out_chunks(self) -> int:
-        """Chunks that leave, including those that are dropped without a copy."""
-        return sum(move.chunk_count for move in self.outs)
-
-    @property
-    def in_chunks(self) -> int:
-        """Chunks that come back."""
-        return sum(move.chunk_count for move in self.ins)
-
     def to_arrays(self) -> dict[str, NDArray[np.int32]]:
         """Contiguous int32 arrays, one per field of a move: ``out_variable`` to ``back_after_function``."""
         arrays: dict[str, NDArray[np.int32]] = {}
@@ -108,18 +98,14 @@ class Plan:
         """
         if len(text) > LARGEST_FILE:
             raise PlanError(f"{name}: too large for a plan; {LARGEST_FILE} bytes is the most")
-        found = structure(text)
-        if found.objects > 1 or found.lists > 8 + found.commas / len(Out._fields):  # a move is a list of numbers
-            raise PlanError(f"{name}: not a plan (there are lists or objects in it that a plan does not have)")
-        try:
-            fields = json.loads(text)
-        except (ValueError, RecursionError, MemoryError) as error:
+        try:  # each move is a list of numbers
+            fields = parse(text, lists=8, objects=1, commas_per_list=len(Out._fields))
+        except ValueError as error:
             raise PlanError(f"{name}: not a plan, or truncated ({error!s:.200})") from None
-        if not isinstance(fields, dict) or fields.get("format") != FORMAT:
-            raise PlanError(f"{name}: not a {FORMAT} file")
-        if fields.get("version") != VERSION:
-            version = f"{fields.get('version')!r:.40}"
-            raise PlanError(f"{name}: version {version} of the format, this release reads {VERSION}")
+        try:
+            check_format(fields, FORMAT, VERSION, VERSION)
+        except ValueError as error:
+            raise PlanError(f"{name}: {error}") from None
         try:
             plan = cls(
                 outs=tuple(Out(*_integers(row)) for row in fields["outs"]),

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,41 +21,35 @@ GAP_LIMIT_SECONDS = 1e-3
 MOST_CHUNKS = 1 << 28  # of all variables: half a pebibyte in chunks of 2 MiB. Several masks have a bit for each
 
 
+@dataclass(eq=False)
 class InfeasibleError(ValueError):
     """One function alone needs more than the budget. No plan can help; a larger budget can."""
 
-    def __init__(self, function: int, name: str, need_bytes: int, budget_bytes: int, min_budget_bytes: int) -> None:
-        self.function = function
-        self.function_name = name
-        self.need_bytes = need_bytes
-        self.budget_bytes = budget_bytes
-        self.min_budget_bytes = min_budget_bytes
-        super().__init__(
-            f"function {function} ({name}) needs {need_bytes} bytes at once, the budget is {budget_bytes} bytes; "
-            f"the smallest budget that works is {min_budget_bytes} bytes"
+    function: int
+    function_name: str
+    need_bytes: int
+    budget_bytes: int
+    min_budget_bytes: int  # 0 if not known
+
+    def __str__(self) -> str:
+        return (
+            f"function {self.function} ({self.function_name}) needs {self.need_bytes} bytes at once, the budget is "
+            f"{self.budget_bytes} bytes; the smallest budget that works is {self.min_budget_bytes} bytes"
         )
 
-    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
-        values = (self.function, self.function_name, self.need_bytes, self.budget_bytes, self.min_budget_bytes)
-        return InfeasibleError, values
 
-
+@dataclass(eq=False)
 class PolicyInfeasibleError(InfeasibleError):
     """A policy finds no plan within the budget, although every function fits by itself; another policy may."""
 
-    def __init__(
-        self, policy: str, function: int, name: str, need_bytes: int, budget_bytes: int, min_budget_bytes: int
-    ) -> None:
-        super().__init__(function, name, need_bytes, budget_bytes, min_budget_bytes)
-        self.policy = policy
-        would_do = f"; it works from {min_budget_bytes} bytes on" if min_budget_bytes else ""
-        self.args = (
-            f"policy {policy} finds no plan: function {function} ({name}) would run beside {need_bytes} bytes in all, "
-            f"the budget is {budget_bytes} bytes{would_do}",
-        )
+    policy: str
 
-    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
-        return PolicyInfeasibleError, (self.policy, *super().__reduce__()[1])
+    def __str__(self) -> str:
+        would_do = f"; it works from {self.min_budget_bytes} bytes on" if self.min_budget_bytes else ""
+        return (
+            f"policy {self.policy} finds no plan: function {self.function} ({self.function_name}) would run beside "
+            f"{self.need_bytes} bytes in all, the budget is {self.budget_bytes} bytes{would_do}"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,13 +220,6 @@ class Problem:
 
     def require_feasible(self) -> None:
         """Raise InfeasibleError when a function alone exceeds the budget."""
-        worst = int(self.pinned.max(initial=0))
-        if worst > self.capacity_chunks:
-            function = int(self.pinned.argmax())
-            raise InfeasibleError(
-                function,
-                self.names[function],
-                (worst + self.slab_chunks) * self.chunk_bytes,
-                self.budget_bytes,
-                self.min_budget_bytes,
-            )
+        if self.pinned.max(initial=0) > self.capacity_chunks:
+            function, need = int(self.pinned.argmax()), self.min_budget_bytes
+            raise InfeasibleError(function, self.names[function], need, self.budget_bytes, need)

@@ -12,7 +12,7 @@ from swapd.policies.auto import auto
 from swapd.policies.idle import idle
 from swapd.policies.published.lms import lms, lms_best_fit
 from swapd.policies.published.nnabla import nnabla
-from swapd.policies.published.vdnn import vdnn_all, vdnn_conv, vdnn_dyn
+from swapd.policies.published.vdnn import vdnn
 from swapd.policies.published.window_best_fit import window_best_fit
 from swapd.policies.window import window
 from swapd.simulation.simulator import simulate_once
@@ -23,29 +23,22 @@ _POLICIES: dict[str, Policy] = {
     "auto": auto,
     "idle": lambda problem, window_bytes: idle(problem),
     "window": window,
-    "nnabla": lambda problem, window_bytes: nnabla(problem, window_bytes),
+    "nnabla": nnabla,
     "window_best_fit": window_best_fit,
     "lms": lambda problem, window_bytes: lms(problem),
     "lms_best_fit": lambda problem, window_bytes: lms_best_fit(problem),
-    "vdnn_all": lambda problem, window_bytes: vdnn_all(problem),
-    "vdnn_conv": lambda problem, window_bytes: vdnn_conv(problem),
-    "vdnn_dyn": lambda problem, window_bytes: vdnn_dyn(problem),
+    "vdnn_all": lambda problem, window_bytes: vdnn(problem, "vdnn_all"),
+    "vdnn_conv": lambda problem, window_bytes: vdnn(problem, "vdnn_conv"),
+    "vdnn_dyn": lambda problem, window_bytes: vdnn(problem, "vdnn_dyn"),
 }
 
 # Policies that others published. They are for comparison in simulation, and are not offered to programs that run.
 PUBLISHED = ("nnabla", "window_best_fit", "lms", "lms_best_fit", "vdnn_all", "vdnn_conv", "vdnn_dyn")
-# These find no plan for some problems in which every function fits by itself; they raise PolicyInfeasibleError then.
-_MAY_REFUSE = ("window_best_fit", "lms", "lms_best_fit", "vdnn_all", "vdnn_conv", "vdnn_dyn")
 
 
 def available() -> tuple[str, ...]:
     """The names that `get` knows."""
     return tuple(_POLICIES)
-
-
-def unconditional() -> tuple[str, ...]:
-    """The names of the policies that plan every problem in which each function fits by itself."""
-    return tuple(name for name in _POLICIES if name not in _MAY_REFUSE)
 
 
 def get(name: str) -> Policy:

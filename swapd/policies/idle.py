@@ -18,8 +18,7 @@ from swapd.planning.plan import Plan
 from swapd.planning.problem import Problem
 from swapd.policies.choice import choose
 from swapd.policies.intervals import Intervals, find_intervals
-from swapd.policies.pieces import LATENCIES
-from swapd.policies.placement import place
+from swapd.policies.placement import LATENCIES, place
 from swapd.simulation.simulator import SimulationResult, simulate_once
 
 

@@ -30,6 +30,7 @@ class Intervals:
     chunks: NDArray[np.int64]  # of the variable
     seconds: NDArray[np.float64]  # how long the functions within it take
     wraps: NDArray[np.bool_]  # whether it crosses the end of the iteration
+    after: NDArray[np.int64]  # the function that ends as it begins, numbered as in the iteration in which that ends
     clean_after: NDArray[np.int64]  # the storage's interval before this one, if nothing wrote in between; else -1
 
     def __len__(self) -> int:
@@ -88,9 +89,9 @@ class _Finder:
         times = start_times(problem)
         seconds = times[stop + self.n] - times[start + self.n]
         wraps = np.arange(len(start)) < len(arrives)
-        return Intervals(
-            out_variable, in_variable, start, stop, problem.chunks[out_variable], seconds, wraps, clean_after
-        )
+        after = start - 1 + np.where(wraps, self.n, 0)
+        chunks = problem.chunks[out_variable]
+        return Intervals(out_variable, in_variable, start, stop, chunks, seconds, wraps, after, clean_after)
 
     def _wraps(self, functions: list[int], offsets: list[int]) -> dict[int, int]:
         """Add the intervals across the end of the iteration. Returns {entry variable: its interval}."""

@@ -4,9 +4,18 @@ It works on the resident profile, which has the chunks that are on the device wh
 count as gone once their interval has started, and as back once their in may have started. Every in is placed so that
 the profile stays within the capacity. That also makes the order safe at any speed of the link: a function that lacks
 room waits for outs that depend on nothing later than that function.
+
+The chunks of one interval are moved in several copies, its pieces, so that a function need not wait for all of them.
+
+Write-backs are copies made ahead of the moment at which a variable leaves, while the link out has nothing else to do. A
+gradient, say, is written in the backward pass and idle until the optimizer reads it; from then on it is in the way. If
+it was copied while it was idle, it is dropped at once when room is short. So what leaves dirty is written back over the
+longest idle interval that it has had since it was last written.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,11 +23,22 @@ from numpy.typing import NDArray
 from swapd.planning.plan import In, Out, Plan
 from swapd.planning.problem import Problem
 from swapd.policies.intervals import Intervals, host_valid, start_times
-from swapd.policies.pieces import LATENCIES, Piece, after, piece_chunks
-from swapd.policies.usage import Usage, make_usage
-from swapd.policies.write_backs import write_backs
+from swapd.policies.usage import make_usage
 
+PIECES = 8  # at most, of one interval's chunks
+LATENCIES = 32  # a piece takes at least so many times the latency of a copy
+_CAPACITY_SHARE = 256  # a piece has at least one part in so many of the capacity
 _LEAD = 1 / 50  # of an iteration: how much ahead of the latest sufficient start an in may start
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some chunks of the variable of an interval."""
+
+    interval: int
+    first: int
+    count: int
+    at: int  # the function before which it may start, in the coordinates of `intervals`
 
 
 def place(
@@ -32,11 +52,17 @@ def place(
     ins = _place_ins(problem, intervals, taken, latencies)
     variables = intervals.out_variable.tolist()
     return Plan(
-        outs=tuple(Out(variables[p.interval], p.first, p.count, after(problem, intervals, p.interval)) for p in outs),
+        outs=tuple(Out(variables[p.interval], p.first, p.count, int(intervals.after[p.interval])) for p in outs),
         ins=tuple(_ordered_ins(problem, intervals, taken, outs, ins)),
-        write_backs=tuple(write_backs(problem, intervals, taken)),
+        write_backs=tuple(_write_backs(problem, intervals, taken)),
         policy=policy,
     )
+
+
+def _piece_chunks(problem: Problem, count: int, bytes_per_second: float, latencies: int = LATENCIES) -> int:
+    """How many chunks each piece has when `count` chunks move at that speed of the link."""
+    least = latencies * problem.machine.latency_seconds * bytes_per_second / problem.chunk_bytes
+    return max(1, -(-count // PIECES), int(least), problem.capacity_chunks // _CAPACITY_SHARE)
 
 
 def _place_outs(problem: Problem, intervals: Intervals, taken: NDArray[np.int64], latencies: int) -> list[Piece]:
@@ -46,10 +72,10 @@ def _place_outs(problem: Problem, intervals: Intervals, taken: NDArray[np.int64]
     rows: list[tuple[int, int, int, Piece]] = []
     for interval in np.flatnonzero(taken).tolist():
         count, dropped = int(taken[interval]), int(clean[interval])
-        start, ends = int(intervals.start[interval]), after(problem, intervals, interval)
+        start, ends = int(intervals.start[interval]), int(intervals.after[interval])
         if dropped:
             rows.append((ends, 0, len(rows), Piece(interval, 0, dropped, start)))
-        size = piece_chunks(problem, count - dropped, rate, latencies)
+        size = _piece_chunks(problem, count - dropped, rate, latencies)
         for first in range(dropped, count, size):
             rows.append((ends, 1, len(rows), Piece(interval, first, min(size, count - first), start)))
     rows.sort(key=lambda row: row[:3])
@@ -71,11 +97,12 @@ def _place_ins(problem: Problem, intervals: Intervals, taken: NDArray[np.int64],
     for interval, useful in zip(order.tolist(), _useful_starts(problem, intervals, taken, order)):
         stop, count = stops[interval], int(taken[interval])
         start = max(starts[interval], stop - n, useful)  # no more than an iteration ahead
-        size = piece_chunks(problem, count, rate, latencies)
+        size = _piece_chunks(problem, count, rate, latencies)
         first = 0
         while first < count:
             part = min(size, count - first)
-            at = max(_earliest(held, start, stop, problem.capacity_chunks - part), floor)
+            full = held.last_above(start, stop, problem.capacity_chunks - part)  # no room for the piece there
+            at = max(start if full is None else full + 1, floor)
             held.add(at, stop, part)
             if pieces and first and pieces[-1].at == at:
                 part += pieces[-1].count
@@ -109,115 +136,94 @@ def _useful_starts(
     return [int(function) for function in np.minimum(useful, intervals.stop[order])]
 
 
-def _earliest(held: Usage, start: int, stop: int, most: int) -> int:
-    """The earliest function from which on up to `stop` no more than `most` is held; `stop` when there is none."""
-    last = held.last_above(start, stop, most)
-    return start if last is None else last + 1
-
-
 def _ordered_ins(
     problem: Problem, intervals: Intervals, taken: NDArray[np.int64], outs: list[Piece], ins: list[Piece]
 ) -> list[In]:
     """The list of ins: those that serve an iteration, then those that may start before it ends but serve the next."""
     n = problem.functions
-    outs_needed = _OutsNeeded(problem, intervals, taken, outs, ins)
+    outs_of: dict[int, list[int]] = {}  # interval: the places of its outs in the list
+    for index, piece in enumerate(outs):
+        outs_of.setdefault(piece.interval, []).append(index)
+    for_room = _outs_for_room(problem, intervals, taken, outs, ins, outs_of)
     moves = []
-    for piece in [p for p in ins if p.at >= 0] + [p for p in ins if p.at < 0]:
+    for piece in sorted(ins, key=lambda piece: piece.at < 0):
         early = piece.at < 0
         variable = (intervals.out_variable if early else intervals.in_variable)[piece.interval]
         function = piece.at + n if early else piece.at
         before = n if early else int(intervals.stop[piece.interval])
-        needed = outs_needed.for_room(function)
-        if early or not intervals.wraps[piece.interval]:
-            needed = max(needed, outs_needed.for_chunk(piece.interval, piece.first + piece.count - 1))
+        needed = for_room.get(function, 0)
+        if early or not intervals.wraps[piece.interval]:  # its own chunks leave in the iteration in which it starts
+            stop = piece.first + piece.count
+            own = next(index + 1 for index in outs_of[piece.interval] if outs[index].first + outs[index].count >= stop)
+            needed = max(needed, own)
         moves.append(In(int(variable), piece.first, piece.count, function - 1, needed, before))
     return moves
 
 
-class _OutsNeeded:
-    """How many outs of the list must be complete so that there is room, or so that given chunks have left.
+def _outs_for_room(
+    problem: Problem,
+    intervals: Intervals,
+    taken: NDArray[np.int64],
+    outs: list[Piece],
+    ins: list[Piece],
+    outs_of: dict[int, list[int]],
+) -> dict[int, int]:
+    """{function at which ins start: how many outs must be complete so that it has room beside all earlier ins}.
 
     One sweep over the functions keeps, for each out, how many of its chunks are away (`_PrefixSums`). A chunk is away
     from the start of its interval until its in may have started or the interval has ended.
     """
+    n = problem.functions
+    wraps: list[bool] = intervals.wraps.tolist()
+    stops: list[int] = intervals.stop.tolist()
+    excess: list[int] = (problem.live - problem.capacity_chunks).tolist()
+    wanted = {piece.at % n for piece in ins if piece.at < n}
+    events: list[list[tuple[str, int]]] = [[] for _ in range(n + 1)]
+    for index, piece in enumerate(outs):
+        events[min(piece.at + n if wraps[piece.interval] else piece.at, n)].append(("out", index))
+    left = {k: int(taken[k]) for k in outs_of if wraps[k] and stops[k] > 0}
+    earlier = sum(left.values())  # chunks that left in the iteration before, and are not back
+    for k in outs_of:
+        if stops[k] > 0:
+            events[min(stops[k], n)].append(("end", k))
+    for index, piece in enumerate(ins):
+        events[min(max(piece.at, 0), n)].append(("in", index))
+        if wraps[piece.interval] and piece.at < 0:
+            events[piece.at + n].append(("in again", index))
+    away = _PrefixSums(len(outs))
+    active, back = [False] * len(outs), dict.fromkeys(outs_of, 0)
 
-    def __init__(
-        self,
-        problem: Problem,
-        intervals: Intervals,
-        taken: NDArray[np.int64],
-        outs: list[Piece],
-        ins: list[Piece],
-    ) -> None:
-        self.n, self.intervals = problem.functions, intervals
-        self.wraps: list[bool] = intervals.wraps.tolist()
-        self.outs, self.ins = outs, ins
-        self.of_interval: dict[int, list[int]] = {}
-        for index, piece in enumerate(outs):
-            self.of_interval.setdefault(piece.interval, []).append(index)
-        excess: list[int] = (problem.live - problem.capacity_chunks).tolist()
-        wanted = {piece.at % self.n for piece in ins if piece.at < self.n}
-        self.known = self._sweep(excess, taken.tolist(), wanted)
+    def renew(k: int) -> None:
+        for index in outs_of[k]:
+            piece = outs[index]
+            gone = piece.first + piece.count - max(piece.first, back[k])
+            away.set(index, max(gone, 0) if active[index] else 0)
 
-    def for_chunk(self, interval: int, chunk: int) -> int:
-        """How many outs to complete until the interval's chunks up to `chunk` have left."""
-        return next(
-            index + 1 for index in self.of_interval[interval] if self.outs[index].first + self.outs[index].count > chunk
-        )
-
-    def for_room(self, function: int) -> int:
-        """How many outs to complete until `function` has its room beside all ins that may have started before it."""
-        return self.known.get(function, 0)
-
-    def _sweep(self, excess: list[int], taken: list[int], wanted: set[int]) -> dict[int, int]:
-        n, wraps = self.n, self.wraps
-        events: list[list[tuple[str, int]]] = [[] for _ in range(n + 1)]
-        stops: list[int] = self.intervals.stop.tolist()
-        for index, piece in enumerate(self.outs):
-            events[min(piece.at + n if wraps[piece.interval] else piece.at, n)].append(("out", index))
-        left = {k: taken[k] for k in self.of_interval if wraps[k] and stops[k] > 0}
-        earlier = sum(left.values())  # chunks that left in the iteration before, and are not back
-        for k in self.of_interval:
-            if stops[k] > 0:
-                events[min(stops[k], n)].append(("end", k))
-        for index, piece in enumerate(self.ins):
-            events[min(max(piece.at, 0), n)].append(("in", index))
-            if wraps[piece.interval] and piece.at < 0:
-                events[piece.at + n].append(("in again", index))
-        away = _PrefixSums(len(self.outs))
-        active, back = [False] * len(self.outs), dict.fromkeys(self.of_interval, 0)
-
-        def renew(k: int) -> None:
-            for index in self.of_interval[k]:
-                piece = self.outs[index]
-                gone = piece.first + piece.count - max(piece.first, back[k])
-                away.set(index, max(gone, 0) if active[index] else 0)
-
-        found: dict[int, int] = {}
-        for function in range(n):
-            for kind, index in events[function]:
-                if kind == "out":
-                    active[index] = True
-                    renew(self.outs[index].interval)
-                elif kind == "end":
-                    earlier -= left.pop(index, 0)
-                    if not wraps[index]:
-                        for out in self.of_interval[index]:
-                            active[out] = False
-                        renew(index)
+    found: dict[int, int] = {}
+    for function in range(n):
+        for kind, index in events[function]:
+            if kind == "out":
+                active[index] = True
+                renew(outs[index].interval)
+            elif kind == "end":
+                earlier -= left.pop(index, 0)
+                if not wraps[index]:
+                    for out in outs_of[index]:
+                        active[out] = False
+                    renew(index)
+            else:
+                k, count = ins[index].interval, ins[index].count
+                if kind == "in" and wraps[k]:
+                    amount = min(count, left.get(k, 0))
+                    earlier -= amount
+                    left[k] = left.get(k, 0) - amount
                 else:
-                    k, count = self.ins[index].interval, self.ins[index].count
-                    if kind == "in" and wraps[k]:
-                        amount = min(count, left.get(k, 0))
-                        earlier -= amount
-                        left[k] = left.get(k, 0) - amount
-                    else:
-                        back[k] += count
-                        renew(k)
-            if function in wanted:
-                missing = excess[function] - earlier
-                found[function] = away.count_for(missing) if missing > 0 else 0
-        return found
+                    back[k] += count
+                    renew(k)
+        if function in wanted:
+            missing = excess[function] - earlier
+            found[function] = away.count_for(missing) if missing > 0 else 0
+    return found
 
 
 class _PrefixSums:
@@ -246,3 +252,31 @@ class _PrefixSums:
                 total -= self.sums[at]
             step >>= 1
         return at + 1
+
+
+def _write_backs(problem: Problem, intervals: Intervals, taken: NDArray[np.int64]) -> list[Out]:
+    """The write-backs of a plan in which the first ``taken[i]`` chunks leave over interval i."""
+    clean = np.minimum(host_valid(intervals, taken), taken)
+    found: list[Out] = []
+    written: dict[int, int] = {}  # interval: how many of its first chunks are written back already
+    for leaving in np.flatnonzero((taken > clean) & (intervals.clean_after >= 0)).tolist():
+        over = _longest_since_written(intervals, leaving)
+        start, stop = max(int(clean[leaving]), written.get(over, 0)), int(taken[leaving])
+        if stop <= start:
+            continue
+        written[over] = stop
+        variable, function = int(intervals.out_variable[over]), int(intervals.after[over])
+        size = _piece_chunks(problem, stop - start, problem.machine.out_bytes_per_second)
+        found += [Out(variable, first, min(size, stop - first), function) for first in range(start, stop, size)]
+    return sorted(found, key=lambda move: move.after_function)
+
+
+def _longest_since_written(intervals: Intervals, interval: int) -> int:
+    """The longest interval since the variable was last written; of equal ones the latest. The chain may be a circle."""
+    longest = at = int(intervals.clean_after[interval])
+    seen = {interval}
+    while at >= 0 and at not in seen:
+        seen.add(at)
+        longest = at if intervals.seconds[at] > intervals.seconds[longest] else longest
+        at = int(intervals.clean_after[at])
+    return longest

@@ -15,6 +15,7 @@ Counts = NDArray[np.int64]
 
 BLOCKS_FROM = 20_000  # functions
 BLOCK = 512
+_LEAST = np.iinfo(np.int64).min // 2  # of the entries behind the last function
 
 
 def make_usage(values: Counts) -> Usage:
@@ -84,8 +85,7 @@ class BlockUsage(Usage):
 
     def __init__(self, values: Counts) -> None:
         count = -(-len(values) // BLOCK)
-        least = np.iinfo(np.int64).min // 2  # of the entries behind the last function
-        padded = np.full(count * BLOCK, least, np.int64)
+        padded = np.full(count * BLOCK, _LEAST, np.int64)
         padded[: len(values)] = values
         super().__init__(padded)
         self.n = len(values)
@@ -107,40 +107,28 @@ class BlockUsage(Usage):
         if stop <= start:
             return
         first, last = start // BLOCK, (stop - 1) // BLOCK
-        if first == last:
-            self._add_within(first, start, stop, amount)
-            return
-        self._add_within(first, start, (first + 1) * BLOCK, amount)
-        self._add_within(last, last * BLOCK, stop, amount)
+        for block in {first, last}:
+            low = block * BLOCK
+            self.values[max(start, low) : min(stop, low + BLOCK)] += amount
+            self.tops[block] = self.values[low : low + BLOCK].max() + self.adds[block]
         self.adds[first + 1 : last] += amount
         self.tops[first + 1 : last] += amount
 
-    def _add_within(self, block: int, start: int, stop: int, amount: int) -> None:
-        self.values[start:stop] += amount
-        self.tops[block] = self.values[block * BLOCK : (block + 1) * BLOCK].max() + self.adds[block]
-
     def _highest(self, start: int, stop: int) -> int:
         first, last = start // BLOCK, (stop - 1) // BLOCK
-        if first == last:
-            return int(self.values[start:stop].max() + self.adds[first])
-        found = max(
-            int(self.values[start : (first + 1) * BLOCK].max() + self.adds[first]),
-            int(self.values[last * BLOCK : stop].max() + self.adds[last]),
-        )
-        return max(found, int(self.tops[first + 1 : last].max())) if first + 1 < last else found
+        found = int(self.tops[first + 1 : last].max(initial=_LEAST))
+        for block in {first, last}:
+            low = block * BLOCK
+            found = max(found, int(self.values[max(start, low) : min(stop, low + BLOCK)].max() + self.adds[block]))
+        return found
 
     def _last_above(self, start: int, stop: int, level: int) -> int | None:
-        if stop <= start:
-            return None
-        block, first = (stop - 1) // BLOCK, start // BLOCK
-        while block >= first:
-            if self.tops[block] > level:
-                low = max(start, block * BLOCK)
-                found = super()._last_above(low, min(stop, (block + 1) * BLOCK), level - int(self.adds[block]))
-                if found is not None:
-                    return found
-            before = np.flatnonzero(self.tops[first:block] > level)
-            if not len(before):
-                return None
-            block = first + int(before[-1])
+        first = start // BLOCK
+        above = np.flatnonzero(self.tops[first : -(-stop // BLOCK)] > level)
+        for block in (first + above[::-1]).tolist():
+            low = block * BLOCK
+            within = max(start, low), min(stop, low + BLOCK)
+            found = super()._last_above(*within, level - int(self.adds[block]))
+            if found is not None:
+                return found
         return None

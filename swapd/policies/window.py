@@ -22,19 +22,22 @@ iteration, until the state in which an iteration starts repeats. A window never 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from swapd.planning.plan import In, Out, Plan
 from swapd.planning.problem import Problem
 from swapd.simulation.simulator import simulate
+from swapd.simulation.steps import steps_of
 
 SHARES = (1 / 4, 1 / 2, 3 / 4, 1.0)  # of the capacity: the windows tried when none is given
 _PIECES = 8
 _ITERATIONS = 6  # at most, until the state repeats
 
 
-def window(problem: Problem, window_bytes: int | None = None) -> Plan:
+def window(problem: Problem, window_bytes: int | None = None, *, whole: bool = False) -> Plan:
     """Plan with a schedule window of `window_bytes`; if it is None, with the one of `SHARES` that simulates fastest.
+
+    Variables leave and come back as wholes if `whole`, as they do in memory without virtual addresses.
 
     Raises:
         InfeasibleError: a function alone needs more than the capacity.
@@ -45,24 +48,17 @@ def window(problem: Problem, window_bytes: int | None = None) -> Plan:
         raise ValueError(f"the schedule window must be positive, not {window_bytes}")
     if problem.fits:
         return Plan(policy="window", window_bytes=window_bytes)
-    if window_bytes is not None:
-        return _plan(problem, window_bytes)
-    plans = [_plan(problem, size) for size in windows(problem)]
-    return min(plans, key=lambda plan: simulate(problem, plan).seconds)
+    sizes = windows(problem) if window_bytes is None else [window_bytes]
+    plans = [_plan(problem, size, whole) for size in sizes]
+    return plans[0] if len(plans) == 1 else min(plans, key=lambda plan: simulate(problem, plan).seconds)
 
 
-def window_of_wholes(problem: Problem, window_bytes: int) -> Plan:
-    """As `window`, but variables leave and come back as wholes, for memory without virtual addresses."""
-    problem.require_feasible()
-    return Plan(policy="window") if problem.fits else _plan(problem, window_bytes, whole=True)
-
-
-def windows(problem: Problem) -> list[int]:
+def windows(problem: Problem, shares: tuple[float, ...] = SHARES) -> list[int]:
     """The schedule windows in bytes that are tried when none is given."""
-    return sorted({max(1, int(share * problem.capacity_chunks)) * problem.chunk_bytes for share in SHARES})
+    return sorted({max(1, int(share * problem.capacity_chunks)) * problem.chunk_bytes for share in shares})
 
 
-def _plan(problem: Problem, window_bytes: int, whole: bool = False) -> Plan:
+def _plan(problem: Problem, window_bytes: int, whole: bool) -> Plan:
     for cut in (False, True):
         found = _Schedule(problem, window_bytes // problem.chunk_bytes, cut, whole).run()
         if found is not None:
@@ -86,12 +82,6 @@ class _Storage:
         return self.chunks - self.away
 
 
-@dataclass
-class _Moves:
-    outs: list[Out] = field(default_factory=list)
-    ins: list[In] = field(default_factory=list)
-
-
 class _Schedule:
     """The algorithm over an endless repetition of the iteration, one step per function."""
 
@@ -99,20 +89,9 @@ class _Schedule:
         self.problem, self.window_chunks, self.n = problem, window_chunks, problem.functions
         self.whole = whole  # a reservation is completed as a whole
         self.cut = cut  # the window ends with the iteration, and all is swapped out then, as in the paper's program
-        uses = problem.uses
-        self.sequence: list[list[int]] = [[] for _ in range(self.n)]
-        for v, f in zip(uses.variable.tolist(), uses.function.tolist()):
-            if problem.chunks[v]:
-                self.sequence[f].append(v)
-        self.births: list[list[int]] = [[] for _ in range(self.n + 1)]
-        self.deaths: list[list[int]] = [[] for _ in range(self.n + 1)]  # by the function before which they are gone
-        for v, (born, died) in enumerate(zip(problem.born.tolist(), problem.died.tolist())):
-            if born >= 0:
-                self.births[born].append(v)
-            if died < self.n:
-                self.deaths[died + 1].append(v)
+        self.steps = steps_of(problem)
         self.storages: dict[int, list[_Storage]] = {}  # per iteration
-        self.moves: dict[int, _Moves] = {}
+        self.moves: dict[int, tuple[list[Out], list[In]]] = {}
         self.window: deque[tuple[int, int, _Storage]] = deque()  # W_i: step, variable, storage
         self.next = (0, 0)  # the entry of the variable-sequence behind the window: step, index
         self.queue: deque[_Storage] = deque()  # reserved, the oldest first
@@ -126,8 +105,7 @@ class _Schedule:
         for iteration in range(_ITERATIONS):
             self._enter(iteration)
             if iteration > 1 and self.states[-1] == self.states[-2] == self.states[-3]:
-                found = self.moves[iteration - 2]  # its last reservations have been completed or dropped by now
-                return found.outs, found.ins
+                return self.moves[iteration - 2]  # its last reservations have been completed or dropped by now
             for function in range(self.n):
                 self._step(iteration * self.n + function)
             if self.cut:
@@ -144,35 +122,31 @@ class _Schedule:
                 else:
                     made.append(_Storage(chunks, v, before >= 0, chunks if before >= 0 else 0))
             self.storages[iteration] = made
-            self.moves[iteration] = _Moves()
+            self.moves[iteration] = ([], [])
         return self.storages[iteration]
 
     def _enter(self, iteration: int) -> None:
         """An iteration starts: survivors get their new numbers, entry variables of unknown past appear."""
-        n, problem = self.n, self.problem
+        n, steps = self.n, self.steps
         if iteration:
             old = self._variables(iteration - 1)
-            gone = [v for v in range(problem.variables) if problem.died[v] == n and problem.successor[v] < 0]
-            for v in self.deaths[n] + gone:
+            for v in steps.deaths[n] + [v for v in steps.deaths[n + 1] if steps.successor[v] < 0]:
                 self._die(old[v])
-        for v, storage in enumerate(self._variables(iteration)):
-            if problem.born[v] == -1:
-                storage.variable = v
-                if not storage.exists and storage.chunks:
-                    storage.exists = True
-                    if not storage.in_window:
-                        self._reserve(storage, iteration, v, -1)
-        for v in self.deaths[0]:
-            self._die(self.storages[iteration][v])
+        now = self._variables(iteration)
+        for v in steps.entries:
+            now[v].variable = v
+            if not now[v].exists and now[v].chunks:
+                now[v].exists = True
+                if not now[v].in_window:
+                    self._reserve(now[v], iteration, v, -1)
+        for v in steps.deaths[0]:
+            self._die(now[v])
         self.states.append(self._state(iteration))
 
     def _state(self, iteration: int) -> object:
         place = {id(storage): index for index, storage in enumerate(self.queue)}
-        entries = [
-            (v, storage.away, storage.in_window, place.get(id(storage), -1))
-            for v, storage in enumerate(self.storages[iteration])
-            if self.problem.born[v] == -1
-        ]
+        now = self.storages[iteration]
+        entries = [(v, now[v].away, now[v].in_window, place.get(id(now[v]), -1)) for v in self.steps.entries]
         return entries, self.next[0] - iteration * self.n, self.next[1], len(self.queue)
 
     def _step(self, step: int) -> None:
@@ -187,19 +161,19 @@ class _Schedule:
                 self.held -= storage.chunks
                 left.append((v, storage))
         if function:
-            for v in self.deaths[function]:
+            for v in self.steps.deaths[function]:
                 self._die(self.storages[iteration][v])
         arrived = self._extend(step)
         for v, storage in left:
             if storage.exists and not storage.in_window:
                 self._reserve(storage, (step - 1) // self.n, v, (step - 1) % self.n)
         self._complete(self.held + self.reserved - self.problem.capacity_chunks)
-        moves = self.moves[iteration]
+        outs, ins = self.moves[iteration]
         for at, v, storage, count in arrived:
             early = at // self.n != iteration
             variable, before = (storage.variable, self.n) if early else (v, at % self.n)
-            moves.ins.append(In(variable, 0, count, function - 1, len(moves.outs), before))
-        for v in self.births[function]:
+            ins.append(In(variable, 0, count, function - 1, len(outs), before))
+        for v in self.steps.births[function]:
             self.storages[iteration][v].exists = True
 
     def _extend(self, step: int) -> list[tuple[int, int, _Storage, int]]:
@@ -207,7 +181,7 @@ class _Schedule:
         arrived = []
         at, index = self.next
         while at < step + self.n and not (self.cut and at // self.n != step // self.n):
-            row = self.sequence[at % self.n]
+            row = self.steps.sized[at % self.n]
             if index == len(row):
                 at, index = at + 1, 0
                 continue
@@ -255,7 +229,7 @@ class _Schedule:
             count = storage.resident if self.whole else count
             assert storage.reserved is not None
             iteration, v, after = storage.reserved
-            self.moves[iteration].outs.append(Out(v, storage.away, count, after))
+            self.moves[iteration][0].append(Out(v, storage.away, count, after))
             storage.away += count
             self.reserved -= count
             excess -= count

@@ -4,14 +4,36 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from dataclasses import dataclass, field
 
 from swapd.planning.plan import Plan
 from swapd.planning.problem import Problem
-from swapd.simulation.events import Copy, Event, Held, IterationStart, Run, Stall
-from swapd.simulation.result import SimulationResult
+from swapd.simulation.events import Copy, Event, Held, Run, Stall
 from swapd.simulation.steps import steps_of
 
 _NEVER = math.inf
+
+
+@dataclass
+class SimulationResult:
+    """What one iteration of the steady state does."""
+
+    seconds: float = 0.0  # from the end of the iteration before to the end of this one
+    compute_seconds: float = 0.0
+    stall_seconds: float = 0.0  # seconds - compute_seconds
+    out_bytes: int = 0  # copied to the host
+    write_back_bytes: int = 0  # the part of `out_bytes` that was copied ahead of leaving
+    in_bytes: int = 0  # copied to the device
+    dropped_bytes: int = 0  # left clean, without a copy
+    out_count: int = 0
+    in_count: int = 0
+    demand_in_count: int = 0  # swap-ins that no plan asked for
+    demand_out_count: int = 0  # swap-outs and drops that no plan asked for
+    peak_chunks: int = 0  # most chunks held while a function runs
+    average_chunks: float = 0.0
+    starts: list[float] = field(default_factory=list)  # [n] when each function starts
+    stall_by_function: dict[int, float] = field(default_factory=dict)  # seconds that it waited
+    stall_by_variable: dict[int, float] = field(default_factory=dict)  # by what was waited for last; -1 is room
 
 
 def _mask(first: int, count: int) -> int:
@@ -61,7 +83,7 @@ class SimulatedMachine:
             (m.variable, _mask(m.first_chunk, m.chunk_count), m.after_function, m.after_outs) for m in plan.ins
         ]
         self.timeline = SimulationResult()
-        self.log: list[Event] | None = None  # to which events are appended; see swapd.simulation.events
+        self.log: list[Event] | None = None  # of this iteration, copies still under way as it began included
         self.held_seconds = 0.0
         self.capacity = self.free = problem.capacity_chunks
         self._first_state()
@@ -95,7 +117,7 @@ class SimulatedMachine:
     def iteration(self) -> None:
         """Run one iteration."""
         self._arrive()
-        began, timeline = self.now, self.timeline
+        timeline = self.timeline
         while self.ended < self.n - 1:
             self._start_outs()
             if self.function_end == _NEVER:
@@ -106,7 +128,7 @@ class SimulatedMachine:
                 self._unblock()
             self._advance()
         self._leave()
-        timeline.seconds = self.now - began
+        timeline.seconds = self.now - self.began
         timeline.compute_seconds = sum(self.steps.seconds)
         timeline.stall_seconds = max(0.0, timeline.seconds - timeline.compute_seconds)
         timeline.average_chunks = self.held_seconds / timeline.seconds if timeline.seconds > 0 else 0.0
@@ -115,8 +137,11 @@ class SimulatedMachine:
         """The iteration starts: entry variables of unknown past appear, and its moves join the queues."""
         steps = self.steps
         self.timeline = SimulationResult()
+        self.began = self.now
         if self.log is not None:
-            self.log.append(IterationStart(self.now))
+            name = [*steps.successor, -1]
+            under_way = [copy for copy in self.log if isinstance(copy, Copy) and copy.end > self.now]
+            self.log = [copy._replace(variable=name[copy.variable]) for copy in under_way]
         self.held_seconds = 0.0
         self.ended = -1
         self.ran = [-1] * len(self.ran)

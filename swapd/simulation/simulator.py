@@ -19,13 +19,13 @@ empty plan the timeline is that of demand mode.
 
 from __future__ import annotations
 
+from typing import Any
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
 from swapd.planning.plan import Plan
 from swapd.planning.problem import Problem
-from swapd.simulation.events import Event, Events, last_iteration
-from swapd.simulation.result import SimulationResult
-from swapd.simulation.simulated_machine import SimulatedMachine
+from swapd.simulation.events import Copy, Event, Events, Held, Run, Stall
+from swapd.simulation.simulated_machine import SimulatedMachine, SimulationResult
 
 __all__ = ["SimulationResult", "simulate", "simulate_events"]
 
@@ -36,7 +36,7 @@ def simulate(problem: Problem, plan: Plan, iterations: int = 2) -> SimulationRes
     Raises:
         InfeasibleError: a function alone needs more than the capacity.
     """
-    return _run(problem, plan, iterations, None)
+    return _run(problem, plan, iterations, None).timeline
 
 
 _known: WeakKeyDictionary[Plan, tuple[ReferenceType[Problem], SimulationResult]] = WeakKeyDictionary()
@@ -56,15 +56,18 @@ def simulate_events(problem: Problem, plan: Plan, iterations: int = 2) -> tuple[
     Raises:
         InfeasibleError: a function alone needs more than the capacity.
     """
-    log: list[Event] = []
-    timeline = _run(problem, plan, iterations, log)
-    return timeline, last_iteration(problem, log, timeline.seconds)
+    machine = _run(problem, plan, iterations, [])
+    found: dict[type, list[Any]] = {Run: [], Stall: [], Copy: [], Held: []}
+    for event in machine.log or ():
+        times = {name: getattr(event, name) - machine.began for name in ("start", "end") if hasattr(event, name)}
+        found[type(event)].append(event._replace(**times))
+    return machine.timeline, Events(machine.timeline.seconds, *map(tuple, found.values()))
 
 
-def _run(problem: Problem, plan: Plan, iterations: int, log: list[Event] | None) -> SimulationResult:
+def _run(problem: Problem, plan: Plan, iterations: int, log: list[Event] | None) -> SimulatedMachine:
     problem.require_feasible()
-    run = SimulatedMachine(problem, plan)
-    run.log = log
+    machine = SimulatedMachine(problem, plan)
+    machine.log = log
     for _ in range(max(1, iterations)):
-        run.iteration()
-    return run.timeline
+        machine.iteration()
+    return machine

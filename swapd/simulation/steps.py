@@ -41,6 +41,7 @@ class Steps:
             if write:
                 self.writes[f].append(v)
         self.pins = pins
+        self.sized = [[v for v in sorted(row) if self.chunks[v]] for row in pins]  # used, of at least one chunk
         self.births: list[list[int]] = [[] for _ in range(n + 1)]
         self.deaths: list[list[int]] = [[] for _ in range(n + 2)]  # by the function before which they are gone
         for v, died in enumerate(problem.died.tolist()):

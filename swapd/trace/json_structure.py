@@ -1,20 +1,35 @@
-"""Counts of what a JSON text holds, without parsing it: a parsed object takes twenty times the memory of its text."""
+"""JSON of unknown origin, looked at before it is parsed: a parsed object takes twenty times the memory of its text."""
 
 from __future__ import annotations
 
+import json
+import math
 import re
-from typing import NamedTuple
+from typing import Any
 
 
-class Structure(NamedTuple):
-    """Counts of what opens or separates values outside of strings."""
+def parse(text: str, lists: int, objects: int, commas_per_list: float = math.inf) -> Any:
+    """The value of a JSON text that may hold so many lists and objects, and a further list for every few commas.
 
-    lists: int
-    objects: int
-    commas: int
-
-
-def structure(text: str) -> Structure:
-    """Count what is in `text`, in time and memory proportional to its length, whatever it holds."""
+    Raises:
+        ValueError: it holds more of them, or is no JSON.
+    """
     plain = re.sub('"[^"]*"', "", text.replace("\\\\", "").replace('\\"', ""))
-    return Structure(plain.count("["), plain.count("{"), plain.count(","))
+    if plain.count("[") > lists + plain.count(",") / commas_per_list or plain.count("{") > objects:
+        raise ValueError("there are lists or objects in it that do not belong there")
+    try:
+        return json.loads(text)
+    except (RecursionError, MemoryError) as error:
+        raise ValueError(str(error)) from None
+
+
+def check_format(value: Any, name: str, first: int, last: int) -> None:
+    """Raise ValueError unless `value` is an object that says to be of this format, in one of the versions."""
+    if not isinstance(value, dict) or value.get("format") != name:
+        raise ValueError(f"not a {name} file")
+    version = value.get("version")
+    if type(version) is not int or not first <= version <= last:
+        newer = type(version) is int and version > last
+        hint = "; it was written by a newer release, which can read it" if newer else ""
+        known = " and ".join(map(str, sorted({first, last})))
+        raise ValueError(f"version {version!r:.40} of the format, this release reads {known}{hint}")

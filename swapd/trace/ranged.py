@@ -1,10 +1,10 @@
 """Parts: a variable that functions use in ranges is planned as several variables.
 
-The core records which chunks of a variable each use touches. `cut` makes a trace in which a variable that some function
-uses in part becomes several variables, its *parts*. It is cut at every boundary of a range that any function uses, so
-that every use is of whole parts. Policies, the simulator and the validator know nothing of this. `recorded_plan` turns
-a plan for parts into one for the variables that the core knows, and `plan_in_parts` turns such a plan into one for
-parts.
+The core records which chunks of a variable each use touches. `RangedTrace.cut` makes a trace in which a variable that
+some function uses in part becomes several variables, its *parts*. It is cut at every boundary of a range that any
+function uses, so that every use is of whole parts. Policies, the simulator and the validator know nothing of this.
+`recorded_plan` turns a plan for parts into one for the variables that the core knows, and `plan_in_parts` turns such a
+plan into one for parts.
 
 Rules:
 
@@ -19,9 +19,9 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,10 +29,17 @@ from numpy.typing import NDArray
 from swapd.planning.plan import In, Out, Plan
 from swapd.trace.trace import Trace
 
+Move = TypeVar("Move", Out, In)
+
 
 @dataclass(frozen=True, eq=False)
 class RangedTrace:
-    """An iteration of whole variables, and which chunks of its variable each use touches."""
+    """An iteration of whole variables, as recorded, and which chunks of its variable each use touches.
+
+    Chunks of a range beyond the variable's end are left out. A use from chunk 0 on of as many chunks as the variable
+    has, or more, is of all of it. A variable that is larger than the device and that no function uses was used in host
+    memory; it counts as a variable that is in parts, and has no part.
+    """
 
     whole: Trace
     first_chunk: NDArray[np.uint32]  # [uses]
@@ -40,38 +47,21 @@ class RangedTrace:
     most_chunks: int | None = None  # that the device holds; None if not known
 
     def cut(self) -> Trace:
-        """The trace with parts."""
-        return cut(self.whole, self.first_chunk, self.chunk_count, self.most_chunks)
-
-
-def cut(
-    trace: Trace,
-    use_first_chunk: NDArray[np.uint32],
-    use_chunk_count: NDArray[np.uint32],
-    most_chunks: int | None = None,
-) -> Trace:
-    """Replace every variable that is used in ranges by its parts; return `trace` itself if there is no such variable.
-
-    Args:
-        trace: of whole variables, as recorded, with `chunk_bytes`.
-        use_first_chunk: [uses of the trace]; chunks of a range beyond the variable's end are left out.
-        use_chunk_count: [uses]; a use from chunk 0 on of as many chunks as the variable has, or more, is of all of it.
-        most_chunks: how many chunks the device holds. A larger variable that no function uses was used in host memory;
-            it counts as a variable that is in parts, and has no part.
-    """
-    first, count = use_first_chunk.astype(np.int64), use_chunk_count.astype(np.int64)
-    if len(first) != len(trace.use_variables) or len(count) != len(first):
-        raise ValueError(f"there are {len(first)} and {len(count)} ranges for {len(trace.use_variables)} uses")
-    if trace.chunk_bytes <= 0 or trace.part_of is not None:
-        raise ValueError("only a trace of whole variables, with the size of a chunk, can be cut into parts")
-    chunks = -(-trace.variable_bytes // trace.chunk_bytes)
-    ranged = np.flatnonzero((first > 0) | (count < chunks[trace.use_variables]))
-    cut_up = trace.use_variables[ranged]
-    if most_chunks is not None and (chunks > most_chunks).any():
-        absent = chunks > most_chunks
-        absent[trace.use_variables] = False
-        cut_up = np.concatenate([cut_up, np.flatnonzero(absent)])
-    return trace if len(cut_up) == 0 else _Cut(trace, chunks, first, count, cut_up).trace()
+        """The trace with every variable that is used in ranges replaced by its parts; `whole` if there is none."""
+        trace = self.whole
+        first, count = self.first_chunk.astype(np.int64), self.chunk_count.astype(np.int64)
+        if not len(first) == len(count) == len(trace.use_variables):
+            raise ValueError(f"there are {len(first)} and {len(count)} ranges for {len(trace.use_variables)} uses")
+        if trace.chunk_bytes <= 0 or trace.part_of is not None:
+            raise ValueError("only a trace of whole variables, with the size of a chunk, can be cut into parts")
+        chunks = -(-trace.variable_bytes // trace.chunk_bytes)
+        ranged = np.flatnonzero((first > 0) | (count < chunks[trace.use_variables]))
+        cut_up = trace.use_variables[ranged]
+        if self.most_chunks is not None and (chunks > self.most_chunks).any():
+            absent = chunks > self.most_chunks
+            absent[trace.use_variables] = False
+            cut_up = np.concatenate([cut_up, np.flatnonzero(absent)])
+        return trace if len(cut_up) == 0 else _Cut(trace, chunks, first, count, cut_up).trace()
 
 
 def recorded_plan(plan: Plan, trace: Trace) -> Plan:
@@ -80,70 +70,48 @@ def recorded_plan(plan: Plan, trace: Trace) -> Plan:
         return plan
     number, start = trace.part_of.tolist(), trace.part_first_chunk.tolist()
 
-    def outs(moves: Sequence[Out]) -> tuple[Out, ...]:
+    def recorded(moves: tuple[Move, ...]) -> tuple[Move, ...]:
         return tuple(
             move._replace(variable=number[move.variable], first_chunk=start[move.variable] + move.first_chunk)
             for move in moves
         )
 
-    ins = tuple(
-        move._replace(variable=number[move.variable], first_chunk=start[move.variable] + move.first_chunk)
-        for move in plan.ins
-    )
-    return replace(plan, outs=outs(plan.outs), ins=ins, write_backs=outs(plan.write_backs))
+    return replace(plan, outs=recorded(plan.outs), ins=recorded(plan.ins), write_backs=recorded(plan.write_backs))
 
 
 def plan_in_parts(plan: Plan, trace: Trace) -> Plan:
     """A plan with the core's numbers, renumbered for `trace`. A move over several parts becomes several moves."""
     if trace.part_of is None:
         return plan
-    table = _Table(trace)
-    outs, done = [], [0]  # done[k]: how many outs the first k outs became
+    parts: dict[int, list[tuple[int, int, int]]] = {}  # recorded variable: number, first chunk and chunks of each part
+    for v in range(trace.variables):
+        parts.setdefault(trace.recorded(v), []).append((v, *trace.chunk_range(v)))
+
+    def pieces(move: Move) -> Iterator[Move]:
+        """The move of each part that a move touches; chunks in no part are left out."""
+        begin, end = move.first_chunk, move.first_chunk + move.chunk_count
+        for v, first, count in parts.get(move.variable, ()):
+            low, high = max(begin, first), min(end, first + count)
+            if low < high:
+                yield move._replace(variable=v, first_chunk=low - first, chunk_count=high - low)
+
+    outs: list[Out] = []
+    done = [0]  # done[k]: how many outs the first k outs became
     for out in plan.outs:
-        outs += [out._replace(variable=v, first_chunk=f, chunk_count=c) for v, f, c in table.pieces(out)]
+        outs += pieces(out)
         done.append(len(outs))
     ins = [
-        move._replace(variable=v, first_chunk=f, chunk_count=c, after_outs=done[min(move.after_outs, len(plan.outs))])
+        piece._replace(after_outs=done[min(move.after_outs, len(plan.outs))])
         for move in plan.ins
-        for v, f, c in table.pieces(move)
+        for piece in pieces(move)
     ]
-    backs = [
-        move._replace(variable=v, first_chunk=f, chunk_count=c)
-        for move in plan.write_backs
-        for v, f, c in table.pieces(move)
-    ]
+    backs = [piece for move in plan.write_backs for piece in pieces(move)]
     return replace(plan, outs=tuple(outs), ins=tuple(ins), write_backs=tuple(backs))
 
 
-class _Table:
-    """The parts of each recorded variable, by chunk."""
-
-    def __init__(self, trace: Trace) -> None:
-        self.parts: dict[int, list[tuple[int, int, int]]] = {}  # number, first chunk, chunks
-        for v in range(trace.variables):
-            first, count = trace.chunk_range(v)
-            self.parts.setdefault(trace.recorded(v), []).append((v, first, count))
-
-    def pieces(self, move: Out | In) -> list[tuple[int, int, int]]:
-        """(part, first chunk in it, chunks) for each part that a move touches; chunks in no part are left out."""
-        begin, end = move.first_chunk, move.first_chunk + move.chunk_count
-        found = []
-        for v, first, count in self.parts.get(move.variable, ()):
-            low, high = max(begin, first), min(end, first + count)
-            if low < high:
-                found.append((v, low - first, high - low))
-        return found
-
-
-@dataclass(frozen=True)
-class _Class:
-    """Variables that are the same storage in iterations that follow each other, and where they are cut."""
-
-    starts: NDArray[np.int64]  # of the parts, in chunks, ascending
-    ends: NDArray[np.int64]
-
-
 class _Cut:
+    """Where storages are cut. A chunk of a storage, whatever its number, has one key: all are cut in one sweep."""
+
     def __init__(
         self,
         trace: Trace,
@@ -153,47 +121,38 @@ class _Cut:
         cut_up: NDArray[Any],
     ) -> None:
         self.source, self.chunks = trace, chunks
-        owner = trace.use_variables.astype(np.int64)
-        self.first = np.minimum(first, chunks[owner])
-        self.end = np.minimum(first + count, chunks[owner])
-        self.root = roots(trace.previous)
-        self.is_cut = np.isin(self.root, self.root[cut_up])  # [V]
+        self.owner = owner = trace.use_variables.astype(np.int64)
+        first = np.minimum(first, chunks[owner])
+        end = np.minimum(first + count, chunks[owner])
+        root = roots(trace.previous)
+        self.is_cut = np.isin(root, root[cut_up])  # [V]
+        self.origin = root * (int(chunks.max(initial=0)) + 1)  # [V]: the key of the variable's first chunk
         self.rows = np.flatnonzero(self.is_cut[owner])  # uses of the variables that are cut
-        self.members = np.flatnonzero(self.is_cut).tolist()
-        self.classes = self._classes()
-        self.parts = np.ones(trace.variables, np.int64)  # [V]: how many parts a variable has
-        for v in self.members:
-            self.parts[v] = int(np.searchsorted(self._class(v).starts, chunks[v]))
+        self.first, self.end = (self.origin[owner[self.rows]] + edge[self.rows] for edge in (first, end))
+        self.starts, self.ends = _cells(self.first, self.end)
+        self.lowest = np.searchsorted(self.starts, self.origin)  # [V]: the first cell of the variable's storage
+        cells = np.searchsorted(self.starts, self.origin + chunks) - self.lowest
+        self.parts = np.where(self.is_cut, cells, 1)  # [V]: how many parts a variable has
         self.base = np.concatenate([[0], np.cumsum(self.parts)])
-
-    def _class(self, v: int) -> _Class:
-        return self.classes[int(self.root[v])]
-
-    def _classes(self) -> dict[int, _Class]:
-        rows: dict[int, list[int]] = {int(root): [] for root in np.unique(self.root[self.is_cut])}
-        for row, owner in zip(self.rows.tolist(), self.source.use_variables[self.rows].tolist()):
-            rows[int(self.root[owner])].append(row)
-        return {root: _cells(self.first[mine], self.end[mine]) for root, mine in rows.items()}
 
     def trace(self) -> Trace:
         """The trace of parts."""
-        source, total = self.source, int(self.base[-1])
+        source, chunk = self.source, self.source.chunk_bytes
         part_of = np.repeat(np.arange(source.variables), self.parts)
-        start, stop = np.zeros(total, np.int64), self.chunks[part_of]
-        for v in self.members:
-            rows, known = slice(self.base[v], self.base[v + 1]), self._class(v)
-            start[rows], stop[rows] = known.starts[: self.parts[v]], known.ends[: self.parts[v]]
-        chunk = source.chunk_bytes
+        index = np.arange(len(part_of)) - self.base[part_of]  # of a part among those of its variable
+        start, stop = np.zeros(len(part_of), np.int64), self.chunks[part_of]
+        inside = np.flatnonzero(self.is_cut[part_of])
+        cell, origin = (self.lowest[part_of] + index)[inside], self.origin[part_of[inside]]
+        start[inside], stop[inside] = self.starts[cell] - origin, self.ends[cell] - origin
         sizes = np.minimum(stop * chunk, source.variable_bytes[part_of]) - start * chunk
         offsets, variables, flags = self._uses()
-        born, previous, is_blank = self._lives(part_of, offsets, variables)
+        born, previous, is_blank = self._lives(part_of, index, offsets, variables)
         kept = np.flatnonzero(~is_blank)
         number = np.where(is_blank, -1, np.cumsum(~is_blank) - 1)
+        covered = np.zeros(source.variables, np.int64)
+        np.add.at(covered, part_of, sizes)
+        unused = int((source.variable_bytes - covered)[source.born < 0].sum())
         part_of, previous = part_of[kept], previous[kept]
-        unused = source.dormant_bytes
-        for v in self.members:
-            if source.born[v] < 0:
-                unused += int(source.variable_bytes[v] - sizes[self.base[v] : self.base[v + 1]].sum())
         place = source.variable_place
         return replace(
             source,
@@ -204,7 +163,7 @@ class _Cut:
             use_offsets=offsets.astype(np.int64),
             use_variables=number[variables].astype(np.int32),
             use_flags=flags,
-            dormant_bytes=unused,
+            dormant_bytes=source.dormant_bytes + unused,
             variable_place=None if place is None else place[part_of],
             part_of=part_of.astype(np.int32),
             part_first_chunk=start[kept].astype(np.int32),
@@ -212,13 +171,11 @@ class _Cut:
 
     def _uses(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint8]]:
         """Offsets, parts and flags of all uses. The parts of a use are consecutive, as every chunk in it is used."""
-        source, n = self.source, self.source.functions
-        owner = source.use_variables.astype(np.int64)
+        source, n, owner = self.source, self.source.functions, self.owner
         lowest, counts = self.base[owner], np.ones(len(owner), np.int64)
-        for row in self.rows.tolist():
-            low, high = np.searchsorted(self._class(int(owner[row])).starts, [self.first[row], self.end[row]])
-            lowest[row] += low
-            counts[row] = high - low
+        low, high = np.searchsorted(self.starts, self.first), np.searchsorted(self.starts, self.end)
+        lowest[self.rows] += low - self.lowest[owner[self.rows]]
+        counts[self.rows] = high - low
         function = np.repeat(np.repeat(np.arange(n), np.diff(source.use_offsets)), counts)
         within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
         part = np.repeat(lowest, counts) + within
@@ -231,7 +188,11 @@ class _Cut:
         return np.searchsorted(function[kept], np.arange(n + 1)), part[kept], flags[order]
 
     def _lives(
-        self, part_of: NDArray[np.int64], offsets: NDArray[np.int64], variables: NDArray[np.int64]
+        self,
+        part_of: NDArray[np.int64],
+        index: NDArray[np.int64],
+        offsets: NDArray[np.int64],
+        variables: NDArray[np.int64],
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
         """For each part when it is born, its previous part, and whether it has no bytes throughout the iteration.
 
@@ -239,7 +200,6 @@ class _Cut:
         """
         source, n = self.source, self.source.functions
         before = source.previous[part_of].astype(np.int64)
-        index = np.arange(len(part_of)) - self.base[part_of]
         previous = np.where((before >= 0) & (index < self.parts[before]), self.base[before] + index, -1)
         used = np.full(len(part_of), n)
         np.minimum.at(used, variables, np.repeat(np.arange(n), np.diff(offsets)))
@@ -254,14 +214,14 @@ class _Cut:
             late = found
 
 
-def _cells(first: NDArray[np.int64], end: NDArray[np.int64]) -> _Class:
-    """Cut some ranges at all their boundaries. The pieces are those that lie in at least one of the ranges."""
+def _cells(first: NDArray[np.int64], end: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Cut ranges at all their boundaries. Returns where the pieces begin and end that lie in at least one of them."""
     edges = np.unique(np.concatenate([first, end]))
     depth = np.zeros(len(edges), np.int64)  # at each edge, the ranges that begin less those that end
     np.add.at(depth, np.searchsorted(edges, first), 1)
     np.subtract.at(depth, np.searchsorted(edges, end), 1)
     used = np.flatnonzero(np.cumsum(depth)[:-1] > 0)
-    return _Class(edges[used], edges[used + 1])
+    return edges[used], edges[used + 1]
 
 
 def roots(previous: NDArray[np.int32]) -> NDArray[np.int64]:

@@ -10,22 +10,21 @@ from __future__ import annotations
 import hashlib
 import struct
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from swapd.trace.trace import READ, WRITE, Machine, Trace
 
 _GRANULE = 512  # bytes; sizes of small storages are rounded up to a multiple of it
 
 
+@dataclass(slots=True, eq=False)
 class Storage:
     """A piece of memory, from its allocation to its release. The recorder keeps the storage's number in it."""
 
-    __slots__ = ("bytes", "iteration", "small", "variable")
-
-    def __init__(self, size: int) -> None:
-        self.bytes = size
-        self.small = False
-        self.iteration = -1  # the last iteration in which it appeared
-        self.variable = -1  # its number in that iteration
+    bytes: int
+    small: bool = False
+    iteration: int = -1  # the last iteration in which it appeared
+    variable: int = -1  # its number in that iteration
 
 
 @dataclass
@@ -142,18 +141,15 @@ class SequenceRecorder:
         """
         n = len(ended.names)
         for v, variable in enumerate(ended.variables):
+            before = variable.previous
             if not repeats:
                 variable.previous = v if variable.born < 0 and variable.died == n else -1
-        for variable in ended.variables:
-            before = variable.previous
-            if before >= 0 and (before >= len(ended.variables) or ended.variables[before].died != n):
+            elif before >= 0 and (before >= len(ended.variables) or ended.variables[before].died != n):
                 variable.previous = -1
 
     def _trace(self, ended: _Iteration, fingerprint: int, dormant_bytes: int) -> Trace:
-        offsets, starts = [0], [0.0]
-        for row, seconds in zip(ended.uses, ended.seconds):
-            offsets.append(offsets[-1] + len(row))
-            starts.append(starts[-1] + seconds)
+        offsets = list(accumulate(map(len, ended.uses), initial=0))
+        starts = list(accumulate(ended.seconds, initial=0.0))
         return Trace(
             function_names=tuple(ended.names),
             function_start=starts[:-1],  # type: ignore[arg-type]  # Trace makes arrays of all of these

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from swapd.files import write_whole
 from swapd.trace import trace_file
-from swapd.trace.trace_file import ARRAYS, OPTIONAL, TraceError
+from swapd.trace.trace_file import ARRAYS, OPTIONAL, PARTS, TraceError, lengths
 
 READ = 1
 WRITE = 2
@@ -75,15 +75,11 @@ class Trace:
     def __post_init__(self) -> None:
         object.__setattr__(self, "function_names", tuple(self.function_names))
         object.__setattr__(self, "places", tuple(self.places))
-        for name in OPTIONAL:
+        for name, dtype in {**ARRAYS, **dict.fromkeys(OPTIONAL, np.int32)}.items():
             if getattr(self, name) is not None:
-                found: NDArray[np.int32] = np.array(getattr(self, name), dtype=np.int32, order="C")
-                found.flags.writeable = False
-                object.__setattr__(self, name, found)
-        for name, dtype in ARRAYS.items():
-            array: NDArray[Any] = np.array(getattr(self, name), dtype=dtype, order="C")
-            array.flags.writeable = False
-            object.__setattr__(self, name, array)
+                array: NDArray[Any] = np.array(getattr(self, name), dtype=dtype, order="C")
+                array.flags.writeable = False
+                object.__setattr__(self, name, array)
         _check(self)
 
     @property
@@ -104,22 +100,7 @@ class Trace:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Trace):
             return NotImplemented
-        return self._scalars() == other._scalars() and all(
-            np.array_equal(getattr(self, name), getattr(other, name)) for name in (*ARRAYS, *OPTIONAL)
-        )
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def _scalars(self) -> tuple[Any, ...]:
-        return (
-            self.function_names,
-            self.fingerprint,
-            self.dormant_bytes,
-            self.chunk_bytes,
-            self.slab_chunks_peak,
-            self.machine,
-            self.places,
-        )
+        return all(np.array_equal(value, getattr(other, name)) for name, value in vars(self).items())
 
     def place(self, variable: int) -> str:
         """Where in the user's program a variable was allocated; empty where that was not recorded."""
@@ -172,13 +153,13 @@ class Trace:
     @classmethod
     def from_bytes(cls, content: bytes, name: str = "trace") -> Trace:
         """Read a trace from its file's content; `name` is what the errors call it."""
-        fields = trace_file.read(content, name)
-        machine = fields.pop("machine")
         try:
+            fields = trace_file.read(content)
+            machine = fields.pop("machine")
             return cls(machine=None if machine is None else Machine(**machine), **fields)
         except TraceError as error:
             raise TraceError(f"{name}: {error}") from None
-        except (TypeError, ValueError, OverflowError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise TraceError(f"{name}: damaged header ({error!r:.200})") from None
 
     def describe(self) -> str:
@@ -211,102 +192,80 @@ def live_profile(
     return np.cumsum(steps)[:functions]
 
 
+def _require(holds: bool | np.bool_, message: str) -> None:
+    if not holds:
+        raise TraceError(message)
+
+
 def _check(trace: Trace) -> None:
-    n, count = trace.functions, trace.variables
-    for name in ARRAYS:
-        if getattr(trace, name).ndim != 1:
-            raise TraceError(f"{name} must have one dimension")
-    lengths = {"function_start": n, "function_seconds": n, "born": count, "died": count, "previous": count}
-    for name, length in {**lengths, "use_offsets": n + 1, "use_flags": len(trace.use_variables)}.items():
-        if len(getattr(trace, name)) != length:
-            raise TraceError(f"{name} has {len(getattr(trace, name))} entries where {length} are needed")
-    if not (np.isfinite(trace.function_start).all() and np.isfinite(trace.function_seconds).all()):
-        raise TraceError("a time is not finite")
-    if (trace.function_seconds < 0).any():
-        raise TraceError("a function takes negative time")
-    if max(trace.function_seconds.max(initial=0), np.abs(trace.function_start).max(initial=0)) > LARGEST_SECONDS:
-        raise TraceError("a time is longer than thirty years")
-    if (trace.variable_bytes < 0).any() or min(trace.dormant_bytes, trace.chunk_bytes, trace.slab_chunks_peak) < 0:
-        raise TraceError("a size is negative")
+    for name, length in lengths(trace.functions, trace.variables, len(trace.use_variables)).items():
+        array = getattr(trace, name)
+        if array is not None and array.shape != (length,):
+            raise TraceError(f"{name} has {array.size} entries where {length} are needed")
+    start, seconds = trace.function_start, trace.function_seconds
+    _require(np.isfinite(start).all() and np.isfinite(seconds).all(), "a time is not finite")
+    _require((seconds >= 0).all(), "a function takes negative time")
+    longest = max(seconds.max(initial=0), np.abs(start).max(initial=0))
+    _require(longest <= LARGEST_SECONDS, "a time is longer than thirty years")
+    least = min(trace.variable_bytes.min(initial=0), trace.dormant_bytes, trace.chunk_bytes, trace.slab_chunks_peak)
+    _require(least >= 0, "a size is negative")
     sizes = float(trace.variable_bytes.sum(dtype=np.float64))
-    if max(sizes, trace.dormant_bytes, trace.slab_chunks_peak * trace.chunk_bytes) > LARGEST_BYTES:
-        raise TraceError("the sizes add up to more than any machine has")
-    if not 0 <= trace.fingerprint < 1 << 64:
-        raise TraceError("the fingerprint does not fit in 64 bits")
+    most = max(sizes, trace.dormant_bytes, trace.slab_chunks_peak * trace.chunk_bytes)
+    _require(most <= LARGEST_BYTES, "the sizes add up to more than any machine has")
+    _require(0 <= trace.fingerprint < 1 << 64, "the fingerprint does not fit in 64 bits")
     _check_lives(trace)
     _check_uses(trace)
-    _check_places(trace)
-    _check_parts(trace)
+    if trace.variable_place is None:
+        _require(not trace.places, "there are places, but no variable_place says whose")
+    else:
+        inside = (trace.variable_place >= -1) & (trace.variable_place < len(trace.places))
+        _require(inside.all(), "a variable's place is none of the places")
+    _require((trace.part_of is None) == (trace.part_first_chunk is None), f"{' and '.join(PARTS)} belong together")
+    if trace.part_of is not None and trace.part_first_chunk is not None:
+        _check_parts(trace, trace.part_of, trace.part_first_chunk)
 
 
-def _check_places(trace: Trace) -> None:
-    places = trace.variable_place
-    if places is None:
-        if trace.places:
-            raise TraceError("there are places, but no variable_place says whose")
-        return
-    if len(places) != trace.variables:
-        raise TraceError(f"variable_place has {len(places)} entries where {trace.variables} are needed")
-    if (places < -1).any() or (places >= len(trace.places)).any():
-        raise TraceError("a variable's place is none of the places")
-
-
-def _check_parts(trace: Trace) -> None:
+def _check_parts(trace: Trace, owner: NDArray[np.int32], start: NDArray[np.int32]) -> None:
     """Check that parts of a variable lie one behind the other, die together, and continue parts of one variable."""
-    owner, start = trace.part_of, trace.part_first_chunk
-    if owner is None or start is None:
-        if owner is not start:
-            raise TraceError("part_of and part_first_chunk belong together")
-        return
-    if len(owner) != trace.variables or len(start) != trace.variables:
-        raise TraceError(f"part_of and part_first_chunk must have {trace.variables} entries")
-    if trace.chunk_bytes <= 0:
-        raise TraceError("parts need the size of a chunk")
-    if (owner < 0).any() or (start < 0).any() or (np.diff(owner) < 0).any():
-        raise TraceError("part_of must ascend, and neither it nor part_first_chunk be negative")
     chunk = trace.chunk_bytes
-    if (start * float(chunk) + trace.variable_bytes > LARGEST_BYTES).any():
-        raise TraceError("a variable that parts belong to is larger than any machine has")
+    _require(chunk > 0, "parts need the size of a chunk")
+    ascend = (owner >= 0).all() and (start >= 0).all() and (np.diff(owner) >= 0).all()
+    _require(ascend, "part_of must ascend, and neither it nor part_first_chunk be negative")
+    ends = start * float(chunk) + trace.variable_bytes
+    _require((ends <= LARGEST_BYTES).all(), "a variable that parts belong to is larger than any machine has")
     same = np.flatnonzero(np.diff(owner) == 0)  # parts that another part of the same variable follows
     begin = start.astype(np.int64) * chunk
-    if (begin[same] + trace.variable_bytes[same] > begin[same + 1]).any():
-        raise TraceError("two parts of a variable overlap")
-    if (trace.died[same] != trace.died[same + 1]).any():
-        raise TraceError("parts of a variable must die together")
+    apart = begin[same] + trace.variable_bytes[same] <= begin[same + 1]
+    _require(apart.all(), "two parts of a variable overlap")
+    _require((trace.died[same] == trace.died[same + 1]).all(), "parts of a variable must die together")
     known = np.flatnonzero(trace.previous >= 0)
     before = trace.previous[known]
-    if (start[known] != start[before]).any():
-        raise TraceError("a part's previous must begin at the same chunk")
+    _require((start[known] == start[before]).all(), "a part's previous must begin at the same chunk")
     pairs = np.unique(np.stack([owner[known], owner[before]]), axis=1)
-    if any(len(np.unique(row)) != len(row) for row in pairs):
-        raise TraceError("parts of a variable must have been parts of one variable in the iteration before")
+    single = all(len(np.unique(row)) == len(row) for row in pairs)
+    _require(single, "parts of a variable must have been parts of one variable in the iteration before")
 
 
 def _check_lives(trace: Trace) -> None:
-    n = trace.functions
-    if (trace.born < -1).any() or (trace.born > n).any() or (trace.died > n).any() or (trace.died < trace.born).any():
-        raise TraceError(f"a variable's born and died must be ordered and within -1 to {n}")
+    n, born, died = trace.functions, trace.born, trace.died
+    ordered = (born >= -1) & (born <= died) & (died <= n)
+    _require(ordered.all(), f"a variable's born and died must be ordered and within -1 to {n}")
     known = np.flatnonzero(trace.previous != -1)
-    if len(known):
-        before = trace.previous[known]
-        if (before < 0).any() or (before >= trace.variables).any():
-            raise TraceError("a variable's previous is no variable")
-        if (trace.born[known] != -1).any() or (trace.died[before] != n).any():
-            raise TraceError("previous must lead from an entry variable to one that survives")
-        if len(np.unique(before)) != len(before):
-            raise TraceError("two variables have the same previous")
+    before = trace.previous[known]
+    exists = (before >= 0) & (before < trace.variables)
+    _require(exists.all(), "a variable's previous is no variable")
+    leads = (born[known] == -1).all() and (died[before] == n).all()
+    _require(leads, "previous must lead from an entry variable to one that survives")
+    _require(len(np.unique(before)) == len(before), "two variables have the same previous")
 
 
 def _check_uses(trace: Trace) -> None:
-    offsets, variables = trace.use_offsets, trace.use_variables
-    if offsets[0] != 0 or offsets[-1] != len(variables) or (np.diff(offsets) < 0).any():
-        raise TraceError("use_offsets must rise from 0 to the number of uses")
-    if len(variables) == 0:
-        return
-    if (variables < 0).any() or (variables >= trace.variables).any():
-        raise TraceError("a use names a variable that does not exist")
-    if ((trace.use_flags < READ) | (trace.use_flags > READ | WRITE)).any():
-        raise TraceError("a use is neither a read nor a write")
+    offsets, variables, flags = trace.use_offsets, trace.use_variables, trace.use_flags
+    rises = offsets[0] == 0 and offsets[-1] == len(variables) and (np.diff(offsets) >= 0).all()
+    _require(rises, "use_offsets must rise from 0 to the number of uses")
+    exists = (variables >= 0) & (variables < trace.variables)
+    _require(exists.all(), "a use names a variable that does not exist")
+    _require(((flags >= READ) & (flags <= READ | WRITE)).all(), "a use is neither a read nor a write")
     functions = np.repeat(np.arange(trace.functions), np.diff(offsets))
     wrong = np.flatnonzero((functions < trace.born[variables]) | (functions > trace.died[variables]))
     if len(wrong):

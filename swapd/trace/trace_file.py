@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from swapd.trace.json_structure import structure
+from swapd.trace.json_structure import check_format, parse
 
 ARRAYS: dict[str, type] = {
     "function_start": np.float64,
@@ -49,7 +49,8 @@ ARRAYS: dict[str, type] = {
     "use_flags": np.uint8,
 }
 
-OPTIONAL = ("variable_place", "part_of", "part_first_chunk")  # int32[V] or None
+PARTS = ("part_of", "part_first_chunk")
+OPTIONAL = ("variable_place", *PARTS)  # int32[V] or None
 
 FORMAT = "swapd-trace"
 VERSION = 2  # of traces with parts; a trace without parts is written as version 1, which older releases read too
@@ -62,11 +63,6 @@ LARGEST_HEADER = 1 << 26  # bytes, of header.json
 LARGEST_ARRAY_HEADER = 1 << 13  # bytes, of a .npy member before its numbers
 LARGEST_PLACES = 1 << 23  # bytes, of places.json
 MOST_MEMBERS = 64  # of the archive; members that the format does not have are ignored
-
-_HEADER_READERS = {
-    (1, 0): np.lib.format.read_array_header_1_0,
-    (2, 0): np.lib.format.read_array_header_2_0,
-}
 
 
 class TraceError(ValueError):
@@ -84,44 +80,43 @@ def write(trace: Mapping[str, Any]) -> bytes:
         if trace["variable_place"] is not None and len(places) <= LARGEST_PLACES:
             _add(archive, "places.json", places)
             _add_array(archive, "variable_place", trace["variable_place"])
-        if trace["part_of"] is not None and trace["part_first_chunk"] is not None:
-            _add_array(archive, "part_of", trace["part_of"])
-            _add_array(archive, "part_first_chunk", trace["part_first_chunk"])
+        for name in PARTS:
+            if trace[name] is not None:
+                _add_array(archive, name, trace[name])
     return buffer.getvalue()
 
 
-def read(content: bytes, name: str) -> dict[str, Any]:
-    """The fields of the trace in a file's content; the machine is a dict. Raises TraceError, which quotes `name`."""
-    with _open(content, name) as archive:
-        header = _read_header(archive, name)
-        lengths = _lengths(header)
-        arrays = {key: _read_array(archive, key, name, lengths[key], np.dtype(ARRAYS[key])) for key in ARRAYS}
-        places, variable_place = _read_places(archive, name, lengths["variable_bytes"])
-        if header["version"] > WITHOUT_PARTS:
-            for key in ("part_of", "part_first_chunk"):
-                arrays[key] = _read_array(archive, key, name, lengths["variable_bytes"], np.dtype(np.int32))
-    try:
-        return {
-            "function_names": tuple(header["function_names"]),
-            "fingerprint": int(header["fingerprint"], 16),
-            "dormant_bytes": int(header["dormant_bytes"]),
-            "chunk_bytes": int(header["chunk_bytes"]),
-            "slab_chunks_peak": int(header["slab_chunks_peak"]),
-            "machine": header.get("machine"),
-            "places": places,
-            "variable_place": variable_place,
-            **arrays,
-        }
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise TraceError(f"{name}: damaged header ({error!r:.200})") from None
+def read(content: bytes) -> dict[str, Any]:
+    """The fields of the trace in a file's content; the machine is a dict.
+
+    Raises:
+        TraceError: the file is no trace, is damaged or truncated, or of another version.
+        KeyError, TypeError, ValueError, OverflowError: its header is damaged.
+    """
+    with _open(content) as archive:
+        header = _read_header(archive)
+        names = [*ARRAYS, *(PARTS if header["version"] > WITHOUT_PARTS else ())]
+        places: tuple[str, ...] = ()
+        if "places.json" in archive.namelist():
+            places = _read_places(archive)
+            names.append("variable_place")
+        length = lengths(*(header[key] for key in LARGEST_COUNTS))
+        arrays = {name: _read_array(archive, name, length[name]) for name in names}
+    return {
+        "function_names": tuple(header["function_names"]),
+        "fingerprint": int(header["fingerprint"], 16),
+        **{name: int(header[name]) for name in ("dormant_bytes", "chunk_bytes", "slab_chunks_peak")},
+        "machine": header.get("machine"),
+        "places": places,
+        **arrays,
+    }
 
 
-def _lengths(header: dict[str, Any]) -> dict[str, int]:
-    """Entries of each array, as the header counts them."""
-    functions, variables, uses = (int(header[key]) for key in LARGEST_COUNTS)
+def lengths(functions: int, variables: int, uses: int) -> dict[str, int]:
+    """Entries of each array of a trace with such counts."""
     return {
         **dict.fromkeys(("function_start", "function_seconds"), functions),
-        **dict.fromkeys(("variable_bytes", "born", "died", "previous"), variables),
+        **dict.fromkeys(("variable_bytes", "born", "died", "previous", *OPTIONAL), variables),
         "use_offsets": functions + 1,
         **dict.fromkeys(("use_variables", "use_flags"), uses),
     }
@@ -154,100 +149,86 @@ def _add_array(archive: zipfile.ZipFile, name: str, array: NDArray[Any]) -> None
     _add(archive, f"{name}.npy", member.getvalue())
 
 
-def _open(content: bytes, name: str) -> zipfile.ZipFile:
+def _open(content: bytes) -> zipfile.ZipFile:
     if len(content) > LARGEST_FILE:
-        raise TraceError(f"{name}: {len(content)} bytes are too many for a trace; {LARGEST_FILE} is the most")
+        raise TraceError(f"{len(content)} bytes are too many for a trace; {LARGEST_FILE} is the most")
     if content.count(b"PK\x01\x02") > MOST_MEMBERS:  # each of them becomes an object when the archive is opened
-        raise TraceError(f"{name}: not a trace (an archive of more than {MOST_MEMBERS} members)")
+        raise TraceError(f"not a trace (an archive of more than {MOST_MEMBERS} members)")
     try:
         return zipfile.ZipFile(io.BytesIO(content))
     except Exception as error:  # zipfile raises many kinds of error for what is no archive
-        raise TraceError(f"{name}: not a trace, or truncated ({error!s:.200})") from None
+        raise TraceError(f"not a trace, or truncated ({error!s:.200})") from None
 
 
-def _member(archive: zipfile.ZipFile, member: str, name: str, most: int) -> bytes:
+def _member(archive: zipfile.ZipFile, member: str, most: int) -> bytes:
     """The content of a member, which may have at most `most` bytes. The archive's word for its size is not believed."""
     try:
         info = archive.getinfo(member)
     except KeyError:
-        raise TraceError(f"{name}: {member} is missing") from None
+        raise TraceError(f"{member} is missing") from None
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise TraceError(f"{name}: {member} is compressed in a way that traces are not")
+        raise TraceError(f"{member} is compressed in a way that traces are not")
     try:
         with archive.open(info) as file:
             content = file.read(most + 1)
     except Exception as error:  # zlib, CRC, or any other sign of damage
-        raise TraceError(f"{name}: {member} is damaged ({error!s:.200})") from None
+        raise TraceError(f"{member} is damaged ({error!s:.200})") from None
     if len(content) > most:
-        raise TraceError(f"{name}: {member} is larger than the {most} bytes that it may have")
+        raise TraceError(f"{member} is larger than the {most} bytes that it may have")
     return content
 
 
-def _read_header(archive: zipfile.ZipFile, name: str) -> dict[str, Any]:
-    content = _member(archive, "header.json", name, LARGEST_HEADER)
+def _read_header(archive: zipfile.ZipFile) -> dict[str, Any]:
+    content = _member(archive, "header.json", LARGEST_HEADER)
     try:
-        text = content.decode("utf-8")
-        found = structure(text)
-        if found.lists > 1 or found.objects > 2:  # parsed, they take twenty times the memory of their text
-            raise ValueError("there are lists or objects in it that a trace does not have")
-        header = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise TraceError(f"{name}: header.json is damaged ({error!s:.200})") from None
-    if not isinstance(header, dict) or header.get("format") != FORMAT:
-        raise TraceError(f"{name}: not a {FORMAT} file")
-    version = header.get("version")
-    if type(version) is not int or not WITHOUT_PARTS <= version <= VERSION:
-        newer = type(version) is int and version > VERSION
-        hint = "; it was written by a newer release, which can read it" if newer else ""
-        known = f"{WITHOUT_PARTS} and {VERSION}"
-        raise TraceError(f"{name}: version {version!r:.40} of the format, this release reads {known}{hint}")
+        header = parse(content.decode("utf-8"), lists=1, objects=2)
+    except ValueError as error:
+        raise TraceError(f"header.json is damaged ({error!s:.200})") from None
+    try:
+        check_format(header, FORMAT, WITHOUT_PARTS, VERSION)
+    except ValueError as error:
+        raise TraceError(str(error)) from None
     for key, most in LARGEST_COUNTS.items():
         count = header.get(key)
         if type(count) is not int or not 0 <= count <= most:
-            raise TraceError(f"{name}: the header's count of {key} is {count!r:.40}, not 0 to {most}")
+            raise TraceError(f"the header's count of {key} is {count!r:.40}, not 0 to {most}")
     names = header.get("function_names")
     if not isinstance(names, list) or len(names) != header["functions"]:
-        raise TraceError(f"{name}: the header's counts do not match the names of its functions")
+        raise TraceError("the header's counts do not match the names of its functions")
     if not all(isinstance(text, str) for text in names):
-        raise TraceError(f"{name}: damaged header (a function's name is no text)")
-    return header
+        raise TraceError("damaged header (a function's name is no text)")
+    return dict(header)
 
 
-def _read_places(archive: zipfile.ZipFile, name: str, variables: int) -> tuple[tuple[str, ...], NDArray[Any] | None]:
-    """The optional members: places, and which of them each variable has."""
-    if "places.json" not in archive.namelist():
-        return (), None
-    content = _member(archive, "places.json", name, LARGEST_PLACES)
+def _read_places(archive: zipfile.ZipFile) -> tuple[str, ...]:
+    content = _member(archive, "places.json", LARGEST_PLACES)
     try:
-        text = content.decode("utf-8")
-        found = structure(text)
-        if found.lists != 1 or found.objects:
-            raise ValueError("it is no list of texts")
-        places = json.loads(text)
+        places = parse(content.decode("utf-8"), lists=1, objects=0)
         if not isinstance(places, list) or not all(isinstance(place, str) for place in places):
-            raise ValueError("it is no list of texts")
-    except (ValueError, RecursionError) as error:
-        raise TraceError(f"{name}: places.json is damaged ({error!s:.200})") from None
-    return tuple(places), _read_array(archive, "variable_place", name, variables, np.dtype(np.int32))
+            raise ValueError("it holds something else")
+    except ValueError as error:
+        raise TraceError(f"places.json is damaged, or no list of texts ({error!s:.200})") from None
+    return tuple(places)
 
 
-def _read_array(archive: zipfile.ZipFile, key: str, name: str, length: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+def _read_array(archive: zipfile.ZipFile, name: str, length: int) -> NDArray[Any]:
     """An array, which has to have the type that the format says and the length that the header says."""
-    content = _member(archive, f"{key}.npy", name, LARGEST_ARRAY_HEADER + length * dtype.itemsize)
+    dtype = np.dtype(ARRAYS.get(name, np.int32))
+    content = _member(archive, f"{name}.npy", LARGEST_ARRAY_HEADER + length * dtype.itemsize)
     member = io.BytesIO(content)
     try:
         version = np.lib.format.read_magic(member)
-        if version not in _HEADER_READERS:
+        if version != (1, 0):
             raise ValueError(f"version {version} of its header")
-        shape, _, found = _HEADER_READERS[version](member)
+        shape, _, found = np.lib.format.read_array_header_1_0(member)
     except Exception as error:
-        raise TraceError(f"{name}: {key}.npy is damaged ({error!s:.200})") from None
+        raise TraceError(f"{name}.npy is damaged ({error!s:.200})") from None
     if found.hasobject:
-        raise TraceError(f"{name}: {key}.npy is damaged (it holds Python objects)")
+        raise TraceError(f"{name}.npy is damaged (it holds Python objects)")
     if found != dtype:
-        raise TraceError(f"{name}: {key}.npy holds {found}, not {dtype}")
+        raise TraceError(f"{name}.npy holds {found}, not {dtype}")
     if shape != (length,):
-        raise TraceError(f"{name}: the header's counts do not match the arrays: {key} has the shape {shape}")
+        raise TraceError(f"the header's counts do not match the arrays: {name} has the shape {shape}")
     if len(content) - member.tell() != length * dtype.itemsize:
-        raise TraceError(f"{name}: {key}.npy is damaged (its content has another length than it says)")
+        raise TraceError(f"{name}.npy is damaged (its content has another length than it says)")
     return np.frombuffer(content, found, length, member.tell())

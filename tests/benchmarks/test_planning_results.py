@@ -14,6 +14,9 @@ from benchmarks.planning import scale, suite, table1, vdnn
 from benchmarks.planning.__main__ import main, tables
 from benchmarks.planning.cases import planned
 from swapd.devices.roofline import GIB
+from swapd.planning.plan import In, Out, Plan
+from swapd.planning.problem import Problem
+from swapd.trace.trace import Machine, Trace
 
 KEPT = results.folder("simulated") / "planning"
 WORKLOADS = {workload.name: workload for workload in suite.WORKLOADS}
@@ -95,6 +98,17 @@ def test_vdnn_holds_less_the_more_it_offloads(name):
     assert everything["layer_seconds"] > convolutions["layer_seconds"] > problem.compute_seconds
     assert everything["simulated_seconds"] <= everything["layer_seconds"]
     assert dynamic["layer_seconds"] == pytest.approx(problem.compute_seconds)
+
+
+def test_vdnn_layers_wait_for_their_moves():
+    # The variable takes 3 s each way: a layer that it runs beside takes 3 s in place of 1.
+    whole = {"variable_bytes": [3], "born": [-1], "died": [4], "previous": [0]}
+    uses = {"use_offsets": [0, 1, 1, 1, 2], "use_variables": [0, 0], "use_flags": [1, 1]}
+    trace = Trace(("f",) * 4, function_start=range(4), function_seconds=[1] * 4, **whole, **uses)
+    problem = Problem.from_trace(trace, 100, chunk_bytes=1, machine=Machine(1.0, 1.0))
+    plan = Plan((Out(0, 0, 3, 0),), (In(0, 0, 3, 1, 1, 3),))
+    assert vdnn.layer_seconds(problem, plan) == problem.compute_seconds + 2 + 2
+    assert vdnn.layer_seconds(problem, Plan()) == problem.compute_seconds
 
 
 def test_vdnn_offloads_sixteen_gigabytes_of_vgg16_at_256():

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from planning_traces import random_trace
 
+from swapd.trace.ranged import RangedTrace
 from swapd.trace.trace import Machine, Trace
 
 CHUNK = 100
@@ -35,6 +36,13 @@ class Ranged:
                     uses = found.setdefault((v, chunk), {})
                     uses[f] = uses.get(f, 0) | int(trace.use_flags[row])
         return found
+
+
+def cut(
+    trace: Trace, first: NDArray[np.uint32], count: NDArray[np.uint32], most_chunks: int | None = None
+) -> Trace:
+    """The trace of parts."""
+    return RangedTrace(trace, first, count, most_chunks).cut()
 
 
 def with_uses(trace: Trace, rows: list[list[tuple[int, int, int, int]]]) -> Ranged:

@@ -14,10 +14,10 @@ from typing import Any
 
 from replay import Replay
 
+from benchmarks.planning.validator import planned_residency, validate
 from ooc_alloc import Core, library_path
 from swapd.planner import Planner
 from swapd.planning.problem import Problem
-from swapd.planning.validator import planned_residency, validate
 from swapd.simulation.steps import steps_of
 from swapd.trace.trace import Trace
 

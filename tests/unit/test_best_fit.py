@@ -9,7 +9,7 @@ from planning_traces import Builder
 
 from swapd.planning.plan import In, Out, Plan
 from swapd.planning.problem import Problem
-from swapd.policies.published.best_fit import KIB, MIB, BestFitAllocator, OutOfMemory, _Replay, replay
+from swapd.policies.published.best_fit import KIB, MIB, BestFitAllocator, OutOfMemory, Replay
 from swapd.trace.trace import Machine
 
 
@@ -130,10 +130,10 @@ def program() -> Builder:
 def test_replay_moves_blocks_with_the_plan():
     problem = Problem.from_trace(program().trace(chunk_bytes=MIB, machine=Machine(1e9, 1e9)), 45 * MIB)
     plan = Plan((Out(0, 0, 30, 0),), (In(0, 0, 30, 2, 1, 3),))
-    done = replay(problem, plan, 52 * MIB)
+    done = Replay(problem, plan, 52 * MIB)
     assert (done.failed_function, done.requested_bytes) == (-1, 0)
-    assert done.allocated_peak_bytes == 42 * MIB, "the out is completed when c needs the room, not before"
-    failed = replay(problem, Plan(), 52 * MIB)
+    assert done.allocator.allocated_peak_bytes == 42 * MIB, "the out is completed when c needs the room, not before"
+    failed = Replay(problem, Plan(), 52 * MIB)
     assert (failed.failed_function, failed.requested_bytes) == (2, 40 * MIB)
     assert failed.free_bytes == 22 * MIB
 
@@ -142,8 +142,8 @@ def test_a_later_iteration_finds_the_memory_as_the_one_before_left_it():
     # a comes back into the segment of c, and has left it in two pieces when b is made again.
     problem = Problem.from_trace(program().trace(chunk_bytes=MIB, machine=Machine(1e9, 1e9)), 45 * MIB)
     plan = Plan((Out(0, 0, 30, 0),), (In(0, 0, 30, 2, 1, 3),))
-    assert replay(problem, plan, 45 * MIB, iterations=1).failed_function == -1
-    failed = replay(problem, plan, 45 * MIB)
+    assert Replay(problem, plan, 45 * MIB, iterations=1).failed_function == -1
+    failed = Replay(problem, plan, 45 * MIB)
     assert (failed.failed_function, failed.requested_bytes, failed.free_bytes) == (1, 12 * MIB, 15 * MIB)
 
 
@@ -154,12 +154,12 @@ def test_replay_keeps_weights_from_one_iteration_to_the_next():
     b.free(1)
     b.call("f1", [], writes=[weight], seconds=1.0)
     problem = Problem.from_trace(b.trace(chunk_bytes=MIB), 100 * MIB)
-    done = replay(problem, Plan(), 30 * MIB)
-    assert (done.failed_function, done.allocated_peak_bytes) == (-1, 30 * MIB)
-    assert replay(problem, Plan(), 29 * MIB).failed_function == 0
+    done = Replay(problem, Plan(), 30 * MIB)
+    assert (done.failed_function, done.allocator.allocated_peak_bytes) == (-1, 30 * MIB)
+    assert Replay(problem, Plan(), 29 * MIB).failed_function == 0
     # Away at the end of each iteration, and so at its start.
     plan = Plan((Out(weight, 0, 20, 1),), (In(weight, 0, 20, 0, 0, 1),))
-    assert replay(problem, plan, 20 * MIB).failed_function == -1
+    assert Replay(problem, plan, 20 * MIB).failed_function == -1
 
 
 def test_replay_frees_what_an_earlier_iteration_brought_in():
@@ -171,7 +171,7 @@ def test_replay_frees_what_an_earlier_iteration_brought_in():
     b.call("f2", [weight], seconds=1.0)
     problem = Problem.from_trace(b.trace(chunk_bytes=MIB), 30 * MIB)
     plan = Plan((Out(weight, 0, 20, 0),), (In(weight, 0, 20, 1, 1, 2),))
-    assert replay(problem, plan, 30 * MIB).failed_function == -1
+    assert Replay(problem, plan, 30 * MIB).failed_function == -1
 
 
 def test_replay_completes_the_outs_that_an_in_waits_for():
@@ -182,7 +182,6 @@ def test_replay_completes_the_outs_that_an_in_waits_for():
     b.call("use", [weight], seconds=1.0)
     problem = Problem.from_trace(b.trace(chunk_bytes=MIB), 100 * MIB)
     plan = Plan((Out(weight, 0, 20, 0),), (In(weight, 0, 20, 1, 1, 3),))
-    state = _Replay(problem, plan, 100 * MIB)
-    state.run(1)
+    state = Replay(problem, plan, 100 * MIB, iterations=1)
     assert list(state.blocks) == [weight], "it left and is back, though there was room all the time"
     assert state.allocator.allocated_bytes == 20 * MIB

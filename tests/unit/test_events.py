@@ -58,7 +58,11 @@ def test_a_copy_that_goes_on_from_the_iteration_before():
     problem = Problem.from_trace(b.trace(chunk_bytes=1, machine=Machine(2.0, 4.0)), 4)
     _, events = simulate_events(problem, Plan((Out(new, 0, 4, 2),), (In(old, 0, 4, 0, 0, 1),)), 3)
     # Out begins as f3 does, lasts 2 s, and so keeps f0 from its room for 1.5 s of the next iteration.
-    assert events.copies_of(is_out=True) == [Copy(True, old, 4, True, -0.5, 1.5), Copy(True, new, 4, True, 5.5, 7.5)]
+    outs = [copy for copy in events.copies if copy.is_out]
+    assert outs == [
+        Copy(True, old, 4, True, -0.5, 1.5),
+        Copy(True, new, 4, True, 5.5, 7.5),
+    ]
     assert events.stalls[0] == Stall(0, -1, 0, 1.5)
     assert events.seconds == 6.0
 
@@ -76,7 +80,7 @@ def test_events_add_up_to_the_timeline(seed):
             (True, timeline.out_count, timeline.out_bytes),
             (False, timeline.in_count, timeline.in_bytes),
         ):
-            copies = events.copies_of(is_out=is_out)
+            copies = [copy for copy in events.copies if copy.is_out == is_out]
             carried, begun = copies[: len(copies) - count], copies[len(copies) - count :]
             assert len(begun) == count and sum(copy.chunks for copy in begun) * problem.chunk_bytes == size
             assert len(carried) <= 1 and all(copy.start <= 0 < copy.end for copy in carried)

@@ -48,7 +48,7 @@ def solved() -> list[tuple[Problem, float]]:
 def test_no_schedule_beats_the_bound(solved: list[tuple[Problem, float]]) -> None:
     ratios = []
     for problem, best in solved:
-        found = lower_bound(problem).seconds
+        found = lower_bound(problem)
         assert problem.compute_seconds - 1e-9 <= found <= best + 1e-9
         ratios.append(found / best if best else 1.0)
     assert max(ratios) == pytest.approx(1.0)
@@ -92,27 +92,15 @@ def in_turn(capacity: int, machine: Machine) -> Problem:
     ],
 )
 def test_cases_worked_out_by_hand(capacity: int, machine: Machine, seconds: float) -> None:
-    assert lower_bound(in_turn(capacity, machine)).seconds == pytest.approx(seconds)
-
-
-def test_the_best_cut_adds_up() -> None:
-    problem = in_turn(2, Machine(100.0, 0.5))
-    found = lower_bound(problem)
-    assert sum(stretch.seconds for stretch in found.stretches) == pytest.approx(found.seconds)
-    starts = [stretch.start for stretch in found.stretches]
-    stops = [stretch.stop % problem.functions for stretch in found.stretches]
-    assert starts[1:] + starts[:1] == stops
-    for stretch in found.stretches:
-        rate = problem.machine.in_bytes_per_second
-        assert stretch.seconds >= max(stretch.compute_seconds, stretch.in_bytes / rate)
+    assert lower_bound(in_turn(capacity, machine)) == pytest.approx(seconds)
 
 
 def test_fewer_cuts_give_a_smaller_bound_and_no_function_none() -> None:
     problem = networks()["gpt"]
-    whole, few = lower_bound(problem, cuts=10_000).seconds, lower_bound(problem, cuts=40).seconds
+    whole, few = lower_bound(problem, cuts=10_000), lower_bound(problem, cuts=40)
     assert problem.compute_seconds <= few <= whole + 1e-12
     assert few > 0.95 * whole
-    assert lower_bound(Problem.from_trace(Builder().trace(), 10)).seconds == 0.0
+    assert lower_bound(Problem.from_trace(Builder().trace(), 10)) == 0.0
 
 
 def test_random_programs_never_run_faster() -> None:
@@ -120,7 +108,7 @@ def test_random_programs_never_run_faster() -> None:
     for seed in range(60):
         trace = random_trace(seed)
         problem = Problem.from_trace(trace, Problem.from_trace(trace, 0).min_budget_bytes)
-        found = lower_bound(problem).seconds
+        found = lower_bound(problem)
         for policy in ("idle", "window"):
             assert simulate(problem, make_plan(problem, policy), 4).seconds >= found - 1e-9, seed
         above += found > problem.compute_seconds + 1e-9
@@ -139,6 +127,6 @@ def networks() -> dict[str, Problem]:
 @pytest.mark.parametrize(("network", "most"), [("resnet50", 1.05), ("gpt", 1.02)])
 def test_plans_of_networks_are_close(network: str, most: float) -> None:
     problem = networks()[network]
-    found, plan = lower_bound(problem).seconds, make_plan(problem)
+    found, plan = lower_bound(problem), make_plan(problem)
     assert plan.predicted_seconds is not None
     assert found <= plan.predicted_seconds <= most * found

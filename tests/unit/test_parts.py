@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from part_cases import CHUNK, Ranged, layers_in_parts, random_ranges, with_uses
+from part_cases import CHUNK, Ranged, cut, layers_in_parts, random_ranges, with_uses
 from planning_traces import Builder, random_trace
 
+from benchmarks.planning.validator import validate
 from swapd.planning.plan import In, Out, Plan
 from swapd.planning.problem import Problem
-from swapd.planning.validator import validate
 from swapd.policies import make_plan
-from swapd.trace.ranged import cut, plan_in_parts, recorded_plan
+from swapd.trace.ranged import plan_in_parts, recorded_plan
 from swapd.trace.trace import Trace
 from swapd.trace.trace_file import TraceError
 
@@ -286,7 +286,7 @@ def _header(content: bytes) -> bytes:
     ("values", "message"),
     [
         ({"part_of": None}, "belong together"),
-        ({"part_of": [0, 1, 1, 2]}, "5 entries"),
+        ({"part_of": [0, 1, 1, 2]}, "5 are needed"),
         ({"part_of": [0, 1, 1, 3, 2]}, "ascend"),
         ({"part_first_chunk": [0, 0, 4, 0, -1]}, "negative"),
         ({"part_first_chunk": [0, 0, 3, 0, 2]}, "overlap"),

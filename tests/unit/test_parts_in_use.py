@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from part_cases import Ranged, convolutions_then_linear, layers_in_parts, random_ranges
+from part_cases import Ranged, convolutions_then_linear, cut, layers_in_parts, random_ranges
 from recordings import event, function, iteration, recording
 
 from ooc_alloc import Core, Iteration, TraceArrays
@@ -25,7 +25,7 @@ from swapd.planning.plan import Plan
 from swapd.planning.problem import Problem
 from swapd.simulation.simulator import simulate_events
 from swapd.splitting.groups import Group
-from swapd.trace.ranged import cut, plan_in_parts
+from swapd.trace.ranged import plan_in_parts
 from swapd.trace.trace import Machine, Trace
 
 SLOW = Machine(2e5, 2e5)

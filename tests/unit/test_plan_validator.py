@@ -4,9 +4,10 @@ from dataclasses import replace
 import pytest
 from planning_traces import Builder, random_trace
 
+from benchmarks.planning.validator import Fault, validate
 from swapd.planning.plan import In, Out, Plan
 from swapd.planning.problem import Problem
-from swapd.planning.validator import Fault, Violation, validate
+from swapd.planning.violations import Misfit, Violation
 from swapd.policies import get
 from swapd.simulation.simulator import simulate
 from swapd.trace.trace import Machine
@@ -46,17 +47,17 @@ def test_a_sound_plan_has_no_violation():
 
 
 PLANTED = {
-    "no such variable": ((Out(4, 0, 1, 0),), (), Fault.UNKNOWN_VARIABLE),
-    "negative variable": ((OUT,), (IN._replace(variable=-1),), Fault.UNKNOWN_VARIABLE),
-    "too many chunks": ((OUT._replace(chunk_count=5),), (IN,), Fault.BAD_CHUNK_RANGE),
-    "no chunks": ((OUT._replace(chunk_count=0),), (IN,), Fault.BAD_CHUNK_RANGE),
-    "negative chunk": ((OUT,), (IN._replace(first_chunk=-1),), Fault.BAD_CHUNK_RANGE),
-    "no such function": ((OUT._replace(after_function=5),), (IN,), Fault.BAD_FUNCTION),
-    "before the start": ((OUT._replace(after_function=-2),), (IN,), Fault.BAD_FUNCTION),
-    "needed before it may start": ((OUT,), (IN._replace(before_function=2),), Fault.BAD_FUNCTION),
-    "needed after the end": ((OUT,), (IN._replace(before_function=6),), Fault.BAD_FUNCTION),
-    "too many outs": ((OUT,), (IN._replace(after_outs=2),), Fault.BAD_OUT_COUNT),
-    "negative outs": ((OUT,), (IN._replace(after_outs=-1),), Fault.BAD_OUT_COUNT),
+    "no such variable": ((Out(4, 0, 1, 0),), (), Misfit.UNKNOWN_VARIABLE),
+    "negative variable": ((OUT,), (IN._replace(variable=-1),), Misfit.UNKNOWN_VARIABLE),
+    "too many chunks": ((OUT._replace(chunk_count=5),), (IN,), Misfit.BAD_CHUNK_RANGE),
+    "no chunks": ((OUT._replace(chunk_count=0),), (IN,), Misfit.BAD_CHUNK_RANGE),
+    "negative chunk": ((OUT,), (IN._replace(first_chunk=-1),), Misfit.BAD_CHUNK_RANGE),
+    "no such function": ((OUT._replace(after_function=5),), (IN,), Misfit.BAD_FUNCTION),
+    "before the start": ((OUT._replace(after_function=-2),), (IN,), Misfit.BAD_FUNCTION),
+    "needed before it may start": ((OUT,), (IN._replace(before_function=2),), Misfit.BAD_FUNCTION),
+    "needed after the end": ((OUT,), (IN._replace(before_function=6),), Misfit.BAD_FUNCTION),
+    "too many outs": ((OUT,), (IN._replace(after_outs=2),), Misfit.BAD_OUT_COUNT),
+    "negative outs": ((OUT,), (IN._replace(after_outs=-1),), Misfit.BAD_OUT_COUNT),
     "dead already": ((OUT, Out(C, 0, 4, 1)), (IN,), Fault.NOT_LIVE),
     "not born yet": ((Out(D, 0, 1, 1), OUT), (IN._replace(after_outs=2),), Fault.NOT_LIVE),
     "in of the dead": ((OUT,), (IN, In(C, 0, 1, 3, 1, 4)), Fault.NOT_LIVE),
@@ -86,9 +87,9 @@ PLANTED = {
 
 
 PLANTED_WRITE_BACKS = {
-    "no such variable": (Out(4, 0, 1, 0), Fault.UNKNOWN_VARIABLE),
-    "too many chunks": (Out(A, 1, 4, 0), Fault.BAD_CHUNK_RANGE),
-    "no such function": (Out(A, 0, 4, 5), Fault.BAD_FUNCTION),
+    "no such variable": (Out(4, 0, 1, 0), Misfit.UNKNOWN_VARIABLE),
+    "too many chunks": (Out(A, 1, 4, 0), Misfit.BAD_CHUNK_RANGE),
+    "no such function": (Out(A, 0, 4, 5), Misfit.BAD_FUNCTION),
     "dead already": (Out(C, 0, 4, 1), Fault.NOT_LIVE),
     "used next": (Out(X, 0, 1, 2), Fault.OUT_WHILE_PINNED),
     "has left": (Out(A, 0, 4, 1), Fault.OUT_OF_ABSENT),
@@ -114,7 +115,7 @@ def test_each_planted_bug_is_found(name):
 
 
 def test_every_fault_is_planted():
-    assert {fault for _, _, fault in PLANTED.values()} == set(Fault)
+    assert {fault for _, _, fault in PLANTED.values()} == {*Fault, *Misfit}
 
 
 def test_a_violation_names_the_place():

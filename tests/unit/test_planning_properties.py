@@ -10,10 +10,11 @@ from hypothesis import assume, event, find, given
 from hypothesis import strategies as st
 from program_strategies import CHUNK, examples, problems, traces
 
+from benchmarks.planning.validator import Fault, validate
 from swapd.planning.lower_bound import lower_bound
 from swapd.planning.plan import In, Out, Plan
 from swapd.planning.problem import InfeasibleError, Problem
-from swapd.planning.validator import Fault, validate
+from swapd.planning.violations import Misfit
 from swapd.policies import available, get
 from swapd.simulation.simulator import simulate
 from swapd.trace.trace import Trace
@@ -34,7 +35,7 @@ def test_every_plan_is_sound(policy: str) -> None:
         assert (timeline.demand_in_count, timeline.demand_out_count) == (0, 0)
         assert timeline.peak_chunks <= problem.capacity_chunks
         assert timeline.seconds >= problem.compute_seconds * (1 - 1e-9)
-        assert lower_bound(problem).seconds <= slowest(problem, plan) * (1 + 1e-9)
+        assert lower_bound(problem) <= slowest(problem, plan) * (1 + 1e-9)
 
     check()
 
@@ -115,10 +116,10 @@ def _repeat_out(plan: Plan, index: int) -> Plan:
 
 
 OUT_DEFECTS = {
-    "no such variable": (lambda p, plan, i: _out(plan, i, variable=p.variables), Fault.UNKNOWN_VARIABLE),
-    "too many chunks": (lambda p, plan, i: _out(plan, i, chunk_count=1 << 30), Fault.BAD_CHUNK_RANGE),
-    "no chunks": (lambda p, plan, i: _out(plan, i, chunk_count=0), Fault.BAD_CHUNK_RANGE),
-    "no such function": (lambda p, plan, i: _out(plan, i, after_function=p.functions), Fault.BAD_FUNCTION),
+    "no such variable": (lambda p, plan, i: _out(plan, i, variable=p.variables), Misfit.UNKNOWN_VARIABLE),
+    "too many chunks": (lambda p, plan, i: _out(plan, i, chunk_count=1 << 30), Misfit.BAD_CHUNK_RANGE),
+    "no chunks": (lambda p, plan, i: _out(plan, i, chunk_count=0), Misfit.BAD_CHUNK_RANGE),
+    "no such function": (lambda p, plan, i: _out(plan, i, after_function=p.functions), Misfit.BAD_FUNCTION),
     "twice": (lambda p, plan, i: _repeat_out(plan, i), Fault.OUT_OF_ABSENT),
 }
 
@@ -140,12 +141,12 @@ IN_DEFECTS = {
     "waits for outs that there are not": (
         lambda p, plan, i: _in(plan, i, after_outs=len(plan.outs) + 1),
         lambda p, plan, move: True,
-        Fault.BAD_OUT_COUNT,
+        Misfit.BAD_OUT_COUNT,
     ),
     "needed before it may start": (
         lambda p, plan, i: _in(plan, i, before_function=plan.ins[i].after_function),
         lambda p, plan, move: True,
-        Fault.BAD_FUNCTION,
+        Misfit.BAD_FUNCTION,
     ),
     "lost": (
         lambda p, plan, i: replace(plan, ins=plan.ins[:i] + plan.ins[i + 1 :]),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from planning_traces import Builder, random_trace
 
-from swapd.planning.bound import bound
+from swapd.planning.lower_bound import bound
 from swapd.planning.problem import InfeasibleError, Problem
 from swapd.trace.trace import Machine, Trace
 
@@ -96,6 +96,8 @@ def test_a_function_that_cannot_fit_is_named():
         assert part in str(error)
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
     Problem.from_trace(chain(), 70, slab_chunks_peak=1).require_feasible()
+    with pytest.raises(InfeasibleError):
+        Problem.from_trace(chain(), 60, slab_chunks_peak=1).require_feasible()
 
 
 def test_host_time_counts_up_to_the_limit():

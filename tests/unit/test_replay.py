@@ -4,6 +4,7 @@ function is what the plan says, chunk by chunk."""
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,12 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from part_cases import layers_in_parts, random_ranges
+from part_cases import cut, layers_in_parts, random_ranges
 from planning_traces import Builder, gpt, random_trace
 from replay import Replay, ReplayError
 
 from swapd.planning.problem import Problem
-from swapd.trace.ranged import cut
 from swapd.trace.trace import Machine, Trace
 
 CHILD = Path(__file__).with_name("replay_child.py")
@@ -26,7 +26,8 @@ CHUNK = 64 << 10
 def replay(trace: Trace, budget: int, path: Path, chunk: int = CHUNK, policy: str = "auto") -> dict[str, Any]:
     trace.save(path)
     command = [sys.executable, str(CHILD), str(path), str(budget), str(chunk), policy]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

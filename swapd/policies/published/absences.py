@@ -36,16 +36,17 @@ def fits(problem: Problem, intervals: Intervals, absences: Absences, capacity_ch
     return int(resident(problem, intervals, absences).max(initial=0)) <= capacity_chunks
 
 
-def refuse(policy: str, problem: Problem, intervals: Intervals, absences: Absences) -> PolicyInfeasibleError:
-    """The error of a policy whose functions do not all fit even with `absences`, the most that the policy can do."""
-    profile = resident(problem, intervals, absences)
-    worst = int(profile.argmax())
-    need = (int(profile[worst]) + problem.slab_chunks) * problem.chunk_bytes
-    return PolicyInfeasibleError(policy, worst, problem.names[worst], need, problem.budget_bytes, need)
-
-
 def lay_out(problem: Problem, intervals: Intervals, absences: Absences, policy: str) -> Plan:
-    """The plan of `absences`, which must fit."""
+    """The plan of `absences`.
+
+    Raises:
+        PolicyInfeasibleError: the functions do not all fit with them; they are the most that the policy can do.
+    """
+    profile = resident(problem, intervals, absences)
+    if profile.max(initial=0) > problem.capacity_chunks:
+        worst = int(profile.argmax())
+        need = (int(profile[worst]) + problem.slab_chunks) * problem.chunk_bytes
+        raise PolicyInfeasibleError(worst, problem.names[worst], need, problem.budget_bytes, need, policy)
     n = problem.functions
     outs: list[tuple[int, int]] = []  # after which function, interval
     ins: list[tuple[int, int, int]] = []  # before which function it may start, needed by, interval
@@ -53,7 +54,7 @@ def lay_out(problem: Problem, intervals: Intervals, absences: Absences, policy: 
         start, stop = int(intervals.start[interval]), int(intervals.stop[interval])
         if at <= start:
             continue
-        outs.append((start - 1 + (n if intervals.wraps[interval] else 0), interval))
+        outs.append((int(intervals.after[interval]), interval))
         if intervals.in_variable[interval] >= 0:
             ins.append((at % n if at < 0 else at, stop + n if at < 0 else stop, interval))
     outs.sort()

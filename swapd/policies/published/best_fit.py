@@ -13,15 +13,22 @@ default settings:
 
 A request fails when no free block holds it and no new segment fits, however many bytes are free in pieces: that is
 external fragmentation, which an allocator with virtual addresses does not have.
+
+A plan that fits by its bytes can then fail for want of a block that is large enough. So `plan_fragmented` makes a plan
+for less memory than there is: the most, in steps of a sixteenth, with which the allocations of three iterations all
+succeed. Plans move whole variables.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 
 from swapd.planning.plan import Plan
-from swapd.planning.problem import Problem
+from swapd.planning.problem import PolicyInfeasibleError, Problem
+from swapd.simulation.simulated_machine import SimulatedMachine
+from swapd.simulation.simulator import simulate
 from swapd.simulation.steps import steps_of
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -31,6 +38,7 @@ SMALL_SEGMENT_BYTES = 2 * MIB
 MIDDLE_BYTES = 10 * MIB
 MIDDLE_SEGMENT_BYTES = 20 * MIB
 SEGMENT_ROUND_BYTES = 2 * MIB
+STEPS = 16  # of the memory, in which plans for less of it are tried
 
 
 class OutOfMemory(Exception):
@@ -139,52 +147,31 @@ class BestFitAllocator:
             self.reserved_bytes -= block.bytes
 
 
-@dataclass(frozen=True)
 class Replay:
-    """What a plan did to the allocator."""
-
-    failed_function: int  # before which a request could not be met; -1 if all were met
-    requested_bytes: int  # by the request that failed; 0 if none did
-    free_bytes: int  # at that moment
-    reserved_peak_bytes: int
-    allocated_peak_bytes: int
-
-
-def replay(problem: Problem, plan: Plan, memory_bytes: int, iterations: int = 3) -> Replay:
-    """Run the allocations of `iterations` under `plan`, whose moves must be of whole variables.
+    """What a plan whose moves are of whole variables does to the allocator.
 
     `problem.capacity_chunks` is the ledger that the plan was made for: swap-outs are completed, in their order, when
     a swap-in says so or when the ledger has no room. `memory_bytes` is what the allocator really has.
     """
-    return _Replay(problem, plan, memory_bytes).run(iterations)
 
-
-class _Replay:
-    def __init__(self, problem: Problem, plan: Plan, memory_bytes: int) -> None:
+    def __init__(self, problem: Problem, plan: Plan, memory_bytes: int, iterations: int = 3) -> None:
         self.problem, self.plan, self.steps = problem, plan, steps_of(problem)
         self.allocator = BestFitAllocator(memory_bytes)
         self.sizes: list[int] = problem.variable_bytes.tolist()
         self.blocks: dict[int, Block] = {}  # of the variables that are on the device
         self.held = 0  # chunks of the variables that are on the device
         self.done = 0  # outs of this iteration that are complete
+        self.failed_function = -1  # before which a request could not be met; -1 if all were met
+        self.requested_bytes = 0  # by the request that failed; 0 if none did
+        self.free_bytes = 0  # at that moment
+        self._run(iterations)
 
-    def _starts_away(self, v: int) -> bool:
-        """Whether an entry variable's first move is an in, or it does not move and left under its previous number."""
-        moves = [(m.after_function, 0) for m in self.plan.outs if m.variable == v]
-        moves += [(m.after_function, 1) for m in self.plan.ins if m.variable == v]
-        if moves:
-            return min(moves)[1] == 1
-        before = self.steps.previous[v]
-        last = [(m.after_function, 0) for m in self.plan.outs if m.variable == before]
-        last += [(m.after_function, 1) for m in self.plan.ins if m.variable == before]
-        return bool(last) and max(last)[1] == 0
-
-    def run(self, iterations: int) -> Replay:
-        failed, request, free = -1, 0, 0
+    def _run(self, iterations: int) -> None:
         function = 0
         try:
+            start = SimulatedMachine(self.problem, self.plan)
             for v in self.steps.entries:
-                if self.steps.previous[v] >= 0 and not self.problem.dormant[v] and not self._starts_away(v):
+                if start.alive[v] and not start.absent[v]:
                     self._allocate(v)
             for _ in range(iterations):
                 self._enter()
@@ -192,9 +179,8 @@ class _Replay:
                     self._function(function)
                 self._leave()
         except OutOfMemory as error:
-            failed, request, free = function, error.requested_bytes, error.free_bytes
-        peaks = self.allocator.reserved_peak_bytes, self.allocator.allocated_peak_bytes
-        return Replay(failed, request, free, *peaks)
+            self.failed_function = function
+            self.requested_bytes, self.free_bytes = error.requested_bytes, error.free_bytes
 
     def _enter(self) -> None:
         self.done = 0
@@ -225,12 +211,11 @@ class _Replay:
 
     def _complete(self, count: int, function: int) -> bool:
         """Complete outs that are due until `count` of the list are complete. Returns whether any was completed."""
-        any_done = False
+        before = self.done
         while self.done < min(count, len(self.plan.outs)) and self.plan.outs[self.done].after_function < function:
             self._release(self.plan.outs[self.done].variable)
             self.done += 1
-            any_done = True
-        return any_done
+        return self.done > before
 
     def _leave(self) -> None:
         n = self.problem.functions
@@ -254,3 +239,38 @@ class _Replay:
         if block is not None:
             self.allocator.free(block)
             self.held -= self.steps.chunks[v]
+
+
+def plan_fragmented(problem: Problem, policy: str, plans_for: Callable[[Problem], Iterable[Plan]]) -> Plan:
+    """The fastest plan for the most memory for which a plan works, which is the plan's `capacity_chunks`.
+
+    `plans_for` makes plans for a problem with less memory; the search ends where it raises PolicyInfeasibleError.
+
+    Raises:
+        PolicyInfeasibleError: no plan works.
+    """
+    memory = problem.capacity_chunks * problem.chunk_bytes  # without the slabs, in which small allocations are
+    if problem.fits and Replay(problem, Plan(), memory).failed_function < 0:
+        return Plan(policy=policy, capacity_chunks=problem.capacity_chunks)
+    failed: tuple[int, int] | None = None  # of the first failure: the function, and the bytes that it would need
+    for step in range(STEPS, 0, -1):
+        scheduled = replace(problem, capacity_chunks=problem.capacity_chunks * step // STEPS)
+        if scheduled.capacity_chunks < int(problem.pinned.max(initial=0)):
+            break
+        works = []
+        try:
+            for plan in plans_for(scheduled):
+                result = Replay(scheduled, plan, memory)
+                if result.failed_function < 0:
+                    works.append(plan)
+                elif failed is None:
+                    need = problem.budget_bytes - result.free_bytes + result.requested_bytes
+                    failed = result.failed_function, need
+        except PolicyInfeasibleError as error:
+            failed = failed or (error.function, error.need_bytes)
+            break
+        if works:
+            best = min(works, key=lambda plan: simulate(scheduled, plan).seconds)
+            return replace(best, policy=policy, capacity_chunks=scheduled.capacity_chunks)
+    function, need = failed or (int(problem.pinned.argmax()), problem.min_budget_bytes)
+    raise PolicyInfeasibleError(function, problem.names[function], need, problem.budget_bytes, 0, policy)

@@ -15,6 +15,7 @@ come back stays until its next use is further away than that.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from functools import partial
 
@@ -23,90 +24,61 @@ import numpy as np
 from swapd.planning.plan import Plan
 from swapd.planning.problem import Problem
 from swapd.policies.intervals import Intervals, find_intervals
-from swapd.policies.published.absences import Absences, fits, lay_out, refuse
-from swapd.policies.published.fragmented import plan_fragmented
+from swapd.policies.published.absences import Absences, fits, lay_out
+from swapd.policies.published.best_fit import plan_fragmented
 
 MEMORY_RATIO = 0.9  # of the memory, for the tuning; the rest is left to fragmentation
 
 
-def lms(problem: Problem, swapout_threshold: int | None = None, swapin_ahead: int | None = None) -> Plan:
-    """Plan by distance; parameters that are None are tuned.
+def lms(problem: Problem) -> Plan:
+    """Plan by distance, with tuned parameters.
 
     Raises:
         InfeasibleError: a function alone needs more than the capacity, or (PolicyInfeasibleError) no parameters fit.
-        ValueError: a parameter is negative.
     """
-    if min(swapout_threshold or 0, swapin_ahead or 0) < 0:
-        raise ValueError("swapout_threshold and swapin_ahead must not be negative")
     problem.require_feasible()
     if problem.fits:
         return Plan(policy="lms")
     intervals = find_intervals(problem)
-    movable = _movable(problem, intervals)
+    return by_distance(problem, intervals, *_tuned(problem, intervals))
 
-    def absences(threshold: int, ahead: int) -> Absences:
-        return _absences(intervals, movable, threshold, ahead)
 
-    if swapout_threshold is not None and swapin_ahead is not None:
-        chosen = absences(swapout_threshold, swapin_ahead)
-        if not fits(problem, intervals, chosen, problem.capacity_chunks):
-            raise refuse("lms", problem, intervals, chosen)
-        return lay_out(problem, intervals, chosen, "lms")
-    for ratio in (MEMORY_RATIO, 1.0):
-        capacity = int(problem.capacity_chunks * ratio)
-
-        def fit(threshold: int, ahead: int, capacity: int = capacity) -> bool:
-            return fits(problem, intervals, absences(threshold, ahead), capacity)
-
-        found = _tune(fit, problem.functions, swapout_threshold, swapin_ahead)
-        if found is not None:
-            return lay_out(problem, intervals, absences(*found), "lms")
-    raise refuse("lms", problem, intervals, absences(swapout_threshold or 1, swapin_ahead or 0))
+def by_distance(problem: Problem, intervals: Intervals, swapout_threshold: int, swapin_ahead: int) -> Plan:
+    """Plan by distance with given parameters. Raises PolicyInfeasibleError."""
+    return lay_out(problem, intervals, _absences(problem, intervals, swapout_threshold, swapin_ahead), "lms")
 
 
 def lms_best_fit(problem: Problem) -> Plan:
     """As `lms`, in a caching best-fit allocator such as TensorFlow's. Raises InfeasibleError."""
     problem.require_feasible()
-    return plan_fragmented(problem, "lms_best_fit", lambda scheduled: [lms(scheduled)])[0]
+    return plan_fragmented(problem, "lms_best_fit", lambda scheduled: [lms(scheduled)])
 
 
-def _tune(
-    fit: Callable[[int, int], bool], functions: int, threshold: int | None, ahead: int | None
-) -> tuple[int, int] | None:
-    """The tuned threshold and ahead; one that is given stays as it is. Returns None if nothing fits."""
-    for start in (1, 0) if ahead is None else (ahead,):
-        if not fit(threshold or 1, start):
-            continue
-        found = threshold or _largest(partial(_flipped, fit, start), 1, functions)
-        if ahead is None and start:
-            return found, _largest(partial(fit, found), start, functions)
-        return found, start
-    return None
+def _tuned(problem: Problem, intervals: Intervals) -> tuple[int, int]:
+    """The tuned threshold and ahead; if nothing fits, those with which the most is away."""
+    n = problem.functions
+
+    def fit(capacity: int, threshold: int, ahead: int) -> bool:
+        return fits(problem, intervals, _absences(problem, intervals, threshold, ahead), capacity)
+
+    for capacity in (int(problem.capacity_chunks * MEMORY_RATIO), problem.capacity_chunks):
+        if fit(capacity, 1, 1):
+            threshold = _largest(n, partial(fit, capacity, ahead=1))
+            return threshold, _largest(n, partial(fit, capacity, threshold))
+        if fit(capacity, 1, 0):
+            return _largest(n, partial(fit, capacity, ahead=0)), 0
+    return 1, 0
 
 
-def _flipped(fit: Callable[[int, int], bool], ahead: int, threshold: int) -> bool:
-    return fit(threshold, ahead)
-
-
-def _movable(problem: Problem, intervals: Intervals) -> list[int]:
-    """Intervals between two uses of what is made and dropped within the iteration."""
+def _absences(problem: Problem, intervals: Intervals, threshold: int, ahead: int) -> Absences:
+    """The absences between two uses of what is made and dropped within the iteration."""
     own = (problem.born >= 0) & (problem.died < problem.functions)
-    chosen = own[intervals.out_variable] & (intervals.in_variable >= 0)
-    return [int(interval) for interval in np.flatnonzero(chosen)]
+    movable = own[intervals.out_variable] & (intervals.in_variable >= 0)
+    chosen = np.flatnonzero(movable & (intervals.stop - (intervals.start - 1) > threshold))
+    back = np.maximum(intervals.start, intervals.stop - ahead)[chosen]
+    return dict(zip(chosen.tolist(), back.tolist()))
 
 
-def _absences(intervals: Intervals, movable: list[int], threshold: int, ahead: int) -> dict[int, int]:
-    result = {}
-    for interval in movable:
-        start, stop = int(intervals.start[interval]), int(intervals.stop[interval])
-        if stop - (start - 1) > threshold:
-            result[interval] = max(start, stop - ahead)
-    return result
-
-
-def _largest(good: Callable[[int], bool], low: int, high: int) -> int:
-    """The largest value for which `good` holds, by bisection. It must hold from `low` up to some value, not beyond."""
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if good(middle) else (low, middle - 1)
-    return low
+def _largest(most: int, good: Callable[[int], bool]) -> int:
+    """The largest value up to `most` for which `good` holds. It must hold from 1 up to some value, not beyond."""
+    return 1 + bisect_left(range(2, most + 1), True, key=lambda value: not good(value))

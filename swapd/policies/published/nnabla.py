@@ -22,11 +22,11 @@ without a copy, because the host has it, is dropped here too.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from itertools import accumulate, count
 
 from swapd.planning.plan import In, Out, Plan
 from swapd.planning.problem import Problem
-from swapd.simulation.steps import Steps, steps_of
+from swapd.simulation.steps import steps_of
 
 PREFETCH_SHARE = 1.5  # of the budget
 
@@ -38,6 +38,16 @@ def nnabla(problem: Problem, prefetch_bytes: int | None = None) -> Plan:
         InfeasibleError: a function alone needs more than the capacity.
         ValueError: the limit is not positive.
     """
+    plan = nnabla_within(problem, None, prefetch_bytes)
+    assert plan is not None
+    return plan
+
+
+def nnabla_within(problem: Problem, passes: int | None, prefetch_bytes: int | None = None) -> Plan | None:
+    """As `nnabla`, but None if scheduling takes more than so many `passes`. Each pass goes through the whole iteration.
+
+    Raises what `nnabla` raises.
+    """
     problem.require_feasible()
     if prefetch_bytes is not None and prefetch_bytes <= 0:
         raise ValueError(f"the prefetch limit must be positive, not {prefetch_bytes}")
@@ -46,46 +56,21 @@ def nnabla(problem: Problem, prefetch_bytes: int | None = None) -> Plan:
     limit = int(problem.capacity_chunks * PREFETCH_SHARE)
     if prefetch_bytes is not None:
         limit = max(1, prefetch_bytes // problem.chunk_bytes)
-    plan = _plan(problem, limit, None)
-    assert plan is not None
-    return plan
-
-
-def nnabla_within(problem: Problem, passes: int) -> Plan | None:
-    """As `nnabla`, but None if scheduling takes more than so many `passes`. Each pass goes through the whole iteration.
-
-    Raises:
-        InfeasibleError: a function alone needs more than the capacity.
-    """
-    problem.require_feasible()
-    if problem.fits:
-        return Plan(policy="nnabla")
-    return _plan(problem, int(problem.capacity_chunks * PREFETCH_SHARE), passes)
-
-
-def _plan(problem: Problem, limit: int, passes: int | None) -> Plan | None:
     stops: dict[int, int] = {}
-    while passes is None or passes > 0:
+    for _ in count() if passes is None else range(passes):
         known = dict(stops)
         ledger = _Ledger(problem, limit, stops)
-        if ledger.run():
+        try:
+            ledger.run()
             return Plan(outs=tuple(ledger.outs), ins=tuple(ledger.ins), policy="nnabla")
-        if stops == known:
-            raise RuntimeError("the ledger starts over although no prefetch was forbidden")
-        passes = None if passes is None else passes - 1
+        except _StartOver:
+            if stops == known:
+                raise RuntimeError("the ledger starts over although no prefetch was forbidden") from None
     return None
 
 
-@dataclass(slots=True)
-class _Entry:
-    """A place of the variable-sequence."""
-
-    function: int
-    variable: int
-
-
 class _StartOver(Exception):
-    """Prefetches were taken back."""
+    """Prefetches were taken back, so scheduling has to start over."""
 
 
 class _Ledger:
@@ -94,14 +79,10 @@ class _Ledger:
     def __init__(self, problem: Problem, limit: int, stops: dict[int, int]) -> None:
         self.problem, self.limit, self.capacity = problem, limit, problem.capacity_chunks
         self.stops = stops  # entry of the sequence: the function before which the head may not pass it
-        steps: Steps = steps_of(problem)
+        steps = steps_of(problem)
         self.steps, self.chunks, self.n = steps, steps.chunks, problem.functions
-        self.sequence = [_Entry(f, v) for f in range(self.n) for v in sorted(steps.pins[f]) if steps.chunks[v]]
-        self.first = [0] * (self.n + 1)  # the index of each function's first entry
-        for entry in self.sequence:
-            self.first[entry.function + 1] += 1
-        for f in range(self.n):
-            self.first[f + 1] += self.first[f]
+        self.sequence = [(f, v) for f in range(self.n) for v in steps.sized[f]]
+        self.first = list(accumulate(map(len, steps.sized), initial=0))  # the index of each function's first entry
         self.born: list[int] = problem.born.tolist()
         self.count = [0] * problem.variables  # how often the variable occurs between the function and the head
         self.inside = [False] * problem.variables  # counted as swapped in
@@ -110,35 +91,30 @@ class _Ledger:
         self.outs: list[Out] = []
         self.ins: list[In] = []
 
-    def run(self) -> bool:
-        """Schedule the iteration. Returns false if prefetches were taken back, so that scheduling has to start over."""
+    def run(self) -> None:
+        """Schedule the iteration. Raises _StartOver."""
         for v in self.steps.entries:
             if self._stays(v):
                 self._count_in(v)
         for v in self.steps.entries:
             if self.steps.previous[v] < 0 and self.chunks[v]:
                 self._send_out(v, -1)
-        try:
-            for function in range(self.n):
-                for v in self.steps.deaths[function]:
-                    self._forget(v)
-                self._extend(function)
-                self._make_room(function)
-                self._leave(function)
-        except _StartOver:
-            return False
+        for function in range(self.n):
+            for v in self.steps.deaths[function]:
+                self._forget(v)
+            self._extend(function)
+            self._make_room(function)
+            self._leave(function)
         self._finish()
-        return True
 
     def _extend(self, function: int) -> None:
         """Move the head on, at least past all of the function's own entries."""
-        for index in range(self.first[function], self.first[function + 1]):
-            if self.sequence[index].variable in self.waiting:
-                self._keep(self.sequence[index].variable)
+        for v in self.steps.sized[function]:
+            if v in self.waiting:
+                self._keep(v)
         while self.head < len(self.sequence):
-            entry = self.sequence[self.head]
-            v, size = entry.variable, self.chunks[entry.variable]
-            own = entry.function == function
+            user, v = self.sequence[self.head]
+            size, own = self.chunks[v], user == function
             if not own and self.stops.get(self.head, 0) > function:
                 break
             if self.count[v] == 0:
@@ -146,11 +122,9 @@ class _Ledger:
                     break
                 if v in self.waiting:
                     self._keep(v)
-                elif not self.inside[v] and self.born[v] < entry.function:
-                    if not self._complete(size, function):
-                        self._take_back(function, self.swapped_in + size - self.capacity)
-                        raise _StartOver
-                    self.ins.append(In(v, 0, size, function - 1, len(self.outs), entry.function))
+                elif not self.inside[v] and self.born[v] < user:
+                    self._require(size, function)
+                    self.ins.append(In(v, 0, size, function - 1, len(self.outs), user))
                     self._count_in(v)
                 self.prefetched += size
             self.count[v] += 1
@@ -158,15 +132,17 @@ class _Ledger:
 
     def _make_room(self, function: int) -> None:
         """Make room for what the function allocates."""
-        born = [v for v in self.steps.pins[function] if self.chunks[v] and not self.inside[v]]
-        need = sum(self.chunks[v] for v in born)
-        if not self._complete(need, function):
-            self._take_back(function, self.swapped_in + need - self.capacity)
-            raise _StartOver
+        born = [v for v in self.steps.sized[function] if not self.inside[v]]
+        self._require(sum(self.chunks[v] for v in born), function)
         for v in born:
             self._count_in(v)
 
-    def _complete(self, need: int, function: int) -> bool:
+    def _require(self, need: int, function: int) -> None:
+        """Complete swap-outs until there is room for `need` chunks; take prefetches back if that is not enough."""
+        if not self._complete(need):
+            self._take_back(function, self.swapped_in + need - self.capacity)
+
+    def _complete(self, need: int) -> bool:
         """Complete the oldest swap-outs until there is room for `need` chunks. Returns whether there is."""
         while self.swapped_in + self.swapped_out + need > self.capacity and self.waiting:
             v = next(iter(self.waiting))
@@ -175,22 +151,21 @@ class _Ledger:
         return self.swapped_in + self.swapped_out + need <= self.capacity
 
     def _take_back(self, function: int, excess: int) -> None:
-        """Forbid the latest prefetches until after `function`, enough to free `excess` chunks."""
+        """Forbid the latest prefetches until after `function`, enough to free `excess` chunks. Raises _StartOver."""
         counts = self.count.copy()
         for index in range(self.head - 1, self.first[function + 1] - 1, -1):
-            v = self.sequence[index].variable
+            v = self.sequence[index][1]
             if counts[v] == 1 and self.inside[v]:
                 self.stops[index] = function + 1
                 excess -= self.chunks[v]
                 if excess <= 0:
-                    return
+                    raise _StartOver
             counts[v] -= 1
         raise RuntimeError(f"function {function} fits by itself, and does not although nothing is prefetched")
 
     def _leave(self, function: int) -> None:
         """Swap out what the head has not passed again."""
-        for index in range(self.first[function], self.first[function + 1]):
-            v = self.sequence[index].variable
+        for v in self.steps.sized[function]:
             self.count[v] -= 1
             if self.count[v] == 0:
                 self.prefetched -= self.chunks[v]
@@ -211,7 +186,7 @@ class _Ledger:
             ends_here = self.waiting[v] == self.n - 1 and self.problem.died[successor] < 0
             if successor < 0 or ends_here or self._stays(successor):
                 self._forget(v)
-        self._complete(self.capacity + 1, self.n)
+        self._complete(self.capacity + 1)
 
     def _stays(self, v: int) -> bool:
         """Whether the function before the end of the iteration and the one after it both use an entry variable."""

@@ -12,7 +12,7 @@ ends at the next convolution (figure 10). An X that no search has found comes ba
 vDNN's dynamic policy also chooses algorithms of convolutions by their workspaces. A trace has the time of one
 algorithm, so what remains is the choice of what leaves. In vDNN an offload starts with its layer, and the next layer
 waits for the offload's end. A plan's out starts when the layer has ended, and only a function that needs the room
-waits. `layer_seconds` computes the time of vDNN's own order of events.
+waits.
 
 Weights, gradients and whatever else survives the iteration stay, as in vDNN. Layers are found by the names of
 functions: the forward phase ends at the first function that has "backward" in its name.
@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from swapd.planning.plan import Plan
 from swapd.planning.problem import Problem
 from swapd.policies.intervals import Intervals, find_intervals
-from swapd.policies.published.absences import Absences, fits, lay_out, refuse
+from swapd.policies.published.absences import Absences, fits, lay_out
 from swapd.trace.trace import READ
 
 _CONVOLUTIONS = ("convolution", "conv1d", "conv2d", "conv3d", "conv_transpose")
@@ -41,49 +41,26 @@ class OffloadCandidate:
     is_convolution: bool
 
 
-def vdnn_all(problem: Problem) -> Plan:
-    """Offload the input of every layer. Raises InfeasibleError when a function, or the policy, needs more than fits."""
-    return _static(problem, "vdnn_all")
+CHOICES = {"vdnn_all": (True,), "vdnn_conv": (False,), "vdnn_dyn": (False, True)}  # whether all layers offload
 
 
-def vdnn_conv(problem: Problem) -> Plan:
-    """Offload convolutions' inputs. Raises InfeasibleError when a function, or the policy, needs more than fits."""
-    return _static(problem, "vdnn_conv")
+def vdnn(problem: Problem, policy: str) -> Plan:
+    """Plan with one of vDNN's policies, by its name in `CHOICES`.
 
-
-def vdnn_dyn(problem: Problem) -> Plan:
-    """Offload the least that fits: nothing, convolutions' inputs, or those of all layers. Raises InfeasibleError."""
+    Raises:
+        InfeasibleError: a function alone needs more than the capacity, or (PolicyInfeasibleError) with the policy.
+    """
     problem.require_feasible()
-    if problem.fits:
-        return Plan(policy="vdnn_dyn")
-    intervals = find_intervals(problem)
-    layers = find_layers(problem)
-    for all_layers in (False, True):
+    return Plan(policy=policy) if problem.fits else offloading_plan(problem, policy)
+
+
+def offloading_plan(problem: Problem, policy: str) -> Plan:
+    """The plan of the policy's first choice that fits, even where everything fits. Raises PolicyInfeasibleError."""
+    intervals, layers = find_intervals(problem), find_layers(problem)
+    for all_layers in CHOICES[policy]:
         absences = _offload(problem, intervals, layers, all_layers)
         if fits(problem, intervals, absences, problem.capacity_chunks):
-            return lay_out(problem, intervals, absences, "vdnn_dyn")
-    raise refuse("vdnn_dyn", problem, intervals, absences)
-
-
-def _static(problem: Problem, policy: str) -> Plan:
-    problem.require_feasible()
-    if problem.fits:
-        return Plan(policy=policy)
-    intervals = find_intervals(problem)
-    absences = _offload(problem, intervals, find_layers(problem), policy == "vdnn_all")
-    if not fits(problem, intervals, absences, problem.capacity_chunks):
-        raise refuse(policy, problem, intervals, absences)
-    return lay_out(problem, intervals, absences, policy)
-
-
-def offloading_plan(problem: Problem, all_layers: bool) -> Plan:
-    """The plan of vdnn_all or vdnn_conv even if everything fits. It is for figures of what they move and hold."""
-    problem.require_feasible()
-    intervals = find_intervals(problem)
-    absences = _offload(problem, intervals, find_layers(problem), all_layers)
-    policy = "vdnn_all" if all_layers else "vdnn_conv"
-    if not fits(problem, intervals, absences, problem.capacity_chunks):
-        raise refuse(policy, problem, intervals, absences)
+            break
     return lay_out(problem, intervals, absences, policy)
 
 
@@ -92,14 +69,9 @@ def is_convolution(name: str) -> bool:
     return "backward" not in name and any(word in name for word in _CONVOLUTIONS)
 
 
-def turn(problem: Problem) -> int:
-    """The first function of the backward phase; the number of functions where there is none."""
-    return next((i for i, name in enumerate(problem.names) if "backward" in name), problem.functions)
-
-
 def find_layers(problem: Problem) -> list[OffloadCandidate]:
     """Layers whose X can leave, in the order of their backward functions."""
-    back = turn(problem)
+    back = next((i for i, name in enumerate(problem.names) if "backward" in name), problem.functions)
     first_reader: dict[int, int] = {}
     last_reader: dict[int, int] = {}
     convolved: set[int] = set()
@@ -126,10 +98,9 @@ def find_layers(problem: Problem) -> list[OffloadCandidate]:
 
 def _stays(problem: Problem) -> list[bool]:
     """Whether each variable is a weight, a buffer or state. A variable that no function writes is an input instead."""
-    uses = problem.uses
-    written = {int(v) for v in uses.variable[uses.write]}
-    survives = problem.died == problem.functions
-    return [bool(survives[v]) and (v in written or problem.born[v] >= 0) for v in range(problem.variables)]
+    written = problem.born >= 0
+    written[problem.uses.variable[problem.uses.write]] = True
+    return [bool(stays) for stays in written & (problem.died == problem.functions)]
 
 
 def _offload(problem: Problem, intervals: Intervals, layers: list[OffloadCandidate], all_layers: bool) -> Absences:
@@ -154,22 +125,3 @@ def _offload(problem: Problem, intervals: Intervals, layers: list[OffloadCandida
             if nearest.is_convolution:
                 break
     return absences
-
-
-def layer_seconds(problem: Problem, plan: Plan) -> float:
-    """The time of an iteration in vDNN's order of events: each function waits for the move that started with it.
-
-    An offload runs beside the last function that reads its X, and holds the next function back until it is done. A
-    prefetch does the same beside the function that it starts with (section III-B, figure 9). Moves that start with the
-    same function follow each other.
-    """
-    machine = problem.machine
-    busy = [0.0] * (problem.functions + 1)
-    times: list[float] = problem.seconds.tolist()
-    for out in plan.outs:
-        size = out.chunk_count * problem.chunk_bytes
-        busy[out.after_function] += machine.latency_seconds + size / machine.out_bytes_per_second
-    for move in plan.ins:
-        size = move.chunk_count * problem.chunk_bytes
-        busy[move.after_function + 1] += machine.latency_seconds + size / machine.in_bytes_per_second
-    return sum(max(seconds, wait) for seconds, wait in zip(times, busy))

@@ -12,23 +12,19 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 
 from swapd.planning.plan import In, Out, Plan
 from swapd.planning.problem import Problem
+from swapd.planning.violations import Violation, malformed
 
 ITERATIONS = 3
 
 
 class Fault(enum.Enum):
-    """Each way in which a plan can be wrong."""
+    """Each way in which a plan for the problem can be wrong."""
 
-    UNKNOWN_VARIABLE = "the variable does not exist"
-    BAD_CHUNK_RANGE = "the chunks are not all the variable's, or there are none"
-    BAD_FUNCTION = "the function does not exist, or an in is needed before it may start"
-    BAD_OUT_COUNT = "an in waits for a number of outs that the list does not have"
     NOT_LIVE = "the variable is not live at the move"
     OUT_WHILE_PINNED = "a swap-out while the next function uses the variable"
     OUT_OF_ABSENT = "a swap-out of chunks that are not on the device"
@@ -38,19 +34,6 @@ class Fault(enum.Enum):
     USE_OF_ABSENT = "a function uses chunks that no swap-in brings back before"
     OVER_CAPACITY = "more chunks than the capacity are resident when a function starts"
     DEADLOCK = "a function waits for a move that the order of a list puts behind a later function"
-
-
-class Violation(NamedTuple):
-    """One thing that is wrong. A number that does not apply is -1. `move` indexes outs, ins or write-backs."""
-
-    fault: Fault
-    function: int = -1
-    variable: int = -1
-    move: int = -1
-
-    def __str__(self) -> str:
-        where = [f"{name} {value}" for name, value in zip(self._fields[1:], self[1:]) if value >= 0]
-        return f"{self.fault.value} ({', '.join(where)})"
 
 
 def validate(problem: Problem, plan: Plan) -> list[Violation]:
@@ -78,25 +61,6 @@ def planned_residency(problem: Problem, plan: Plan) -> list[dict[int, set[int]]]
                     if storage.first <= step <= storage.died and not problem.dormant[v]
                 }
             )
-    return found
-
-
-def malformed(problem: Problem, plan: Plan) -> list[Violation]:
-    """Violations of moves that name variables, chunks or functions that do not exist. Other plans can be simulated."""
-    n, found = problem.functions, []
-    moves: list[tuple[int, Out | In]] = [*enumerate(plan.outs), *enumerate(plan.ins), *enumerate(plan.write_backs)]
-    for index, move in moves:
-        if not 0 <= move.variable < problem.variables:
-            found.append(Violation(Fault.UNKNOWN_VARIABLE, move=index))
-            continue
-        stop = move.first_chunk + move.chunk_count
-        if move.first_chunk < 0 or move.chunk_count < 1 or stop > problem.chunks[move.variable]:
-            found.append(Violation(Fault.BAD_CHUNK_RANGE, variable=move.variable, move=index))
-        before = move.before_function if isinstance(move, In) else n
-        if not -1 <= move.after_function < min(before, n) or before > n:
-            found.append(Violation(Fault.BAD_FUNCTION, move.after_function, move.variable, index))
-        if isinstance(move, In) and not 0 <= move.after_outs <= len(plan.outs):
-            found.append(Violation(Fault.BAD_OUT_COUNT, move.after_function, move.variable, index))
     return found
 
 
