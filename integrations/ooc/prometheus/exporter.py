@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from prometheus_client import generate_latest, push_to_gateway
 
-from ooc.prometheus.families import OfSession
+from ooc.prometheus.collector import Collector
 from ooc.prometheus.server import Server
 from swapd.config import Config, ConfigError, server_tls
 from swapd.files import is_stream, write_whole
@@ -56,7 +56,7 @@ class Exporter:
         port = config.metrics_port + (local_rank() or 0 if config.metrics_port != 0 else 0)
         try:
             tls = server_tls(config.metrics_cert, config.metrics_key) if config.metrics_cert is not None else None
-            server = Server(config.metrics_address, port, OfSession(self._session), tls)
+            server = Server(config.metrics_address, port, Collector(self._session), tls)
         except (OSError, OverflowError, ConfigError) as error:
             log.warning(
                 "no metrics are served: %s port %d: %s; the program goes on (OOC_METRICS_PORT=0 takes any free port)",
@@ -124,7 +124,7 @@ class Exporter:
         if self._file is None:
             return
         try:
-            write_whole(self._file, generate_latest(OfSession(self._session, snapshot)))
+            write_whole(self._file, generate_latest(Collector(self._session, snapshot)))
         except Exception as error:
             self._warn("file", "cannot write the metrics to %s: %s", self._file, error)
 
@@ -133,7 +133,7 @@ class Exporter:
         if gateway is None:
             return
         group = {"instance": socket.gethostname() or "localhost", "rank": rank()}
-        figures = OfSession(self._session, snapshot)
+        figures = Collector(self._session, snapshot)
         try:
             push_to_gateway(gateway, self._config.metrics_job, figures, group, timeout=_PUSH_SECONDS)
         except Exception as error:

@@ -6,6 +6,7 @@ import functools
 import importlib.metadata
 from typing import Union
 
+from ooc.prometheus.catalogue import CHUNK_STATES
 from ooc_alloc import ABI_VERSION
 from swapd.session import Session, Snapshot
 from swapd.step_times import Histogram
@@ -13,8 +14,6 @@ from swapd.summary import derived_figures, external_fragmentation_bytes
 
 # None if it is not known yet. (`Union`, because Python 3.10 evaluates this line, in which a class of ours stands.)
 Figure = Union[int, float, str, Histogram, None]  # noqa: UP007
-
-CHUNK_STATES = ("resident", "leaving", "arriving", "cached", "free", "slab", "slab_empty", "lost")
 
 
 def figures(session: Session, snapshot: Snapshot | None = None) -> dict[str, Figure]:
