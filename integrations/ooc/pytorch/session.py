@@ -11,6 +11,7 @@ import torch
 import swapd.session
 from ooc.prometheus.exporting import export
 from ooc.pytorch import boundaries, build, compiled, cuda, raw_access, threads
+from ooc.pytorch.patches import Patches
 from ooc.pytorch.places import not_the_users
 from ooc.pytorch.splitting import runtime
 from ooc_alloc import OocError
@@ -35,19 +36,18 @@ class TorchSession(swapd.session.Session):
         else:
             torch.ops.ooc.install_cuda(self.core.handle, slice_bytes, device.ordinal)
         torch.ops.ooc.intercept_thread(True)
-        self._undo = [
-            threads.install(),
-            raw_access.install(self.core),
-            compiled.install(),
-            boundaries.install(self.automatic_boundary),
-        ]
+        self._patches = Patches()
+        threads.install(self._patches)
+        raw_access.install(self._patches, self.core)
+        compiled.install(self._patches)
+        boundaries.install(self._patches, self.automatic_boundary)
         self._runtime: runtime.Runtime | None = None
         if config.split != "off" and device is None:  # divisions are verified on the CPU, for its kernels
             self._runtime = runtime.Runtime(self.core, config.split, config.split_store, self.planner.splits)
             runtime.install(self._runtime)
-            self._undo.append(runtime.uninstall)
+            self._patches.callback(runtime.uninstall)
         if device is not None:
-            self._undo.append(cuda.install(self.core, device.ordinal))
+            cuda.install(self._patches, self.core, device.ordinal)
         self.started()
         export(self)
 
@@ -78,8 +78,7 @@ class TorchSession(swapd.session.Session):
             )
         if not self.stop():
             return
-        for undo in reversed(self._undo):
-            undo()
+        self._patches.close()
         torch.ops.ooc.uninstall()
         torch.ops.ooc.intercept_thread(False)
         self.core.detach()
