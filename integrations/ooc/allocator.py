@@ -86,11 +86,6 @@ class Allocator:
         return self._session.config.alloc == "emulated"
 
     @property
-    def device_id(self) -> int:
-        """Ordinal of the device."""
-        return 0
-
-    @property
     def budget_bytes(self) -> int:
         return self._session.budget_bytes
 
@@ -112,8 +107,9 @@ class Allocator:
             OutOfMemory: the memory and what is pinned already do not fit the budget; the message names one that works.
             OocError: the allocator is closed, or it does not manage the device `device_id`.
         """
-        if device_id != self.device_id:
-            raise OocError(f"memory of device {device_id} was asked for; this allocator manages {self.device_id}")
+        if device_id != self._session.device_ordinal:
+            managed = self._session.device_ordinal
+            raise OocError(f"memory of device {device_id} was asked for; this allocator manages {managed}")
         if self.closed:
             raise OocError("the allocator is closed")
         if size_bytes <= 0:
