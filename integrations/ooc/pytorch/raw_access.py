@@ -26,24 +26,18 @@ from ooc.pytorch import large_storages
 from ooc.pytorch.patches import Patches
 from ooc_alloc import READ, WRITE, Core, OutOfMemory
 
-# Callers of data_ptr() that only compare addresses.
-_IDENTITY_CALLERS = {
-    ("torch.serialization", None),
-    ("torch.multiprocessing.reductions", None),
-    ("torch.nn.modules.rnn", None),
-    ("torch._functorch", None),
-    ("torch._dynamo", None),
-    ("torch._inductor", None),
-    ("torch._subclasses", None),
-    ("torch._prims_common", None),
-    ("torch.fx", None),
-    ("torch.testing", None),
-    ("transformers.pytorch_utils", "id_tensor_storage"),
-    ("transformers.modeling_utils", None),
-    ("safetensors.torch", "storage_ptr"),
-    ("safetensors.torch", "_end_ptr"),
-    ("accelerate.utils.modeling", "id_tensor_storage"),
-}
+# Callers of data_ptr() that only compare addresses: modules, and functions of modules.
+_COMPARE = (
+    "torch.serialization.",
+    "torch.multiprocessing.reductions.",
+    "torch.nn.modules.rnn.",
+    *("torch._functorch.", "torch._dynamo.", "torch._inductor.", "torch._subclasses.", "torch._prims_common."),
+    *("torch.fx.", "torch.testing."),
+    "transformers.pytorch_utils.id_tensor_storage.",
+    "transformers.modeling_utils.",
+    *("safetensors.torch.storage_ptr.", "safetensors.torch._end_ptr."),
+    "accelerate.utils.modeling.id_tensor_storage.",
+)
 
 # Composite operators that are given lengths or split points as tensors, and read these without an operator.
 _READ_INTEGERS = ((torch, "ctc_loss"), (torch, "tensor_split"), (torch.Tensor, "tensor_split"))
@@ -104,13 +98,10 @@ def _only_compares() -> bool:
         frame = frame.f_back  # a TypedStorage asks its UntypedStorage, so its own caller counts
     if frame is None:
         return False
-    module, function = frame.f_globals.get("__name__", ""), frame.f_code.co_name
-    if module.startswith("triton.") and torch.ops.ooc.in_scope():
+    caller = f"{frame.f_globals.get('__name__', '')}.{frame.f_code.co_name}."
+    if caller.startswith("triton.") and torch.ops.ooc.in_scope():
         return True  # launches a kernel of a compiled graph, whose memory is pinned until the graph ends
-    return any(
-        (module == known or module.startswith(known + ".")) and name in (None, function)
-        for known, name in _IDENTITY_CALLERS
-    )
+    return caller.startswith(_COMPARE)
 
 
 def install(patches: Patches, core: Core) -> None:
