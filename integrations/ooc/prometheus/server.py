@@ -23,8 +23,10 @@ log = logging.getLogger("ooc.prometheus")
 
 MOST_CONNECTIONS = 32
 SECONDS = 5.0  # that a connection may last
-GRACE_SECONDS = 0.2  # that it may last while others wait for its place
+GRACE_SECONDS = 0.2  # that others wait for a place
 _QUEUE = 4096  # connections that wait in the system; it may allow fewer
+_SILENT_SECONDS = 3  # for which the system does not show us a client that sends nothing
+_ROUNDS = 10  # of the event loop, from accepting to closing a connection, and some more
 _PAUSE_SECONDS = 0.1  # after the system refused a connection
 
 
@@ -55,8 +57,8 @@ class _Exchange(WSGIRequestHandler):
 class Server:
     """Serves what a collector collects, one request of each connection, from when it is made until `stop`.
 
-    At most MOST_CONNECTIONS are open at a time, and the others wait in the system's queue. While one waits there, the
-    oldest that is open is cut off after GRACE_SECONDS: a scrape takes milliseconds, so it only holds a place.
+    At most MOST_CONNECTIONS are open at a time, and the others wait in the system's queue. If one waits there and none
+    ends in GRACE_SECONDS, all that are open are cut off: a scrape takes milliseconds, so they only hold places.
 
     Args:
         address: numeric, IPv4 or IPv6.
@@ -77,11 +79,12 @@ class Server:
         self._tls = tls
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self._listener = socket.create_server((address, port), family=family, backlog=_QUEUE)
+        self._listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, _SILENT_SECONDS)
         self._listener.setblocking(False)
         self.server_port: int = self._listener.getsockname()[1]
         host = f"[{address}]" if ":" in address else address
         self.url = f"http{'s' if tls is not None else ''}://{host}:{self.server_port}/metrics"
-        self._open: dict[asyncio.Task[None], tuple[float, socket.socket]] = {}  # since when
+        self._open: dict[asyncio.Task[None], socket.socket] = {}
         self._loop = asyncio.SelectorEventLoop()
         self._loop.set_exception_handler(lambda _, context: log.debug("a scrape ended early: %s", context))
         self._accepting = self._loop.create_task(self._accept())
@@ -90,12 +93,13 @@ class Server:
 
     def stop(self) -> None:
         """Closes every connection and the port."""
-        self._loop.call_soon_threadsafe(self._accepting.cancel)
+        with contextlib.suppress(RuntimeError):  # it was stopped before
+            self._loop.call_soon_threadsafe(self._accepting.cancel)
         self._thread.join(SECONDS)
 
     def close_in_child(self) -> None:
         """Closes the sockets of a forked child, so that clients of the parent notice when the parent ends."""
-        for one in (self._listener, *(connection for _, connection in self._open.values())):
+        for one in (self._listener, *self._open.values()):
             with contextlib.suppress(OSError):
                 one.close()
 
@@ -115,22 +119,24 @@ class Server:
                     await asyncio.sleep(_PAUSE_SECONDS)
                     continue
                 await self._make_room()
-                self._open[self._loop.create_task(self._serve(connection))] = self._loop.time(), connection
+                self._open[self._loop.create_task(self._serve(connection))] = connection
         finally:
             self._listener.close()
-            for client in self._open:
-                client.cancel()
+            self._cut_off()
             await asyncio.gather(*self._open, return_exceptions=True)
 
     async def _make_room(self) -> None:
         while len(self._open) >= MOST_CONNECTIONS:
-            oldest, (since, _) = next(iter(self._open.items()))
-            left = since + GRACE_SECONDS - self._loop.time()
-            if left > 0:
-                await asyncio.wait(self._open, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-            else:
-                del self._open[oldest]
-                oldest.cancel()
+            ended, _ = await asyncio.wait(self._open, timeout=GRACE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            if not ended:
+                for _ in range(_ROUNDS):  # what was sent while the program was busy is read and answered first
+                    await asyncio.sleep(0)
+                if len(self._open) >= MOST_CONNECTIONS:
+                    self._cut_off()
+
+    def _cut_off(self) -> None:
+        for client in self._open:
+            client.cancel()
 
     async def _serve(self, connection: socket.socket) -> None:
         try:

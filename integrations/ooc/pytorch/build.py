@@ -128,7 +128,8 @@ def _cuda_flags() -> list[str]:
     # The header itself shows whether PyTorch has this: a version number says little of what had been merged by then.
     header = Path(torch.__file__).parent / "include" / "c10" / "cuda" / "CUDACachingAllocator.h"
     rejection = ["-DOOC_HAS_OOM_REJECTION"] if "OomRejectionObserver" in header.read_text() else []
-    return ["-DOOC_WITH_CUDA", *rejection, *(flag for folder in cuda_folders()[0] for flag in ("-isystem", str(folder)))]
+    includes = [flag for folder in cuda_folders()[0] for flag in ("-isystem", str(folder))]
+    return ["-DOOC_WITH_CUDA", *rejection, *includes]
 
 
 def _cuda_libraries() -> list[str]:

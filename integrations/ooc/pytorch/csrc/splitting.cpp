@@ -11,8 +11,7 @@ namespace ooc_torch __attribute__((visibility("hidden"))) {
 
 namespace {
 
-constexpr int kDeepest = 6;  // operators in parts within parts of operators
-thread_local int depth = 0;
+constexpr size_t kDeepest = 6;  // operators that may run in parts within each other's parts
 thread_local std::vector<const SplitState*> dividing;  // operators whose parts this thread runs
 
 struct Refusal {
@@ -27,14 +26,6 @@ c10::DispatchKeySet above_ours() {
   return c10::DispatchKeySet(c10::DispatchKeySet::FULL) - kBelow - c10::DispatchKeySet(kKey);
 }
 
-class Deeper {
- public:
-  Deeper() { ++depth; }
-  ~Deeper() { --depth; }
-  Deeper(const Deeper&) = delete;
-  Deeper& operator=(const Deeper&) = delete;
-};
-
 class Dividing {
  public:
   explicit Dividing(const SplitState& state) { dividing.push_back(&state); }
@@ -46,7 +37,7 @@ class Dividing {
 // A part that does not fit is not divided again: whoever divides makes smaller parts, and need not try every way on
 // every level. The bound is for operators that divide into parts of each other.
 bool must_run_whole(const SplitState& state) {
-  return depth >= kDeepest || std::find(dividing.begin(), dividing.end(), &state) != dividing.end() ||
+  return dividing.size() >= kDeepest || std::find(dividing.begin(), dividing.end(), &state) != dividing.end() ||
          ooc_core_in_function(core);
 }
 
@@ -105,14 +96,19 @@ bool narrower_than_storage(const at::Tensor& tensor) {
   return reach * tensor.itemsize() < tensor.storage().nbytes();
 }
 
-bool any_narrower(const std::vector<c10::IValue>& arguments) {
+std::vector<at::Tensor> tensors_of(const std::vector<c10::IValue>& arguments) {
+  std::vector<at::Tensor> tensors;
   for (const c10::IValue& value : arguments) {
-    if (value.isTensor() && narrower_than_storage(value.toTensor())) return true;
+    if (value.isTensor()) tensors.push_back(value.toTensor());
     if (value.isTensorList())
-      for (const at::Tensor& tensor : value.toTensorList())
-        if (narrower_than_storage(tensor)) return true;
+      for (const at::Tensor& tensor : value.toTensorList()) tensors.push_back(tensor);
   }
-  return false;
+  return tensors;
+}
+
+bool any_narrower(const std::vector<c10::IValue>& arguments) {
+  const std::vector<at::Tensor> tensors = tensors_of(arguments);
+  return std::any_of(tensors.begin(), tensors.end(), narrower_than_storage);
 }
 
 // Products and convolutions are what splitting is for: a program that ran them from host memory would crawl.
@@ -126,16 +122,11 @@ bool never_on_host(const std::string& name) {
 
 std::string shapes_of(const std::vector<c10::IValue>& arguments) {
   std::string text;
-  const auto add = [&text](const at::Tensor& tensor) {
-    if (!tensor.defined()) return;
+  for (const at::Tensor& tensor : tensors_of(arguments)) {
+    if (!tensor.defined()) continue;
     text += (text.empty() ? "" : ", ") + std::string(c10::toString(tensor.scalar_type())) + "[";
     for (int64_t d = 0; d < tensor.dim(); ++d) text += (d > 0 ? "x" : "") + std::to_string(tensor.size(d));
     text += "]";
-  };
-  for (const c10::IValue& value : arguments) {
-    if (value.isTensor()) add(value.toTensor());
-    if (value.isTensorList())
-      for (const at::Tensor& tensor : value.toTensorList()) add(tensor);
   }
   return text;
 }
@@ -182,7 +173,6 @@ class Attempt {
 
   // Tries the ways from `way` on. `first` is why it did not fit whole, if that was tried now.
   void run(Way way, const c10::OutOfMemoryError* first) {
-    const Deeper deeper;
     if (first != nullptr) failure_ = first->what_without_backtrace();
     const bool narrower = way == Way::kRanges && !in_mode(kRanges) && any_narrower(arguments_);
     if (narrower && in_ranges()) return remember(*info_.split, key_, Way::kRanges);
