@@ -17,11 +17,9 @@ from ooc_alloc import WRITE, OocError
 class Owner(Protocol):
     """What an array needs of its device (`ooc.numpy.Device`)."""
 
-    def call(self, declaration: Declaration, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs a declared function of arrays."""
+    def call(self, declaration: Declaration, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
 
-    def release(self, address: int) -> None:
-        """Frees the allocation at `address`."""
+    def release(self, address: int) -> None: ...
 
 
 class Array:
@@ -41,7 +39,6 @@ class Array:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all elements."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     def to_numpy(self) -> npt.NDArray[Any]:

@@ -41,7 +41,6 @@ class Metric:
 
     @cached_property
     def type(self) -> Kind:
-        """What Prometheus is told that it is."""
         if self.name == "ooc_step_seconds":
             return "histogram"
         return "counter" if self.name.endswith("_total") else "info" if self.name.endswith("_info") else "gauge"
@@ -54,7 +53,6 @@ class Metric:
 
     @cached_property
     def labels(self) -> tuple[str, ...]:
-        """Its own labels, beside COMMON_LABELS."""
         if self.type == "info":
             return tuple(self.figures)
         return (self.label,) if self.label else ()

@@ -33,11 +33,9 @@ class Collector:
         self._snapshot = snapshot
 
     def describe(self) -> list[Family]:
-        """Tells the registry the names of the metrics beforehand."""
         return [empty_family(metric) for metric in CATALOGUE]
 
     def collect(self) -> Iterator[Family]:
-        """Gives the registry the metrics with their figures."""
         session = self._session or current_session()
         if session is not None and not session.forked:
             yield from families(figures(session, self._snapshot))

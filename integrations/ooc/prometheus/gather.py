@@ -41,11 +41,9 @@ class Folder:
         self._most_seconds = most_seconds
 
     def describe(self) -> list[Family]:
-        """Tells the registry the names of the metrics beforehand."""
         return [empty_family(metric) for metric in CATALOGUE]
 
     def collect(self) -> list[Family]:
-        """Gives the registry the metrics with their figures."""
         families = self.describe()
         by_name = {family.name: family for family in families}
         seen = set()

@@ -10,8 +10,8 @@ namespace ooc_torch {
 namespace {
 
 struct Allocations {
-  bool inside = false;        // a function
-  std::vector<void*> blocks;  // that it allocated and that are live
+  bool inside = false;        // the thread is in a function
+  std::vector<void*> blocks;  // that the function has allocated and that are live
 };
 thread_local Allocations allocations;
 

@@ -7,7 +7,7 @@
 
 namespace ooc_torch __attribute__((visibility("hidden"))) {
 
-// While one exists, what the thread does is not taken for unsafe by a capture elsewhere, or on its own stream.
+// While one exists, no capture, here or in another thread, takes what this thread does for unsafe.
 class RelaxedCapture {
  public:
   RelaxedCapture() : guard_(cudaStreamCaptureModeRelaxed) {}
@@ -16,7 +16,7 @@ class RelaxedCapture {
   c10::cuda::CUDAStreamCaptureModeGuard guard_;
 };
 
-// Memory that can be swapped was allocated, or freed, in this thread.
+// The allocator calls these when this thread has allocated, or freed, memory that can be swapped.
 void function_allocated(void* block);
 void function_freed(void* block);
 

@@ -5,7 +5,7 @@
 namespace ooc_torch {
 namespace {
 
-// Statistics of an array that later versions of PyTorch have, or not.
+// Fills the statistics of private pools, which not every version of PyTorch has.
 template <class Stats>
 void add_pools(Stats& stats, const std::unordered_map<void*, Block>& blocks) {
   if constexpr (requires { stats.reserved_bytes_by_private_pools; })
@@ -142,7 +142,7 @@ void Ledger::reset_peak(const Reserved& reserved) {
 
 // ---- history --------------------------------------------------------------------------------------------------------
 
-// The lock is held.
+// The caller holds the lock.
 void Ledger::record(Trace::Action action, size_t address, size_t bytes, void* stream, c10::MempoolId_t pool,
                     std::shared_ptr<c10::GatheredContext> context) {
   if ((!recording_ || skipped_.count(action) != 0) && trackers_.empty()) return;

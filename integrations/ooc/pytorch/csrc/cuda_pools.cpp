@@ -81,7 +81,7 @@ Source Pools::source(PoolId id) const {
   return pool != nullptr ? pool->source : nullptr;
 }
 
-// The smallest that is no more than an eighth too large.
+// Takes the smallest idle block that is no more than an eighth too large.
 void* Pools::take(PoolId id, size_t bytes, void* stream) {
   std::lock_guard<std::mutex> lock(mutex_);
   Pool* pool = find(id);

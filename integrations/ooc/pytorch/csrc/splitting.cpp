@@ -21,7 +21,7 @@ struct Refusal {
 };
 thread_local Refusal refusal;  // of the operator that Python splits in this thread
 
-// Our key's own bit and what is below stay: a handler's operators are seen by the fallback, and by nothing above it.
+// Our key and those below it stay, so that the fallback sees a handler's operators, and nothing above it does.
 c10::DispatchKeySet above_ours() {
   return c10::DispatchKeySet(c10::DispatchKeySet::FULL) - kBelow - c10::DispatchKeySet(kKey);
 }
@@ -34,7 +34,7 @@ class Dividing {
   Dividing& operator=(const Dividing&) = delete;
 };
 
-// A part that does not fit is not divided again: whoever divides makes smaller parts, and need not try every way on
+// A part that does not fit is not divided again, as who divides can make smaller parts, and every way would be tried on
 // every level. The bound is for operators that divide into parts of each other.
 bool must_run_whole(const SplitState& state) {
   return dividing.size() >= kDeepest || std::find(dividing.begin(), dividing.end(), &state) != dividing.end() ||
@@ -111,7 +111,7 @@ bool any_narrower(const std::vector<c10::IValue>& arguments) {
   return std::any_of(tensors.begin(), tensors.end(), narrower_than_storage);
 }
 
-// Products and convolutions are what splitting is for: a program that ran them from host memory would crawl.
+// Splitting is made for products and convolutions: a program that ran these from host memory would crawl.
 bool never_on_host(const std::string& name) {
   static constexpr std::string_view kParts[] = {"conv",   "linear", "::mm", "addmm", "bmm",
                                                 "matmul", "addmv",  "::mv", "::dot", "addr"};
@@ -131,7 +131,7 @@ std::string shapes_of(const std::vector<c10::IValue>& arguments) {
   return text;
 }
 
-// ooc_split::NAME, as operators.py defines it; null where it has not.
+// Returns the operator ooc_split::NAME, or nothing where operators.py has not defined it.
 std::optional<c10::OperatorHandle> find_split(const std::string& name) {
   return c10::Dispatcher::singleton().findSchema({"ooc_split::" + name, ""});
 }
@@ -144,7 +144,7 @@ std::optional<c10::OperatorHandle> parts_operator(const std::string& name, Split
   std::optional<c10::OperatorHandle> found;
   if (const auto prepare = find_split("prepare")) {
     torch::jit::Stack stack{c10::IValue(name)};
-    prepare->callBoxed(&stack);  // without our lock: Python may let another thread go on
+    prepare->callBoxed(&stack);  // our lock is not held, as Python may let another thread go on
     if (stack.back().toBool()) {
       std::string mangled = name;
       for (size_t at; (at = mangled.find("::")) != std::string::npos;) mangled.replace(at, 2, "__");
@@ -171,14 +171,14 @@ class Attempt {
     below_ = stack->size();
   }
 
-  // Tries the ways from `way` on. `first` is why it did not fit whole, if that was tried now.
+  // Tries `way` and those after it. `first` says why the whole operator did not fit, if that was tried just now.
   void run(Way way, const c10::OutOfMemoryError* first) {
     if (first != nullptr) failure_ = first->what_without_backtrace();
     const bool narrower = way == Way::kRanges && !in_mode(kRanges) && any_narrower(arguments_);
     if (narrower && in_ranges()) return remember(*info_.split, key_, Way::kRanges);
     if (way != Way::kHost && in_parts()) return remember(*info_.split, key_, Way::kParts);
     if (on_host()) return remember(*info_.split, key_, Way::kHost);
-    if (failure_.empty() && once(false)) return;  // what is remembered need not be tried whole; now its need is known
+    if (failure_.empty() && once(false)) return;  // a remembered way skips the whole operator, which now says what it needs
     if (raised_) std::rethrow_exception(raised_);
     TORCH_CHECK_WITH(OutOfMemoryError, false, failure_, reasons_);
   }
@@ -189,8 +189,8 @@ class Attempt {
     stack_->insert(stack_->end(), arguments_.begin(), arguments_.end());
   }
 
-  // False: it does not fit that way either. Once a kernel has begun, an operator that writes its arguments may have
-  // written some of them, and is not run again.
+  // Returns false if it does not fit that way either. An operator that writes its arguments may have written some of them
+  // once its kernel has begun, so it is not run again.
   bool once(bool host) {
     give_arguments();
     bool began = false;
