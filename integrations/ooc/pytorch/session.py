@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -68,6 +69,11 @@ class TorchSession(swapd.session.Session):
     def keep_resident(self, tensors: Iterable[torch.Tensor]) -> None:
         for tensor in tensors:
             raw_access.pin_for_life(self.core, tensor)
+
+    def memory_snapshot(self, path: Path) -> None:
+        if self.cuda is None:
+            raise OocError("a memory snapshot is PyTorch's own of a CUDA device: report() shows the emulated one's memory")
+        torch.cuda.memory._dump_snapshot(str(path))  # type: ignore[no-untyped-call]
 
     def detach(self) -> None:
         """Ends the session: every tensor becomes plain memory at the same address. Raises OocError on a CUDA device."""
