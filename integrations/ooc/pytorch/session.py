@@ -72,7 +72,7 @@ class TorchSession(swapd.session.Session):
 
     def memory_snapshot(self, path: Path) -> None:
         if self.cuda is None:
-            raise OocError("a memory snapshot is PyTorch's own of a CUDA device: report() shows the emulated one's memory")
+            raise OocError("PyTorch's memory snapshots are of CUDA devices: report() shows the emulated one's memory")
         torch.cuda.memory._dump_snapshot(str(path))  # type: ignore[no-untyped-call]
 
     def detach(self) -> None:
