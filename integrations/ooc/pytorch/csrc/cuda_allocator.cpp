@@ -61,11 +61,6 @@ ooc_stats CudaAllocator::core_stats() const {
   return stats;
 }
 
-Reserved CudaAllocator::reserved() const {
-  const ooc_stats stats = core_stats();
-  return {stats.device_bytes, stats.device_peak_bytes, stats.slab_bytes, stats.chunk_bytes, stats.driver_calls_create};
-}
-
 // ---- allocating -----------------------------------------------------------------------------------------------------
 
 c10::DataPtr CudaAllocator::allocate(size_t bytes) {
@@ -77,8 +72,7 @@ c10::DataPtr CudaAllocator::allocate(size_t bytes) {
 c10::DeleterFnPtr CudaAllocator::raw_deleter() const { return &delete_block; }
 
 void* CudaAllocator::take(size_t bytes, cudaStream_t stream) {
-  std::optional<RelaxedCapture> relaxed;
-  if (pools_.active()) relaxed.emplace();
+  const RelaxedCapture relaxed(pools_.active());
   Block record{bytes, Block::round(bytes), stream, {0, 0}, {}, nullptr};
   void* block = nullptr;
   if (const std::optional<PoolId> pool = pools_.pool_for(stream)) {
@@ -113,10 +107,7 @@ void* CudaAllocator::take_from_core(size_t bytes, cudaStream_t stream) {
 
 // The memory is ready before it is handed out, as a captured stream cannot wait for anything outside its graph.
 void* CudaAllocator::take_from_pool(PoolId pool, size_t bytes, cudaStream_t stream, size_t& rounded) {
-  if (void* again = pools_.take(pool, rounded, stream)) {
-    rounded = pools_.block_bytes(pool, again);
-    return again;
-  }
+  if (void* again = pools_.take(pool, rounded, stream)) return again;
   void* block = nullptr;
   if (const Source source = pools_.source(pool)) {
     block = source->raw_alloc_with_stream(rounded, stream);
@@ -185,8 +176,7 @@ void CudaAllocator::free_block(void* address, bool must_be_known) {
     if (std::optional<Pools::Discarded> discarded = pools_.give(block->pool, address)) discard({*discarded});
     return;
   }
-  std::optional<RelaxedCapture> relaxed;
-  if (pools_.active()) relaxed.emplace();
+  const RelaxedCapture relaxed(pools_.active());
   for (void* stream : block->other_streams) ooc_core_record_use(managed_, address, stream);
   ooc_core_free_on(managed_, address, block->stream);
 }

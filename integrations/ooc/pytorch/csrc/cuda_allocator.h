@@ -95,7 +95,6 @@ class CudaAllocator final : public torch::cuda::CUDAPluggableAllocator::CUDAPlug
   void check_device(c10::DeviceIndex device) const;
   c10::DeviceIndex current_device() const;
   ooc_stats core_stats() const;
-  Reserved reserved() const;
 
   ooc_core* managed_;
   c10::DeviceIndex device_;

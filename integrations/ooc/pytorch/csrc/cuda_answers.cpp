@@ -9,15 +9,15 @@
 namespace ooc_torch {
 
 native::DeviceStats CudaAllocator::getDeviceStats(c10::DeviceIndex device) {
-  return device == device_ ? ledger_.stats(reserved()) : native::DeviceStats{};
+  return device == device_ ? ledger_.stats(core_stats()) : native::DeviceStats{};
 }
 
 void CudaAllocator::resetAccumulatedStats(c10::DeviceIndex device) {
-  if (device == device_) ledger_.reset_accumulated(reserved());
+  if (device == device_) ledger_.reset_accumulated(core_stats());
 }
 
 void CudaAllocator::resetPeakStats(c10::DeviceIndex device) {
-  if (device == device_) ledger_.reset_peak(reserved());
+  if (device == device_) ledger_.reset_peak(core_stats());
 }
 
 // Returns what can be had without moving anything, and the budget.

@@ -3,17 +3,21 @@
 
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 
+#include <optional>
+
 #include "cuda_route.h"
 
 namespace ooc_torch __attribute__((visibility("hidden"))) {
 
-// While one exists, no capture, here or in another thread, takes what this thread does for unsafe.
+// While one exists, no capture that is under way takes what this thread does for unsafe.
 class RelaxedCapture {
  public:
-  RelaxedCapture() : guard_(cudaStreamCaptureModeRelaxed) {}
+  explicit RelaxedCapture(bool any_capture) {
+    if (any_capture) guard_.emplace(cudaStreamCaptureModeRelaxed);
+  }
 
  private:
-  c10::cuda::CUDAStreamCaptureModeGuard guard_;
+  std::optional<c10::cuda::CUDAStreamCaptureModeGuard> guard_;
 };
 
 // The allocator calls these when this thread has allocated, or freed, memory that can be swapped.

@@ -22,6 +22,8 @@
 #include <utility>
 #include <vector>
 
+#include "ooc_alloc.h"
+
 namespace ooc_torch __attribute__((visibility("hidden"))) {
 
 namespace native = c10::cuda::CUDACachingAllocator;
@@ -34,13 +36,6 @@ struct Block {
   std::shared_ptr<c10::GatheredContext> context;
 
   static size_t round(size_t bytes) { return (bytes + 511) / 512 * 512; }
-};
-
-// Device memory as the core sees it.
-struct Reserved {
-  uint64_t bytes = 0, peak_bytes = 0;  // held now; most held since the core was made
-  uint64_t slab_bytes = 0;             // the part of `bytes` that slabs take
-  uint64_t chunk_bytes = 1, created_chunks = 0;
 };
 
 // A block that a pool keeps for its next allocation.
@@ -68,9 +63,10 @@ class Ledger {
   std::optional<std::pair<void*, Block>> around(const void* address) const;
   void out_of_memory(size_t bytes, size_t free_bytes, std::shared_ptr<c10::GatheredContext> context);
 
-  native::DeviceStats stats(const Reserved& reserved) const;
-  void reset_accumulated(const Reserved& reserved);
-  void reset_peak(const Reserved& reserved);
+  // What PyTorch calls reserved is the device memory that the core holds, as its statistics say.
+  native::DeviceStats stats(const ooc_stats& core) const;
+  void reset_accumulated(const ooc_stats& core);
+  void reset_peak(const ooc_stats& core);
 
   // Makes a snapshot of one pool, or of everything for {0, 0}; `idle` are the blocks that pools keep.
   native::SnapshotInfo snapshot(c10::MempoolId_t pool, const std::vector<IdleBlock>& idle, bool include_traces);

@@ -60,13 +60,12 @@ class Pools {
   void use_on_out_of_memory(PoolId id, bool use);
   Source source(PoolId id) const;
 
-  // Makes an idle block of about this size live and returns it, or null if there is none.
-  void* take(PoolId id, size_t bytes, void* stream);
+  // Makes an idle block of about this size live and returns it, or null if there is none. `bytes` becomes its size.
+  void* take(PoolId id, size_t& bytes, void* stream);
   void add(PoolId id, void* address, size_t bytes, void* stream);
   void share(PoolId id, void* address);
   // Makes a live block idle. If its pool has no users left, it returns the block, which the caller gives back.
   std::optional<Discarded> give(PoolId id, void* address);
-  size_t block_bytes(PoolId id, void* address) const;
 
   bool live_are(PoolId id, const std::unordered_set<void*>& expected) const;
   std::shared_ptr<State> state(PoolId id) const;
