@@ -24,9 +24,9 @@ class Declaration:
     def __init__(
         self,
         function: Callable[..., Any],
-        reads: Iterable[str] = (),
-        writes: Iterable[str] = (),
-        name: str | None = None,
+        reads: Iterable[str],
+        writes: Iterable[str],
+        name: str | None,
         stream: str | None = None,
     ) -> None:
         self.function = function
@@ -90,11 +90,9 @@ class Managed:
             writes: names of those that it writes, or reads and writes.
             name: what it is called in traces and errors; its own name if not given.
 
-        Raises (on decoration):
+        Raises:
             ValueError: a name is no parameter.
             TypeError: it is a generator or a coroutine, whose body runs after it has returned.
-
-        Raises (on a call): what `call` raises.
         """
         return lambda plain: self._declared(plain, Declaration(plain, reads, writes, name))
 
@@ -108,7 +106,7 @@ class Managed:
 
     @abstractmethod
     def call(self, declaration: Declaration, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs a declared function."""
+        """Runs a declared function. What it raises stands at each kind of memory."""
 
     def step(self) -> None:
         """Marks the end of an iteration. A plan is made for its functions if they come again in the same order."""

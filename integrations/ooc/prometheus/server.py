@@ -41,6 +41,8 @@ class _Debug(io.TextIOBase):
 class _Exchange(WSGIRequestHandler):
     """A request and its answer, both in memory."""
 
+    wfile: io.BytesIO
+
     def setup(self) -> None:
         self.rfile, self.wfile = io.BytesIO(self.request), io.BytesIO()
 

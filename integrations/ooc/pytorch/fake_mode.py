@@ -139,7 +139,7 @@ def iteration(make: Make, batch: int, arguments: dict[str, Any]) -> Callable[[],
     return step
 
 
-class FakeRun(OperatorMode):
+class FakeRun(OperatorMode):  # type: ignore[no-untyped-call]
     """Tells `recorder` what runs.
 
     Numbers that a program reads from fake tensors (`item()`) are 1, unless they follow from constants.

@@ -40,7 +40,7 @@ class Found:
         self.layer, self.operator, self.shapes, self.kernels = layer, call.operator, call.shapes, kernels
 
 
-class LayerRun(OperatorMode):
+class LayerRun(OperatorMode):  # type: ignore[no-untyped-call]
     """To be entered after the model was built; `found` has what then runs."""
 
     def __init__(self) -> None:
