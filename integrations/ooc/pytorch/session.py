@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
+import sysconfig
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 
+import ooc_alloc
 import swapd.session
 from ooc.prometheus.exporting import export
 from ooc.pytorch import boundaries, build, compiled, cuda, raw_access, threads
 from ooc.pytorch.patches import Patches
-from ooc.pytorch.places import not_the_users
 from ooc.pytorch.splitting import runtime
 from ooc_alloc import OocError
 from swapd.config import Config
@@ -61,7 +62,7 @@ class TorchSession(swapd.session.Session):
         self.boundary()
 
     def record_places(self, on: bool) -> None:
-        torch.ops.ooc.record_places(on, not_the_users(), os.path.join(os.getcwd(), ""))
+        torch.ops.ooc.record_places(on, _not_the_users(), os.path.join(os.getcwd(), ""))
 
     def split_figures(self) -> dict[str, Any] | None:
         return self._runtime.figures() if self._runtime is not None else None
@@ -88,3 +89,10 @@ class TorchSession(swapd.session.Session):
         torch.ops.ooc.uninstall()
         torch.ops.ooc.intercept_thread(False)
         self.core.detach()
+
+
+def _not_the_users() -> list[str]:
+    """The folders, each with a slash at its end, of Python's files, of installed packages' and of ours."""
+    folders = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    folders += [str(Path(__file__).parents[1]), ooc_alloc.__path__[0], swapd.__path__[0]]
+    return sorted({os.path.join(folder, "") for folder in folders})
