@@ -154,6 +154,10 @@ def test_it_is_there_on_demand_and_ends_with_disable(tmp_path: Path) -> None:
         print(sum("script.py" in trace.place(v) for v in range(trace.variables)), "of", trace.variables, "placed")
         ooc.timeline("second.json.gz")
         ooc.report("page.html")
+        try:
+            ooc.memory_snapshot("never.pickle")
+        except OocError as error:
+            print(error)
         ooc.disable()
         try:
             ooc.timeline("third.json")
@@ -164,6 +168,7 @@ def test_it_is_there_on_demand_and_ends_with_disable(tmp_path: Path) -> None:
     ended = run_source(tmp_path, f"import os; os.chdir({str(tmp_path)!r})\n" + code(source), OOC_BUDGET="8MiB").check()
     assert "the timeline is off: set OOC_TIMELINE" in ended.output
     assert "the allocator is off" in ended.output
+    assert "PyTorch's memory snapshots are of CUDA devices" in ended.output
     placed = re.search(r"(\d+) of (\d+) placed", ended.output)
     assert placed is not None
     assert 0 < int(placed[2]) - 3 <= int(placed[1])  # looked for from the start of the timeline on

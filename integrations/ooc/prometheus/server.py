@@ -121,7 +121,10 @@ class Server:
                     await asyncio.sleep(_PAUSE_SECONDS)
                     continue
                 await self._make_room()
-                self._open[self._loop.create_task(self._serve(connection))] = connection
+                client = self._loop.create_task(self._serve(connection))
+                self._open[client] = connection
+                client.add_done_callback(self._open.pop)
+                self._loop.call_later(SECONDS, client.cancel)
         finally:
             self._listener.close()
             self._cut_off()
@@ -142,11 +145,9 @@ class Server:
 
     async def _serve(self, connection: socket.socket) -> None:
         try:
-            await asyncio.wait_for(self._exchange(connection), SECONDS)
+            await self._exchange(connection)
         except Exception:
             log.debug("a scrape ended early", exc_info=True)
-        finally:
-            self._open.pop(asyncio.current_task(), None)  # type: ignore[arg-type]
 
     async def _exchange(self, connection: socket.socket) -> None:
         reader = asyncio.StreamReader()
