@@ -7,28 +7,5 @@
 `ooc.prometheus` shows the figures of all of them.
 """
 
-from ooc.pytorch import (
-    disable,
-    enable,
-    enabled,
-    keep_resident,
-    memory_snapshot,
-    report,
-    step,
-    summary,
-    timeline,
-    timeline_start,
-)
-
-__all__ = [
-    "disable",
-    "enable",
-    "enabled",
-    "keep_resident",
-    "memory_snapshot",
-    "report",
-    "step",
-    "summary",
-    "timeline",
-    "timeline_start",
-]
+from ooc.pytorch import *  # noqa: F403
+from ooc.pytorch import __all__ as __all__

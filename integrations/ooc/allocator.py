@@ -16,16 +16,12 @@ is the host's.
 
 from __future__ import annotations
 
-import functools
-import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-from ooc.numpy_arrays import Declaration
-from ooc.prometheus.exporting import export
+from ooc.declared import Declaration, Managed, items_of
 from ooc_alloc import READ, WRITE, OocError, library_path
-from swapd.session import CudaDevice, Session, wanted_config
+from swapd.session import CudaDevice, wanted_config
 
 _Result = TypeVar("_Result")
 
@@ -57,7 +53,7 @@ def stream_of(stream: Any) -> int:
     raise TypeError(f"a {type(stream).__name__} is no CUDA stream")
 
 
-class Allocator:
+class Allocator(Managed):
     """Device memory within a budget, for a library that is told nothing of functions.
 
     Args:
@@ -72,23 +68,14 @@ class Allocator:
 
     def __init__(self, *, asynchronous: bool = False, **settings: Any) -> None:
         config = wanted_config(settings)
-        self._session = Session(config, _device(config.alloc == "emulated", asynchronous))
-        self._core = self._session.core
-        self._lock = threading.RLock()  # re-entrant: a finalizer may run in a thread that holds the lock
+        super().__init__(config, _device(config.alloc == "emulated", asynchronous))
         self._pins: dict[int, int] = {}  # token of each allocation that is pinned
         self._sizes: dict[int, int] = {}  # bytes of each allocation
-        self._session.started()
-        export(self._session)
 
     @property
     def is_emulated(self) -> bool:
         """Whether the device is the emulated one, whose memory is the host's."""
         return self._session.config.alloc == "emulated"
-
-    @property
-    def device_id(self) -> int:
-        """Ordinal of the device."""
-        return 0
 
     @property
     def budget_bytes(self) -> int:
@@ -100,11 +87,6 @@ class Allocator:
         with self._lock:
             return sum(self._sizes.values())
 
-    @property
-    def closed(self) -> bool:
-        """Whether :meth:`close` was called, or the program is ending."""
-        return self._session.closed
-
     def allocate(self, size_bytes: int, stream: Any = None, device_id: int = 0) -> int:
         """Allocates pinned memory that may be used on `stream` at once, and returns its address; 0 for 0 bytes.
 
@@ -112,10 +94,10 @@ class Allocator:
             OutOfMemory: the memory and what is pinned already do not fit the budget; the message names one that works.
             OocError: the allocator is closed, or it does not manage the device `device_id`.
         """
-        if device_id != self.device_id:
-            raise OocError(f"memory of device {device_id} was asked for; this allocator manages {self.device_id}")
-        if self.closed:
-            raise OocError("the allocator is closed")
+        if device_id != self._session.device_ordinal:
+            managed = self._session.device_ordinal
+            raise OocError(f"memory of device {device_id} was asked for; this allocator manages {managed}")
+        self._check_open()
         if size_bytes <= 0:
             return 0
         address, token = self._core.malloc_pinned(size_bytes, stream_of(stream))
@@ -188,75 +170,42 @@ class Allocator:
         stream: str | None = None,
         name: str | None = None,
     ) -> Callable[[Callable[..., _Result]], Callable[..., _Result]]:
-        """Decorator: a function whose kernels use the arrays that it is given as the named parameters.
+        """Decorator: as :meth:`Managed.function`, for a function whose kernels use the arrays, also after it returned.
 
-        While it runs, and for what it enqueued, these arrays are on the device. Parameters take arrays, or lists and
-        tuples of them. Arrays that are pinned, or whose memory is not this allocator's, are allowed too.
+        Arrays that are pinned, or whose memory is not this allocator's, are allowed too. `stream` is the name of the
+        parameter that is its stream; without one it enqueues on the library's current stream.
+        """
+        return lambda plain: self._declared(plain, Declaration(plain, reads, writes, name, stream))
 
-        Args:
-            reads: names of the parameters whose arrays it reads.
-            writes: names of those that it writes, or reads and writes.
-            stream: name of the parameter that is its stream; without one it enqueues on the library's current stream.
-            name: what it is called in traces and errors; its own name if not given.
+    def call(self, declaration: Declaration, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs a declared function.
 
-        Raises (on decoration):
-            ValueError: a name is no parameter.
-
-        Raises (on a call):
+        Raises:
             OutOfMemory: its arrays do not fit the budget; the message names the smallest one that does.
             TypeError: a named parameter is given something that has no device memory.
             OocError: the allocator is closed, or the call is within another function.
         """
-
-        def decorate(plain: Callable[..., _Result]) -> Callable[..., _Result]:
-            declaration = Declaration(plain, reads, writes, name)
-            if stream is not None and stream not in declaration.signature.parameters:
-                raise ValueError(f"{declaration.name} names {stream!r} as its stream, which is none of its parameters")
-
-            @functools.wraps(plain)
-            def run(*args: Any, **kwargs: Any) -> _Result:
-                bound = declaration.signature.bind(*args, **kwargs)
-                bound.apply_defaults()
-                operands = [
-                    (address_of(item), access)
-                    for parameter, access in declaration.access.items()
-                    for item in _flat(bound.arguments.get(parameter))
-                ]
-                given = bound.arguments[stream] if stream is not None else self.current_stream()
-                with self._function(declaration.name, operands, stream_of(given)):
-                    return plain(*args, **kwargs)
-
-            return run
-
-        return decorate
-
-    def current_stream(self) -> Any:
-        """The stream that the library enqueues on now; None (the default stream) if the library has no such notion."""
-        return None
-
-    @contextmanager
-    def _function(self, name: str, operands: list[tuple[int, int]], stream: int) -> Iterator[None]:
-        if self.closed:
-            raise OocError("the allocator is closed")
+        given = declaration.bind(args, kwargs).arguments
+        operands = [
+            (address_of(item), access)
+            for parameter, access in declaration.access.items()
+            for item in items_of(given.get(parameter))
+            if item is not None
+        ]
+        stream = stream_of(given[declaration.stream] if declaration.stream is not None else self.current_stream())
+        name = declaration.name
+        self._check_open()
         if self._core.in_function():
             raise OocError(f"{name} is called within another declared function: declare the outer one's arrays there")
         self._core.function_begin(self._core.function_id(name), operands, stream)
         try:
-            yield
+            return declaration.function(*args, **kwargs)
         finally:
             self._core.function_end()
 
-    def step(self) -> None:
-        """Marks the end of an iteration. A plan is made for its functions if they come again in the same order."""
-        if self.closed:
-            raise OocError("the allocator is closed")
-        self._session.boundary()
-
-    def summary(self) -> dict[str, Any]:
-        """The figures so far, with the keys of `swapd/summary.py`. Raises OocError once closed."""
-        if self.closed:
-            raise OocError("the allocator is closed")
-        return self._session.summary()
+    def current_stream(self) -> Any:
+        """The stream that the library enqueues on now; None (the default stream) if the library has no such notion."""
+        return None
 
     def close(self) -> None:
         """Writes the summary and stops the daemon. The device is given back when the last allocation is freed."""
@@ -274,11 +223,3 @@ def _device(emulated: bool, asynchronous: bool) -> CudaDevice | None:
     if not emulated:
         return CudaDevice()
     return CudaDevice(driver=str(library_path("libooc_emulated_cuda.so"))) if asynchronous else None
-
-
-def _flat(value: Any) -> Iterator[Any]:
-    if isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _flat(item)
-    elif value is not None:
-        yield value

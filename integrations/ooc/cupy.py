@@ -89,6 +89,3 @@ class Memory(Allocator):
     def __enter__(self) -> Memory:
         self.install()
         return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

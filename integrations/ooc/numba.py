@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 from numba import cuda
@@ -77,7 +76,6 @@ class Manager(cuda.HostOnlyCUDAMemoryManager):  # type: ignore[misc]
 
     @property
     def interface_version(self) -> int:
-        """The version of Numba's plugin interface."""
         return 1
 
     def initialize(self) -> None:
@@ -126,11 +124,6 @@ class Manager(cuda.HostOnlyCUDAMemoryManager):  # type: ignore[misc]
         super().reset()
         if _memory is not None and not _memory.closed:
             _memory.release_cached()
-
-    def defer_cleanup(self) -> AbstractContextManager[None]:
-        """A context manager within which nothing that Numba lets go of is freed."""
-        deferred: AbstractContextManager[None] = super().defer_cleanup()
-        return deferred
 
 
 _numba_memory_manager = Manager  # the name that NUMBA_CUDA_MEMORY_MANAGER looks for

@@ -26,34 +26,33 @@ NumPy allows it. Only the functions of the thread that calls :meth:`Device.step`
 
 from __future__ import annotations
 
-import functools
 import gc
 import math
-import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ooc.numpy_arrays import FILL, Array, Declaration, Memory, View
-from ooc.prometheus.exporting import export
+from ooc.declared import Declaration, Managed
+from ooc.numpy_arrays import FILL, Array, Memory, View, open_views, operands_of
 from ooc_alloc import OocError, OutOfMemory
 from swapd.session import Session, wanted_config
 
 __all__ = ["Array", "Device", "EscapedView", "OocError", "OutOfMemory"]
-
-_Result = TypeVar("_Result")
 
 
 class EscapedView(OocError):
     """A view of a device array can be reached after the function that it was made for has returned."""
 
 
-class Device:
+class Device(Managed):
     """A budget of device memory, and the arrays in it. :meth:`close` ends it, and so does the end of a `with` block.
+
+    Functions get views of their arrays, which are all on the device at once. Views of what a function only reads are
+    read-only.
 
     Args:
         settings: any of the settings of docs/settings.md, e.g. ``budget="64MiB"``, ``chunk_size="64KiB"``; those not
@@ -65,6 +64,8 @@ class Device:
         OocError: the device cannot be used, or is not one that NumPy can compute on.
     """
 
+    _what = "the device"
+
     def __init__(self, **settings: Any) -> None:
         config = wanted_config(settings)
         if config.alloc == "cuda":
@@ -72,17 +73,13 @@ class Device:
                 "NumPy computes on memory that the host can address, which a CUDA device's is not: "
                 "set alloc='emulated' (OOC_ALLOC=emulated) to use the emulated device"
             )
-        self._session = Session(config)
-        self._core = self._session.core
-        self._lock = threading.RLock()  # re-entrant: a finalizer may run in a thread that holds the lock
+        super().__init__(config)
         self._running = 0  # functions, in all threads
         self._reachable = 0  # views that escaped
         self._core_outlives = False
         self._names: dict[str, int] = {}
         self._end = weakref.finalize(self, _shut, self._session)
         self._end.atexit = False  # at the program's end the session writes its summary, and nothing is unmapped
-        self._session.started()
-        export(self._session)
 
     def empty(self, shape: int | Sequence[int], dtype: npt.DTypeLike = np.float64) -> Array:
         """A new array in C order, not initialised. Raises OutOfMemory if it is larger than the budget."""
@@ -107,58 +104,9 @@ class Device:
         made.copy_from(source)
         return made
 
-    def function(
-        self, *, reads: Iterable[str] = (), writes: Iterable[str] = (), name: str | None = None
-    ) -> Callable[[Callable[..., _Result]], Callable[..., _Result]]:
-        """Decorator: makes a function of NumPy code one that runs on this device.
-
-        The named parameters take device arrays, or lists and tuples of them. The body gets views in their place, which
-        are all on the device at once. Views of what the function only reads are read-only.
-
-        Args:
-            reads: names of the parameters whose arrays it reads.
-            writes: names of those that it writes, or reads and writes.
-            name: what it is called in traces and errors; its own name if not given.
-
-        Raises (on decoration):
-            ValueError: a name is no parameter.
-            TypeError: it is a generator or a coroutine, whose body runs after it has returned.
-
-        Raises (on a call):
-            OutOfMemory: its arrays do not fit the budget; the message names the smallest budget that does.
-            EscapedView: a view can be reached after the function's end: it was returned, or kept somewhere.
-            TypeError: a declared parameter is not given device arrays, or an undeclared one is given a device array.
-            ValueError: an array is of another device.
-            OocError: an array was freed, the device is closed, or the call is within another function.
-        """
-
-        def decorate(plain: Callable[..., _Result]) -> Callable[..., _Result]:
-            declaration = Declaration(plain, reads, writes, name)
-
-            @functools.wraps(plain)
-            def run(*args: Any, **kwargs: Any) -> _Result:
-                result: _Result = self.call(declaration, args, kwargs)
-                return result
-
-            return run
-
-        return decorate
-
     def step(self) -> None:
-        """Marks the end of an iteration. A plan is made for its functions if they come again in the same order."""
-        self._check_open()
         self._check_outside("step()")
-        self._session.boundary()
-
-    def summary(self) -> dict[str, Any]:
-        """The figures so far, with the keys of `swapd/summary.py`."""
-        self._check_open()
-        return self._session.summary()
-
-    @property
-    def closed(self) -> bool:
-        """Whether :meth:`close` was called, or the program is ending."""
-        return self._session.closed
+        super().step()
 
     def close(self) -> None:
         """Writes the summary, stops the daemon and frees the device; the arrays are gone. Does nothing if closed."""
@@ -173,16 +121,6 @@ class Device:
                 self._core_outlives = self._session.stop()  # views escaped: the core stays until they are gone
             else:
                 self._end()
-
-    def __enter__(self) -> Device:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _check_open(self) -> None:
-        if self.closed:
-            raise OocError("the device is closed")
 
     def _check_outside(self, what: str) -> None:
         if not self.closed and self._core.in_function():
@@ -220,18 +158,25 @@ class Device:
         return Memory(self, address, size_bytes)
 
     def call(self, declaration: Declaration, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs a declared function; see :meth:`function`."""
+        """Runs a declared function.
+
+        Raises:
+            OutOfMemory: its arrays do not fit the budget; the message names the smallest budget that does.
+            EscapedView: a view can be reached after the function's end: it was returned, or kept somewhere.
+            TypeError: a declared parameter is not given device arrays, or an undeclared one is given a device array.
+            ValueError: an array is of another device.
+            OocError: an array was freed, the device is closed, or the call is within another function.
+        """
         self._check_outside(f"a call of {declaration.name}")
         self._check_open()
-        bound = declaration.signature.bind(*args, **kwargs)
-        bound.apply_defaults()
+        bound = declaration.bind(args, kwargs)
         views: list[View] = []
         escaped: list[str] = []
-        with self._function(declaration.name, declaration.operands(self, bound.arguments)):
+        with self._function(declaration.name, operands_of(declaration, self, bound.arguments)):
             returned = False
             try:
-                for parameter in declaration.access:
-                    bound.arguments[parameter] = declaration.open(parameter, bound.arguments[parameter], views)
+                for parameter, access in declaration.access.items():
+                    bound.arguments[parameter] = open_views(parameter, access, bound.arguments[parameter], views)
                 result = declaration.function(*bound.args, **bound.kwargs)
                 returned = True
             finally:

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import weakref
-from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from ooc_alloc import READ, WRITE, OocError
+from ooc.declared import Declaration, items_of
+from ooc_alloc import WRITE, OocError
 
 
 class Owner(Protocol):
     """What an array needs of its device (`ooc.numpy.Device`)."""
 
-    def call(self, declaration: Declaration, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs a declared function of arrays."""
+    def call(self, declaration: Declaration, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
 
-    def release(self, address: int) -> None:
-        """Frees the allocation at `address`."""
+    def release(self, address: int) -> None: ...
 
 
 class Array:
@@ -42,7 +39,6 @@ class Array:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all elements."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     def to_numpy(self) -> npt.NDArray[Any]:
@@ -102,70 +98,40 @@ class View:
     root: weakref.ref[npt.NDArray[np.uint8]]  # the base of every view of it: NumPy shortens chains down to this array
 
 
-class Declaration:
-    """A plain function, and what it does with which parameter."""
-
-    def __init__(
-        self, function: Callable[..., Any], reads: Iterable[str], writes: Iterable[str], name: str | None = None
-    ) -> None:
-        self.function = function
-        self.name: str = name if name is not None else getattr(function, "__name__", "function")
-        self.signature = inspect.signature(function)
-        self.access = {parameter: READ for parameter in _names(reads)}
-        self.access |= {parameter: READ | WRITE for parameter in _names(writes)}
-        for check in (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction):
-            if check(function):
-                raise TypeError(f"the body of {self.name} runs after it has returned: it cannot be a device's function")
-        for parameter in self.access:
-            found = self.signature.parameters.get(parameter)
-            if found is None or found.kind is found.VAR_KEYWORD:
-                known = ", ".join(self.signature.parameters) or "none"
-                raise ValueError(f"{self.name} declares {parameter!r}, which is none of its parameters ({known})")
-
-    def operands(self, device: Owner, arguments: dict[str, Any]) -> list[tuple[int, int]]:
-        """Addresses and accesses of the arrays in the arguments. Raises if an argument is not what was declared."""
-        found = []
-        for parameter, value in arguments.items():
-            access = self.access.get(parameter)
-            for item in _items(value):
-                if access is not None:
-                    found.append((self._checked(device, parameter, item).memory().address, access))
-                elif isinstance(item, Array):
-                    raise TypeError(f"{self.name} is given a device array as {parameter!r}, which it does not declare")
-        return found
-
-    def _checked(self, device: Owner, parameter: str, item: Any) -> Array:
-        if not isinstance(item, Array):
-            raise TypeError(
-                f"{self.name} takes arrays of its device as {parameter!r}, not {type(item).__name__}; "
-                "Device.array() makes one of a host array"
-            )
-        if item.device is not device:
-            raise ValueError(f"{self.name} is given an array of another device as {parameter!r}")
-        return item
-
-    def open(self, parameter: str, value: Any, views: list[View]) -> Any:
-        """Returns a value with views of device memory in place of its arrays, and appends the views to `views`."""
-        if isinstance(value, (list, tuple)):
-            opened = [self.open(parameter, item, views) for item in value]
-            return tuple(opened) if isinstance(value, tuple) else opened
-        memory = value.memory()
-        access = self.access[parameter]
-        root = np.asarray(_Reach(memory, access))
-        views.append(View(parameter, memory, access, weakref.ref(root)))
-        return root.view(value.dtype).reshape(value.shape)
+def operands_of(declaration: Declaration, device: Owner, arguments: dict[str, Any]) -> list[tuple[int, int]]:
+    """Addresses and accesses of the arrays in a call's arguments. Raises if an argument is not what was declared."""
+    found = []
+    for parameter, value in arguments.items():
+        access = declaration.access.get(parameter)
+        for item in items_of(value):
+            if access is not None:
+                found.append((_checked(declaration, device, parameter, item).memory().address, access))
+            elif isinstance(item, Array):
+                name = declaration.name
+                raise TypeError(f"{name} is given a device array as {parameter!r}, which it does not declare")
+    return found
 
 
-def _names(names: Iterable[str]) -> Iterable[str]:
-    return (names,) if isinstance(names, str) else tuple(names)
+def _checked(declaration: Declaration, device: Owner, parameter: str, item: Any) -> Array:
+    if not isinstance(item, Array):
+        raise TypeError(
+            f"{declaration.name} takes arrays of its device as {parameter!r}, not {type(item).__name__}; "
+            "Device.array() makes one of a host array"
+        )
+    if item.device is not device:
+        raise ValueError(f"{declaration.name} is given an array of another device as {parameter!r}")
+    return item
 
 
-def _items(value: Any) -> Iterator[Any]:
+def open_views(parameter: str, access: int, value: Any, views: list[View]) -> Any:
+    """Returns a value with views of device memory in place of its arrays, and appends the views to `views`."""
     if isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _items(item)
-    else:
-        yield value
+        opened = [open_views(parameter, access, item, views) for item in value]
+        return tuple(opened) if isinstance(value, tuple) else opened
+    memory = value.memory()
+    root = np.asarray(_Reach(memory, access))
+    views.append(View(parameter, memory, access, weakref.ref(root)))
+    return root.view(value.dtype).reshape(value.shape)
 
 
 def _fill(target: npt.NDArray[Any], value: npt.NDArray[Any]) -> None:

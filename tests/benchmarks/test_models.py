@@ -7,7 +7,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks.models import NAMED
-from ooc.pytorch.fake import _give_data, record
+from ooc.pytorch.fake import record
+from ooc.pytorch.fake_mode import _give_data
 from swapd.devices.roofline import get_device
 from swapd.planning.problem import Problem
 from swapd.trace.trace import Trace

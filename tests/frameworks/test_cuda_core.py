@@ -37,21 +37,21 @@ def test_a_buffer_knows_its_resource_and_is_freed_once(resource: ooc.Resource) -
     assert buffer.is_host_accessible and not buffer.is_device_accessible
     assert holds(int(buffer.handle), QUARTER, 1)
     buffer.close()
-    assert resource.memory.allocated_bytes == 0
+    assert resource.allocated_bytes == 0
     buffer.close()
     other = make(resource, 2)
     del other
     gc.collect()
-    assert resource.memory.allocated_bytes == 0
+    assert resource.allocated_bytes == 0
 
 
 def test_pinned_then_swappable(resource: ooc.Resource) -> None:
     buffer = make(resource, 3)
-    press(resource.memory)
-    assert holds(int(buffer.handle), QUARTER, 3) and moved(resource.memory) == 0
+    press(resource)
+    assert holds(int(buffer.handle), QUARTER, 3) and moved(resource) == 0
     resource.swappable(buffer)
-    press(resource.memory)
-    assert moved(resource.memory) == QUARTER
+    press(resource)
+    assert moved(resource) == QUARTER
 
     @resource.function(reads=["x"], stream="stream")
     def look(x: Buffer, stream: Any = None) -> bool:
@@ -60,7 +60,7 @@ def test_pinned_then_swappable(resource: ooc.Resource) -> None:
     assert look(buffer)
     resource.step()
     resource.keep_resident(buffer)
-    press(resource.memory)
+    press(resource)
     assert holds(int(buffer.handle), QUARTER, 3)
     assert resource.summary()["demand_swap_in_count"] >= 1
     buffer.close()
@@ -81,7 +81,7 @@ def test_size_0(resource: ooc.Resource) -> None:
 
 def test_buffers_outlive_the_resource(resource: ooc.Resource) -> None:
     buffer = make(resource, 4)
-    core = resource.memory._core
+    core = resource._core
     resource.close()
     assert core.handle and holds(int(buffer.handle), QUARTER, 4)
     with pytest.raises(OocError, match="closed"):
@@ -99,4 +99,4 @@ def test_a_buffer_that_cannot_be_made_leaves_nothing(resource: ooc.Resource, mon
     monkeypatch.setattr(ooc, "Buffer", Broken)
     with pytest.raises(RuntimeError, match="no context"):
         resource.allocate(QUARTER)
-    assert resource.memory.allocated_bytes == 0
+    assert resource.allocated_bytes == 0

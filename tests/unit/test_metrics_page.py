@@ -18,7 +18,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 
 from ooc.prometheus.catalogue import CATALOGUE, Metric
-from ooc.prometheus.families import families
+from ooc.prometheus.collector import families
 from ooc.prometheus.figures import Figure
 from ooc.prometheus.gather import Folder
 from swapd.step_times import BUCKETS, Histogram, StepTimes

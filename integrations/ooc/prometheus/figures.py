@@ -6,6 +6,7 @@ import functools
 import importlib.metadata
 from typing import Union
 
+from ooc.prometheus.catalogue import CHUNK_STATES
 from ooc_alloc import ABI_VERSION
 from swapd.session import Session, Snapshot
 from swapd.step_times import Histogram
@@ -13,8 +14,6 @@ from swapd.summary import derived_figures, external_fragmentation_bytes
 
 # None if it is not known yet. (`Union`, because Python 3.10 evaluates this line, in which a class of ours stands.)
 Figure = Union[int, float, str, Histogram, None]  # noqa: UP007
-
-CHUNK_STATES = ("resident", "leaving", "arriving", "cached", "free", "slab", "slab_empty", "lost")
 
 
 def figures(session: Session, snapshot: Snapshot | None = None) -> dict[str, Figure]:
@@ -38,25 +37,12 @@ def figures(session: Session, snapshot: Snapshot | None = None) -> dict[str, Fig
         found[f"link_achieved_{way}"] = stats[f"swap_{way}_bytes"] / busy if busy > 0 else None
         link = session.expected_link
         found[f"link_probed_{way}"] = getattr(link, f"{way}_bytes_per_second") if link is not None else None
-    found.update(_planner(session))
-    found["step_seconds"] = session.planner.steps.histogram()
-    found["last_step_seconds"] = session.planner.steps.last
-    found["package_version"] = package_version()
-    found["abi_version"] = str(ABI_VERSION)
-    found["device_name"] = session.device_name
-    found["device_kind"] = "emulated" if session.emulated else "cuda"
-    found["device_ordinal"] = str(session.device_ordinal)
-    found["start_time_seconds"] = session.start_time
-    return found
-
-
-def _planner(session: Session) -> dict[str, Figure]:
     planner = session.planner
     plan = planner.last_plan
     bound = plan.bound_seconds if plan is not None else None
     planned = planner.planned_step_seconds
     window = plan.window_bytes if plan is not None else planner.window_bytes
-    return {
+    return found | {
         "configured_policy": session.config.policy,
         "policy": plan.policy if plan is not None else planner.policy,
         "window_bytes": window or 0,
@@ -65,6 +51,14 @@ def _planner(session: Session) -> dict[str, Figure]:
         "predicted_step_seconds": plan.predicted_seconds if plan is not None else None,
         "bound_step_seconds": bound,
         "step_over_bound": planned / bound if planned is not None and bound else None,
+        "step_seconds": planner.steps.histogram(),
+        "last_step_seconds": planner.steps.last,
+        "package_version": package_version(),
+        "abi_version": str(ABI_VERSION),
+        "device_name": session.device_name,
+        "device_kind": "emulated" if session.emulated else "cuda",
+        "device_ordinal": str(session.device_ordinal),
+        "start_time_seconds": session.start_time,
     }
 
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from prometheus_client.core import Metric as Family
 from prometheus_client.parser import text_string_to_metric_families
 
-from ooc.prometheus.families import empty_families
+from ooc.prometheus.catalogue import CATALOGUE
+from ooc.prometheus.collector import empty_family
 from ooc.prometheus.server import Server
 from swapd.config import ConfigError, server_tls
 
@@ -40,12 +41,10 @@ class Folder:
         self._most_seconds = most_seconds
 
     def describe(self) -> list[Family]:
-        """Tells the registry the names of the metrics beforehand."""
-        return empty_families()
+        return [empty_family(metric) for metric in CATALOGUE]
 
     def collect(self) -> list[Family]:
-        """Gives the registry the metrics with their figures."""
-        families = empty_families()
+        families = self.describe()
         by_name = {family.name: family for family in families}
         seen = set()
         for written in self._pages():

@@ -31,17 +31,11 @@ def text() -> str:
 
 
 def _row(metric: Metric) -> str:
+    labels = "" if isinstance(metric.figures, str) else ", ".join(f"`{value}`" for value in metric.figures)
+    if metric.label:
+        labels = f"`{metric.label}`: {labels}"
     unit = metric.unit.replace("_", " ")
-    return f"| `{metric.name}` | {metric.type} | {unit} | {_labels(metric)} | {metric.help} |\n"
-
-
-def _labels(metric: Metric) -> str:
-    if metric.type == "info":
-        return ", ".join(f"`{label}`" for label in metric.labels)
-    return "; ".join(
-        f"`{label}`: " + ", ".join(dict.fromkeys(f"`{values[place]}`" for values in metric.sources))
-        for place, label in enumerate(metric.labels)
-    )
+    return f"| `{metric.name}` | {metric.type} | {unit} | {labels} | {metric.help} |\n"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The server that is scraped: prometheus_client answers, and what clients may take of the program is bounded here.
+"""The server that is scraped: one thread for all clients. prometheus_client and wsgiref make the answers.
 
 `prometheus_client.start_http_server` would give every client a thread for as long as the client likes, and print
 tracebacks. It also does the TLS handshake in the one thread that accepts, where a silent client keeps all others out.
@@ -6,33 +6,27 @@ tracebacks. It also does the TLS handshake in the one thread that accepts, where
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import io
 import logging
-import math
-import select
 import socket
 import ssl
 import threading
-import time
-from socketserver import TCPServer, ThreadingMixIn
-from typing import TYPE_CHECKING, Any
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.registry import Collector
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
-
 log = logging.getLogger("ooc.prometheus")
 
 MOST_CONNECTIONS = 32
-SECONDS = 5.0  # for which a thread waits for its client
-GRACE_SECONDS = 0.2
+SECONDS = 5.0  # that a connection may last
+GRACE_SECONDS = 0.2  # that others wait for a place
+_QUEUE = 4096  # connections that wait in the system; it may allow fewer
 _SILENT_SECONDS = 3  # for which the system does not show us a client that sends nothing
+_ROUNDS = 10  # of the event loop, from accepting to closing a connection, and some more
 _PAUSE_SECONDS = 0.1  # after the system refused a connection
 
 
@@ -44,148 +38,126 @@ class _Debug(io.TextIOBase):
         return len(text)
 
 
-class _Handler(WSGIRequestHandler):
-    """One client, in a thread of its own."""
+class _Exchange(WSGIRequestHandler):
+    """A request and its answer, both in memory."""
 
-    timeout = SECONDS
-    server: Server
+    wfile: io.BytesIO
 
-    def parse_request(self) -> bool:
-        """Reads the rest of the request, and tells the server that the request is complete."""
-        complete = super().parse_request()
-        self.server.asked(self.connection)
-        return complete
+    def setup(self) -> None:
+        self.rfile, self.wfile = io.BytesIO(self.request), io.BytesIO()
+
+    def finish(self) -> None:
+        """Leaves the answer in `wfile`."""
 
     def get_stderr(self) -> io.TextIOBase:
-        """Where wsgiref explains why a page could not be made or written."""
         return _Debug()
 
     def log_message(self, *_: Any) -> None:
         """Writes nothing: what clients do is not worth a line on the program's standard error."""
 
 
-def _one_at_a_time(application: WSGIApplication) -> WSGIApplication:
-    """Makes clients wait for each other, as many at once would leave the program little of Python's global lock."""
-    lock = threading.Lock()
+class Server:
+    """Serves what a collector collects, one request of each connection, from when it is made until `stop`.
 
-    def locked(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        with lock:
-            return application(environ, start_response)
-
-    return locked
-
-
-class Server(ThreadingMixIn, WSGIServer):
-    """Serves what a collector collects, in threads of its own, from when it is made until `stop`.
-
-    Every connection is for one request and has a thread. At most MOST_CONNECTIONS are open at a time, and the others
-    wait in the system's queue. While one waits there, the oldest client whose request is not complete is cut off once
-    it has had GRACE_SECONDS to complete it: a scrape takes milliseconds, so such a client only holds a place.
+    At most MOST_CONNECTIONS are open at a time, and the others wait in the system's queue. If one waits there and none
+    ends in GRACE_SECONDS, all that are open are cut off: a scrape takes milliseconds, so they only hold places.
 
     Args:
         address: numeric, IPv4 or IPv6.
         port: 0 for any free one.
-        collector: asked in the threads of clients; if it raises, the client gets a 500.
+        collector: asked in the server's thread; if it raises, the client gets a 500.
         tls: None serves plain HTTP.
 
     Raises:
         OSError: the port is taken, or the address is not this machine's.
     """
 
-    daemon_threads = True
-    request_queue_size = 4096  # the system may allow fewer
-
     def __init__(self, address: str, port: int, collector: Collector, tls: ssl.SSLContext | None = None) -> None:
-        self._changed = threading.Condition()
-        self._open: dict[Any, float] = {}  # each connection -> when its time for the request is over
-        self._ended = False
-        self.address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        super().__init__((address, port), _Handler)
-        if tls is not None:  # the handshake happens in the client's thread, when it reads
-            self.socket = tls.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
         registry = CollectorRegistry()
         registry.register(collector)
-        self.set_app(_one_at_a_time(make_wsgi_app(registry)))
+        application = make_wsgi_app(registry)
+        self.get_app = lambda: application  # this and the next are for wsgiref
+        self.base_environ: dict[str, str] = {}
+        self._tls = tls
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self._listener = socket.create_server((address, port), family=family, backlog=_QUEUE)
+        self._listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, _SILENT_SECONDS)
+        self._listener.setblocking(False)
+        self.server_port: int = self._listener.getsockname()[1]
         host = f"[{address}]" if ":" in address else address
         self.url = f"http{'s' if tls is not None else ''}://{host}:{self.server_port}/metrics"
-        threading.Thread(target=self.serve_forever, name="ooc-metrics", daemon=True).start()
+        self._open: dict[asyncio.Task[None], socket.socket] = {}
+        self._loop = asyncio.SelectorEventLoop()
+        self._loop.set_exception_handler(lambda _, context: log.debug("a scrape ended early: %s", context))
+        self._accepting = self._loop.create_task(self._accept())
+        self._thread = threading.Thread(target=self._run, name="ooc-metrics", daemon=True)
+        self._thread.start()
 
     def stop(self) -> None:
-        """Closes every connection and the port. Waits for the thread that accepts, not for those of clients."""
-        with self._changed:
-            self._ended = True
-            for request in list(self._open):
-                self._cut_off(request)
-            self._changed.notify()
-        with contextlib.suppress(OSError):
-            self.socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
-        self.shutdown()
-        self.server_close()
+        """Closes every connection and the port."""
+        with contextlib.suppress(RuntimeError):  # it was stopped before
+            self._loop.call_soon_threadsafe(self._accepting.cancel)
+        self._thread.join(SECONDS)
 
     def close_in_child(self) -> None:
         """Closes the sockets of a forked child, so that clients of the parent notice when the parent ends."""
-        for one in (self.socket, *self._open):  # without the lock: a thread of the parent may have held it
+        for one in (self._listener, *self._open.values()):
             with contextlib.suppress(OSError):
                 one.close()
 
-    def server_bind(self) -> None:
-        """Binds without asking a name server, for which the program would wait."""
-        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, _SILENT_SECONDS)
-        TCPServer.server_bind(self)
-        self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
-        self.setup_environ()
+    # --- In the thread ---
 
-    def get_request(self) -> tuple[Any, Any]:
-        """The next connection."""
+    def _run(self) -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            self._loop.run_until_complete(self._accepting)
+        self._loop.close()
+
+    async def _accept(self) -> None:
         try:
-            return super().get_request()
-        except OSError:  # no file descriptor is left, or the client is gone: the caller tries again at once
-            time.sleep(_PAUSE_SECONDS)
-            raise
+            while True:
+                try:
+                    connection, _ = await self._loop.sock_accept(self._listener)
+                except OSError:  # no file descriptor is left, or the client is gone
+                    await asyncio.sleep(_PAUSE_SECONDS)
+                    continue
+                await self._make_room()
+                client = self._loop.create_task(self._serve(connection))
+                self._open[client] = connection
+                client.add_done_callback(self._open.pop)
+                self._loop.call_later(SECONDS, client.cancel)
+        finally:
+            self._listener.close()
+            self._cut_off()
+            await asyncio.gather(*self._open, return_exceptions=True)
 
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Starts the thread of a connection as soon as there is a place."""
-        with self._changed:
-            while len(self._open) >= MOST_CONNECTIONS and not self._ended:
-                oldest = min(self._open, key=self._open.__getitem__)
-                left = self._open[oldest] - time.monotonic()
-                if left > 0:
-                    self._changed.wait(min(left, SECONDS))
-                elif _sent_more(oldest):  # its thread has had no time to read that
-                    self._open[oldest] = time.monotonic() + GRACE_SECONDS
-                else:
-                    self._cut_off(oldest)
-            if self._ended:
-                self.shutdown_request(request)
-                return
-            self._open[request] = time.monotonic() + GRACE_SECONDS
-        super().process_request(request, client_address)
+    async def _make_room(self) -> None:
+        while len(self._open) >= MOST_CONNECTIONS:
+            ended, _ = await asyncio.wait(self._open, timeout=GRACE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            if not ended:
+                for _ in range(_ROUNDS):  # what was sent while the program was busy is read and answered first
+                    await asyncio.sleep(0)
+                if len(self._open) >= MOST_CONNECTIONS:
+                    self._cut_off()
 
-    def asked(self, request: Any) -> None:
-        """Notes that a request is complete, so that its client is no longer cut off."""
-        with self._changed:
-            if request in self._open:
-                self._open[request] = math.inf
+    def _cut_off(self) -> None:
+        for client in self._open:
+            client.cancel()
 
-    def shutdown_request(self, request: Any) -> None:
-        """Ends a connection."""
-        with self._changed:
-            self._open.pop(request, None)
-            self._changed.notify()
-        super().shutdown_request(request)
+    async def _serve(self, connection: socket.socket) -> None:
+        try:
+            await self._exchange(connection)
+        except Exception:
+            log.debug("a scrape ended early", exc_info=True)
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Logs that a client went away, spoke no TLS, or was cut off."""
-        log.debug("a scrape ended early", exc_info=True)
-
-    def _cut_off(self, request: Any) -> None:
-        """Shuts a connection down, so that its thread wakes and ends. Its place is free from now on."""
-        del self._open[request]
-        with contextlib.suppress(OSError):
-            request.shutdown(socket.SHUT_RDWR)
-
-
-def _sent_more(request: socket.socket) -> bool:
-    poll = select.poll()
-    poll.register(request, select.POLLIN)
-    return poll.poll(0) != []
+    async def _exchange(self, connection: socket.socket) -> None:
+        reader = asyncio.StreamReader()
+        protocol = asyncio.StreamReaderProtocol(reader)
+        transport, _ = await self._loop.connect_accepted_socket(lambda: protocol, connection, ssl=self._tls)
+        writer = asyncio.StreamWriter(transport, protocol, reader, self._loop)
+        try:
+            request = await reader.readuntil(b"\r\n\r\n")
+            writer.write(_Exchange(request, ("", 0), self).wfile.getvalue())  # type: ignore[arg-type]
+            writer.close()
+            await writer.wait_closed()
+        finally:
+            transport.abort()

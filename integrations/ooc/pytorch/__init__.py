@@ -129,12 +129,10 @@ def report(path: str | os.PathLike[str]) -> None:
 
 
 def memory_snapshot(path: str | os.PathLike[str]) -> None:
-    """Writes a memory snapshot that https://pytorch.org/memory_viz opens.
+    """Writes PyTorch's memory snapshot of the CUDA device, which https://pytorch.org/memory_viz opens.
 
-    On a CUDA device it is PyTorch's own (`torch.cuda.memory._dump_snapshot`). On the emulated device it is written from
-    the core's books, in the same format; its history is what the timeline holds, so without a timeline it is empty.
-    It raises the same errors as :func:`timeline`, but needs no timeline.
+    Raises:
+        OocError: the allocator is off, or manages the emulated device, whose memory :func:`report` shows.
+        OSError: the file cannot be written.
     """
-    from ooc.pytorch.snapshot import dump
-
-    dump(_active(), Path(path))
+    _active().memory_snapshot(Path(path))

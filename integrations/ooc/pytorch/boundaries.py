@@ -14,14 +14,16 @@ from typing import Any
 import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
+from ooc.pytorch.patches import Patches
+
 
 class _Depth(threading.local):
     inside = False
     training_open = False
 
 
-def install(boundary: Callable[[], None]) -> Callable[[], None]:
-    """Calls `boundary` at the end of every iteration from now on; returns the function that undoes this."""
+def install(patches: Patches, boundary: Callable[[], None]) -> None:
+    """Calls `boundary` at the end of every iteration from now on."""
     depth = _Depth()
     main = threading.get_ident()
 
@@ -29,7 +31,7 @@ def install(boundary: Callable[[], None]) -> Callable[[], None]:
         depth.training_open = False
         boundary()
 
-    handle = register_optimizer_step_post_hook(after_step)
+    patches.callback(register_optimizer_step_post_hook(after_step).remove)
     plain_call = torch.nn.Module.__call__
     is_grad_enabled = torch.is_grad_enabled
 
@@ -46,10 +48,4 @@ def install(boundary: Callable[[], None]) -> Callable[[], None]:
             elif not depth.training_open and torch._C._current_graph_task_id() == -1 and threading.get_ident() == main:
                 boundary()
 
-    torch.nn.Module.__call__ = call  # type: ignore[method-assign]
-
-    def undo() -> None:
-        handle.remove()
-        torch.nn.Module.__call__ = plain_call  # type: ignore[method-assign]
-
-    return undo
+    patches.replace(torch.nn.Module, "__call__", lambda _: call)

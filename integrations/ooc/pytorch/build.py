@@ -25,6 +25,7 @@ import ooc_alloc
 from swapd.ranks import local_rank
 
 SOURCES = Path(__file__).parent / "csrc"
+HEADERS = Path(ooc_alloc.__file__).parent / "csrc"
 TOOLKITS = ("/usr/local/cuda-{}", "/usr/local/cuda")  # where toolkits usually are, by major version
 _TIMEOUT_SECONDS = 900
 
@@ -37,10 +38,6 @@ def cache_directory() -> Path:
     """Where built adapters are kept: `$XDG_CACHE_HOME/ooc_alloc`, by default `~/.cache/ooc_alloc`."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return Path(base) / "ooc_alloc"
-
-
-def _header() -> Path:
-    return Path(ooc_alloc.__file__).parent / "csrc"
 
 
 def compiler() -> str:
@@ -106,11 +103,9 @@ def command(target: Path) -> list[str]:
         "-DNDEBUG",
         "-DAT_PER_OPERATOR_HEADERS",  # halves the compile time
         f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
-        f"-I{_header()}",
-        "-isystem",
-        str(root / "include"),
-        "-isystem",
-        str(root / "include" / "torch" / "csrc" / "api" / "include"),
+        f"-I{HEADERS}",
+        f"-isystem{root / 'include'}",
+        f"-isystem{root / 'include' / 'torch' / 'csrc' / 'api' / 'include'}",
         *(_cuda_flags() if for_cuda() else ()),
         *map(str, _sources()),
         f"-L{root / 'lib'}",
@@ -126,16 +121,15 @@ def command(target: Path) -> list[str]:
 
 
 def _sources() -> list[Path]:
-    cuda = sorted(SOURCES.glob("cuda_*.cpp")) if for_cuda() else []
-    return [SOURCES / name for name in ("adapter.cpp", "places.cpp", "ranges.cpp", "splitting.cpp")] + cuda
+    return [path for path in sorted(SOURCES.glob("*.cpp")) if for_cuda() or not path.name.startswith("cuda_")]
 
 
 def _cuda_flags() -> list[str]:
     # The header itself shows whether PyTorch has this: a version number says little of what had been merged by then.
     header = Path(torch.__file__).parent / "include" / "c10" / "cuda" / "CUDACachingAllocator.h"
-    rejection = "-DOOC_HAS_OOM_REJECTION" if "OomRejectionObserver" in header.read_text() else ""
-    flags = ["-DOOC_WITH_CUDA", rejection] if rejection else ["-DOOC_WITH_CUDA"]
-    return [*flags, *(flag for folder in cuda_folders()[0] for flag in ("-isystem", str(folder)))]
+    rejection = ["-DOOC_HAS_OOM_REJECTION"] if "OomRejectionObserver" in header.read_text() else []
+    includes = [flag for folder in cuda_folders()[0] for flag in ("-isystem", str(folder))]
+    return ["-DOOC_WITH_CUDA", *rejection, *includes]
 
 
 def _cuda_libraries() -> list[str]:
@@ -146,16 +140,9 @@ def _cuda_libraries() -> list[str]:
 
 def adapter_path() -> Path:
     """Where the adapter for this PyTorch, this source and this library is, or will be."""
-    key = hashlib.sha256()
-    for part in (
-        torch.__version__,
-        str(torch.version.cuda),
-        str(torch.__file__),
-        str(ooc_alloc.library_path()),
-        sys.platform,
-    ):
-        key.update(part.encode())
-    for path in (*sorted(SOURCES.iterdir()), Path(__file__), _header() / "ooc_alloc.h"):
+    parts = (torch.__version__, torch.version.cuda, torch.__file__, ooc_alloc.library_path(), sys.platform)
+    key = hashlib.sha256("\n".join(map(str, parts)).encode())
+    for path in (*sorted(SOURCES.iterdir()), Path(__file__), HEADERS / "ooc_alloc.h"):
         key.update(path.read_bytes())
     return cache_directory() / f"adapter-{key.hexdigest()[:20]}.so"
 

@@ -5,43 +5,43 @@ A graph too large for the budget gets the out-of-memory error; compile a model b
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from ooc.pytorch.patches import Patches
+
 _OUTPUT_CODE = "torch._inductor.output_code"
 
 
-def install() -> Callable[[], None]:
-    """Wraps inductor's compiled graphs, now or at the first `torch.compile`; returns the function that undoes this."""
-    undos: list[Callable[[], None]] = []
+def install(patches: Patches) -> None:
+    """Wraps inductor's compiled graphs, now or at the first `torch.compile`."""
+    wrapped = False
+
+    def wrap_graphs() -> None:
+        nonlocal wrapped
+        if not wrapped:
+            wrapped = True
+            patches.replace(importlib.import_module(_OUTPUT_CODE).CompiledFxGraph, "__call__", _as_function)
+
+    def compile_wrapped(plain: Callable[..., Any]) -> Callable[..., Any]:
+        def compile(*args: Any, **kwargs: Any) -> Any:
+            wrap_graphs()
+            return plain(*args, **kwargs)
+
+        compile.__doc__ = plain.__doc__
+        return compile
+
     if _OUTPUT_CODE in sys.modules:
-        return _wrap_graphs()
-    plain_compile = torch.compile
-
-    def compile(*args: Any, **kwargs: Any) -> Any:
-        if not undos:
-            __import__(_OUTPUT_CODE)
-            undos.append(_wrap_graphs())
-        return plain_compile(*args, **kwargs)
-
-    compile.__doc__ = plain_compile.__doc__
-    torch.compile = compile
-
-    def undo() -> None:
-        torch.compile = plain_compile
-        for each in undos:
-            each()
-
-    return undo
+        wrap_graphs()
+    else:
+        patches.replace(torch, "compile", compile_wrapped)
 
 
-def _wrap_graphs() -> Callable[[], None]:
-    graph = sys.modules[_OUTPUT_CODE].CompiledFxGraph
-    plain_call = graph.__call__
-
+def _as_function(plain_call: Callable[..., Any]) -> Callable[..., Any]:
     def call(self: Any, inputs: Any) -> Any:
         if torch.ops.ooc.in_scope():
             return plain_call(self, inputs)
@@ -59,9 +59,4 @@ def _wrap_graphs() -> Callable[[], None]:
             if opened:
                 torch.ops.ooc.scope_end([value for value in results if isinstance(value, torch.Tensor)])
 
-    graph.__call__ = call
-
-    def undo() -> None:
-        graph.__call__ = plain_call
-
-    return undo
+    return call

@@ -6,11 +6,11 @@ The allocator itself is in the adapter (csrc/cuda_allocator.h). It must be insta
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from ooc.pytorch.patches import Patches
 from ooc_alloc import Core, OocError
 from swapd.session import CudaDevice
 
@@ -55,8 +55,8 @@ def _ordinal() -> int:
     return int(rank) if rank.isdecimal() and int(rank) < count else 0
 
 
-def install(core: Core, ordinal: int) -> Callable[[], None]:
-    """Makes `torch.cuda.mem_get_info` report the budget; returns the function that undoes this."""
+def install(patches: Patches, core: Core, ordinal: int) -> None:
+    """Makes `torch.cuda.mem_get_info` report the budget."""
     plain = torch.cuda.memory.mem_get_info
 
     def mem_get_info(device: Any = None) -> tuple[int, int]:
@@ -67,13 +67,7 @@ def install(core: Core, ordinal: int) -> Callable[[], None]:
 
     mem_get_info.__doc__ = plain.__doc__
     for module in (torch.cuda, torch.cuda.memory):
-        module.mem_get_info = mem_get_info  # type: ignore[attr-defined]
-
-    def undo() -> None:
-        for module in (torch.cuda, torch.cuda.memory):
-            module.mem_get_info = plain  # type: ignore[attr-defined]
-
-    return undo
+        patches.replace(module, "mem_get_info", lambda _: mem_get_info)
 
 
 def memory_info(core: Core) -> tuple[int, int]:

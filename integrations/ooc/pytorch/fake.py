@@ -16,22 +16,16 @@ import importlib.util
 import json
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensorMode,
-    UnsupportedFakeTensorException,
-)
 
-from ooc.pytorch.fake_mode import SLICE_BYTES, FakeRun
-from ooc.pytorch.like_cuda import like_cuda, replaced
+from ooc.pytorch.fake_mode import SLICE_BYTES, FakeError, FakeRun, Make, fake_tensors, iteration
+from ooc.pytorch.like_cuda import like_cuda
 from ooc.pytorch.roofline import Roofline
 from swapd.devices.roofline import Device, get_device
 from swapd.trace.sequence import SequenceRecorder
@@ -40,12 +34,6 @@ from swapd.trace.trace_file import TraceError
 
 ITERATIONS = 6  # run at most, until two that follow each other are the same
 SUITE = "benchmarks.models"  # has NAMED: name -> make; only in a source checkout
-
-Make = Callable[..., Callable[[], Any]]
-
-
-class FakeError(RuntimeError):
-    """The program cannot be recorded without running it; the message says what stands in the way."""
 
 
 def record(
@@ -76,28 +64,9 @@ def record(
     """
     recorder = SequenceRecorder(chunk_bytes, small_limit_bytes, device.link if device is not None else None)
     run = FakeRun(recorder, None if device is None else Roofline(device), slice_bytes)
-    with ExitStack() as stack:
-        if device is not None:
-            stack.enter_context(like_cuda())
-        # Module.to() gives new data to a real parameter, but swaps a fake one, which fails when PyTorch itself keeps a
-        # weak reference to it. So fake parameters get new data here too.
-        stack.enter_context(replaced("torch.utils", "swap_tensors", _give_data))
-        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-        stack.enter_context(run)
-        try:
-            step = make(batch, **arguments)
-            if not callable(step):
-                raise FakeError(f"make({batch}) must return a function that runs one iteration, not {step!r}")
-            trace = _steady(recorder, step)
-        except (DataDependentOutputException, DynamicOutputShapeException) as error:
-            raise FakeError(f"{error.func} depends on the data, which a fake tensor does not have") from error
-        except UnsupportedFakeTensorException as error:
-            raise FakeError(f"PyTorch cannot fake this: {error}") from error
+    with like_cuda() if device is not None else nullcontext(), fake_tensors(), run:
+        trace = _steady(recorder, iteration(make, batch, arguments))
     return trace if times is None else with_times(trace, times)
-
-
-def _give_data(parameter: torch.Tensor, applied: torch.Tensor) -> None:
-    parameter.data = applied.data
 
 
 def _steady(recorder: SequenceRecorder, step: Callable[[], Any]) -> Trace:

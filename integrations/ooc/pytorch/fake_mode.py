@@ -9,13 +9,22 @@ it runs (workspaces of cuDNN or oneDNN) is not seen.
 from __future__ import annotations
 
 import weakref
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from contextlib import contextmanager
+from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ooc.pytorch.like_cuda import replaced
+from ooc.pytorch.roofline import Roofline, tensors_in
 from swapd.trace.sequence import SequenceRecorder, Storage
 from swapd.trace.trace import READ, WRITE
 
@@ -41,13 +50,14 @@ _WHOLE_LISTS = (
 )
 
 
-class Clock(Protocol):
-    """Tells how long an operator takes; `roofline.Roofline` is one."""
-
-    def seconds(self, name: str, function: Any, args: Any, kwargs: Any, result: Any) -> float: ...
+Make = Callable[..., Callable[[], Any]]
 
 
-class _Operator:
+class FakeError(RuntimeError):
+    """The program cannot be recorded without running it; the message says what stands in the way."""
+
+
+class Operator:
     """What is known of an operator; `inspect` in operators.h finds out the same."""
 
     def __init__(self, function: Any) -> None:
@@ -71,17 +81,12 @@ class _Operator:
         self.returns = bool(schema.returns)
 
 
-class FakeRun(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A dispatch mode, to be entered inside of a FakeTensorMode; it tells `recorder` what then runs.
+class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A dispatch mode, to be entered inside of `fake_tensors`: calls `run` for every operator that touches data."""
 
-    Numbers that a program reads from fake tensors (`item()`) are 1, unless they follow from constants.
-    """
-
-    def __init__(self, recorder: SequenceRecorder, clock: Clock | None, slice_bytes: int = SLICE_BYTES) -> None:
+    def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.recorder, self.clock, self.slice_bytes = recorder, clock, slice_bytes
-        self._operators: dict[Any, _Operator] = {}
-        self._storages: dict[int, tuple[Storage, Any]] = {}  # by identity, with a weak reference that notices its end
+        self._operators: dict[Any, Operator] = {}
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -89,7 +94,7 @@ class FakeRun(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if operator is None:
             if function.namespace == "prim":  # asks for a device or the like, and is no operator of the dispatcher
                 return function(*args, **kwargs)
-            operator = self._operators[function] = _Operator(function)
+            operator = self._operators[function] = Operator(function)
         if operator.view:
             return function(*args, **kwargs)
         if operator.composite:
@@ -97,16 +102,65 @@ class FakeRun(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 result = function.decompose(*args, **kwargs)
             if result is not NotImplemented:
                 return result
+        return self.run(operator, function, args, kwargs)
+
+    @abstractmethod
+    def run(self, operator: Operator, function: Any, args: Any, kwargs: Any) -> Any:
+        """Runs `function` and returns its result."""
+
+
+@contextmanager
+def fake_tensors() -> Iterator[None]:
+    """Until the end of the block tensors have no memory.
+
+    Raises:
+        FakeError: a result depends on data, which there is none of.
+    """
+    # Module.to() gives new data to a real parameter, but swaps a fake one, which fails when PyTorch itself keeps a
+    # weak reference to it. So fake parameters get new data here too.
+    with replaced("torch.utils", "swap_tensors", _give_data), FakeTensorMode(allow_non_fake_inputs=True):
+        try:
+            yield
+        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+            raise FakeError(f"{error.func} depends on the data, which a fake tensor does not have") from error
+        except UnsupportedFakeTensorException as error:
+            raise FakeError(f"PyTorch cannot fake this: {error}") from error
+
+
+def _give_data(parameter: torch.Tensor, applied: torch.Tensor) -> None:
+    parameter.data = applied.data
+
+
+def iteration(make: Make, batch: int, arguments: dict[str, Any]) -> Callable[[], Any]:
+    """What runs one iteration of the program that `make` builds. Raises FakeError if it makes nothing of the kind."""
+    step = make(batch, **arguments)
+    if not callable(step):
+        raise FakeError(f"make({batch}) must return a function that runs one iteration, not {step!r}")
+    return step
+
+
+class FakeRun(OperatorMode):  # type: ignore[no-untyped-call]
+    """Tells `recorder` what runs.
+
+    Numbers that a program reads from fake tensors (`item()`) are 1, unless they follow from constants.
+    """
+
+    def __init__(self, recorder: SequenceRecorder, clock: Roofline | None, slice_bytes: int = SLICE_BYTES) -> None:
+        super().__init__()
+        self.recorder, self.clock, self.slice_bytes = recorder, clock, slice_bytes
+        self._storages: dict[int, tuple[Storage, Any]] = {}  # by identity, with a weak reference that notices its end
+
+    def run(self, operator: Operator, function: Any, args: Any, kwargs: Any) -> Any:
         if operator.whole_list:
             return self._run_in_slices(function, operator, args, kwargs)
         return self._run(function, operator, args, kwargs)
 
-    def _run(self, function: Any, operator: _Operator, args: Any, kwargs: Any) -> Any:
+    def _run(self, function: Any, operator: Operator, args: Any, kwargs: Any) -> Any:
         recorder = self.recorder
         recorder.begin_function(operator.name)
         given = dict(zip(operator.order, args)) | kwargs
         for name in operator.order:
-            for tensor in _tensors(given.get(name)):
+            for tensor in tensors_in([given.get(name)]):
                 storage = self._storage(tensor, recorder.known)
                 if storage is not None:
                     recorder.use(storage, operator.access[name])
@@ -116,7 +170,7 @@ class FakeRun(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if operator.name != "aten::_local_scalar_dense":
                 raise
             result = 1.0 if args[0].is_floating_point() else 1
-        for tensor in _tensors(result):
+        for tensor in tensors_in([result]):
             self._storage(tensor, recorder.allocate)
         seconds = 0.0 if self.clock is None else self.clock.seconds(operator.name, function, args, kwargs, result)
         recorder.end_function(seconds)
@@ -140,7 +194,7 @@ class FakeRun(TorchDispatchMode):  # type: ignore[no-untyped-call]
             announce(storage)
         return entry[0]
 
-    def _run_in_slices(self, function: Any, operator: _Operator, args: Any, kwargs: Any) -> Any:
+    def _run_in_slices(self, function: Any, operator: Operator, args: Any, kwargs: Any) -> Any:
         """Runs an operator in slices, as `run_in_slices` in operators.h does: elements of the lists are independent."""
         sizes = _element_bytes([*args, *kwargs.values()])
         if len(sizes) < 2 or sum(sizes) <= self.slice_bytes:
@@ -162,14 +216,6 @@ class FakeRun(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 results += result
             begin = end
         return results if operator.returns else None
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for element in value:
-            yield from _tensors(element)
 
 
 def _element_bytes(values: list[Any]) -> list[int]:

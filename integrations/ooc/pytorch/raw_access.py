@@ -15,7 +15,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from types import FrameType, MethodDescriptorType
+from types import FrameType
 from typing import Any
 
 import torch
@@ -23,27 +23,21 @@ import torch.utils.dlpack
 from numpy import ndarray
 
 from ooc.pytorch import large_storages
+from ooc.pytorch.patches import Patches
 from ooc_alloc import READ, WRITE, Core, OutOfMemory
-from ooc_alloc.built_ins import set_built_in
 
-# Callers of data_ptr() that only compare addresses.
-_IDENTITY_CALLERS = {
-    ("torch.serialization", None),
-    ("torch.multiprocessing.reductions", None),
-    ("torch.nn.modules.rnn", None),
-    ("torch._functorch", None),
-    ("torch._dynamo", None),
-    ("torch._inductor", None),
-    ("torch._subclasses", None),
-    ("torch._prims_common", None),
-    ("torch.fx", None),
-    ("torch.testing", None),
-    ("transformers.pytorch_utils", "id_tensor_storage"),
-    ("transformers.modeling_utils", None),
-    ("safetensors.torch", "storage_ptr"),
-    ("safetensors.torch", "_end_ptr"),
-    ("accelerate.utils.modeling", "id_tensor_storage"),
-}
+# Callers of data_ptr() that only compare addresses: modules, and functions of modules.
+_COMPARE = (
+    "torch.serialization.",
+    "torch.multiprocessing.reductions.",
+    "torch.nn.modules.rnn.",
+    *("torch._functorch.", "torch._dynamo.", "torch._inductor.", "torch._subclasses.", "torch._prims_common."),
+    *("torch.fx.", "torch.testing."),
+    "transformers.pytorch_utils.id_tensor_storage.",
+    "transformers.modeling_utils.",
+    *("safetensors.torch.storage_ptr.", "safetensors.torch._end_ptr."),
+    "accelerate.utils.modeling.id_tensor_storage.",
+)
 
 # Composite operators that are given lengths or split points as tensors, and read these without an operator.
 _READ_INTEGERS = ((torch, "ctc_loss"), (torch, "tensor_split"), (torch.Tensor, "tensor_split"))
@@ -73,10 +67,6 @@ def address_of(thing: Any) -> int:
 _plain_data_ptr: Callable[[Any], int] = torch.UntypedStorage.data_ptr
 
 
-def _pin(core: Core, thing: Any) -> int:
-    return _pin_address(core, address_of(thing))
-
-
 def _pin_address(core: Core, address: int) -> int:
     try:
         return core.pin(address, READ | WRITE)
@@ -90,7 +80,7 @@ def _pin_address(core: Core, address: int) -> int:
 @contextmanager
 def pinned(core: Core, thing: Any) -> Iterator[None]:
     """While inside, `thing` is on the device and counts as written."""
-    token = _pin(core, thing)
+    token = _pin_address(core, address_of(thing))
     try:
         yield
     finally:
@@ -99,7 +89,7 @@ def pinned(core: Core, thing: Any) -> Iterator[None]:
 
 def pin_for_life(core: Core, thing: Any) -> None:
     """Keeps `thing` on the device until it is freed, and never takes it for clean."""
-    _pin(core, thing)
+    _pin_address(core, address_of(thing))
 
 
 def _only_compares() -> bool:
@@ -108,48 +98,14 @@ def _only_compares() -> bool:
         frame = frame.f_back  # a TypedStorage asks its UntypedStorage, so its own caller counts
     if frame is None:
         return False
-    module, function = frame.f_globals.get("__name__", ""), frame.f_code.co_name
-    if module.startswith("triton.") and torch.ops.ooc.in_scope():
+    caller = f"{frame.f_globals.get('__name__', '')}.{frame.f_code.co_name}."
+    if caller.startswith("triton.") and torch.ops.ooc.in_scope():
         return True  # launches a kernel of a compiled graph, whose memory is pinned until the graph ends
-    return any(
-        (module == known or module.startswith(known + ".")) and name in (None, function)
-        for known, name in _IDENTITY_CALLERS
-    )
+    return caller.startswith(_COMPARE)
 
 
-class _Patches:
-    def __init__(self) -> None:
-        self._undo: list[Callable[[], None]] = []
-
-    def replace(self, owner: Any, name: str, make: Callable[[Callable[..., Any]], Any]) -> None:
-        """Replaces `owner.name` by what `make` makes of it; a method written in C is replaced in its defining class."""
-        original = getattr(owner, name, None)
-        if original is None:
-            return
-        if isinstance(original, MethodDescriptorType):
-            owner = original.__objclass__
-            set_built_in(owner, name, make(original))
-            self._undo.append(lambda: set_built_in(owner, name, original))
-            return
-        own = name in vars(owner)
-        setattr(owner, name, make(original))
-        self._undo.append(lambda: setattr(owner, name, original) if own else delattr(owner, name))
-
-    def hide(self, owner: Any, name: str) -> None:
-        """Removes an attribute whose uses cannot be noticed."""
-        if name in vars(owner):
-            original = vars(owner)[name]
-            delattr(owner, name)
-            self._undo.append(lambda: setattr(owner, name, original))
-
-    def undo(self) -> None:
-        for undo in reversed(self._undo):
-            undo()
-
-
-def install(core: Core) -> Callable[[], None]:
-    """Patches the Python functions that reach raw memory; returns the function that undoes this."""
-    patches = _Patches()
+def install(patches: Patches, core: Core) -> None:
+    """Patches the Python functions that reach raw memory."""
     tensor, storage = torch.Tensor, torch.UntypedStorage
 
     def during_call(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -162,9 +118,9 @@ def install(core: Core) -> Callable[[], None]:
 
     def for_life(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
-        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            pin_for_life(core, self)
-            return original(self, *args, **kwargs)
+        def call(data: Any, *args: Any, **kwargs: Any) -> Any:
+            pin_for_life(core, data)
+            return original(data, *args, **kwargs)
 
         return call
 
@@ -194,11 +150,10 @@ def install(core: Core) -> Callable[[], None]:
     for owner, name in _COMPUTE:
         patches.replace(owner, name, _as_function)
     for owner, name in _TO_DLPACK:
-        patches.replace(owner, name, functools.partial(_to_dlpack, core))
+        patches.replace(owner, name, for_life)
     patches.replace(torch._C, "PyTorchFileWriter", functools.partial(_file_writer, core))
     patches.replace(torch._C, "PyTorchFileReader", large_storages.reader)
     patches.replace(storage, "clone", large_storages.clone)
-    return patches.undo
 
 
 def _numpy(core: Core, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -250,14 +205,6 @@ def _as_function(original: Callable[..., Any]) -> Callable[..., Any]:
                 torch.ops.ooc.scope_end(_tensors(results if isinstance(results, tuple) else (results,), {}))
 
     return call
-
-
-def _to_dlpack(core: Core, original: Callable[..., Any]) -> Callable[..., Any]:
-    def to_dlpack(data: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        pin_for_life(core, data)
-        return original(data, *args, **kwargs)
-
-    return to_dlpack
 
 
 def _file_writer(core: Core, original: Any) -> Any:

@@ -7,7 +7,7 @@ own switches (`torch.backends.cudnn.allow_tf32`, `torch.backends.cuda.matmul.all
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -28,16 +28,11 @@ _OVERWRITES = {f"aten::{name}_" for name in ("copy", "zero", "normal", "uniform"
 _ALLOCATES = ("aten::empty", "aten::new_empty")
 
 
-def _attention_flops(shapes: Sequence[Any], products: int) -> int:
-    """Operations of `products` products (queries x keys x width) a head; operands are (batch, heads, length, width)."""
-    query, key = shapes[0].shape, shapes[1].shape
-    return int(2 * products * query[0] * query[1] * query[2] * key[2] * query[3])
-
-
-# PyTorch's formulas know CUDA's fused attention; these are the same for the CPU's.
-_MORE_FORMULAS: dict[str, Callable[..., int]] = {
-    "aten::_scaled_dot_product_flash_attention_for_cpu": lambda *args: _attention_flops(args, 2),
-    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": lambda *args: _attention_flops(args[1:], 5),
+# PyTorch's formulas know CUDA's fused attention; they are the same for the CPU's.
+_aten = torch.ops.aten
+_SAME_FORMULA = {
+    _aten._scaled_dot_product_flash_attention_for_cpu: _aten._scaled_dot_product_flash_attention,
+    _aten._scaled_dot_product_flash_attention_for_cpu_backward: _aten._scaled_dot_product_flash_attention_backward,
 }
 
 
@@ -75,17 +70,15 @@ class Roofline:
         kind = kind_of(name)
         leading = inputs[0].dtype if inputs else torch.float32
         return self.device.seconds(
-            self._flops(name, function, args, kwargs, result),
+            self._flops(function, args, kwargs, result),
             self._touched_bytes(name, function, inputs, outputs),
             self._arithmetic(leading, kind),
             kind,
         )
 
     @staticmethod
-    def _flops(name: str, function: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> float:
-        if name in _MORE_FORMULAS:
-            return _MORE_FORMULAS[name](*args)
-        formula = flop_registry.get(function.overloadpacket)
+    def _flops(function: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> float:
+        formula = flop_registry.get(_SAME_FORMULA.get(function.overloadpacket, function.overloadpacket))
         return 0.0 if formula is None else float(formula(*args, **kwargs, out_val=result))
 
     @staticmethod

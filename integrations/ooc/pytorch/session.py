@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import sysconfig
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
 
+import ooc_alloc
 import swapd.session
 from ooc.prometheus.exporting import export
 from ooc.pytorch import boundaries, build, compiled, cuda, raw_access, threads
-from ooc.pytorch.places import not_the_users
+from ooc.pytorch.patches import Patches
 from ooc.pytorch.splitting import runtime
 from ooc_alloc import OocError
 from swapd.config import Config
@@ -35,19 +38,18 @@ class TorchSession(swapd.session.Session):
         else:
             torch.ops.ooc.install_cuda(self.core.handle, slice_bytes, device.ordinal)
         torch.ops.ooc.intercept_thread(True)
-        self._undo = [
-            threads.install(),
-            raw_access.install(self.core),
-            compiled.install(),
-            boundaries.install(self.automatic_boundary),
-        ]
+        self._patches = Patches()
+        threads.install(self._patches)
+        raw_access.install(self._patches, self.core)
+        compiled.install(self._patches)
+        boundaries.install(self._patches, self.automatic_boundary)
         self._runtime: runtime.Runtime | None = None
         if config.split != "off" and device is None:  # divisions are verified on the CPU, for its kernels
             self._runtime = runtime.Runtime(self.core, config.split, config.split_store, self.planner.splits)
             runtime.install(self._runtime)
-            self._undo.append(runtime.uninstall)
+            self._patches.callback(runtime.uninstall)
         if device is not None:
-            self._undo.append(cuda.install(self.core, device.ordinal))
+            cuda.install(self._patches, self.core, device.ordinal)
         self.started()
         export(self)
 
@@ -60,7 +62,7 @@ class TorchSession(swapd.session.Session):
         self.boundary()
 
     def record_places(self, on: bool) -> None:
-        torch.ops.ooc.record_places(on, not_the_users(), os.path.join(os.getcwd(), ""))
+        torch.ops.ooc.record_places(on, _not_the_users(), os.path.join(os.getcwd(), ""))
 
     def split_figures(self) -> dict[str, Any] | None:
         return self._runtime.figures() if self._runtime is not None else None
@@ -68,6 +70,11 @@ class TorchSession(swapd.session.Session):
     def keep_resident(self, tensors: Iterable[torch.Tensor]) -> None:
         for tensor in tensors:
             raw_access.pin_for_life(self.core, tensor)
+
+    def memory_snapshot(self, path: Path) -> None:
+        if self.cuda is None:
+            raise OocError("PyTorch's memory snapshots are of CUDA devices: report() shows the emulated one's memory")
+        torch.cuda.memory._dump_snapshot(str(path))  # type: ignore[no-untyped-call]
 
     def detach(self) -> None:
         """Ends the session: every tensor becomes plain memory at the same address. Raises OocError on a CUDA device."""
@@ -78,8 +85,14 @@ class TorchSession(swapd.session.Session):
             )
         if not self.stop():
             return
-        for undo in reversed(self._undo):
-            undo()
+        self._patches.close()
         torch.ops.ooc.uninstall()
         torch.ops.ooc.intercept_thread(False)
         self.core.detach()
+
+
+def _not_the_users() -> list[str]:
+    """The folders, each with a slash at its end, of Python's files, of installed packages' and of ours."""
+    folders = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    folders += [str(Path(__file__).parents[1]), ooc_alloc.__path__[0], swapd.__path__[0]]
+    return sorted({os.path.join(folder, "") for folder in folders})

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from ooc.pytorch.patches import Patches
+
 # Attributes that hold the interpreter's function, or a copy of it made when `threading` was imported.
 _PLACES = (
     (_thread, "start_new_thread"),
@@ -19,17 +21,10 @@ _PLACES = (
 )
 
 
-def install() -> Callable[[], None]:
-    """Patches thread creation; returns the function that undoes this."""
-    originals = [(module, name, getattr(module, name)) for module, name in _PLACES if hasattr(module, name)]
-    for module, name, original in originals:
-        setattr(module, name, _wrap(original))
-
-    def undo() -> None:
-        for module, name, original in originals:
-            setattr(module, name, original)
-
-    return undo
+def install(patches: Patches) -> None:
+    """Patches thread creation."""
+    for module, name in _PLACES:
+        patches.replace(module, name, _wrap)
 
 
 def _wrap(start: Callable[..., Any]) -> Callable[..., Any]:

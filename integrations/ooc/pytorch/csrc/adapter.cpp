@@ -33,8 +33,8 @@ bool allocating = false;
 
 // ---- the allocator --------------------------------------------------------------------------------------------------
 
-// What PyTorch makes without an operator it also reads without one if it is small: numbers wrapped as tensors, states of
-// random generators (5056 bytes). In slabs these never leave anyway; elsewhere they are pinned.
+// What PyTorch makes without an operator it also reads without one if it is small, such as numbers wrapped as tensors and
+// states of random generators (5056 bytes). In slabs these never leave anyway. Elsewhere they are pinned.
 constexpr size_t kStaysOutsideFunctions = 8192;
 
 // Blocks allocated in a thread whose memory is plain. oneDNN frees by address alone, so they are known by that.
@@ -58,7 +58,7 @@ struct PlainBlocks {
   }
 };
 PlainBlocks& plain_blocks() {
-  static auto* blocks = new PlainBlocks;  // outlives every tensor
+  static auto* blocks = new PlainBlocks;  // it outlives every tensor
   return *blocks;
 }
 
@@ -94,8 +94,8 @@ c10::Allocator* plain_cpu_allocator = nullptr;
 
 // ---- numbers ---------------------------------------------------------------------------------------------------------
 
-// torch.tensor([x, y]) and the like read their elements with our key excluded, so that no fallback sees it: the kernel
-// that every such reading ends in does the same.
+// torch.tensor([x, y]) and the like read their elements with our key excluded, so that no fallback sees it. This replaces
+// the kernel that reads an element, and does what the fallback would do.
 template <auto plain>
 at::Scalar read_scalar(const at::Tensor& tensor) {
   if (core == nullptr || ooc_core_in_function(core) || !owned(tensor.const_data_ptr())) return plain(tensor);
@@ -123,7 +123,7 @@ class Silence final : public c10::WarningHandler {
 
 void use_core(int64_t handle, int64_t slice) {
   auto* next = reinterpret_cast<ooc_core*>(handle);
-  if (core != nullptr && core != next) {  // on again after disable(): functions keep their numbers, which info_of remembers
+  if (core != nullptr && core != next) {  // it is on again after disable(); info_of remembers functions' numbers, which stay
     const uint32_t count = ooc_core_function_id(core, "(one more)");
     for (uint32_t id = 0; id < count; ++id) ooc_core_function_id(next, ooc_core_function_name(core, id));
   }
@@ -146,7 +146,7 @@ void install(int64_t handle, int64_t slice) {
   }
 }
 
-// Memory of a CUDA device from now on, for the life of the process.
+// From now on the memory of a CUDA device is managed, for the life of the process.
 void install_cuda(int64_t handle, int64_t slice, int64_t device) {
 #ifdef OOC_WITH_CUDA
   install_cuda_allocator(reinterpret_cast<ooc_core*>(handle), static_cast<c10::DeviceIndex>(device));
@@ -164,15 +164,15 @@ void uninstall() {
   allocating = false;
 }
 
-// Backward passes over CUDA tensors then run in the thread that asks for them, not in one of the device: there is one
-// sequence of functions, and it is the thread's.
+// While it is on, backward passes over CUDA tensors run in the thread that asks for them, not in one of the device. So there
+// is one sequence of functions, which is this thread's.
 void intercept_thread(bool on) {
   c10::impl::tls_set_dispatch_key_included(kKey, on);
   if (on_cuda()) c10::AutogradState::get_tls_state().set_multithreading_enabled(!on);
 }
 
-// A function made of many operators that bypass the dispatcher (a compiled graph). False: it is part of another one, or of
-// a capture, and must not be ended.
+// Begins a function made of many operators that bypass the dispatcher (a compiled graph). Returns false if it is part of
+// another one, or of a capture, and must not be ended.
 bool scope_begin(c10::string_view name, const std::vector<at::Tensor>& tensors) {
   if (core == nullptr) return false;
   Operands operands;
@@ -282,7 +282,7 @@ TORCH_LIBRARY_IMPL(aten, Fake, m) {
                   ops::rsqrt, ops::scalar_tensor, ops::sigmoid, ops::silu, ops::silu_backward, ops::sin, ops::sqrt,
                   ops::sqrt_, ops::sub_Tensor, ops::sub__Tensor, ops::sum, ops::sum_dim_IntList, ops::tanh,
                   ops::tanh_backward, ops::threshold_backward, ops::where_self, ops::zero_, ops::zeros_like>(m);
-  // Views: passed on, and more frequent than the rest.
+  // Views are passed on, and are more frequent than the rest.
   register_direct<ops::as_strided, ops::detach, ops::expand, ops::permute, ops::select_int, ops::slice_Tensor, ops::t,
                   ops::transpose_int, ops::unsqueeze, ops::view, ops::_unsafe_view, ops::squeeze_dim>(m);
 }

@@ -26,11 +26,11 @@ inline uint64_t slice_bytes = uint64_t{64} << 20, small_bytes = 0, chunk_bytes =
 inline uintptr_t range_base = 0, range_bytes = 0, slab_base = 0;
 
 inline bool owned(const void* address) { return reinterpret_cast<uintptr_t>(address) - range_base < range_bytes; }
-// Of an address that is ours: it never leaves the device.
+// Whether an address that is ours lies in a slab. What lies there never leaves the device.
 inline bool in_slab(const void* address) { return reinterpret_cast<uintptr_t>(address) >= slab_base; }
 inline bool on_cuda() { return kWithCuda && cuda_device >= 0; }
 
-// The core's last error in this thread, as PyTorch's own exception for it.
+// Throws the core's last error in this thread, as PyTorch's own exception for it.
 [[noreturn]] inline void raise(int status) {
   const std::string message = ooc_last_error();
   TORCH_CHECK_WITH(OutOfMemoryError, status != OOC_OUT_OF_MEMORY, message);

@@ -21,7 +21,7 @@ void delete_block(void* block) {
 
 }  // namespace
 
-// The base class's own functions for memory are never called: all that call them are overridden.
+// The base class never calls the functions for memory that it is given, as all that would call them are overridden.
 CudaAllocator::CudaAllocator(ooc_core* managed, c10::DeviceIndex device)
     : CUDAPluggableAllocator([](size_t, int, cudaStream_t) -> void* { return nullptr; },
                              [](void*, size_t, int, cudaStream_t) {}),
@@ -61,11 +61,6 @@ ooc_stats CudaAllocator::core_stats() const {
   return stats;
 }
 
-Reserved CudaAllocator::reserved() const {
-  const ooc_stats stats = core_stats();
-  return {stats.device_bytes, stats.device_peak_bytes, stats.slab_bytes, stats.chunk_bytes, stats.driver_calls_create};
-}
-
 // ---- allocating -----------------------------------------------------------------------------------------------------
 
 c10::DataPtr CudaAllocator::allocate(size_t bytes) {
@@ -77,8 +72,7 @@ c10::DataPtr CudaAllocator::allocate(size_t bytes) {
 c10::DeleterFnPtr CudaAllocator::raw_deleter() const { return &delete_block; }
 
 void* CudaAllocator::take(size_t bytes, cudaStream_t stream) {
-  std::optional<RelaxedCapture> relaxed;
-  if (pools_.active()) relaxed.emplace();
+  const RelaxedCapture relaxed(pools_.active());
   Block record{bytes, Block::round(bytes), stream, {0, 0}, {}, nullptr};
   void* block = nullptr;
   if (const std::optional<PoolId> pool = pools_.pool_for(stream)) {
@@ -111,12 +105,9 @@ void* CudaAllocator::take_from_core(size_t bytes, cudaStream_t stream) {
   TORCH_CHECK(false, "a forked process cannot use the CUDA memory of its parent: start processes that use CUDA with 'spawn'");
 }
 
-// Ready before it is handed out, as a captured stream cannot wait for anything outside its graph.
+// The memory is ready before it is handed out, as a captured stream cannot wait for anything outside its graph.
 void* CudaAllocator::take_from_pool(PoolId pool, size_t bytes, cudaStream_t stream, size_t& rounded) {
-  if (void* again = pools_.take(pool, rounded, stream)) {
-    rounded = pools_.block_bytes(pool, again);
-    return again;
-  }
+  if (void* again = pools_.take(pool, rounded, stream)) return again;
   void* block = nullptr;
   if (const Source source = pools_.source(pool)) {
     block = source->raw_alloc_with_stream(rounded, stream);
@@ -152,7 +143,7 @@ void* CudaAllocator::raw_alloc(size_t bytes) {
   return raw_alloc_with_stream(bytes, c10::cuda::getCurrentCUDAStream(current_device()).stream());
 }
 
-// What is not a tensor's is seen by no operator: outside of one, it stays on the device.
+// No operator sees what belongs to no tensor, so it stays on the device if it was allocated outside of an operator.
 void* CudaAllocator::raw_alloc_with_stream(size_t bytes, cudaStream_t stream) {
   current_device();
   if (bytes == 0) return nullptr;
@@ -165,7 +156,7 @@ void* CudaAllocator::raw_alloc_with_stream(size_t bytes, cudaStream_t stream) {
   return block;
 }
 
-// It moves no data to have an address of one's choice: only an address that a pool has idle could be given.
+// Data are never moved to make an address free, so only an address that a pool keeps idle could be given.
 c10::DataPtr CudaAllocator::allocateWithAddress(size_t, void*) {
   TORCH_CHECK(false, "memory at an address of one's choice cannot be had from ooc_alloc");
 }
@@ -185,14 +176,13 @@ void CudaAllocator::free_block(void* address, bool must_be_known) {
     if (std::optional<Pools::Discarded> discarded = pools_.give(block->pool, address)) discard({*discarded});
     return;
   }
-  std::optional<RelaxedCapture> relaxed;
-  if (pools_.active()) relaxed.emplace();
+  const RelaxedCapture relaxed(pools_.active());
   for (void* stream : block->other_streams) ooc_core_record_use(managed_, address, stream);
   ooc_core_free_on(managed_, address, block->stream);
 }
 
-// Graphs may be running that use them, on streams that nobody told us of: first everything has to be over. That cannot
-// be waited for while a stream is captured.
+// Graphs that use these blocks may be running, on streams that nobody told us of, so everything has to be over first. That
+// cannot be waited for while a stream is captured.
 void CudaAllocator::discard(std::vector<Pools::Discarded> blocks) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -250,7 +240,7 @@ void CudaAllocator::endAllocateToPool(c10::DeviceIndex, PoolId pool) {
   discard({});
 }
 
-void CudaAllocator::markCaptureBegin(c10::DeviceIndex) {}  // begin and end of a pool's allocations say all we need
+void CudaAllocator::markCaptureBegin(c10::DeviceIndex) {}  // beginAllocateToPool and endAllocateToPool say all we need
 void CudaAllocator::markCaptureEnd(c10::DeviceIndex) {}
 
 void CudaAllocator::releasePool(c10::DeviceIndex, PoolId pool) { discard(pools_.drop_user(pool)); }
@@ -295,7 +285,7 @@ bool captured(cudaStream_t stream) { return installed != nullptr && installed->c
 
 void install_cuda_allocator(ooc_core* managed, c10::DeviceIndex device) {
   TORCH_CHECK(installed == nullptr, "the allocator for CUDA is installed already; it stays for the life of the process");
-  // PyTorch frees memory until its very end: this must outlive every other object.
+  // PyTorch frees memory until its very end, so this must outlive every other object.
   static auto* allocator = new std::shared_ptr<CudaAllocator>(std::make_shared<CudaAllocator>(managed, device));
   torch::cuda::CUDAPluggableAllocator::changeCurrentAllocator(*allocator);  // refuses if CUDA is initialised
   c10::SetAllocator(c10::DeviceType::CUDA, allocator->get(), 100);

@@ -35,7 +35,7 @@ class CudaAllocator final : public torch::cuda::CUDAPluggableAllocator::CUDAPlug
   void resetPeakStats(c10::DeviceIndex device) override;
   std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex device) override;
 
-  // CUDAAllocator. What one supported version of PyTorch lacks has no `override`.
+  // CUDAAllocator. A function that some supported version of PyTorch lacks has no `override`.
   void* raw_alloc(size_t bytes) override;
   void* raw_alloc_with_stream(size_t bytes, cudaStream_t stream) override;
   void raw_delete(void* block) override;
@@ -95,7 +95,6 @@ class CudaAllocator final : public torch::cuda::CUDAPluggableAllocator::CUDAPlug
   void check_device(c10::DeviceIndex device) const;
   c10::DeviceIndex current_device() const;
   ooc_stats core_stats() const;
-  Reserved reserved() const;
 
   ooc_core* managed_;
   c10::DeviceIndex device_;
@@ -103,9 +102,9 @@ class CudaAllocator final : public torch::cuda::CUDAPluggableAllocator::CUDAPlug
   Ledger ledger_;
   Pools pools_;
   std::mutex mutex_;                         // guards what follows
-  std::vector<Pools::Discarded> discarded_;  // given back when no stream is captured
+  std::vector<Pools::Discarded> discarded_;  // they are given back when no stream is captured
   std::vector<native::OutOfMemoryObserver> observers_;
-  cudaStream_t pool_stream_ = nullptr;       // where memory for pools is made ready; it is never captured
+  cudaStream_t pool_stream_ = nullptr;       // memory for pools is made ready on it; it is never captured
 };
 
 // Makes PyTorch use it. Throws if PyTorch has initialised CUDA already.

@@ -9,18 +9,18 @@
 namespace ooc_torch {
 
 native::DeviceStats CudaAllocator::getDeviceStats(c10::DeviceIndex device) {
-  return device == device_ ? ledger_.stats(reserved()) : native::DeviceStats{};
+  return device == device_ ? ledger_.stats(core_stats()) : native::DeviceStats{};
 }
 
 void CudaAllocator::resetAccumulatedStats(c10::DeviceIndex device) {
-  if (device == device_) ledger_.reset_accumulated(reserved());
+  if (device == device_) ledger_.reset_accumulated(core_stats());
 }
 
 void CudaAllocator::resetPeakStats(c10::DeviceIndex device) {
-  if (device == device_) ledger_.reset_peak(reserved());
+  if (device == device_) ledger_.reset_peak(core_stats());
 }
 
-// What can be had without moving anything, and the budget.
+// Returns what can be had without moving anything, and the budget.
 std::pair<size_t, size_t> CudaAllocator::getMemoryInfo(c10::DeviceIndex device) {
   check_device(device);
   const ooc_stats stats = core_stats();
@@ -45,7 +45,7 @@ void CudaAllocator::setMemoryFraction(double fraction, c10::DeviceIndex device) 
 
 std::vector<native::StreamSegmentSize> CudaAllocator::getExpandableSegmentSizes(c10::DeviceIndex) { return {}; }
 
-// For cuDNN's choice of a workspace: what a single allocation may be.
+// Tells cuDNN, which chooses a workspace by it, how large a single allocation may be.
 void CudaAllocator::cacheInfo(c10::DeviceIndex device, size_t* largest) {
   check_device(device);
   const ooc_stats stats = core_stats();

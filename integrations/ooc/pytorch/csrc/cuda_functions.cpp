@@ -3,15 +3,14 @@
 #include <c10/cuda/CUDAStream.h>
 
 #include <algorithm>
-#include <optional>
 #include <vector>
 
 namespace ooc_torch {
 namespace {
 
 struct Allocations {
-  bool inside = false;        // a function
-  std::vector<void*> blocks;  // that it allocated and that are live
+  bool inside = false;        // the thread is in a function
+  std::vector<void*> blocks;  // that the function has allocated and that are live
 };
 thread_local Allocations allocations;
 
@@ -33,8 +32,7 @@ bool cuda_function_allocated() { return !allocations.blocks.empty(); }
 
 int cuda_function_begin(uint32_t id, const ooc_operand* operands, uint32_t count) {
   const cudaStream_t stream = c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(cuda_device)).stream();
-  std::optional<RelaxedCapture> relaxed;
-  if (any_capture()) relaxed.emplace();
+  const RelaxedCapture relaxed(any_capture());
   if (captured(stream)) {
     for (uint32_t i = 0; i < count; ++i)
       if (const int status = pin_for_life(operands[i].address)) return status;
@@ -49,8 +47,7 @@ int cuda_function_begin(uint32_t id, const ooc_operand* operands, uint32_t count
 
 int cuda_function_end(bool keep_allocations, const Operands& results) {
   allocations.inside = false;
-  std::optional<RelaxedCapture> relaxed;
-  if (any_capture()) relaxed.emplace();
+  const RelaxedCapture relaxed(any_capture());
   int pinned = OOC_OK;
   for (const void* block : allocations.blocks) {
     const bool visible = std::any_of(results.begin(), results.end(), [block](const ooc_operand& r) { return r.address == block; });

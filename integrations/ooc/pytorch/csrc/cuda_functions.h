@@ -3,20 +3,24 @@
 
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 
+#include <optional>
+
 #include "cuda_route.h"
 
 namespace ooc_torch __attribute__((visibility("hidden"))) {
 
-// While one exists, what the thread does is not taken for unsafe by a capture elsewhere, or on its own stream.
+// While one exists, no capture that is under way takes what this thread does for unsafe.
 class RelaxedCapture {
  public:
-  RelaxedCapture() : guard_(cudaStreamCaptureModeRelaxed) {}
+  explicit RelaxedCapture(bool any_capture) {
+    if (any_capture) guard_.emplace(cudaStreamCaptureModeRelaxed);
+  }
 
  private:
-  c10::cuda::CUDAStreamCaptureModeGuard guard_;
+  std::optional<c10::cuda::CUDAStreamCaptureModeGuard> guard_;
 };
 
-// Memory that can be swapped was allocated, or freed, in this thread.
+// The allocator calls these when this thread has allocated, or freed, memory that can be swapped.
 void function_allocated(void* block);
 void function_freed(void* block);
 

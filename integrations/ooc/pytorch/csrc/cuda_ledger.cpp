@@ -5,7 +5,7 @@
 namespace ooc_torch {
 namespace {
 
-// Statistics of an array that later versions of PyTorch have, or not.
+// Fills the statistics of private pools, which not every version of PyTorch has.
 template <class Stats>
 void add_pools(Stats& stats, const std::unordered_map<void*, Block>& blocks) {
   if constexpr (requires { stats.reserved_bytes_by_private_pools; })
@@ -99,12 +99,12 @@ void Ledger::out_of_memory(size_t bytes, size_t free_bytes, std::shared_ptr<c10:
 
 // ---- statistics -----------------------------------------------------------------------------------------------------
 
-native::DeviceStats Ledger::stats(const Reserved& reserved) const {
+native::DeviceStats Ledger::stats(const ooc_stats& core) const {
   std::lock_guard<std::mutex> lock(mutex_);
   native::DeviceStats stats = stats_;
-  const bool higher = reserved.peak_bytes > peak_at_reset_;
-  const uint64_t peak = higher ? reserved.peak_bytes : std::max(reserved_at_reset_, reserved.bytes);
-  const uint64_t created = (reserved.created_chunks - created_at_reset_) * reserved.chunk_bytes;
+  const bool higher = core.device_peak_bytes > peak_at_reset_;
+  const uint64_t peak = higher ? core.device_peak_bytes : std::max(reserved_at_reset_, core.device_bytes);
+  const uint64_t created = (core.driver_calls_create - created_at_reset_) * core.chunk_bytes;
   const auto fill = [&](size_t i, uint64_t now, uint64_t most) {
     c10::CachingAllocator::Stat& bytes = stats.reserved_bytes[i];
     bytes.current = static_cast<int64_t>(now);
@@ -112,37 +112,37 @@ native::DeviceStats Ledger::stats(const Reserved& reserved) const {
     bytes.allocated = static_cast<int64_t>(created);
     bytes.freed = std::max<int64_t>(bytes.allocated - bytes.current, 0);
     c10::CachingAllocator::Stat& chunks = stats.segment[i];
-    const auto chunk = static_cast<int64_t>(reserved.chunk_bytes);
+    const auto chunk = static_cast<int64_t>(core.chunk_bytes);
     chunks = {bytes.current / chunk, bytes.peak / chunk, bytes.allocated / chunk, bytes.freed / chunk};
   };
-  fill(kAll, reserved.bytes, peak);
-  fill(kSmall, reserved.slab_bytes, reserved.slab_bytes);
-  fill(kLarge, reserved.bytes - reserved.slab_bytes, peak - std::min(peak, reserved.slab_bytes));
-  stats.num_device_alloc = static_cast<int64_t>(reserved.created_chunks);
-  stats.num_device_free = static_cast<int64_t>(reserved.created_chunks - reserved.bytes / reserved.chunk_bytes);
+  fill(kAll, core.device_bytes, peak);
+  fill(kSmall, core.slab_bytes, core.slab_bytes);
+  fill(kLarge, core.device_bytes - core.slab_bytes, peak - std::min(peak, core.slab_bytes));
+  stats.num_device_alloc = static_cast<int64_t>(core.driver_calls_create);
+  stats.num_device_free = static_cast<int64_t>(core.driver_calls_create - core.device_bytes / core.chunk_bytes);
   add_pools(stats, blocks_);
   return stats;
 }
 
-void Ledger::reset_accumulated(const Reserved& reserved) {
+void Ledger::reset_accumulated(const ooc_stats& core) {
   std::lock_guard<std::mutex> lock(mutex_);
   for (auto* array : {&stats_.allocation, &stats_.active, &stats_.allocated_bytes, &stats_.active_bytes, &stats_.requested_bytes})
     for (c10::CachingAllocator::Stat& stat : *array) stat.reset_accumulated();
   stats_.num_ooms = stats_.num_alloc_retries = 0;
-  created_at_reset_ = reserved.created_chunks;
+  created_at_reset_ = core.driver_calls_create;
 }
 
-void Ledger::reset_peak(const Reserved& reserved) {
+void Ledger::reset_peak(const ooc_stats& core) {
   std::lock_guard<std::mutex> lock(mutex_);
   for (auto* array : {&stats_.allocation, &stats_.active, &stats_.allocated_bytes, &stats_.active_bytes, &stats_.requested_bytes})
     for (c10::CachingAllocator::Stat& stat : *array) stat.reset_peak();
-  peak_at_reset_ = reserved.peak_bytes;
-  reserved_at_reset_ = reserved.bytes;
+  peak_at_reset_ = core.device_peak_bytes;
+  reserved_at_reset_ = core.device_bytes;
 }
 
 // ---- history --------------------------------------------------------------------------------------------------------
 
-// The lock is held.
+// The caller holds the lock.
 void Ledger::record(Trace::Action action, size_t address, size_t bytes, void* stream, c10::MempoolId_t pool,
                     std::shared_ptr<c10::GatheredContext> context) {
   if ((!recording_ || skipped_.count(action) != 0) && trackers_.empty()) return;

@@ -22,25 +22,20 @@
 #include <utility>
 #include <vector>
 
+#include "ooc_alloc.h"
+
 namespace ooc_torch __attribute__((visibility("hidden"))) {
 
 namespace native = c10::cuda::CUDACachingAllocator;
 
 struct Block {
   size_t requested = 0, rounded = 0;  // bytes
-  void* stream = nullptr;             // that it was allocated for
+  void* stream = nullptr;             // the stream that it was allocated for
   c10::MempoolId_t pool{0, 0};        // {0, 0}: none
-  std::vector<void*> other_streams;   // of record_stream
+  std::vector<void*> other_streams;   // that record_stream named
   std::shared_ptr<c10::GatheredContext> context;
 
   static size_t round(size_t bytes) { return (bytes + 511) / 512 * 512; }
-};
-
-// Device memory as the core sees it.
-struct Reserved {
-  uint64_t bytes = 0, peak_bytes = 0;  // held now; most held since the core was made
-  uint64_t slab_bytes = 0;             // of bytes
-  uint64_t chunk_bytes = 1, created_chunks = 0;
 };
 
 // A block that a pool keeps for its next allocation.
@@ -61,23 +56,24 @@ class Ledger {
   }
 
   void allocated(void* address, Block block);
-  // Nothing: no such block is live.
+  // These return nothing if no such block is live.
   std::optional<Block> freed(void* address);
   std::optional<Block> used_on(void* address, void* stream);
-  // The block that an address lies in.
+  // Returns the block that an address lies in.
   std::optional<std::pair<void*, Block>> around(const void* address) const;
   void out_of_memory(size_t bytes, size_t free_bytes, std::shared_ptr<c10::GatheredContext> context);
 
-  native::DeviceStats stats(const Reserved& reserved) const;
-  void reset_accumulated(const Reserved& reserved);
-  void reset_peak(const Reserved& reserved);
+  // What PyTorch calls reserved is the device memory that the core holds, as its statistics say.
+  native::DeviceStats stats(const ooc_stats& core) const;
+  void reset_accumulated(const ooc_stats& core);
+  void reset_peak(const ooc_stats& core);
 
-  // Of one pool, or of everything for {0, 0}; `idle` are the blocks that pools keep.
+  // Makes a snapshot of one pool, or of everything for {0, 0}; `idle` are the blocks that pools keep.
   native::SnapshotInfo snapshot(c10::MempoolId_t pool, const std::vector<IdleBlock>& idle, bool include_traces);
   void record_history(bool enabled, native::CreateContextFn recorder, size_t most_entries, native::RecordContext when,
                       bool clear, const std::vector<std::string>& skipped);
   bool records_history() const;
-  // Frames of the calling thread for something at this level of detail, or null. Calls Python: no lock may be held.
+  // Returns the calling thread's frames if they are wanted at this level, or null. It calls Python: no lock may be held.
   std::shared_ptr<c10::GatheredContext> gather(native::RecordContext level) const;
   void track(native::AllocatorTraceTracker tracker);
   void annotate(const std::vector<std::pair<std::string, std::string>>& metadata);

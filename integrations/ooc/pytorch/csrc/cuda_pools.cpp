@@ -81,8 +81,8 @@ Source Pools::source(PoolId id) const {
   return pool != nullptr ? pool->source : nullptr;
 }
 
-// The smallest that is no more than an eighth too large.
-void* Pools::take(PoolId id, size_t bytes, void* stream) {
+// Takes the smallest idle block that is no more than an eighth too large.
+void* Pools::take(PoolId id, size_t& bytes, void* stream) {
   std::lock_guard<std::mutex> lock(mutex_);
   Pool* pool = find(id);
   if (pool == nullptr) return nullptr;
@@ -95,6 +95,7 @@ void* Pools::take(PoolId id, size_t bytes, void* stream) {
   }
   if (best == nullptr) return nullptr;
   best->second.live = true;
+  bytes = best->second.bytes;
   return best->first;
 }
 
@@ -123,14 +124,6 @@ std::optional<Pools::Discarded> Pools::give(PoolId id, void* address) {
   pool->blocks.erase(found);
   if (pool->blocks.empty()) pools_.erase(id);
   return discarded;
-}
-
-size_t Pools::block_bytes(PoolId id, void* address) const {
-  std::lock_guard<std::mutex> lock(mutex_);
-  const Pool* pool = find(id);
-  if (pool == nullptr) return 0;
-  const auto found = pool->blocks.find(address);
-  return found != pool->blocks.end() ? found->second.bytes : 0;
 }
 
 bool Pools::live_are(PoolId id, const std::unordered_set<void*>& expected) const {

@@ -34,9 +34,9 @@ class Pools {
     size_t bytes = 0;
     void* stream = nullptr;
     bool live = false;
-    bool shared = false;  // other streams used it: not given out again
+    bool shared = false;  // other streams used it, so it is not given out again
   };
-  // What a pool can be brought back to.
+  // A state that a pool can be brought back to.
   struct State final : native::AllocatorState {
     PoolId id;
     std::vector<std::pair<void*, PoolBlock>> live;
@@ -46,35 +46,34 @@ class Pools {
     Source source;
   };
 
-  // Allocations on streams that the filter accepts come from the pool; ends with end(). Counts as a user of the pool.
+  // From begin() to end(), allocations on streams that the filter accepts come from the pool, which has one user more.
   void begin(PoolId id, Filter filter);
   void end(PoolId id);
-  // True between begin() and end() of any pool; without a lock.
+  // Returns whether any pool is between begin() and end(). It takes no lock.
   bool active() const { return active_count_.load(std::memory_order_relaxed) > 0; }
   std::optional<PoolId> pool_for(cudaStream_t stream);
 
   void add_user(PoolId id, Source source);
-  // One user less. The blocks that nobody has when the last one goes are the caller's to give back.
+  // Takes a user away. When the last one goes, it returns the blocks that nobody has, which the caller gives back.
   std::vector<Discarded> drop_user(PoolId id);
   int users(PoolId id) const;
   void use_on_out_of_memory(PoolId id, bool use);
   Source source(PoolId id) const;
 
-  // An idle block of about this size, now live; null: there is none.
-  void* take(PoolId id, size_t bytes, void* stream);
+  // Makes an idle block of about this size live and returns it, or null if there is none. `bytes` becomes its size.
+  void* take(PoolId id, size_t& bytes, void* stream);
   void add(PoolId id, void* address, size_t bytes, void* stream);
   void share(PoolId id, void* address);
-  // Ends a live block's life. A block whose pool has no users left is the caller's to give back.
+  // Makes a live block idle. If its pool has no users left, it returns the block, which the caller gives back.
   std::optional<Discarded> give(PoolId id, void* address);
-  size_t block_bytes(PoolId id, void* address) const;
 
   bool live_are(PoolId id, const std::unordered_set<void*>& expected) const;
   std::shared_ptr<State> state(PoolId id) const;
-  // Makes exactly the state's blocks live. Returns those that were, and those that are.
+  // Makes exactly the state's blocks live. Returns those that were live before, and those that are now.
   std::pair<std::vector<void*>, std::vector<std::pair<void*, PoolBlock>>> restore(const State& state);
 
   std::vector<IdleBlock> idle() const;
-  // Idle blocks of pools that may be used when nothing else is left; they are the caller's.
+  // Takes the idle blocks from pools that may be used when nothing else is left. They are the caller's from now on.
   std::vector<Discarded> last_resort();
 
  private:

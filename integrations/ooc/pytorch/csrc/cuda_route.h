@@ -6,10 +6,10 @@
 
 namespace ooc_torch __attribute__((visibility("hidden"))) {
 
-// A function on the current stream. OOC_NESTED also while that stream is captured into a graph: the operands then stay on
-// the device until they are freed, as every replay uses their addresses.
+// Begins a function on the current stream. It also returns OOC_NESTED while that stream is captured into a graph. The
+// operands then stay on the device until they are freed, as every replay uses their addresses.
 int cuda_function_begin(uint32_t id, const ooc_operand* operands, uint32_t count);
-// What the function allocated, is not among its results and lives on belongs to a library (cuBLAS workspaces): it stays
+// Ends it. What it has allocated and does not return, but what lives on, belongs to a library (cuBLAS workspaces). It stays
 // on the device until it is freed.
 int cuda_function_end(bool keep_allocations, const Operands& results);
 // Whether the thread's function has allocated anything; if not, its results need not be looked at.

@@ -1,72 +1,8 @@
-// The frequent operators: the same as the fallback for one that returns a tensor, its arguments left unboxed. Boxing costs
-// 0.2 to 0.5 us.
+// The frequent operators: each does what the fallback does, but its arguments are not boxed, which would cost 0.2 to 0.5 us.
+// All of them return one tensor.
 #pragma once
 
-#include <ATen/ops/_log_softmax_ops.h>
-#include <ATen/ops/_softmax_ops.h>
-#include <ATen/ops/_to_copy_ops.h>
-#include <ATen/ops/_unsafe_view_ops.h>
-#include <ATen/ops/abs_ops.h>
-#include <ATen/ops/add_ops.h>
-#include <ATen/ops/addcdiv_ops.h>
-#include <ATen/ops/addcmul_ops.h>
-#include <ATen/ops/addmm_ops.h>
-#include <ATen/ops/arange_ops.h>
-#include <ATen/ops/as_strided_ops.h>
-#include <ATen/ops/bmm_ops.h>
-#include <ATen/ops/cat_ops.h>
-#include <ATen/ops/clamp_ops.h>
-#include <ATen/ops/clone_ops.h>
-#include <ATen/ops/copy_ops.h>
-#include <ATen/ops/cos_ops.h>
-#include <ATen/ops/detach_ops.h>
-#include <ATen/ops/div_ops.h>
-#include <ATen/ops/embedding_ops.h>
-#include <ATen/ops/empty_ops.h>
-#include <ATen/ops/empty_strided_ops.h>
-#include <ATen/ops/eq_ops.h>
-#include <ATen/ops/exp_ops.h>
-#include <ATen/ops/expand_ops.h>
-#include <ATen/ops/fill_ops.h>
-#include <ATen/ops/gather_ops.h>
-#include <ATen/ops/gelu_ops.h>
-#include <ATen/ops/gelu_backward_ops.h>
-#include <ATen/ops/gt_ops.h>
-#include <ATen/ops/index_select_ops.h>
-#include <ATen/ops/lerp_ops.h>
-#include <ATen/ops/log_ops.h>
-#include <ATen/ops/lt_ops.h>
-#include <ATen/ops/masked_fill_ops.h>
-#include <ATen/ops/mean_ops.h>
-#include <ATen/ops/mm_ops.h>
-#include <ATen/ops/mul_ops.h>
-#include <ATen/ops/ne_ops.h>
-#include <ATen/ops/neg_ops.h>
-#include <ATen/ops/permute_ops.h>
-#include <ATen/ops/pow_ops.h>
-#include <ATen/ops/relu_ops.h>
-#include <ATen/ops/rsqrt_ops.h>
-#include <ATen/ops/scalar_tensor_ops.h>
-#include <ATen/ops/select_ops.h>
-#include <ATen/ops/sigmoid_ops.h>
-#include <ATen/ops/silu_ops.h>
-#include <ATen/ops/silu_backward_ops.h>
-#include <ATen/ops/sin_ops.h>
-#include <ATen/ops/slice_ops.h>
-#include <ATen/ops/sqrt_ops.h>
-#include <ATen/ops/squeeze_ops.h>
-#include <ATen/ops/sub_ops.h>
-#include <ATen/ops/sum_ops.h>
-#include <ATen/ops/t_ops.h>
-#include <ATen/ops/tanh_ops.h>
-#include <ATen/ops/tanh_backward_ops.h>
-#include <ATen/ops/threshold_backward_ops.h>
-#include <ATen/ops/transpose_ops.h>
-#include <ATen/ops/unsqueeze_ops.h>
-#include <ATen/ops/view_ops.h>
-#include <ATen/ops/where_ops.h>
-#include <ATen/ops/zero_ops.h>
-#include <ATen/ops/zeros_like_ops.h>
+#include <ATen/Operators.h>
 #include <torch/library.h>
 
 #include "operators.h"
@@ -83,13 +19,7 @@ inline void add_argument(const std::optional<at::Tensor>& tensor, uint32_t acces
 inline void add_argument(const at::ITensorListRef& tensors, uint32_t access, Operands& operands) {
   for (const at::Tensor& tensor : tensors) add_tensor(tensor, access, operands);
 }
-inline void add_argument(at::TensorList tensors, uint32_t access, Operands& operands) {
-  for (const at::Tensor& tensor : tensors) add_tensor(tensor, access, operands);
-}
-inline void add_argument(const c10::List<std::optional<at::Tensor>>& tensors, uint32_t access, Operands& operands) {
-  for (const std::optional<at::Tensor>& tensor : tensors) add_argument(tensor, access, operands);
-}
-// Everything else must be of a kind that holds no tensor.
+// Arguments of all other types hold no tensors; this refuses to compile for a type that is not known.
 template <class... Types, class Other>
 constexpr bool is_one_of(const Other*) { return (std::is_same_v<Types, Other> || ...); }
 template <class Other>
@@ -127,7 +57,7 @@ struct Direct<Op, Result(Arguments...)> {
       FunctionScope scope(info.id, operands);
       began = true;
       c10::impl::ExcludeDispatchKeyGuard guard(kKey);
-      Result result = Op::redispatch(below, arguments...);  // not forwarded: they may be needed again
+      Result result = Op::redispatch(below, arguments...);  // they are not forwarded, as they may be needed again
       bool keep = info.keep_allocations;
       if (info.makes_unusual || any_unusual(keys)) keep |= pin_hidden_parts(c10::IValue(at::Tensor(result)));
       const int status = scope.end(keep, [&](Operands& results) { add_tensor(result, OOC_READ, results); });
@@ -141,7 +71,7 @@ struct Direct<Op, Result(Arguments...)> {
     }
   }
 
-  // A tensor that is new, or the argument that was written.
+  // Returns the tensor that was made, or the argument that was written.
   template <class First, class... Rest>
   static Result result_of(torch::jit::Stack& stack, First& first, Rest&...) {
     if constexpr (std::is_lvalue_reference_v<Result>) return first;

@@ -7,7 +7,7 @@ namespace ooc_torch __attribute__((visibility("hidden"))) {
 
 class FunctionScope {
  public:
-  // on_host: what is not on the device is used in host memory; where the driver has none to give it does not fit.
+  // on_host: what is not on the device is used in host memory. If the driver has none to give, the function does not fit.
   FunctionScope(uint32_t id, const Operands& operands, bool on_host = false) {
     const int status = on_host ? ooc_core_function_begin_host(core, id, operands.begin(), operands.size())
                                : begin(id, operands);
@@ -20,10 +20,10 @@ class FunctionScope {
   FunctionScope(const FunctionScope&) = delete;
   FunctionScope& operator=(const FunctionScope&) = delete;
 
-  // `add_results` adds the storages of the results to the Operands that it is given; asked only where they matter.
+  // `add_results` adds the storages of the results to the Operands that it is given. It is called only where they matter.
   template <class AddResults>
   int end(bool keep_allocations, AddResults add_results) {
-    if (nested_) return OOC_OK;  // the function that it runs in has its memory
+    if (nested_) return OOC_OK;  // its memory belongs to the function that it runs in
     ended_ = true;
     return finish(keep_allocations, add_results);
   }

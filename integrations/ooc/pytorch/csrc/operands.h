@@ -1,4 +1,4 @@
-// The storages that an operator uses: of every argument, whatever layout hides it.
+// The storages that an operator uses. They are found in every argument, whatever layout hides them.
 #pragma once
 
 #include <ATen/NestedTensorImpl.h>
@@ -16,7 +16,7 @@
 
 namespace ooc_torch __attribute__((visibility("hidden"))) {
 
-// Few, and made for every operator: so not on the heap.
+// A few operands. They are not on the heap, as every operator makes them.
 class Operands {
  public:
   void push_back(const ooc_operand& operand) {
@@ -44,8 +44,8 @@ inline void add_storage(const c10::Storage& storage, uint32_t access, Operands& 
   if (owned(address)) operands.push_back({address, access, 0, 0});
 }
 
-// In a thread that uses ranges: the part of its storage that a view reaches. Where the view leaves gaps of at least a
-// chunk between the elements of its outer dimensions, one range for each of them.
+// In a thread that uses ranges, this adds the part of its storage that a view reaches. Where the view leaves gaps of at
+// least a chunk between the elements of its outer dimensions, each element is a range.
 [[gnu::cold]] void add_ranges(const c10::TensorImpl& impl, uint32_t access, Operands& operands);
 
 inline void add_tensor(const at::Tensor& tensor, uint32_t access, Operands& operands);
@@ -61,7 +61,7 @@ inline void add_quantizer(const at::Quantizer& quantizer, Operands& operands) {
   add_tensor(per_channel->zero_points(), OOC_READ, operands);
 }
 
-// A tensor without a storage of its own is opened to its parts.
+// Adds a tensor's storage. A tensor that has none of its own is opened to its parts.
 inline void add_tensor(const at::Tensor& tensor, uint32_t access, Operands& operands) {
   if (!tensor.defined()) return;
   c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();

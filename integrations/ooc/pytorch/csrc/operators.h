@@ -38,7 +38,7 @@ struct OperatorInfo {
   bool makes_unusual = false;    // the result may be of an unusual layout though no argument is
   bool keep_allocations = false; // the result hides memory from us (custom classes)
   bool hold_operands = false;    // the work goes on after the operator has returned, or the result refers to them
-  std::vector<uint32_t> access;  // by argument
+  std::vector<uint32_t> access;  // of each argument
   SplitState* split = nullptr;   // what to do if it does not fit; lives as long as the process
 };
 
@@ -53,8 +53,8 @@ inline bool schema_hides_writes(std::string_view name) {
   return std::find(std::begin(kNames), std::end(kNames), name) != std::end(kNames);
 }
 
-// Declared as composite, though it reads its input itself where no gradient is wanted. Composite operators are called
-// above our key; this one is made to come by it.
+// This one is declared as composite, though it reads its input itself where no gradient is wanted. Composite operators
+// are called above our key, so this one is registered to pass it too.
 constexpr const char* kComputes = "aten::max_pool1d";
 
 inline OperatorInfo inspect(const c10::OperatorHandle& op) {
@@ -95,12 +95,12 @@ inline OperatorInfo inspect(const c10::OperatorHandle& op) {
 
 inline const OperatorInfo& info_of(const c10::OperatorHandle& op) {
   static std::mutex mutex;
-  static auto* known = new std::unordered_map<const void*, OperatorInfo>;  // nodes never move
+  static auto* known = new std::unordered_map<const void*, OperatorInfo>;  // its nodes never move
   struct Seen {
     const void* key;
     const OperatorInfo* info;
   };
-  thread_local Seen seen[256];  // the one seen last with these bits of its address
+  thread_local Seen seen[256];  // for each place, the operator seen last whose address has these bits
   const void* key = &op.schema();
   Seen& entry_of_key = seen[reinterpret_cast<uintptr_t>(key) / alignof(std::max_align_t) % std::size(seen)];
   if (entry_of_key.key == key) return *entry_of_key.info;
@@ -138,7 +138,7 @@ inline bool pin_hidden_parts(const c10::IValue& result) {
 
 inline bool any_unusual(c10::DispatchKeySet keys) { return (keys.raw_repr() & kUnusual.raw_repr()) != 0; }
 
-// One attempt; `began` says after an exception whether the kernel was called.
+// Runs an operator once. After an exception `began` says whether the kernel was called.
 inline void run_once(const c10::OperatorHandle& op, const OperatorInfo& info, c10::DispatchKeySet keys,
                      torch::jit::Stack* stack, bool on_host, bool& began) {
   Operands operands;
@@ -190,7 +190,7 @@ inline uint64_t bytes_of(const at::Tensor& tensor) {
   return tensor.defined() && tensor.unsafeGetTensorImpl()->unsafe_storage() ? tensor.nbytes() : 0;
 }
 
-// Bytes that element i of all lists takes, or nothing where the lists cannot be cut.
+// Returns the bytes of element i of all lists together, for each i, or nothing where the lists cannot be cut.
 inline std::vector<uint64_t> element_bytes(const torch::jit::Stack& stack, size_t first) {
   std::vector<uint64_t> bytes;
   for (size_t a = first; a < stack.size(); ++a) {
@@ -253,7 +253,7 @@ inline void run_in_slices(const c10::OperatorHandle& op, const OperatorInfo& inf
 inline bool passes_on(const c10::OperatorHandle& op, const OperatorInfo& info, c10::DispatchKeySet keys) {
   if (info.pass_on || (info.view && !any_unusual(keys)) || in_mode(kPlain)) return true;
   if (on_cuda() && keys.has_backend(c10::BackendComponent::CPUBit) && !keys.has_backend(c10::BackendComponent::CUDABit))
-    return true;  // memory of CPU tensors is not ours then; what it calls is seen by itself
+    return true;  // the memory of CPU tensors is not ours then; operators that it calls come here by themselves
   return info.composite && !op.hasKernelForDispatchKey((keys & kBelow).highestPriorityTypeId());
 }
 

@@ -21,14 +21,14 @@ struct Settings {
 
 std::mutex mutex;
 Settings settings;
-// Autograd numbers the forward pass's operators, and each node of the backward pass has its operator's number. Numbers are
-// a thread's own; a program that runs forward passes in several threads may see another thread's place.
+// Autograd numbers the forward pass's operators, and each node of the backward pass has its operator's number. Each thread
+// counts for itself, so a program that runs forward passes in several threads may see another thread's place.
 constexpr size_t kMostForward = size_t{1} << 20;
 std::unordered_map<uint64_t, std::string> forward;
 
 bool starts(const std::string& text, const std::string& start) { return text.compare(0, start.size(), start) == 0; }
 
-// The innermost frame of the user's; the outermost one of all where there is none.
+// Returns the innermost frame of the user's, or the outermost one of all if the user has none.
 std::string user_frame(const Settings& wanted) {
   const auto gathered = torch::CapturedTraceback::gather(true, false, false);
   const auto symbols = torch::symbolize({gathered.get()});

@@ -6,7 +6,7 @@ namespace ooc_torch __attribute__((visibility("hidden"))) {
 
 namespace {
 
-constexpr uint64_t kMostRanges = 256;  // of one view; geometry.py has the same
+constexpr uint64_t kMostRanges = 256;  // of one view; geometry.py has the same number
 
 struct Dimension {
   uint64_t size, stride_bytes;

@@ -11,8 +11,7 @@ namespace ooc_torch __attribute__((visibility("hidden"))) {
 
 namespace {
 
-constexpr int kDeepest = 6;  // operators in parts within parts of operators
-thread_local int depth = 0;
+constexpr size_t kDeepest = 6;  // operators that may run in parts within each other's parts
 thread_local std::vector<const SplitState*> dividing;  // operators whose parts this thread runs
 
 struct Refusal {
@@ -22,18 +21,10 @@ struct Refusal {
 };
 thread_local Refusal refusal;  // of the operator that Python splits in this thread
 
-// Our key's own bit and what is below stay: a handler's operators are seen by the fallback, and by nothing above it.
+// Our key and those below it stay, so that the fallback sees a handler's operators, and nothing above it does.
 c10::DispatchKeySet above_ours() {
   return c10::DispatchKeySet(c10::DispatchKeySet::FULL) - kBelow - c10::DispatchKeySet(kKey);
 }
-
-class Deeper {
- public:
-  Deeper() { ++depth; }
-  ~Deeper() { --depth; }
-  Deeper(const Deeper&) = delete;
-  Deeper& operator=(const Deeper&) = delete;
-};
 
 class Dividing {
  public:
@@ -43,10 +34,10 @@ class Dividing {
   Dividing& operator=(const Dividing&) = delete;
 };
 
-// A part that does not fit is not divided again: whoever divides makes smaller parts, and need not try every way on
+// A part that does not fit is not divided again, as who divides can make smaller parts, and every way would be tried on
 // every level. The bound is for operators that divide into parts of each other.
 bool must_run_whole(const SplitState& state) {
-  return depth >= kDeepest || std::find(dividing.begin(), dividing.end(), &state) != dividing.end() ||
+  return dividing.size() >= kDeepest || std::find(dividing.begin(), dividing.end(), &state) != dividing.end() ||
          ooc_core_in_function(core);
 }
 
@@ -105,17 +96,22 @@ bool narrower_than_storage(const at::Tensor& tensor) {
   return reach * tensor.itemsize() < tensor.storage().nbytes();
 }
 
-bool any_narrower(const std::vector<c10::IValue>& arguments) {
+std::vector<at::Tensor> tensors_of(const std::vector<c10::IValue>& arguments) {
+  std::vector<at::Tensor> tensors;
   for (const c10::IValue& value : arguments) {
-    if (value.isTensor() && narrower_than_storage(value.toTensor())) return true;
+    if (value.isTensor()) tensors.push_back(value.toTensor());
     if (value.isTensorList())
-      for (const at::Tensor& tensor : value.toTensorList())
-        if (narrower_than_storage(tensor)) return true;
+      for (const at::Tensor& tensor : value.toTensorList()) tensors.push_back(tensor);
   }
-  return false;
+  return tensors;
 }
 
-// Products and convolutions are what splitting is for: a program that ran them from host memory would crawl.
+bool any_narrower(const std::vector<c10::IValue>& arguments) {
+  const std::vector<at::Tensor> tensors = tensors_of(arguments);
+  return std::any_of(tensors.begin(), tensors.end(), narrower_than_storage);
+}
+
+// Splitting is made for products and convolutions: a program that ran these from host memory would crawl.
 bool never_on_host(const std::string& name) {
   static constexpr std::string_view kParts[] = {"conv",   "linear", "::mm", "addmm", "bmm",
                                                 "matmul", "addmv",  "::mv", "::dot", "addr"};
@@ -126,21 +122,16 @@ bool never_on_host(const std::string& name) {
 
 std::string shapes_of(const std::vector<c10::IValue>& arguments) {
   std::string text;
-  const auto add = [&text](const at::Tensor& tensor) {
-    if (!tensor.defined()) return;
+  for (const at::Tensor& tensor : tensors_of(arguments)) {
+    if (!tensor.defined()) continue;
     text += (text.empty() ? "" : ", ") + std::string(c10::toString(tensor.scalar_type())) + "[";
     for (int64_t d = 0; d < tensor.dim(); ++d) text += (d > 0 ? "x" : "") + std::to_string(tensor.size(d));
     text += "]";
-  };
-  for (const c10::IValue& value : arguments) {
-    if (value.isTensor()) add(value.toTensor());
-    if (value.isTensorList())
-      for (const at::Tensor& tensor : value.toTensorList()) add(tensor);
   }
   return text;
 }
 
-// ooc_split::NAME, as operators.py defines it; null where it has not.
+// Returns the operator ooc_split::NAME, or nothing where operators.py has not defined it.
 std::optional<c10::OperatorHandle> find_split(const std::string& name) {
   return c10::Dispatcher::singleton().findSchema({"ooc_split::" + name, ""});
 }
@@ -153,7 +144,7 @@ std::optional<c10::OperatorHandle> parts_operator(const std::string& name, Split
   std::optional<c10::OperatorHandle> found;
   if (const auto prepare = find_split("prepare")) {
     torch::jit::Stack stack{c10::IValue(name)};
-    prepare->callBoxed(&stack);  // without our lock: Python may let another thread go on
+    prepare->callBoxed(&stack);  // our lock is not held, as Python may let another thread go on
     if (stack.back().toBool()) {
       std::string mangled = name;
       for (size_t at; (at = mangled.find("::")) != std::string::npos;) mangled.replace(at, 2, "__");
@@ -180,15 +171,14 @@ class Attempt {
     below_ = stack->size();
   }
 
-  // Tries the ways from `way` on. `first` is why it did not fit whole, if that was tried now.
+  // Tries `way` and those after it. `first` says why the whole operator did not fit, if that was tried just now.
   void run(Way way, const c10::OutOfMemoryError* first) {
-    const Deeper deeper;
     if (first != nullptr) failure_ = first->what_without_backtrace();
     const bool narrower = way == Way::kRanges && !in_mode(kRanges) && any_narrower(arguments_);
     if (narrower && in_ranges()) return remember(*info_.split, key_, Way::kRanges);
     if (way != Way::kHost && in_parts()) return remember(*info_.split, key_, Way::kParts);
     if (on_host()) return remember(*info_.split, key_, Way::kHost);
-    if (failure_.empty() && once(false)) return;  // what is remembered need not be tried whole; now its need is known
+    if (failure_.empty() && once(false)) return;  // a remembered way skips the whole operator, which now says what it needs
     if (raised_) std::rethrow_exception(raised_);
     TORCH_CHECK_WITH(OutOfMemoryError, false, failure_, reasons_);
   }
@@ -199,8 +189,8 @@ class Attempt {
     stack_->insert(stack_->end(), arguments_.begin(), arguments_.end());
   }
 
-  // False: it does not fit that way either. Once a kernel has begun, an operator that writes its arguments may have
-  // written some of them, and is not run again.
+  // Returns false if it does not fit that way either. An operator that writes its arguments may have written some of them
+  // once its kernel has begun, so it is not run again.
   bool once(bool host) {
     give_arguments();
     bool began = false;

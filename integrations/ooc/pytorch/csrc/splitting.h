@@ -27,21 +27,21 @@ inline std::atomic<bool> any_remembered{false};  // some operator did not fit so
 
 enum class Way : uint8_t { kWhole, kRanges, kParts, kHost };
 
-// Of one operator.
+// What splitting knows of one operator.
 struct SplitState {
   std::vector<uint32_t> fragile;  // arguments that a kernel may move out of the stack: all but tensors and numbers
-  bool writes = false;            // some argument
+  bool writes = false;            // it writes some argument
   std::atomic<bool> any{false};   // something is remembered
   std::mutex mutex;
   std::unordered_map<uint64_t, Way> ways;  // by shapes
-  bool asked = false;                      // Python, whether it can be split
+  bool asked = false;                      // Python was asked whether it can be split
   std::optional<c10::OperatorHandle> parts;
 };
 
 SplitState* new_split_state(const c10::FunctionSchema& schema);
 
-// Arguments as they were before a kernel ran, so that the operator can be called again. Only those that kernels may
-// move from are copied: a call that fits pays next to nothing.
+// Arguments as they were before a kernel ran, so that the operator can be called again. Only those that kernels may move
+// from are copied, so a call that fits pays next to nothing.
 class KeptArguments {
  public:
   KeptArguments(const SplitState& state, const torch::jit::Stack& stack, size_t count) : size_(stack.size()) {
@@ -50,7 +50,7 @@ class KeptArguments {
       if (!stack[place].isNone()) kept_.emplace_back(static_cast<uint32_t>(place), stack[place]);
     }
   }
-  // Puts the stack right after an exception. False: a kernel has taken arguments off the stack.
+  // Puts the stack right after an exception. Returns false if a kernel has taken arguments off the stack.
   bool restore(torch::jit::Stack& stack) const {
     if (stack.size() < size_) return false;
     stack.resize(size_);
@@ -63,19 +63,19 @@ class KeptArguments {
   c10::SmallVector<std::pair<uint32_t, c10::IValue>, 4> kept_;
 };
 
-// What was remembered of these arguments, the last `count` values of the stack.
+// Returns what was remembered of the arguments on the stack.
 Way remembered_way(const OperatorInfo& info, const torch::jit::Stack& stack);
 
 // Runs an operator in a way that is not kWhole.
 void run_in_way(Way way, const c10::OperatorHandle& op, const OperatorInfo& info, c10::DispatchKeySet keys,
                 torch::jit::Stack* stack);
 
-// An operator failed for want of memory: in its kernel if `began`. Leaves its results on the stack, or throws `error`
-// with the reason. The arguments are on the stack.
+// Called when an operator failed for want of memory, in its kernel if `began`, with its arguments on the stack. It leaves
+// its results there, or throws `error` with the reason.
 void recover(const c10::OperatorHandle& op, const OperatorInfo& info, c10::DispatchKeySet keys,
              torch::jit::Stack* stack, bool began, const c10::OutOfMemoryError& error);
 
-// Python's words on why it cannot split the operator that it runs; `inexact`: it could if rounding did not matter;
+// Python calls this to say why it cannot split the operator that it runs. `inexact`: it could if rounding did not matter.
 // `raised`: the parts raise an error, which is thrown again if the operator cannot run in any other way.
 void cannot_split(std::string reason, bool inexact, bool raised);
 

@@ -1,5 +1,5 @@
-// Modes of a thread in which operators are treated unlike elsewhere. Only splitting uses them: as long as nothing was
-// ever split they cost one look at a flag.
+// Modes of a thread in which operators are treated unlike elsewhere. Only splitting uses them. As long as nothing was ever
+// split they cost one look at a flag.
 #pragma once
 
 #include <atomic>
@@ -8,18 +8,18 @@
 namespace ooc_torch __attribute__((visibility("hidden"))) {
 
 enum : uint32_t {
-  kRanges = 1,  // an operand that is a view is only the ranges of its variable that it reaches
+  kRanges = 1,  // of a variable, a view uses only the ranges that it reaches
   kPlain = 2,   // memory comes from the host, and operators are no functions
 };
 
-inline std::atomic<bool> modes_used{false};  // by any thread so far
+inline std::atomic<bool> modes_used{false};  // some thread has used a mode so far
 inline thread_local uint32_t thread_modes = 0;
 
 inline bool in_mode(uint32_t mode) {
   return __builtin_expect(modes_used.load(std::memory_order_relaxed), false) && (thread_modes & mode) != 0;
 }
 
-// Whether the mode was on.
+// Returns whether the mode was on.
 inline bool set_mode(uint32_t mode, bool on) {
   const bool before = (thread_modes & mode) != 0;
   if (on) modes_used.store(true, std::memory_order_relaxed);

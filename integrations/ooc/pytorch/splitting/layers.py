@@ -10,23 +10,15 @@ import gc
 import json
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensorMode,
-    UnsupportedFakeTensorException,
-)
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from ooc.pytorch.fake import FakeError, _give_data, find
-from ooc.pytorch.fake_mode import _Operator, _tensors
-from ooc.pytorch.like_cuda import replaced
+from ooc.pytorch.fake import find
+from ooc.pytorch.fake_mode import FakeError, Make, Operator, OperatorMode, fake_tensors, iteration
+from ooc.pytorch.roofline import tensors_in
 from ooc.pytorch.splitting.conditions import library, processor
 from ooc.pytorch.splitting.context import Call
 from ooc.pytorch.splitting.kernels import BACKWARD_DATA, BACKWARD_FILTER, FORWARD, Kernel
@@ -48,30 +40,18 @@ class Found:
         self.layer, self.operator, self.shapes, self.kernels = layer, call.operator, call.shapes, kernels
 
 
-class LayerRun(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A dispatch mode, to be entered in a FakeTensorMode after the model was built; `found` has what then runs."""
+class LayerRun(OperatorMode):  # type: ignore[no-untyped-call]
+    """To be entered after the model was built; `found` has what then runs."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.found: list[Found] = []
         self.training = False
-        self._operators: dict[Any, _Operator] = {}
         self._weights = {tensor.untyped_storage()._cdata for tensor in _weights()}
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if function.namespace == "prim":
-            return function(*args, **kwargs)
-        operator = self._operators.setdefault(function, _Operator(function))
-        if operator.view:
-            return function(*args, **kwargs)
-        if operator.composite:
-            with self:
-                result = function.decompose(*args, **kwargs)
-            if result is not NotImplemented:
-                return result
+    def run(self, operator: Operator, function: Any, args: Any, kwargs: Any) -> Any:
         result = function(*args, **kwargs)
-        if not operator.name.startswith(_FILLS) and list(_tensors(result)):
+        if not operator.name.startswith(_FILLS) and list(tensors_in([result])):
             self._note(operator.name, args, kwargs, result)
         return result
 
@@ -104,7 +84,7 @@ def _weights() -> Iterator[Tensor]:
 
 
 def _by_storage(values: list[Any]) -> dict[int, Tensor]:
-    return {t.untyped_storage()._cdata: t for t in _tensors(values) if t.layout == torch.strided}
+    return {t.untyped_storage()._cdata: t for t in tensors_in(values) if t.layout == torch.strided}
 
 
 def _weight_units(result: Tensor | None, weights: dict[int, Tensor]) -> int | None:
@@ -140,26 +120,17 @@ def _kernels(base: str, args: Any) -> list[tuple[Kernel, int]]:
     return []
 
 
-def layers_of(make: Callable[..., Callable[[], Any]], batch: int, **arguments: Any) -> LayerRun:
+def layers_of(make: Make, batch: int, **arguments: Any) -> LayerRun:
     """The operators of one iteration.
 
     Raises:
         FakeError: the iteration cannot be run without data.
     """
-    with ExitStack() as stack:
-        stack.enter_context(replaced("torch.utils", "swap_tensors", _give_data))
-        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-        try:
-            step = make(batch, **arguments)
-            if not callable(step):
-                raise FakeError(f"make({batch}) must return a function that runs one iteration, not {step!r}")
-            run = LayerRun()
-            with run:
-                step()
-        except (DataDependentOutputException, DynamicOutputShapeException) as error:
-            raise FakeError(f"{error.func} depends on the data, which a fake tensor does not have") from error
-        except UnsupportedFakeTensorException as error:
-            raise FakeError(f"PyTorch cannot fake this: {error}") from error
+    with fake_tensors():
+        step = iteration(make, batch, arguments)
+        run = LayerRun()
+        with run:
+            step()
     if not run.found:
         raise FakeError("an iteration runs no operator")
     return run
