@@ -102,7 +102,8 @@ def measure_network(
     """The record of one network."""
     began = time.monotonic()
     kernels = [Kernel(layer, kind) for layer in layers for kind in KINDS]
-    with tempfile.TemporaryDirectory() as folder, Store(Path(folder) / "splitting.sqlite") as store:
+    with tempfile.TemporaryDirectory() as folder:
+        store = Store(Path(folder) / "splitting.jsonl")
         measurer = Measurer(core, store, largest_bytes=LIMITS_MIB[-1] * MIB, effort=Effort(3, 0.05, 9))
         known = {kernel: measurer.table(kernel, batch) for kernel in dict.fromkeys(kernels)}
         again = Measurer(core, store, largest_bytes=LIMITS_MIB[-1] * MIB)

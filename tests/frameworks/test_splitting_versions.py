@@ -112,7 +112,7 @@ def test_a_verdict_is_kept_by_an_unrelated_edit_and_voided_by_a_related_one(fold
     def compares() -> bool:
         """In a session of its own, of all that is known only the file is there."""
         compared.clear()
-        runtime = Runtime(Core(), "exact", folder.parent / "store.sqlite", SplitLog(Core()))  # type: ignore[arg-type]
+        runtime = Runtime(Core(), "exact", folder.parent / "store.jsonl", SplitLog(Core()))  # type: ignore[arg-type]
         runtime.run("aten::sum.dim_IntList", Handler(handler, LINEAR), False, (torch.ones(5000, 3),), {})
         return bool(compared)
 

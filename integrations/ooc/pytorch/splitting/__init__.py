@@ -6,7 +6,7 @@
     context.py      what a handler may ask: how large a part may be, large results, which division is exact
     geometry.py     views, the memory that they touch, and how they are cut
     verification.py random arguments, bits compared, differences
-    verdicts.py     where verdicts are kept; tally.py: what was split, for the summary
+    tally.py        what was split, for the summary
     runtime.py      what one session has: part sizes, mode, store
     copies.py factories.py pointwise.py random.py lists.py   the operators that may be cut anywhere
     dividers.py     handlers made of a divider, which only looks at sizes; `describe` says what would be done

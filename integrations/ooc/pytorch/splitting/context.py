@@ -20,7 +20,6 @@ from torch import Tensor
 from ooc.pytorch.splitting import copies, geometry, registry
 from ooc.pytorch.splitting.naming import named_shape
 from ooc.pytorch.splitting.tally import SplitRecord, Tally
-from ooc.pytorch.splitting.verdicts import KeptHere, Verdicts
 from ooc.pytorch.splitting.verification import (
     CHANGES_SPECIALS,
     INCOMPARABLE,
@@ -33,7 +32,7 @@ from ooc.pytorch.splitting.verification import (
     random_like,
     tensors_in,
 )
-from swapd.splitting.store import Key, Verdict
+from swapd.splitting.store import Key, Store, Verdict
 
 _SEED = 20181213  # of the verification's random numbers
 _ENOUGH_ELEMENTS, _MOST_TURNS = 4096, 16  # so many numbers are compared, from at most so many results
@@ -127,7 +126,7 @@ class Context:
         *,
         chunk_bytes: int = 1,
         mode: str = "exact",
-        verdicts: Verdicts | None = None,
+        verdicts: Store | None = None,
         tally: Tally | None = None,
         device: str = "cpu",
         library: str = "",
@@ -138,7 +137,7 @@ class Context:
         self.chunk_bytes = chunk_bytes
         self.exact = mode != "allow"
         self.threads = torch.get_num_threads()
-        self._verdicts = verdicts if verdicts is not None else KeptHere()
+        self._verdicts = verdicts if verdicts is not None else Store(None)
         self._tally = tally if tally is not None else Tally()
         self._key = Key(device, library, call.operator, call.shapes)
         self._managed = managed

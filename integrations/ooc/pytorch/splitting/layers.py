@@ -206,18 +206,18 @@ def main(text: str) -> int:
             ooc.enable(alloc="emulated", budget=wanted["measure_bytes"], policy="demand", split="off")
             assert ooc._session is not None
             core = ooc._session.core
-        with Store(path) as store:
-            measurer = Measurer(core, store, largest_bytes=wanted["largest_bytes"])
-            layers = describe(run, measurer, wanted["policy"], lambda line: print(line, file=sys.stderr, flush=True))
-            facts = {
-                "layers": [layer.to_json() for layer in layers],
-                "training": run.training,
-                "store": None if store.path is None else str(store.path),
-                "measurements": measurer.measurements,
-                "noise": measurer.noise.figures(),
-                "device": f"{processor()}, {torch.get_num_threads()} threads",
-                "library": measurer.library,
-            }
+        store = Store(path)
+        measurer = Measurer(core, store, largest_bytes=wanted["largest_bytes"])
+        layers = describe(run, measurer, wanted["policy"], lambda line: print(line, file=sys.stderr, flush=True))
+        facts = {
+            "layers": [layer.to_json() for layer in layers],
+            "training": run.training,
+            "store": None if store.path is None else str(store.path),
+            "measurements": measurer.measurements,
+            "noise": measurer.noise.figures(),
+            "device": f"{processor()}, {torch.get_num_threads()} threads",
+            "library": measurer.library,
+        }
         Path(wanted["output"]).write_text(json.dumps(facts), encoding="utf-8")
     except (FakeError, OSError) as error:
         print(f"swapd: {error}", file=sys.stderr)
