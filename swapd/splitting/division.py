@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from swapd.splitting.configurations import Configuration, KernelTable
-from swapd.splitting.limits import LimitTooSmallError, require_limit
+from swapd.splitting.limits import LimitTooSmallError
 from swapd.splitting.multiple_choice import Option, choose, fractional_bound, greedy_choice
 from swapd.splitting.pareto import desirable, pareto_front
 
@@ -53,7 +53,7 @@ def fronts_of(
     Raises:
         LimitTooSmallError: a kernel does not fit even alone.
         UnreachableBatchError: a kernel's measured sizes do not add up to its batch.
-        ValueError: two kernels have the same name; an unknown policy; a negative limit.
+        ValueError: two kernels have the same name; an unknown policy.
     """
     found: dict[str, tuple[Configuration, ...]] = {}
     known: dict[Any, tuple[Configuration, ...]] = {}
@@ -78,9 +78,8 @@ def divide_workspace(fronts: Fronts, limit_bytes: int) -> Division:
 
     Raises:
         LimitTooSmallError: the smallest configurations do not fit together.
-        ValueError: a negative limit, a kernel without configurations.
+        ValueError: a kernel without configurations.
     """
-    require_limit(limit_bytes)
     pruned = {name: desirable(front) for name, front in fronts.items()}
     for name, front in pruned.items():
         if not front:
