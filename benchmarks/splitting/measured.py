@@ -30,7 +30,7 @@ from benchmarks.runs import ROOT
 from benchmarks.splitting import convolutions, plans, tables
 from benchmarks.splitting.plans import MIB, Plan
 from ooc.pytorch.splitting.kernels import CPU, KINDS, ConvolutionShape, Kernel, run
-from ooc.pytorch.splitting.measure import Effort, Measurer, live_during, measured_sizes
+from ooc.pytorch.splitting.measure import Effort, Measurer, live_during, measured_sizes, noise_of
 from ooc_alloc import Core
 from swapd.splitting.configurations import Configuration
 from swapd.splitting.store import Store
@@ -112,7 +112,7 @@ def measure_network(
     say(
         f"{name}: {measurer.measurements} measurements in {time.monotonic() - began:.0f} s; again: {again.measurements}"
     )
-    noise = measurer.noise.figures()
+    noise = noise_of(measurer.rows)
     operands = Operands(kernels, batch)
     confirmed: dict[tuple[Kernel, Configuration, Configuration], bool] = {}
 

@@ -13,9 +13,9 @@ from ooc.pytorch.splitting.measure import (
     Effort,
     MeasureError,
     Measurer,
-    Noise,
     convolution_of,
     measured_sizes,
+    noise_of,
     timed,
 )
 from swapd.splitting.configurations import MicroConfiguration
@@ -204,11 +204,9 @@ def test_sizes_of_all_are_capped(batch: int) -> None:
 
 
 def test_noise_is_relative_to_the_median() -> None:
-    noise = Noise()
-    assert noise.figures() == {"measurements": 0, "median": 0.0, "ninth_decile": 0.0}
-    for spread in (0.1, 0.2, 0.6):
-        noise.add(MicroConfiguration(1, "a", 2.0, 0, spread))
-    assert noise.figures()["median"] == pytest.approx(0.1)
+    assert noise_of([]) == {"measurements": 0, "median": 0.0, "ninth_decile": 0.0}
+    rows = [MicroConfiguration(1, "a", 2.0, 0, spread) for spread in (0.1, 0.2, 0.6)]
+    assert noise_of(rows)["median"] == pytest.approx(0.1)
 
 
 def test_repetitions_end() -> None:

@@ -15,8 +15,8 @@ import importlib
 import importlib.util
 import json
 import sys
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -76,24 +76,36 @@ def record(
     """
     recorder = SequenceRecorder(chunk_bytes, small_limit_bytes, device.link if device is not None else None)
     run = FakeRun(recorder, None if device is None else Roofline(device), slice_bytes)
-    with ExitStack() as stack:
-        if device is not None:
-            stack.enter_context(like_cuda())
+    with nullcontext() if device is None else like_cuda(), made_of_fakes(make, batch, arguments, run) as step:
+        trace = _steady(recorder, step)
+    return trace if times is None else with_times(trace, times)
+
+
+@contextmanager
+def made_of_fakes(
+    make: Make, batch: int, arguments: dict[str, Any], run: AbstractContextManager[Any] | None = None
+) -> Iterator[Callable[[], Any]]:
+    """Calls `make` under fake tensors, and within `run`; while inside, the function that it returned can be called.
+
+    Raises:
+        FakeError: something cannot be run without data; also for what is raised inside.
+    """
+    with (
         # Module.to() gives new data to a real parameter, but swaps a fake one, which fails when PyTorch itself keeps a
         # weak reference to it. So fake parameters get new data here too.
-        stack.enter_context(replaced("torch.utils", "swap_tensors", _give_data))
-        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-        stack.enter_context(run)
+        replaced("torch.utils", "swap_tensors", _give_data),
+        FakeTensorMode(allow_non_fake_inputs=True),
+        run or nullcontext(),
+    ):
         try:
             step = make(batch, **arguments)
             if not callable(step):
                 raise FakeError(f"make({batch}) must return a function that runs one iteration, not {step!r}")
-            trace = _steady(recorder, step)
+            yield step
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise FakeError(f"{error.func} depends on the data, which a fake tensor does not have") from error
         except UnsupportedFakeTensorException as error:
             raise FakeError(f"PyTorch cannot fake this: {error}") from error
-    return trace if times is None else with_times(trace, times)
 
 
 def _give_data(parameter: torch.Tensor, applied: torch.Tensor) -> None:

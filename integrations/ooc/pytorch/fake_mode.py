@@ -47,7 +47,7 @@ class Clock(Protocol):
     def seconds(self, name: str, function: Any, args: Any, kwargs: Any, result: Any) -> float: ...
 
 
-class _Operator:
+class Operator:
     """What is known of an operator; `inspect` in operators.h finds out the same."""
 
     def __init__(self, function: Any) -> None:
@@ -71,17 +71,12 @@ class _Operator:
         self.returns = bool(schema.returns)
 
 
-class FakeRun(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A dispatch mode, to be entered inside of a FakeTensorMode; it tells `recorder` what then runs.
+class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A dispatch mode whose `run_operator` runs every operator but views and what is made of other operators."""
 
-    Numbers that a program reads from fake tensors (`item()`) are 1, unless they follow from constants.
-    """
-
-    def __init__(self, recorder: SequenceRecorder, clock: Clock | None, slice_bytes: int = SLICE_BYTES) -> None:
+    def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.recorder, self.clock, self.slice_bytes = recorder, clock, slice_bytes
-        self._operators: dict[Any, _Operator] = {}
-        self._storages: dict[int, tuple[Storage, Any]] = {}  # by identity, with a weak reference that notices its end
+        self._operators: dict[Any, Operator] = {}
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -89,7 +84,7 @@ class FakeRun(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if operator is None:
             if function.namespace == "prim":  # asks for a device or the like, and is no operator of the dispatcher
                 return function(*args, **kwargs)
-            operator = self._operators[function] = _Operator(function)
+            operator = self._operators[function] = Operator(function)
         if operator.view:
             return function(*args, **kwargs)
         if operator.composite:
@@ -97,11 +92,29 @@ class FakeRun(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 result = function.decompose(*args, **kwargs)
             if result is not NotImplemented:
                 return result
+        return self.run_operator(function, operator, args, kwargs)
+
+    def run_operator(self, function: Any, operator: Operator, args: Any, kwargs: Any) -> Any:
+        raise NotImplementedError
+
+
+class FakeRun(OperatorMode):  # type: ignore[no-untyped-call]
+    """A dispatch mode, to be entered inside of a FakeTensorMode; it tells `recorder` what then runs.
+
+    Numbers that a program reads from fake tensors (`item()`) are 1, unless they follow from constants.
+    """
+
+    def __init__(self, recorder: SequenceRecorder, clock: Clock | None, slice_bytes: int = SLICE_BYTES) -> None:
+        super().__init__()
+        self.recorder, self.clock, self.slice_bytes = recorder, clock, slice_bytes
+        self._storages: dict[int, tuple[Storage, Any]] = {}  # by identity, with a weak reference that notices its end
+
+    def run_operator(self, function: Any, operator: Operator, args: Any, kwargs: Any) -> Any:
         if operator.whole_list:
             return self._run_in_slices(function, operator, args, kwargs)
         return self._run(function, operator, args, kwargs)
 
-    def _run(self, function: Any, operator: _Operator, args: Any, kwargs: Any) -> Any:
+    def _run(self, function: Any, operator: Operator, args: Any, kwargs: Any) -> Any:
         recorder = self.recorder
         recorder.begin_function(operator.name)
         given = dict(zip(operator.order, args)) | kwargs
@@ -140,7 +153,7 @@ class FakeRun(TorchDispatchMode):  # type: ignore[no-untyped-call]
             announce(storage)
         return entry[0]
 
-    def _run_in_slices(self, function: Any, operator: _Operator, args: Any, kwargs: Any) -> Any:
+    def _run_in_slices(self, function: Any, operator: Operator, args: Any, kwargs: Any) -> Any:
         """Runs an operator in slices, as `run_in_slices` in operators.h does: elements of the lists are independent."""
         sizes = _element_bytes([*args, *kwargs.values()])
         if len(sizes) < 2 or sum(sizes) <= self.slice_bytes:

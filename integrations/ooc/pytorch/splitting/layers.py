@@ -10,28 +10,20 @@ import gc
 import json
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensorMode,
-    UnsupportedFakeTensorException,
-)
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from ooc.pytorch.fake import FakeError, _give_data, find
-from ooc.pytorch.fake_mode import _Operator, _tensors
-from ooc.pytorch.like_cuda import replaced
+from ooc.pytorch.fake import FakeError, find, made_of_fakes
+from ooc.pytorch.fake_mode import Operator, OperatorMode
 from ooc.pytorch.splitting.conditions import library, processor
 from ooc.pytorch.splitting.context import Call
 from ooc.pytorch.splitting.kernels import BACKWARD_DATA, BACKWARD_FILTER, FORWARD, Kernel
-from ooc.pytorch.splitting.measure import MeasureError, Measurer, convolution_of
+from ooc.pytorch.splitting.measure import MeasureError, Measurer, convolution_of, noise_of
 from ooc.pytorch.splitting.operators import find as find_handler
+from ooc.pytorch.splitting.verification import tensors_in
 from swapd.splitting.configurations import KernelTable
 from swapd.splitting.network import NetworkLayer
 from swapd.splitting.segments import Layer
@@ -41,37 +33,27 @@ HEAVY = ("aten::convolution", "aten::addmm", "aten::mm", "aten::linear", "aten::
 _FILLS = ("aten::zeros", "aten::ones", "aten::empty", "aten::full", "aten::arange", "aten::detach")
 
 
-class Found:
-    """One operator of the model, and the kernels of its convolution."""
+class Found(NamedTuple):
+    """One operator of the model, and the kernels of its convolution, each with the batch."""
 
-    def __init__(self, layer: Layer, call: Call, kernels: list[tuple[Kernel, int]]) -> None:
-        self.layer, self.operator, self.shapes, self.kernels = layer, call.operator, call.shapes, kernels
+    layer: Layer
+    operator: str
+    shapes: str
+    kernels: list[tuple[Kernel, int]]
 
 
-class LayerRun(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class LayerRun(OperatorMode):  # type: ignore[no-untyped-call]
     """A dispatch mode, to be entered in a FakeTensorMode after the model was built; `found` has what then runs."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.found: list[Found] = []
         self.training = False
-        self._operators: dict[Any, _Operator] = {}
         self._weights = {tensor.untyped_storage()._cdata for tensor in _weights()}
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if function.namespace == "prim":
-            return function(*args, **kwargs)
-        operator = self._operators.setdefault(function, _Operator(function))
-        if operator.view:
-            return function(*args, **kwargs)
-        if operator.composite:
-            with self:
-                result = function.decompose(*args, **kwargs)
-            if result is not NotImplemented:
-                return result
+    def run_operator(self, function: Any, operator: Operator, args: Any, kwargs: Any) -> Any:
         result = function(*args, **kwargs)
-        if not operator.name.startswith(_FILLS) and list(_tensors(result)):
+        if not operator.name.startswith(_FILLS) and tensors_in(result):
             self._note(operator.name, args, kwargs, result)
         return result
 
@@ -93,7 +75,7 @@ class LayerRun(TorchDispatchMode):  # type: ignore[no-untyped-call]
             weight_units=_weight_units(outputs, weights) if heavy else None,
             activation_units=_activation_units(base, outputs),
         )
-        self.found.append(Found(layer, Call(name, tuple(args), kwargs), _kernels(base, args)))
+        self.found.append(Found(layer, name, Call(name, tuple(args), kwargs).shapes, _kernels(base, args)))
 
 
 def _weights() -> Iterator[Tensor]:
@@ -104,7 +86,7 @@ def _weights() -> Iterator[Tensor]:
 
 
 def _by_storage(values: list[Any]) -> dict[int, Tensor]:
-    return {t.untyped_storage()._cdata: t for t in _tensors(values) if t.layout == torch.strided}
+    return {t.untyped_storage()._cdata: t for t in tensors_in(values) if t.layout == torch.strided}
 
 
 def _weight_units(result: Tensor | None, weights: dict[int, Tensor]) -> int | None:
@@ -125,19 +107,19 @@ def _activation_units(base: str, result: Tensor | None) -> int | None:
 
 def _kernels(base: str, args: Any) -> list[tuple[Kernel, int]]:
     """The kernels of a convolution of images, each with the batch."""
-    try:
-        if base == "aten::convolution" and not args[6]:
-            x, w, stride, padding, dilation, groups = args[0], args[1], args[3], args[4], args[5], args[8]
-            shape = convolution_of(x.shape, w.shape, stride, padding, dilation, groups)
-            return [(Kernel(shape, FORWARD), int(x.shape[0]))]
-        if base == "aten::convolution_backward" and not args[7]:
-            x, w, stride, padding, dilation = args[1], args[2], args[4], args[5], args[6]
-            shape = convolution_of(x.shape, w.shape, stride, padding, dilation, args[9])
-            kinds = [kind for kind, wanted in zip((BACKWARD_DATA, BACKWARD_FILTER), args[10]) if wanted]
-            return [(Kernel(shape, kind), int(x.shape[0])) for kind in kinds]
-    except ValueError:
-        pass  # one or three dimensions have no kernels that could be measured
-    return []
+    if base == "aten::convolution":
+        x, w, _, *rest = args[:9]
+        kinds = [FORWARD]
+    elif base == "aten::convolution_backward":
+        _, x, w, _, *rest = args[:10]
+        kinds = [kind for kind, wanted in zip((BACKWARD_DATA, BACKWARD_FILTER), args[10]) if wanted]
+    else:
+        return []
+    stride, padding, dilation, transposed, _, groups = rest
+    if transposed or x.dim() != 4:  # others have no kernels that could be measured
+        return []
+    shape = convolution_of(x.shape, w.shape, stride, padding, dilation, groups)
+    return [(Kernel(shape, kind), int(x.shape[0])) for kind in kinds]
 
 
 def layers_of(make: Callable[..., Callable[[], Any]], batch: int, **arguments: Any) -> LayerRun:
@@ -146,20 +128,10 @@ def layers_of(make: Callable[..., Callable[[], Any]], batch: int, **arguments: A
     Raises:
         FakeError: the iteration cannot be run without data.
     """
-    with ExitStack() as stack:
-        stack.enter_context(replaced("torch.utils", "swap_tensors", _give_data))
-        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-        try:
-            step = make(batch, **arguments)
-            if not callable(step):
-                raise FakeError(f"make({batch}) must return a function that runs one iteration, not {step!r}")
-            run = LayerRun()
-            with run:
-                step()
-        except (DataDependentOutputException, DynamicOutputShapeException) as error:
-            raise FakeError(f"{error.func} depends on the data, which a fake tensor does not have") from error
-        except UnsupportedFakeTensorException as error:
-            raise FakeError(f"PyTorch cannot fake this: {error}") from error
+    with made_of_fakes(make, batch, arguments) as step:
+        run = LayerRun()
+        with run:
+            step()
     if not run.found:
         raise FakeError("an iteration runs no operator")
     return run
@@ -214,7 +186,7 @@ def main(text: str) -> int:
             "training": run.training,
             "store": None if store.path is None else str(store.path),
             "measurements": measurer.measurements,
-            "noise": measurer.noise.figures(),
+            "noise": noise_of(measurer.rows),
             "device": f"{processor()}, {torch.get_num_threads()} threads",
             "library": measurer.library,
         }
