@@ -121,9 +121,7 @@ def _even(length: int, threads: int, unit: int) -> int:
 
 def meta(tensor: Tensor) -> Tensor:
     """The tensor without its memory. Single numbers are left as they are: they may be wrapped Python numbers."""
-    if tensor.dim() == 0:
-        return tensor
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+    return all_meta(tensor) if tensor.dim() else tensor
 
 
 def meta_results(function: Callable[..., Any], arguments: Sequence[Any], keywords: Mapping[str, Any]) -> list[Tensor]:
@@ -138,12 +136,13 @@ def meta_results(function: Callable[..., Any], arguments: Sequence[Any], keyword
     except RuntimeError:
         if all(t.dim() for t in tensors_in([list(arguments), dict(keywords)])):
             raise
-    sized = function(*map_tensors(list(arguments), _all_meta), **map_tensors(dict(keywords), _all_meta))
+    sized = function(*map_tensors(list(arguments), all_meta), **map_tensors(dict(keywords), all_meta))
     typed = function(*map_tensors(list(arguments), _one), **map_tensors(dict(keywords), _one))
     return [t.to(real.dtype) for t, real in zip(tensors_in([sized]), tensors_in([typed]))]
 
 
-def _all_meta(tensor: Tensor) -> Tensor:
+def all_meta(tensor: Tensor) -> Tensor:
+    """The tensor, or the number, without its memory."""
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 

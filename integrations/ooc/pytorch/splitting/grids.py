@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 
@@ -67,10 +68,7 @@ def boxes(lengths: Sequence[int], sizes: Sequence[int]) -> Iterator[tuple[tuple[
 
 def count(lengths: Sequence[int], sizes: Sequence[int]) -> int:
     """How many blocks a grid has."""
-    made = 1
-    for n, size in zip(lengths, sizes):
-        made *= -(-n // size)
-    return made
+    return math.prod(-(-n // size) for n, size in zip(lengths, sizes))
 
 
 def label(names: Sequence[str], lengths: Sequence[int], sizes: Sequence[int]) -> str:

@@ -57,12 +57,8 @@ class _Lists:
             results = [self._element(place, cut, arguments, keywords) for place, cut in enumerate(cuts)]
             return None if self.writes else results
 
-        def whole(*arguments: Any, **keywords: Any) -> Any:
-            result = self.overload(*arguments, **keywords)
-            return None if self.writes else result
-
         splits = [Split(cuts[0].how, sum(len(cut.indexes) for cut in cuts), partial(in_parts, cuts)) for cuts in ways]
-        chosen = self.context.choose("", splits, whole, self._sample)
+        chosen = self.context.choose("", splits, self.overload, self._sample)
         return chosen.run(*self.arguments, **self.keywords)
 
     def _of(self, place: int, value: Any, last: bool = False) -> Any:
