@@ -157,4 +157,4 @@ def test_what_is_refused():
     with pytest.raises(ValueError, match="a: a layer has at least one unit"):
         Layer("a", 1, 0, weight_units=0)
     with pytest.raises(ValueError, match="-1"):
-        schedule_layers([], -1)
+        schedule_layers([Layer("a", 1, 0)], -1)

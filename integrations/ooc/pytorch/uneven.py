@@ -110,27 +110,25 @@ def _times(
     run: Callable[[int], Any], sizes: Sequence[int], repetitions: int, clock: Callable[[], float]
 ) -> dict[int, float]:
     """Seconds by size, for the sizes that fit."""
+
+    def now() -> float:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return clock()
+
+    def timed(size: int) -> float:
+        began = now()
+        run(size)
+        return now() - began
+
     times: dict[int, float] = {}
     for size in sizes:
         try:
             run(size)
-            times[size] = statistics.median(_timed(run, size, clock) for _ in range(repetitions))
+            times[size] = statistics.median(timed(size) for _ in range(repetitions))
         except torch.OutOfMemoryError:
             break
     return times
-
-
-def _timed(run: Callable[[int], Any], size: int, clock: Callable[[], float]) -> float:
-    _wait_for_device()
-    began = clock()
-    run(size)
-    _wait_for_device()
-    return clock() - began
-
-
-def _wait_for_device() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
 
 
 def interpolated(times: dict[int, float], batch: int, step: int = 1) -> dict[int, float]:

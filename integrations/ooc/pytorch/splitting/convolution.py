@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -141,23 +141,22 @@ def run_pass(
         given = source.narrow(0, n0, n).narrow(1, g0 * per[0], g * per[0])
         part_bias = None if bias is None else bias.narrow(0, *channels)
         part = weight.narrow(0, g0 * per[0], g * per[0]).narrow(1, c0, c) if way.spread else weight.narrow(0, *channels)
-        part = weights.get(box[1:3], lambda part=part: in_order(context, part, layout(weight)))  # type: ignore[misc]
+        part = weights.get(box[1:3], in_order, context, part, layout(weight))
         shape = replace(way.shape, groups=g, weight=tuple(part.shape))
         if r == way.result[2]:
-            given = sources.get((box[0], box[1]), lambda given=given: in_order(context, given, order))  # type: ignore[misc]
+            given = sources.get((box[0], box[1]), in_order, context, given, order)
             context.move(target, kernel(shape, given, part, part_bias, target.shape))
             continue
         start, length = way.rows.met_by(r0, r) if way.spread else way.rows.window(r0, r)
-        slab = sources.get(
-            (box[0], box[1], start, length),
-            lambda given=given, start=start, length=length: _rows_with_zeros(context, given, start, length, order),  # type: ignore[misc]
-        )
+        slab = sources.get((box[0], box[1], start, length), _rows_with_zeros, context, given, start, length, order)
+        compute = partial(kernel, _rows_unpadded(shape), slab, part, part_bias)
         if way.spread:
-            _spread_rows(context, way.rows, shape, (r0, r), target, slab, start, part, part_bias, kernel)
+            window = way.rows.window(start, length) if length else (r0, 0)
+            _spread_rows(context, target, (r0, r), window, compute, part_bias)
         else:
             if start < 0 or start + length > way.source[2]:
-                looked_at.get(box[1:3], lambda part=part: _multiplied_by_zeros(part))  # type: ignore[misc]
-            context.move(target, kernel(_rows_unpadded(shape), slab, part, part_bias, target.shape))
+                looked_at.get(box[1:3], _multiplied_by_zeros, part)
+            context.move(target, compute(target.shape))
     return result
 
 
@@ -168,10 +167,10 @@ class _Last:
         self._key: Any = None
         self._made: Tensor | None = None
 
-    def get(self, key: Any, make: Callable[[], Tensor]) -> Tensor:
+    def get(self, key: Any, make: Callable[..., Tensor], *arguments: Any) -> Tensor:
         if self._made is None or key != self._key:
             self._made = None  # frees its memory before more is taken
-            self._key, self._made = key, make()
+            self._key, self._made = key, make(*arguments)
         return self._made
 
 
@@ -239,23 +238,18 @@ def _fill(context: Context, view: Tensor, bias: Tensor | None) -> None:
 
 def _spread_rows(
     context: Context,
-    rows: Rows,
-    shape: ConvolutionParameters,
-    block: tuple[int, int],
     target: Tensor,
-    slab: Tensor,
-    first: int,
-    weight: Tensor,
+    block: tuple[int, int],
+    window: tuple[int, int],
+    compute: Callable[[Sequence[int]], Tensor],
     bias: Tensor | None,
-    kernel: Kernel,
 ) -> None:
-    """Computes the result rows that the small rows in `slab` go into, and copies those of the block to `target`."""
-    start, length = block
+    """Computes the result rows of a window, if it has any, and copies those of the block to `target`."""
+    (start, length), (top, reached) = block, window
     covered = (start, start)
-    if slab.shape[2]:
-        top, reached = rows.window(first, slab.shape[2])
+    if reached:
         covered = max(start, top), min(start + length, top + reached)
-        made = kernel(_rows_unpadded(shape), slab, weight, bias, [*target.shape[:2], reached, *target.shape[3:]])
+        made = compute([*target.shape[:2], reached, *target.shape[3:]])
         count_covered = covered[1] - covered[0]
         context.move(
             target.narrow(2, covered[0] - start, count_covered), made.narrow(2, covered[0] - top, count_covered)

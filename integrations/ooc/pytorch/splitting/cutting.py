@@ -64,7 +64,9 @@ def cut_elementwise(
     large = [t for t in operands if t.numel() > 1]
     everything = [*results, *large]
     temporary = sum(t.element_size() for t in results)
-    if geometry.same_layout(everything) and all(geometry.flat(t) is not None for t in everything):
+    first = everything[0]
+    alike = all(t.shape == first.shape and t.stride() == first.stride() for t in everything)
+    if alike and geometry.flat(first) is not None:
         each = temporary + sum(t.element_size() for t in everything)
         room = part_bytes - 2 * chunk_bytes * len(everything)
         most = max(room // each, _ALIGNED)

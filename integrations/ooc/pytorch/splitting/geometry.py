@@ -120,8 +120,3 @@ def flat(tensor: Tensor) -> Tensor | None:
             return None
         step *= length if length > 1 else 1
     return tensor.as_strided((tensor.numel(),), (1,))
-
-
-def same_layout(tensors: Sequence[Tensor]) -> bool:
-    """Whether the elements that tensors have at the same place in memory belong together."""
-    return all(t.shape == tensors[0].shape and t.stride() == tensors[0].stride() for t in tensors)

@@ -7,13 +7,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 
-def even(total: int, size: int, multiple: int) -> int:
-    """The smallest block size, a multiple of `multiple` or `total`, that makes no more blocks than `size` does."""
-    parts = -(-total // size)
-    share = -(-total // parts)
-    return min(total, -(-share // multiple) * multiple)
-
-
 def largest(total: int, multiple: int, fits: Callable[[int], bool]) -> int:
     """The largest block size that fits: `total` or a multiple below it; 0 if none fits. Larger blocks take more."""
     if fits(total):
@@ -22,7 +15,11 @@ def largest(total: int, multiple: int, fits: Callable[[int], bool]) -> int:
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle * multiple) else (low, middle)
-    return even(total, low * multiple, multiple) if low else 0
+    if not low:
+        return 0
+    parts = -(-total // (low * multiple))
+    share = -(-total // parts)  # no larger blocks than it takes to have so few
+    return min(total, -(-share // multiple) * multiple)
 
 
 def grid(

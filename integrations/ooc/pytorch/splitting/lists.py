@@ -29,11 +29,7 @@ def over_lists(overload: Overload) -> registry.Function | None:
     elementwise = name.startswith("_foreach_") and name.removeprefix("_foreach_").rstrip("_") not in _REDUCE
     if not (elementwise or name.startswith(_FUSED)) or any(a.is_out for a in overload._schema.arguments):
         return None
-
-    def split(context: Context, *arguments: Any, **keywords: Any) -> Any:
-        return _Lists(context, overload, arguments, keywords).run()
-
-    return split
+    return lambda context, *arguments, **keywords: _Lists(context, overload, arguments, keywords).run()
 
 
 class _Lists:

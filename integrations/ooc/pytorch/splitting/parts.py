@@ -84,15 +84,9 @@ def as_tuple(results: Any) -> tuple[Any, ...]:
     return tuple(results) if isinstance(results, tuple | list) else (results,)
 
 
-def unbound(named: Mapping[str, Any]) -> str:
-    """A text with everything that the results' shapes depend on."""
-
-    def text(value: Any) -> str:
-        if isinstance(value, Tensor):
-            return f"{value.dtype}{tuple(value.shape)}{value.stride()}"
-        return str(value)
-
-    return ";".join(text(value) for value in named.values())
+def _text(value: Any) -> str:
+    """All of a value that the results' shapes depend on."""
+    return f"{value.dtype}{tuple(value.shape)}{value.stride()}" if isinstance(value, Tensor) else str(value)
 
 
 _shapes: dict[tuple[OpOverload, str], tuple[Any, ...]] = {}
@@ -100,7 +94,7 @@ _shapes: dict[tuple[OpOverload, str], tuple[Any, ...]] = {}
 
 def results_of(context: Context, op: OpOverload, named: Named) -> tuple[Any, ...]:
     """What the operator would return, on the device "meta", with shapes and strides but without memory."""
-    key = (op, unbound(named))
+    key = (op, ";".join(map(_text, named.values())))
     if key not in _shapes:
         if len(_shapes) > 4096:
             _shapes.clear()

@@ -35,15 +35,10 @@ def pointwise(overload: Overload) -> registry.Function | None:
     name = overload._schema.name.removeprefix("aten::")
     if not (torch.Tag.pointwise in overload.tags or name in _MORE or _writes_pointwise(overload)):
         return None
-
-    def split(context: Context, *arguments: Any, **keywords: Any) -> Any:
-        return elementwise(context, overload, arguments, keywords)
-
-    return split
+    return partial(_elementwise, overload)
 
 
-def elementwise(context: Context, overload: Overload, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """Runs an elementwise operator in parts. Raises CannotSplit."""
+def _elementwise(overload: Overload, context: Context, /, *arguments: Any, **keywords: Any) -> Any:
     operands = tensors_in((arguments, keywords))
     if any(t.layout != torch.strided for t in operands):
         raise CannotSplit("its tensors are not strided")
