@@ -61,7 +61,7 @@ $(installed): pyproject.toml
 
 # What tests and benchmarks need beside.
 $(developer): $(installed)
-	$(editable)[test,report,ilp,grafana]"
+	$(editable)[test,report,grafana]"
 	@touch $@
 endif
 

@@ -1,4 +1,4 @@
-"""Solves the workspace division of three networks with both solvers; writes the raw data and a table.
+"""Solves the workspace division of three networks; writes the raw data and a table.
 
 python -m benchmarks.splitting [--quick] [--output FOLDER]
 """
@@ -56,15 +56,14 @@ def point(
         "variables": sum(map(len, fronts.values())),
         "front_seconds": front_seconds,
     }
-    for solver in ("highs", "lists"):
-        seconds, found = median_seconds(lambda solver=solver: divide_workspace(fronts, limit, solver), repetitions)
-        made[solver] = {
-            "solving_seconds": seconds,
-            "proved_by": found.proved_by,
-            "modelled_seconds": found.seconds,
-            "over_bound": found.seconds / found.bound_seconds,
-            "workspace_bytes": found.workspace_bytes,
-        }
+    seconds, found = median_seconds(lambda: divide_workspace(fronts, limit), repetitions)
+    made["lists"] = {
+        "solving_seconds": seconds,
+        "proved": found.proved,
+        "modelled_seconds": found.seconds,
+        "over_bound": found.seconds / found.bound_seconds,
+        "workspace_bytes": found.workspace_bytes,
+    }
     return made
 
 
@@ -77,19 +76,18 @@ def table(record: dict[str, Any]) -> str:
             f"{p['kernels']} ({p['different_kernels']})",
             f"{p['variables']:,}",
             f"{1e3 * p['front_seconds']:.0f}",
-            f"{1e3 * p['highs']['solving_seconds']:.1f}",
             f"{1e3 * p['lists']['solving_seconds']:.1f}",
-            f"{p['highs']['over_bound']:.5f}",
+            f"{p['lists']['over_bound']:.5f}",
         ]
         for p in record["points"]
     ]
     header = ["network", "policy", "limit MiB", "kernels (different)", "variables"]
-    header += ["fronts ms", "HiGHS ms", "lists ms", "time / bound"]
+    header += ["fronts ms", "lists ms", "time / bound"]
     load = record["machine"]["load_average"][0]
     return (
         "# Workspace division: how long it takes to solve\n\n"
         "Made by `python -m benchmarks.splitting`; the raw data are in `solving/`. Times of kernels are modelled, "
-        f"those of the solvers measured: medians of {record['repetitions']}. {machine.words(record['machine'])}; "
+        f"those of the solver measured: medians of {record['repetitions']}. {machine.words(record['machine'])}; "
         f"load {load}: a busy machine makes them longer.\n\n"
     ) + results.markdown(header, rows)
 

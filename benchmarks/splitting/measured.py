@@ -30,7 +30,7 @@ from benchmarks.runs import ROOT
 from benchmarks.splitting import convolutions, plans, tables
 from benchmarks.splitting.plans import MIB, Plan
 from ooc.pytorch.splitting.kernels import CPU, KINDS, ConvolutionShape, Kernel, run
-from ooc.pytorch.splitting.measure import Effort, Measurer, live_during, measured_sizes
+from ooc.pytorch.splitting.measure import Effort, Measurer, live_during, measured_sizes, noise_of
 from ooc_alloc import Core
 from swapd.splitting.configurations import Configuration
 from swapd.splitting.store import Store
@@ -102,7 +102,8 @@ def measure_network(
     """The record of one network."""
     began = time.monotonic()
     kernels = [Kernel(layer, kind) for layer in layers for kind in KINDS]
-    with tempfile.TemporaryDirectory() as folder, Store(Path(folder) / "splitting.sqlite") as store:
+    with tempfile.TemporaryDirectory() as folder:
+        store = Store(Path(folder) / "splitting.jsonl")
         measurer = Measurer(core, store, largest_bytes=LIMITS_MIB[-1] * MIB, effort=Effort(3, 0.05, 9))
         known = {kernel: measurer.table(kernel, batch) for kernel in dict.fromkeys(kernels)}
         again = Measurer(core, store, largest_bytes=LIMITS_MIB[-1] * MIB)
@@ -111,7 +112,7 @@ def measure_network(
     say(
         f"{name}: {measurer.measurements} measurements in {time.monotonic() - began:.0f} s; again: {again.measurements}"
     )
-    noise = measurer.noise.figures()
+    noise = noise_of(measurer.rows)
     operands = Operands(kernels, batch)
     confirmed: dict[tuple[Kernel, Configuration, Configuration], bool] = {}
 
@@ -172,7 +173,7 @@ def _plan_record(
         "limit_bytes": plan.limit_bytes,
         "over_limit": plan.over_limit,
         "divided": sum(len(chosen.parts) > 1 for chosen in plan.configurations),
-        "proved_by": plan.proved_by,
+        "proved": plan.proved,
         "predicted_seconds": sum(chosen.seconds for chosen in plan.configurations),
         "workspace_bytes": [chosen.workspace_bytes for chosen in plan.configurations],
         "executed_workspace_bytes": executed,

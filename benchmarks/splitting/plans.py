@@ -26,7 +26,7 @@ class Plan:
     limit_bytes: int
     configurations: tuple[Configuration, ...]
     over_limit: int  # kernels, undivided, of which nothing fits; their smallest algorithm is taken
-    proved_by: str | None
+    proved: bool
 
 
 def clearly_faster(turns: Sequence[tuple[float, float]]) -> bool:
@@ -65,7 +65,7 @@ def _plan(mode: str, policy: str, limit_mib: int, limit: int, tables: Sequence[K
     cautious = [table.cautious(noise) for table in tables]
     if mode == "WR":
         found = [_fastest(table, limit, policy) for table in cautious]
-        chosen, over, proved = [c for c, _ in found], sum(o for _, o in found), None
+        chosen, over, proved = [c for c, _ in found], sum(o for _, o in found), False
     else:
         chosen, over, proved = _divided(cautious, limit, policy)
     measured = tuple(table.measured(configuration) for table, configuration in zip(tables, chosen))
@@ -79,14 +79,14 @@ def _fastest(table: KernelTable, limit: int, policy: str) -> tuple[Configuration
         return fastest_division(table, error.smallest_bytes, policy), True
 
 
-def _divided(tables: list[KernelTable], limit: int, policy: str) -> tuple[list[Configuration], int, str | None]:
+def _divided(tables: list[KernelTable], limit: int, policy: str) -> tuple[list[Configuration], int, bool]:
     named = [KernelTable(str(i), table.batch, table.rows) for i, table in enumerate(tables)]
     try:
         division = divide_workspace(fronts_of(named, limit, policy), limit)
     except LimitTooSmallError:
         smallest = [pareto_front(table, None, policy)[0] for table in tables]
-        return smallest, len(tables), None
-    return list(division.configurations.values()), 0, division.proved_by
+        return smallest, len(tables), False
+    return list(division.configurations.values()), 0, division.proved
 
 
 def _confirmed(
@@ -100,5 +100,5 @@ def _confirmed(
             divided = undivided
         chosen.append(divided)
     return Plan(
-        plan.mode, plan.policy, plan.limit_mib, plan.limit_bytes, tuple(chosen), plan.over_limit, plan.proved_by
+        plan.mode, plan.policy, plan.limit_mib, plan.limit_bytes, tuple(chosen), plan.over_limit, plan.proved
     )

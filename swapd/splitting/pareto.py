@@ -10,26 +10,16 @@ O(B S L) for S sizes and L different workspaces, in vectors of length L.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from swapd.splitting.configurations import Configuration, KernelTable, MicroConfiguration
-from swapd.splitting.limits import LimitTooSmallError, require_limit
+from swapd.splitting.limits import LimitTooSmallError
 from swapd.splitting.reuse import smallest_workspace_bytes
 
-
-class Costed(Protocol):
-    """What has a time and a workspace."""
-
-    @property
-    def seconds(self) -> float: ...
-    @property
-    def workspace_bytes(self) -> int: ...
-
-
-C = TypeVar("C", bound=Costed)
+C = TypeVar("C", Configuration, MicroConfiguration)  # what has a time and a workspace
 ROUNDING = 1e-12  # relative: the same time summed in another order is no gain
 
 
@@ -54,10 +44,8 @@ def pareto_front(table: KernelTable, limit_bytes: int | None = None, policy: str
     Raises:
         LimitTooSmallError: no division fits.
         UnreachableBatchError: the measured sizes do not add up to the batch.
-        ValueError: an unknown policy, a negative limit.
+        ValueError: an unknown policy.
     """
-    if limit_bytes is not None:
-        require_limit(limit_bytes)
     table = table.restricted(policy)
     smallest = smallest_workspace_bytes(table)
     if limit_bytes is not None and limit_bytes < smallest:

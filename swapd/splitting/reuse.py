@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from swapd.splitting.configurations import Configuration, KernelTable, MicroConfiguration
-from swapd.splitting.limits import LimitTooSmallError, UnreachableBatchError, require_limit
+from swapd.splitting.limits import LimitTooSmallError, UnreachableBatchError
 
 
 def fastest_division(table: KernelTable, limit_bytes: int, policy: str = "all") -> Configuration:
@@ -22,9 +22,8 @@ def fastest_division(table: KernelTable, limit_bytes: int, policy: str = "all") 
     Raises:
         LimitTooSmallError: no division fits.
         UnreachableBatchError: the measured sizes do not add up to the batch.
-        ValueError: an unknown policy, a negative limit.
+        ValueError: an unknown policy.
     """
-    require_limit(limit_bytes)
     table = table.restricted(policy)
     fitting = (row for row in table.rows if row.workspace_bytes <= limit_bytes)
     choice = _choices(table.batch, _best_by_size(fitting, lambda row: (row.seconds, row.workspace_bytes)))
@@ -45,13 +44,20 @@ def smallest_workspace_bytes(table: KernelTable, policy: str = "all") -> int:
         for size, row in _best_by_size(table.rows, lambda row: (row.workspace_bytes, row.seconds)).items()
     }
     need: list[int | None] = [0]
-    for b in range(1, table.batch + 1):
+
+    def extend() -> None:
+        b = len(need)
         options = [max(own, rest) for size, own in least.items() if size <= b and (rest := need[b - size]) is not None]
         need.append(min(options, default=None))
+
+    while len(need) <= table.batch:
+        extend()
     smallest = need[table.batch]
     if smallest is None:
         below = max((b for b, reached in enumerate(need) if b and reached is not None), default=None)
-        raise UnreachableBatchError(table.name, table.batch, below, _next_reachable(table.batch, least))
+        while least and need[-1] is None:  # until a multiple of a size
+            extend()
+        raise UnreachableBatchError(table.name, table.batch, below, len(need) - 1 if least else None)
     return smallest
 
 
@@ -91,17 +97,3 @@ def _read_back(choice: list[MicroConfiguration | None], batch: int) -> Configura
         parts.append(part)
         batch -= part.batch
     return Configuration(tuple(sorted(parts, key=lambda part: (-part.batch, part.algorithm))))
-
-
-def _next_reachable(batch: int, sizes: Iterable[int]) -> int | None:
-    """The smallest sum of `sizes` beyond `batch`; None if there are no sizes."""
-    steps = list(sizes)
-    if not steps:
-        return None
-    reached = {0}
-    for total in range(1, batch + max(steps) + 1):
-        if any(total - size in reached for size in steps):
-            if total > batch:
-                return total
-            reached.add(total)
-    raise AssertionError("a multiple of any size lies within that size of the batch")

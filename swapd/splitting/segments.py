@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from swapd.splitting.limits import LimitTooSmallError, require_limit
+from swapd.splitting.limits import LimitTooSmallError
 
 MOST_PREFETCH_PARTS = 5  # pn_max: in the paper's tables a prefetch in 5 parts is made, one in 7 is not
 
@@ -85,11 +85,6 @@ def segments_of(layers: Sequence[Layer]) -> list[tuple[Layer, ...]]:
     return segments + ([tuple(current)] if current else [])
 
 
-def smallest_limit_bytes(layers: Sequence[Layer]) -> int:
-    """The least limit under which there is a schedule: the largest need of a layer in its smallest parts."""
-    return max((layer.smallest_bytes for layer in layers), default=0)
-
-
 def schedule_layers(
     layers: Sequence[Layer], limit_bytes: int, most_prefetch_parts: int = MOST_PREFETCH_PARTS
 ) -> list[LayerStep]:
@@ -98,7 +93,6 @@ def schedule_layers(
     Raises:
         LimitTooSmallError: a layer does not fit even in its smallest parts.
     """
-    require_limit(limit_bytes)
     largest = max(layers, key=lambda layer: layer.smallest_bytes, default=None)
     if largest is not None and largest.smallest_bytes > limit_bytes:
         raise LimitTooSmallError(f"layer {largest.name}", limit_bytes, largest.smallest_bytes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,14 +10,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ooc.pytorch.splitting import operators, registry
 from ooc.pytorch.splitting.context import Call, CannotSplit, Context, Split
-from ooc.pytorch.splitting.dividers import DIVIDED, Stage
+from ooc.pytorch.splitting.dividers import Divided, Stage
 from ooc.pytorch.splitting.geometry import footprint
 from ooc.pytorch.splitting.parts import bind
 from ooc.pytorch.splitting.verification import difference, duplicate, tensors_in
 
-for _module in operators.MODULES:
-    importlib.import_module(f"ooc.pytorch.splitting.{_module}")
-
+operators.find("aten::add.Tensor")  # imports all modules with handlers
+DIVIDED = {name: found.function for name, found in registry.named.items() if isinstance(found.function, Divided)}
 SMALL_BYTES = 4096  # numbers and vectors that are there anyway
 
 
@@ -45,7 +43,7 @@ def stages(name: str, args: Sequence[Any], part_bytes: int, **kwargs: Any) -> tu
     """The divisions of a call, and the context that their runs use."""
     context = Context(Call(name, tuple(args), kwargs), part_bytes, mode="allow")
     divided = DIVIDED[name]
-    return context, divided.stages(context, divided.op, bind(divided.op, args, kwargs))
+    return context, divided.stages(context, bind(divided.op, args, kwargs))
 
 
 def only(results: Any, places: Sequence[int]) -> list[Any]:
@@ -109,4 +107,4 @@ def whole_and_parts(
         return None, None, error
     given = duplicate((list(args), kwargs))
     expected = registry.overload_of(name)(*given[0], **given[1])
-    return [expected, given], [result, mine], context._layer
+    return [expected, given], [result, mine], context.layer

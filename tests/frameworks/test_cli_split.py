@@ -52,7 +52,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def store(script: Path) -> Path:
     """Filled by the first test that asks for it."""
-    path = script.with_name("store.sqlite")
+    path = script.with_name("store.jsonl")
     swapd("--budget", "1MiB", "--batch", 4, "--measure", f"{script}:make", store=path)
     return path
 
@@ -64,7 +64,7 @@ def facts(*arguments: object, store: Path | None = None) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_layers_hold_what_the_model_holds(script: Path, tmp_path: Path) -> None:
-    found = facts("--budget", "1MiB", "--batch", 4, f"{script}:make", store=tmp_path / "none.sqlite")
+    found = facts("--budget", "1MiB", "--batch", 4, f"{script}:make", store=tmp_path / "none.jsonl")
     assert [layer["name"].partition(" ")[2] for layer in found["layers"]] == NAMES
     assert [layer["weight_bytes"] for layer in found["layers"]] == WEIGHTS
     assert [layer["input_bytes"] for layer in found["layers"]] == [12288, 32768, 32768, 8192, 16384]
@@ -75,7 +75,7 @@ def test_layers_hold_what_the_model_holds(script: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_without_measurements_it_shows_memory_and_says_so(script: Path, tmp_path: Path) -> None:
-    path = tmp_path / "none.sqlite"
+    path = tmp_path / "none.jsonl"
     found = facts("--budget", "1MiB", f"{script}:make", store=path)
     assert found["kernels_not_measured"] == 2 and found["front"] == [] and found["measurements"] == 0
     assert {layer["seconds"] for layer in found["layers"]} == {None}
@@ -123,7 +123,7 @@ Store(sys.argv[1]).put_verdict(key, Verdict("output features", 4, sys.argv[4] ==
 @pytest.mark.slow
 @pytest.mark.parametrize(("identical", "words"), [(1, "exact (output features, 4 parts)"), (0, "differs by 0.2")])
 def test_verdicts_are_found(script: Path, tmp_path: Path, identical: int, words: str) -> None:
-    path = tmp_path / "store.sqlite"
+    path = tmp_path / "store.jsonl"
     arguments = ["--budget", "100KiB", "--batch", 4, f"{script}:make"]
     layer = facts(*arguments, store=path)["layers"][-1]
     run([write_script(tmp_path, VERDICT), path, layer["operator"], layer["shapes"], str(identical)], {}).check()
@@ -138,7 +138,7 @@ def test_what_a_run_verified_is_found(script: Path, tmp_path: Path) -> None:
         import small
         small.make(2, size=128)()
     """
-    path = tmp_path / "store.sqlite"
+    path = tmp_path / "store.jsonl"
     done = run_source(tmp_path, program, OOC_BUDGET="4MiB", OOC_SPLIT="exact", OOC_SPLIT_STORE=str(path)).check()
     verified = [layer for layer in done.figures["split_layers"] if layer["operator"] == "aten::addmm"]
     found = facts("--budget", "4MiB", "--batch", 2, f"{script}:make", "size=128", store=path)["layers"][-1]
@@ -147,14 +147,14 @@ def test_what_a_run_verified_is_found(script: Path, tmp_path: Path) -> None:
 
 
 def test_training_plans_the_three_kernels_of_a_convolution(script: Path, tmp_path: Path) -> None:
-    found = facts("--budget", "1MiB", f"{script}:make", "mode=training", store=tmp_path / "none.sqlite")
+    found = facts("--budget", "1MiB", f"{script}:make", "mode=training", store=tmp_path / "none.jsonl")
     assert found["training"] and found["peak_bytes"] is None
     kernels = [kernel["name"].split()[-1] for layer in found["layers"] for kernel in layer["kernels"]]
     assert kernels == ["Forward", "Forward", "BackwardData", "BackwardFilter", "BackwardFilter"]
 
 
 def test_a_model_with_a_name(tmp_path: Path) -> None:
-    found = facts("--budget", "10MiB", "alexnet", store=tmp_path / "none.sqlite")
+    found = facts("--budget", "10MiB", "alexnet", store=tmp_path / "none.jsonl")
     assert sum(bool(layer["kernels"]) for layer in found["layers"]) == 5
     assert sum(layer["weight_bytes"] for layer in found["layers"]) == pytest.approx(4 * 61.1e6, rel=1e-3)
     assert all(layer["peak_bytes"] <= 10 << 20 for layer in found["layers"])
@@ -163,17 +163,17 @@ def test_a_model_with_a_name(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_picture(script: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    swapd("--budget", "100KiB", "--picture", tmp_path / "a.png", f"{script}:make", store=tmp_path / "none.sqlite")
+    swapd("--budget", "100KiB", "--picture", tmp_path / "a.png", f"{script}:make", store=tmp_path / "none.jsonl")
     assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
     arguments = ["--budget", "100KiB", "--picture", tmp_path / "missing" / "a.png", f"{script}:make"]
-    assert "cannot draw" in swapd(*arguments, store=tmp_path / "none.sqlite", status=1)[1]
+    assert "cannot draw" in swapd(*arguments, store=tmp_path / "none.jsonl", status=1)[1]
 
 
 def test_a_budget_that_is_too_small(script: Path, tmp_path: Path) -> None:
-    _, errors = swapd("--budget", "1KiB", f"{script}:make", store=tmp_path / "none.sqlite", status=1)
+    _, errors = swapd("--budget", "1KiB", f"{script}:make", store=tmp_path / "none.jsonl", status=1)
     assert "is the smallest that works" in errors and "Traceback" not in errors
     smallest = errors.partition("--budget ")[2].split()[0]
-    facts("--budget", smallest, f"{script}:make", store=tmp_path / "none.sqlite")
+    facts("--budget", smallest, f"{script}:make", store=tmp_path / "none.jsonl")
 
 
 @pytest.mark.slow
@@ -195,7 +195,7 @@ def test_a_workspace_that_is_too_small(script: Path, store: Path) -> None:
     ],
 )
 def test_models_that_are_none(script: Path, tmp_path: Path, model: str, words: str) -> None:
-    _, errors = swapd("--budget", "1MiB", model.format(script), store=tmp_path / "none.sqlite", status=1)
+    _, errors = swapd("--budget", "1MiB", model.format(script), store=tmp_path / "none.jsonl", status=1)
     assert words in errors and "Traceback" not in errors
 
 
@@ -215,14 +215,14 @@ def test_wrong_command_lines(script: Path, arguments: list[str], words: str) -> 
 
 @pytest.mark.slow
 def test_arguments_that_the_model_does_not_take(script: Path, tmp_path: Path) -> None:
-    path = tmp_path / "none.sqlite"
+    path = tmp_path / "none.jsonl"
     _, errors = swapd("--budget", "1MiB", f"{script}:make", "depth=3", store=path, status=1)
     assert "cannot be built" in errors and "depth" in errors and "Traceback" not in errors
 
 
 @pytest.mark.slow
 def test_a_store_that_cannot_be_used(script: Path, tmp_path: Path) -> None:
-    path = tmp_path / "missing" / "store.sqlite"
+    path = tmp_path / "missing" / "store.jsonl"
     shown, errors = swapd("--budget", "1MiB", f"{script}:make", store=path)
     assert "cannot be used" in shown and "Traceback" not in errors
 

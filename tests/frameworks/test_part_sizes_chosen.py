@@ -40,7 +40,7 @@ MANAGED = {
 
 def test_a_layer_in_parts_of_the_chosen_size(tmp_path: Path) -> None:
     plain = run_source(tmp_path, code(SOURCE), OOC_ALLOC="0").check()
-    store = {"OOC_SPLIT_STORE": str(tmp_path / "store.sqlite")}
+    store = {"OOC_SPLIT_STORE": str(tmp_path / "store.jsonl")}
     managed = run_source(tmp_path, code(SOURCE), **MANAGED, **store).check()
     assert managed.output == plain.output and len(set(plain.output.split())) == 1
     figures = managed.figures

@@ -13,9 +13,9 @@ from ooc.pytorch.splitting.measure import (
     Effort,
     MeasureError,
     Measurer,
-    Noise,
     convolution_of,
     measured_sizes,
+    noise_of,
     timed,
 )
 from swapd.splitting.configurations import MicroConfiguration
@@ -56,24 +56,22 @@ shape = ConvolutionShape(16, 16, (32, 32), (3, 3), padding=(1, 1))
 kernels = [Kernel(shape, kind) for kind in (FORWARD, BACKWARD_FILTER)]
 found = []
 for _run in range(2):
-    with Store(sys.argv[1]) as store:
-        measurer = Measurer(core, store, effort=Effort(2, 0.0, 2))
-        tables = [measurer.table(kernel, 4) for kernel in kernels]
-        found.append([[row.__dict__ for row in table.rows] for table in tables] + [measurer.measurements])
-with Store(sys.argv[1]) as store:
-    more = Measurer(core, store, effort=Effort(2, 0.0, 2))
-    more.table(kernels[0], 5)  # sizes 1 to 3 are known from the batch of 4
-    counts = core.stats()
-    print(json.dumps({"runs": found, "more": more.measurements, "exactly": workspace_bytes(core, exactly),
-                      "after_another": after_another(),
-                      "moved": counts["swap_out_bytes"] + counts["swap_in_bytes"]}))
+    measurer = Measurer(core, Store(sys.argv[1]), effort=Effort(2, 0.0, 2))
+    tables = [measurer.table(kernel, 4) for kernel in kernels]
+    found.append([[row.__dict__ for row in table.rows] for table in tables] + [measurer.measurements])
+more = Measurer(core, Store(sys.argv[1]), effort=Effort(2, 0.0, 2))
+more.table(kernels[0], 5)  # sizes 1 to 3 are known from the batch of 4
+counts = core.stats()
+print(json.dumps({"runs": found, "more": more.measurements, "exactly": workspace_bytes(core, exactly),
+                  "after_another": after_another(),
+                  "moved": counts["swap_out_bytes"] + counts["swap_in_bytes"]}))
 """
 
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     folder = tmp_path_factory.mktemp("measured")
-    path = folder / "splitting.sqlite"
+    path = folder / "splitting.jsonl"
     ended = run(
         [write_script(folder, PROGRAM), path], {**EMULATED, "OOC_BUDGET": "256MiB", "OOC_POLICY": "demand"}
     ).check()
@@ -126,12 +124,12 @@ def test_what_is_known_can_be_looked_up_without_a_device(
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with Store(path) as store:
-            table = Measurer(None, store).table(Kernel(LARGE, FORWARD), 4)
-            assert len(table.rows) == 12
-            assert fastest_division(table, 1 << 30).batch == 4
-            with pytest.raises(MeasureError, match="6 samples"):
-                Measurer(None, store).table(Kernel(LARGE, FORWARD), 6, "undivided")
+        store = Store(path)
+        table = Measurer(None, store).table(Kernel(LARGE, FORWARD), 4)
+        assert len(table.rows) == 12
+        assert fastest_division(table, 1 << 30).batch == 4
+        with pytest.raises(MeasureError, match="6 samples"):
+            Measurer(None, store).table(Kernel(LARGE, FORWARD), 6, "undivided")
     finally:
         torch.set_num_threads(threads)
 
@@ -206,11 +204,9 @@ def test_sizes_of_all_are_capped(batch: int) -> None:
 
 
 def test_noise_is_relative_to_the_median() -> None:
-    noise = Noise()
-    assert noise.figures() == {"measurements": 0, "median": 0.0, "ninth_decile": 0.0}
-    for spread in (0.1, 0.2, 0.6):
-        noise.add(MicroConfiguration(1, "a", 2.0, 0, spread))
-    assert noise.figures()["median"] == pytest.approx(0.1)
+    assert noise_of([]) == {"measurements": 0, "median": 0.0, "ninth_decile": 0.0}
+    rows = [MicroConfiguration(1, "a", 2.0, 0, spread) for spread in (0.1, 0.2, 0.6)]
+    assert noise_of(rows)["median"] == pytest.approx(0.1)
 
 
 def test_repetitions_end() -> None:

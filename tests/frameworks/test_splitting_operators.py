@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from divided import check
+from divided import DIVIDED, check
 from torch import Tensor
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.common_modules import module_db
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ooc.pytorch.splitting.dividers import DIVIDED
 from ooc.pytorch.splitting.verification import duplicate, tensors_in
 
 OPERATORS = [

@@ -13,8 +13,8 @@ from ooc.pytorch.splitting import operators, registry
 from ooc.pytorch.splitting.context import Call, CannotSplit, Context, Split
 from ooc.pytorch.splitting.registry import Handler
 from ooc.pytorch.splitting.runtime import Runtime
-from ooc.pytorch.splitting.verdicts import KeptHere
 from swapd.splitting.groups import SplitLog
+from swapd.splitting.store import Store
 
 VALUES = torch.randn(2, 1000)
 
@@ -41,7 +41,7 @@ def exact() -> tuple[Split, list[Tensor]]:
     return Split("rows", 2, run), seen
 
 
-def context(values: Tensor, verdicts: KeptHere) -> Context:
+def context(values: Tensor, verdicts: Store) -> Context:
     return Context(Call("aten::sum.dim_IntList", (values,), {}), 1 << 20, verdicts=verdicts)
 
 
@@ -52,7 +52,7 @@ def whole(values: Tensor) -> Tensor:
 def test_results_of_other_strides_are_not_the_same() -> None:
     transposed = Split("strides", 2, lambda values: values.t().contiguous().t())
     with pytest.raises(CannotSplit):
-        context(VALUES, KeptHere()).choose("", [transposed], torch.clone)
+        context(VALUES, Store(None)).choose("", [transposed], torch.clone)
 
 
 def test_the_generator_must_end_in_the_same_state(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +87,7 @@ def test_a_written_keyword_is_compared() -> None:
 
 
 def test_a_verdict_is_for_what_the_result_depends_on() -> None:
-    verdicts = KeptHere()
+    verdicts = Store(None)
     division, _ = exact()
     context(VALUES, verdicts).choose("sums", [division], whole)
     with pytest.raises(CannotSplit):
@@ -95,7 +95,7 @@ def test_a_verdict_is_for_what_the_result_depends_on() -> None:
 
 
 def test_the_first_candidate_that_is_the_same_is_taken() -> None:
-    verdicts, (right, seen) = KeptHere(), exact()
+    verdicts, (right, seen) = Store(None), exact()
     wrong = Split("wrong", 2, lambda values: whole(values) + 1)
     elsewhere = Split("rows", 3, wrong.run)  # of the same way, in another number of parts
     for _ in range(2):
@@ -106,7 +106,7 @@ def test_the_first_candidate_that_is_the_same_is_taken() -> None:
 def test_two_numbers_that_agree_once_are_not_believed() -> None:
     luck, seen = lucky(2)
     with pytest.raises(CannotSplit) as raised:
-        context(VALUES, KeptHere()).choose("", [luck], whole)
+        context(VALUES, Store(None)).choose("", [luck], whole)
     assert raised.value.inexact
     assert len(seen) == 2
     assert not torch.equal(seen[0], seen[1])
@@ -114,7 +114,7 @@ def test_two_numbers_that_agree_once_are_not_believed() -> None:
 
 def test_a_small_result_is_compared_for_many_arguments_once() -> None:
     division, seen = exact()
-    verdicts = KeptHere()
+    verdicts = Store(None)
     assert context(VALUES, verdicts).choose("", [division], whole) is division
     assert len({values.sum().item() for values in seen[:16]}) == 16
     assert len(seen) == 32  # as many with special numbers
@@ -124,7 +124,7 @@ def test_a_small_result_is_compared_for_many_arguments_once() -> None:
 
 def test_a_large_result_is_compared_once_and_on_every_kind_of_special_numbers() -> None:
     division, seen = exact()
-    context(torch.randn(4096, 3), KeptHere()).choose("", [division], whole)
+    context(torch.randn(4096, 3), Store(None)).choose("", [division], whole)
     plain, sparse, dense, not_positive, not_negative = seen
     assert plain.isfinite().all()
     assert 0 < (~sparse.isfinite()).sum() < 10 < 500 < (~dense.isfinite()).sum() < 4096
@@ -150,7 +150,7 @@ def test_a_division_that_changes_only_special_numbers_is_refused(change: str) ->
                 found.choose("", splits, torch.clone)
         else:  # which rounds nothing
             assert found.choose("", splits, torch.clone) is splits[0]
-            assert found.layer is not None and not found.layer.identical
+            assert found.layer is not None and not found.layer.exact
 
 
 @pytest.mark.parametrize("wrong", [0, 1])
@@ -164,7 +164,7 @@ def test_every_result_is_compared(wrong: int) -> None:
         return made
 
     with pytest.raises(CannotSplit, match="in one piece by up to 0"):
-        context(VALUES, KeptHere()).choose("", [Split("second", 2, run)], several)
+        context(VALUES, Store(None)).choose("", [Split("second", 2, run)], several)
 
 
 @pytest.mark.parametrize("wrong", [0, 1])
@@ -200,7 +200,7 @@ def test_larger_parts_are_tried_where_small_ones_are_not_exact(tmp_path: Path) -
         split = Split("small" if small else "large", 2, run)
         return context.choose("", [split], whole).run(values)
 
-    runtime = Runtime(Core(), "exact", tmp_path / "store.sqlite", SplitLog(Core()))  # type: ignore[arg-type]
+    runtime = Runtime(Core(), "exact", tmp_path / "store.jsonl", SplitLog(Core()))  # type: ignore[arg-type]
     values = torch.randn(5000, 3)
     for _ in range(2):
         found = runtime.run("aten::sum.dim_IntList", Handler(handler, __name__), False, (values,), {})
@@ -217,7 +217,7 @@ def test_a_verdict_is_for_a_number_of_threads(tmp_path: Path) -> None:
     def handler(context: Context, values: Tensor) -> Tensor:
         return context.choose("", [division], whole).run(values)
 
-    runtime = Runtime(Core(), "exact", tmp_path / "store.sqlite", SplitLog(Core()))  # type: ignore[arg-type]
+    runtime = Runtime(Core(), "exact", tmp_path / "store.jsonl", SplitLog(Core()))  # type: ignore[arg-type]
     threads = torch.get_num_threads()
     runs = []
     try:

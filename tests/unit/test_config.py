@@ -49,7 +49,7 @@ def test_every_setting_is_read_and_written_back() -> None:
         "OOC_POLICY": "window",
         "OOC_WINDOW": "300MiB",
         "OOC_SPLIT": "allow",
-        "OOC_SPLIT_STORE": "/x/store.sqlite",
+        "OOC_SPLIT_STORE": "/x/store.jsonl",
         "OOC_SUMMARY": "/x/s.json",
         "OOC_TRACE": "/x/t",
         "OOC_TIMELINE": "/x/t.json.gz",

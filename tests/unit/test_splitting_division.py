@@ -2,13 +2,12 @@
 
 import itertools
 import random
-import sys
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from program_strategies import examples
-from splitting_cases import MIB, all_divisions, tables
+from splitting_cases import MIB, all_divisions, solved_by_highs, tables
 
 from swapd.splitting import division as division_module
 from swapd.splitting import multiple_choice
@@ -17,7 +16,6 @@ from swapd.splitting.division import divide_workspace, fronts_of
 from swapd.splitting.limits import LimitTooSmallError, UnreachableBatchError
 from swapd.splitting.reuse import fastest_division
 
-BOTH = ("highs", "lists")
 COST = st.tuples(st.integers(1, 64).map(lambda n: n / 16), st.integers(0, 12))
 
 
@@ -39,21 +37,20 @@ def least_seconds(fronts: "dict[str, list[Configuration]]", limit: int) -> "floa
     return min(totals, default=None)
 
 
-@pytest.mark.parametrize("solver", BOTH)
 @examples(150)
 @given(st.lists(st.lists(COST, min_size=1, max_size=5), max_size=4), st.integers(0, 40))
-def test_the_best_of_all_choices(solver, options, limit):
+def test_the_best_of_all_choices(options, limit):
     fronts = choices(options)
     least = least_seconds(fronts, limit)
     if least is None:
         smallest = sum(min(c.workspace_bytes for c in front) for front in fronts.values())
         with pytest.raises(LimitTooSmallError) as refused:
-            divide_workspace(fronts, limit, solver)
+            divide_workspace(fronts, limit)
         assert (refused.value.limit_bytes, refused.value.smallest_bytes) == (limit, smallest)
         limit = smallest
         least = least_seconds(fronts, limit)
-    found = divide_workspace(fronts, limit, solver)
-    assert found.proved_by == (solver if fronts else "lists")
+    found = divide_workspace(fronts, limit)
+    assert found.proved
     assert found.workspace_bytes <= limit
     assert found.bound_seconds <= found.seconds == least
     assert all(found.configurations[name] in front for name, front in fronts.items())
@@ -124,23 +121,21 @@ def test_networks_of_the_papers_sizes(kernels, variables, share):
     """Section IV-B2: 562 variables for ResNet-50, whose 53 convolutions have three kernels each; ResNet-152 has 155."""
     fronts = network(1, kernels, variables)
     limit = int(share * sum(front[-1].workspace_bytes for front in fronts.values()))
-    by_highs, by_lists = (divide_workspace(fronts, limit, solver) for solver in BOTH)
-    assert by_highs.variables == by_lists.variables == variables
-    assert (by_highs.proved_by, by_lists.proved_by) == BOTH
-    for found in (by_highs, by_lists):
-        assert found.workspace_bytes <= limit
-        assert found.bound_seconds * (1 - 1e-12) <= found.seconds <= 1.05 * found.bound_seconds
-    assert by_highs.seconds == pytest.approx(by_lists.seconds, rel=1e-10)
+    found = divide_workspace(fronts, limit)
+    assert found.proved and found.variables == variables
+    assert found.workspace_bytes <= limit
+    assert found.bound_seconds * (1 - 1e-12) <= found.seconds <= 1.05 * found.bound_seconds
+    assert found.seconds == pytest.approx(solved_by_highs(fronts, limit), rel=1e-10)
     if share == 1.0:
-        assert by_highs.seconds == pytest.approx(sum(front[-1].seconds for front in fronts.values()))
+        assert found.seconds == pytest.approx(sum(front[-1].seconds for front in fronts.values()))
 
 
-def test_times_below_the_tolerances_of_the_solver():
+def test_times_of_another_unit():
     """The same network a million times faster has the same optimum."""
     slow, fast = (network(2, 60, 240, unit) for unit in (1.0, 1e-6))
     limit = sum(front[-1].workspace_bytes for front in slow.values()) // 3
-    slowly, quickly = (divide_workspace(fronts, limit, "highs") for fronts in (slow, fast))
-    assert slowly.proved_by == quickly.proved_by == "highs"
+    slowly, quickly = (divide_workspace(fronts, limit) for fronts in (slow, fast))
+    assert slowly.proved and quickly.proved
     assert quickly.seconds == pytest.approx(slowly.seconds * 1e-6, rel=1e-9)
 
 
@@ -149,94 +144,41 @@ def test_kernels_that_are_the_same():
     kinds = list(network(3, 12, 90).values())
     fronts = {f"kernel{k}": kinds[k * k % 12] for k in range(465)}
     limit = sum(front[-1].workspace_bytes for front in fronts.values()) // 5
-    by_highs, by_lists = (divide_workspace(fronts, limit, solver) for solver in BOTH)
-    assert (by_highs.proved_by, by_lists.proved_by) == BOTH
-    assert max(by_highs.workspace_bytes, by_lists.workspace_bytes) <= limit
-    assert by_highs.seconds == pytest.approx(by_lists.seconds, rel=1e-10)
-    assert all(by_highs.configurations[name] in front for name, front in fronts.items())
+    found = divide_workspace(fronts, limit)
+    assert found.proved and found.workspace_bytes <= limit
+    assert found.seconds == pytest.approx(solved_by_highs(fronts, limit), rel=1e-10)
+    assert all(found.configurations[name] in front for name, front in fronts.items())
 
 
-@pytest.mark.parametrize("solver", BOTH)
-def test_savings_down_to_nothing(solver):
+def test_savings_down_to_nothing():
     """0.3 less three times 0.1 is not 0 in floating point; the solution that takes no time is found all the same."""
-    assert divide_workspace(choices([[(0.1, 0), (0.0, 1)]] * 3), 3, solver).seconds == 0.0
+    assert divide_workspace(choices([[(0.1, 0), (0.0, 1)]] * 3), 3).seconds == 0.0
 
 
-@pytest.mark.parametrize("solver", BOTH)
-def test_one_byte_decides(solver):
+def test_one_byte_decides():
     """Gigabytes and microseconds: no tolerance of a solver hides a byte."""
     fronts = {f"kernel{k}": [single(2e-6, 0), single(1e-6, (2 << 30) + k)] for k in range(3)}
     enough = 2 * (2 << 30) + 1
-    assert divide_workspace(fronts, enough, solver).seconds == pytest.approx(4e-6)
-    assert divide_workspace(fronts, enough, solver).workspace_bytes == enough
-    assert divide_workspace(fronts, enough - 1, solver).seconds == pytest.approx(5e-6)
-
-
-def test_an_answer_beyond_the_limit_or_without_proof_is_not_taken(monkeypatch):
-    optimize = pytest.importorskip("scipy.optimize")
-    real = optimize.milp
-
-    def careless(*args, **kwargs):
-        result = real(*args, **kwargs)
-        result.x[:] = [0, 1, 0, 1]  # the larger of both kernels
-        return result
-
-    def slow(*args, **kwargs):
-        result = real(*args, **kwargs)
-        result.status, result.x[:] = 1, [1, 0, 1, 0]  # out of time, with some solution
-        return result
-
-    fronts = choices([[(2.0, 0), (1.0, 8)], [(3.0, 0), (1.0, 8)]])
-    for unreliable in (careless, slow):
-        monkeypatch.setattr(optimize, "milp", unreliable)
-        found = divide_workspace(fronts, 8, "highs")
-        assert (found.proved_by, found.seconds, found.workspace_bytes) == ("lists", 3.0, 8)
+    assert divide_workspace(fronts, enough).seconds == pytest.approx(4e-6)
+    assert divide_workspace(fronts, enough).workspace_bytes == enough
+    assert divide_workspace(fronts, enough - 1).seconds == pytest.approx(5e-6)
 
 
 def test_where_nothing_is_proved_the_best_that_is_known_is_taken(monkeypatch):
     fronts = network(4, 30, 120)
     limit = sum(front[-1].workspace_bytes for front in fronts.values()) // 4
     best = divide_workspace(fronts, limit)
-    assert best.proved_by == "lists"
+    assert best.proved
     monkeypatch.setattr(multiple_choice, "MOST_PARTIAL", 10)
-    assert divide_workspace(fronts, limit).proved_by == "highs"
-    found = divide_workspace(fronts, limit, "lists")
-    assert found.proved_by is None
+    found = divide_workspace(fronts, limit)
+    assert not found.proved
     assert found.workspace_bytes <= limit
     assert found.bound_seconds == best.bound_seconds <= best.seconds <= found.seconds
     assert found.seconds < 1.1 * found.bound_seconds
-    monkeypatch.setattr(division_module, "MOST_SECONDS", 0.0)
-    hurried = divide_workspace(fronts, limit)
-    assert hurried.proved_by is None
-    assert hurried.workspace_bytes <= limit
-    assert best.seconds <= hurried.seconds <= found.seconds
-
-
-def test_a_better_solution_without_proof_is_taken(monkeypatch):
-    optimize = pytest.importorskip("scipy.optimize")
-    real = optimize.milp
-
-    def unproved(*args, **kwargs):
-        result = real(*args, **kwargs)
-        result.status = 1
-        return result
-
     fronts = choices([[(9.0, 0), (5.0, 3)], [(9.0, 0), (1.0, 7)], [(4.0, 0), (2.0, 2)]])
+    assert divide_workspace(fronts, 7).seconds == 14.0
     monkeypatch.setattr(multiple_choice, "MOST_PARTIAL", 1)
-    assert divide_workspace(fronts, 7, "lists").seconds == 16.0  # the second does not fit beside the first
-    monkeypatch.setattr(optimize, "milp", unproved)
-    found = divide_workspace(fronts, 7)
-    assert (found.proved_by, found.seconds) == (None, 14.0)
-
-
-def test_without_scipy(monkeypatch):
-    monkeypatch.setitem(sys.modules, "scipy", None)
-    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
-    fronts = choices([[(2.0, 0), (1.0, 8)]])
-    with pytest.raises(ImportError, match=r"ooc-alloc\[ilp\]"):
-        divide_workspace(fronts, 8, "highs")
-    found = divide_workspace(fronts, 8)
-    assert (found.proved_by, found.seconds) == ("lists", 1.0)
+    assert divide_workspace(fronts, 7).seconds == 16.0  # the second does not fit beside the first
 
 
 def test_equal_kernels_are_solved_once(monkeypatch):
@@ -256,8 +198,6 @@ def test_what_is_refused():
         fronts_of([table, table], 9)
     with pytest.raises(LimitTooSmallError, match="a does not fit in 3 bytes"):
         fronts_of([table], 3)
-    with pytest.raises(ValueError, match="auto, highs, lists"):
-        divide_workspace({}, 9, "glpk")
     with pytest.raises(ValueError, match="-1"):
         divide_workspace({}, -1)
     with pytest.raises(ValueError, match="a has no configurations"):

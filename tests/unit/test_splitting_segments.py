@@ -16,7 +16,7 @@ from benchmarks.splitting.mmcnn_tables import (
     vgg_d19,
 )
 from swapd.splitting.limits import LimitTooSmallError
-from swapd.splitting.segments import Layer, LayerStep, schedule_layers, segments_of, smallest_limit_bytes
+from swapd.splitting.segments import Layer, LayerStep, schedule_layers, segments_of
 
 ODD_LAYER = (
     3  # VGG-D19's relu1_1: the paper adds conv1_1's weights there (0.007 MiB), though conv1_2's come next (0.14)
@@ -98,7 +98,7 @@ def unit_bytes(layer: Layer) -> int:
 @given(st.lists(LAYER, min_size=1, max_size=6), st.integers(0, 140), st.integers(0, 6))
 def test_every_number_by_trying(layers, limit, most):
     smallest = max(layer.activation_part_bytes(1000) + unit_bytes(layer) for layer in layers)
-    assert smallest_limit_bytes(layers) == smallest
+    assert max(layer.smallest_bytes for layer in layers) == smallest
     if limit < smallest:
         with pytest.raises(LimitTooSmallError) as refused:
             schedule_layers(layers, limit, most)
@@ -157,4 +157,4 @@ def test_what_is_refused():
     with pytest.raises(ValueError, match="a: a layer has at least one unit"):
         Layer("a", 1, 0, weight_units=0)
     with pytest.raises(ValueError, match="-1"):
-        schedule_layers([], -1)
+        schedule_layers([Layer("a", 1, 0)], -1)

@@ -1,11 +1,11 @@
 """The store of measurements: what is put is found again, whoever else writes, dies or damages the file meanwhile."""
 
+import fcntl
 import logging
 import math
 import os
 import shutil
 import signal
-import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -18,7 +18,7 @@ import pytest
 from swapd.devices.profile import cache_directory
 from swapd.splitting import store as store_module
 from swapd.splitting.configurations import MicroConfiguration
-from swapd.splitting.store import VERSION, Key, Store, Verdict, default_path
+from swapd.splitting.store import HEADER, Key, Store, Verdict, default_path
 
 KEY = Key("a processor, 2 threads", "torch 2.13.0", "aten::convolution", "f32 64x3x7x7 224x224")
 ROWS = [MicroConfiguration(8, "im2col", 0.25, 1 << 33), MicroConfiguration(1, "fft", 1e-6, 0, 2e-7)]
@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    return tmp_path / "splitting.sqlite"
+    return tmp_path / "splitting.jsonl"
 
 
 @pytest.fixture
@@ -73,58 +73,59 @@ def output(process: "subprocess.Popen[str]") -> str:
 
 
 def test_what_one_store_puts_another_finds(path: Path) -> None:
-    filled(path).close()
-    with Store(path) as again:
-        found = again.cost(KEY)
-        assert found is not None and sorted(found, key=lambda row: -row.batch) == ROWS
-        assert {row.spread_seconds for row in found} == {0.0, 2e-7}
-        assert again.verdict(KEY) == IDENTICAL
-        assert not again.in_memory
+    filled(path)
+    again = Store(path)
+    found = again.cost(KEY)
+    assert found is not None and sorted(found, key=lambda row: -row.batch) == ROWS
+    assert {row.spread_seconds for row in found} == {0.0, 2e-7}
+    assert again.verdict(KEY, "rows", 4) == IDENTICAL
+    assert again.path is not None
 
 
 @pytest.mark.parametrize("field", ["device", "library", "operator", "shapes"])
 def test_every_part_of_the_key_counts(path: Path, field: str) -> None:
     other = Key(**{**KEY.__dict__, field: "another"})
-    with filled(path) as store:
-        assert store.cost(other) is None
-        assert store.verdict(other) is None
+    store = filled(path)
+    assert store.cost(other) is None
+    assert store.verdict(other, "rows", 4) is None
 
 
 def test_costs_add_up_and_replace_by_size_and_algorithm(path: Path) -> None:
-    with filled(path) as store:
-        store.put_cost(KEY, [MicroConfiguration(8, "im2col", 0.5, 7), MicroConfiguration(8, "fft", 0.1, 9)])
-        assert store.cost(KEY) == [
+    store = filled(path)
+    store.put_cost(KEY, [MicroConfiguration(8, "im2col", 0.5, 7), MicroConfiguration(8, "fft", 0.1, 9)])
+    for each in (store, Store(path)):
+        assert each.cost(KEY) == [
             MicroConfiguration(1, "fft", 1e-6, 0),
             MicroConfiguration(8, "fft", 0.1, 9),
             MicroConfiguration(8, "im2col", 0.5, 7),
         ]
 
 
-def test_of_several_verdicts_the_identical_one_then_the_nearest(path: Path) -> None:
+def test_what_another_process_puts_later_is_found(path: Path) -> None:
+    early, late = filled(path), Store(path)
+    early.put_verdict(KEY, Verdict("batch", 2, True, 0.0, 0.0))
+    assert late.verdict(KEY, "batch", 2) == Verdict("batch", 2, True, 0.0, 0.0)
+
+
+def test_of_several_verdicts_the_one_on_that_division(path: Path) -> None:
     batch, channels = Verdict("batch", 2, False, 1e-3, math.inf), Verdict("channels", 2, False, 1e-6, 1e-7)
-    with Store(path) as store:
-        store.put_verdict(KEY, batch)
-        store.put_verdict(KEY, channels)
-        assert store.verdict(KEY) == channels
-        store.put_verdict(KEY, Verdict("depth", 9, False, 0.0, 0.0))  # 0.0 and -0.0 are not the same bits
-        store.put_verdict(KEY, Verdict("rows", 9, True, 0.0, 0.0))
-        assert store.verdict(KEY) == Verdict("rows", 9, True, 0.0, 0.0)
-        assert store.verdict(KEY, "batch", 2) == batch
-        assert store.verdict(KEY, "batch", 3) is None
-        assert store.verdicts(KEY) == [
-            batch,
-            channels,
-            Verdict("depth", 9, False, 0.0, 0.0),
-            Verdict("rows", 9, True, 0.0, 0.0),
-        ]
+    store = Store(path)
+    store.put_verdict(KEY, Verdict("batch", 2, True, 0.0, 0.0))
+    store.put_verdict(KEY, channels)
+    store.put_verdict(KEY, batch)
+    for each in (store, Store(path)):
+        assert each.verdict(KEY, "batch", 2) == batch
+        assert each.verdict(KEY, "channels", 2) == channels
+        assert each.verdict(KEY, "batch", 3) is None and each.verdict(KEY, "rows", 2) is None
+        assert each.verdicts_of(KEY) == [batch, channels]
 
 
 def test_verdicts_on_a_call_and_on_its_results_by_themselves() -> None:
-    with Store(None) as store:
-        for number, shapes in enumerate(("f32[2]", "f32[2] gradient", "f32[2], 1", "f32[2]/1x2", "f32[22]"), 1):
-            store.put_verdict(Key("d", "l", "o", shapes), Verdict("rows", number, True, 0.0, 0.0))
-        store.put_verdict(Key("d", "l", "other", "f32[2]"), IDENTICAL)
-        assert [verdict.parts for verdict in store.verdicts_of(Key("d", "l", "o", "f32[2]"))] == [1, 2]
+    store = Store(None)
+    for number, shapes in enumerate(("f32[2]", "f32[2] gradient", "f32[2], 1", "f32[2]/1x2", "f32[22]"), 1):
+        store.put_verdict(Key("d", "l", "o", shapes), Verdict("rows", number, True, 0.0, 0.0))
+    store.put_verdict(Key("d", "l", "other", "f32[2]"), IDENTICAL)
+    assert [verdict.parts for verdict in store.verdicts_of(Key("d", "l", "o", "f32[2]"))] == [1, 2]
 
 
 @pytest.mark.parametrize("difference", [math.nan, -1.0])
@@ -133,19 +134,11 @@ def test_no_difference_is_refused(difference: float) -> None:
         Verdict("rows", 2, False, difference, 0.0)
 
 
-def test_a_caller_s_mistake_is_no_damage(path: Path, lines: list[str]) -> None:
-    with filled(path) as store:
-        with pytest.raises(sqlite3.IntegrityError):
-            store.put_cost(Key(None, "", "", ""), ROWS)  # type: ignore[arg-type]
-        assert store.cost(KEY) is not None
-    assert not lines and [p.name for p in path.parent.iterdir()] == [path.name]
-
-
 def test_the_default_is_beside_the_machine_profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    with Store(default_path()) as store:
-        store.put_cost(KEY, ROWS)
-        assert store.path == cache_directory() / "splitting.sqlite" and store.path.exists()
+    store = Store(default_path())
+    store.put_cost(KEY, ROWS)
+    assert store.path == cache_directory() / "splitting.jsonl" and store.path.exists()
 
 
 def test_the_module_loads_no_framework() -> None:
@@ -164,19 +157,19 @@ store = Store(path)
 for i in range(25):
     store.put_cost(Key("d", "l", "shared", str(i)), [MicroConfiguration(number + 1, "a", i + 1.0, number)])
     store.put_verdict(Key("d", "l", str(number), str(i)), Verdict("rows", i + 1, True, 0.0, 0.0))
-print(store.in_memory)
+print(store.path is None)
 """
 
 
 def test_eight_processes_write_at_once_and_nothing_is_lost(path: Path) -> None:
     writers = [child(WRITER, path, number) for number in range(8)]
     assert [output(writer) for writer in writers] == ["False\n"] * 8
-    with Store(path) as store:
-        for i in range(25):
-            found = store.cost(Key("d", "l", "shared", str(i)))
-            assert found == [MicroConfiguration(n + 1, "a", i + 1.0, n) for n in range(8)]
-            for number in range(8):
-                assert store.verdict(Key("d", "l", str(number), str(i))) == Verdict("rows", i + 1, True, 0.0, 0.0)
+    store = Store(path)
+    for i in range(25):
+        found = store.cost(Key("d", "l", "shared", str(i)))
+        assert found == [MicroConfiguration(n + 1, "a", i + 1.0, n) for n in range(8)]
+        for number in range(8):
+            assert store.verdict(Key("d", "l", str(number), str(i)), "rows", i + 1) is not None
 
 
 ENDLESS = """
@@ -203,13 +196,13 @@ def test_killed_while_writing_leaves_whole_puts_only(path: Path, lines: list[str
         os.kill(writer.pid, signal.SIGKILL)
         rest, _ = writer.communicate(timeout=60)
         last = max([last, *map(int, rest.split("\n")[:-1])])
-        with Store(path) as store:
-            for i in range(last + 1):  # what it said was kept
-                assert len(store.cost(Key("d", "l", "o", str(i))) or []) == 64
-            unsaid = store.cost(Key("d", "l", "o", str(last + 1)))
-            assert len(unsaid or []) in (0, 64)
-            store.put_cost(KEY, ROWS)  # its lock is gone with it
-            assert not store.in_memory
+        store = Store(path)
+        for i in range(last + 1):  # what it said was kept
+            assert len(store.cost(Key("d", "l", "o", str(i))) or []) == 64
+        unsaid = store.cost(Key("d", "l", "o", str(last + 1)))
+        assert len(unsaid or []) in (0, 64)
+        store.put_cost(KEY, ROWS)  # its lock is gone with it
+        assert store.path is not None
     assert not lines
 
 
@@ -220,16 +213,16 @@ def test_threads_share_a_store(path: Path) -> None:
         try:
             for i in range(20):
                 store.put_verdict(Key("d", "l", str(number), str(i)), IDENTICAL)
-                assert store.verdict(Key("d", "l", str(number), str(i))) == IDENTICAL
+                assert store.verdict(Key("d", "l", str(number), str(i)), "rows", 4) == IDENTICAL
         except BaseException as error:
             failures.append(error)
 
-    with Store(path) as store:
-        threads = [threading.Thread(target=work, args=(store, number)) for number in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
+    store = Store(path)
+    threads = [threading.Thread(target=work, args=(store, number)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
     assert not failures
 
 
@@ -248,12 +241,12 @@ child = os.fork()
 if child == 0:
     signal.alarm(30)
     store.put_verdict(Key("d", "l", "child", ""), verdict)
-    os._exit(0 if store.verdict(Key("d", "l", "before", "")) == verdict else 1)
+    os._exit(0 if store.verdict(Key("d", "l", "before", ""), "rows", 2) == verdict else 1)
 free.set()
 holder.join()
 assert os.waitpid(child, 0)[1] == 0
 store.put_verdict(Key("d", "l", "after", ""), verdict)
-print([store.verdict(Key("d", "l", name, "")) == verdict for name in ("before", "child", "after")])
+print([store.verdict(Key("d", "l", name, ""), "rows", 2) == verdict for name in ("before", "child", "after")])
 """
 
 
@@ -263,151 +256,80 @@ def test_a_forked_child_opens_the_file_itself(path: Path) -> None:
 
 # --- damage ----------------------------------------------------------------------------------------------------------
 
-
-def kept_files(path: Path) -> list[Path]:
-    return sorted(path.parent.glob(f"{path.name}.damaged*"))
-
-
-DAMAGES = {
-    "garbage": lambda content: b"this is no database, whatever its name says\n" * 300,
-    "truncated": lambda content: content[: len(content) // 2],
-    "a page less": lambda content: content[:-4096],
-    "zeros inside": lambda content: content[:4096] + bytes(4096) + content[8192:],
-    "cut within the header": lambda content: content[:50],
+BAD_LINES = {
+    "no JSON": b"garbage, whatever its name says\n",
+    "no text": b"\xff\xfe\0\n",
+    "another shape": b'{"costs": 1}\n',
+    "no time": b'[["d", "l", "o", "s"], "costs", [[8, "im2col", "soon", 1, 0.0]]]\n',
+    "a field less": b'[["d", "l", "o", "s"], "verdicts", [["rows", 4, true, 0.0]]]\n',
+    "a key of three": b'[["d", "l", "o"], "verdicts", [["rows", 4, true, 0.0, 0.0]]]\n',
+    "a kind of a later release": b'[["d", "l", "o", "s"], "prices", [[1]]]\n',
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_file_is_kept_under_another_name_and_rebuilt(path: Path, damage: str, lines: list[str]) -> None:
-    filled(path).close()
-    content = DAMAGES[damage](path.read_bytes())
-    path.write_bytes(content)
-    with Store(path) as store:
-        assert store.cost(KEY) is None and store.verdict(KEY) is None
-        store.put_cost(KEY, ROWS)
-        assert not store.in_memory
-    (kept,) = kept_files(path)
-    assert kept.read_bytes() == content
-    (line,) = lines
-    assert str(kept) in line and str(path) in line
-    with Store(path) as again:
-        assert again.cost(KEY) is not None
-    assert len(lines) == 1
+@pytest.mark.parametrize("bad", BAD_LINES)
+def test_a_line_that_cannot_be_read_is_left_out(path: Path, bad: str, lines: list[str]) -> None:
+    filled(path)
+    before = path.read_bytes()
+    path.write_bytes(before + BAD_LINES[bad])
+    store = Store(path)
+    store.put_verdict(KEY, Verdict("batch", 2, True, 0.0, 0.0))
+    for each in (store, Store(path)):
+        assert each.verdicts_of(KEY) == [Verdict("batch", 2, True, 0.0, 0.0), IDENTICAL]
+        assert each.cost(KEY) is not None and each.path is not None
+    assert path.read_bytes().startswith(before + BAD_LINES[bad])
+    assert len(lines) == 2 and all("1 of its lines" in line and str(path) in line for line in lines)
 
 
-def test_a_second_damaged_file_does_not_replace_the_first(path: Path) -> None:
-    for text in (b"one" * 1000, b"two" * 1000):
-        path.write_bytes(text)
-        Store(path).close()
-    assert [kept.read_bytes()[:3] for kept in kept_files(path)] == [b"one", b"two"]
+@pytest.mark.parametrize("kept", [10, -10])
+def test_what_a_killed_process_began_is_replaced(path: Path, kept: int, lines: list[str]) -> None:
+    filled(path)
+    path.write_bytes(path.read_bytes()[:kept])  # within the first line, or within the last
+    store = Store(path)
+    assert store.verdict(KEY, "rows", 4) is None
+    store.put_verdict(KEY, IDENTICAL)
+    again = Store(path)
+    assert again.verdict(KEY, "rows", 4) == IDENTICAL and (again.cost(KEY) is None) == (kept == 10)
+    assert not lines
 
 
-def test_damage_while_it_is_open(path: Path, lines: list[str]) -> None:
-    with filled(path) as store:
-        with open(path, "r+b") as file:
-            file.write(b"x" * 5000)
-        store.put_verdict(KEY, IDENTICAL)
-        assert store.verdict(KEY) == IDENTICAL and not store.in_memory
-    assert len(kept_files(path)) == len(lines) == 1
-
-
-def test_a_journal_that_sqlite_left_goes_with_its_file(path: Path) -> None:
-    """SQLite rolls one back as it opens a file, if it can; beside a new file it would be rolled back into that."""
-    path.write_bytes(b"garbage" * 1000)
-    path.with_name(path.name + "-journal").write_bytes(b"its journal")
-    store_module._rename(path)
-    assert sorted(p.name for p in path.parent.iterdir()) == [f"{path.name}.damaged", f"{path.name}.damaged-journal"]
-
-
-def test_many_processes_find_the_same_damage(path: Path) -> None:
-    path.write_bytes(b"garbage" * 10_000)
-    writers = [child(WRITER, path, number) for number in range(6)]
-    assert [output(writer) for writer in writers] == ["False\n"] * 6
-    assert len(kept_files(path)) == 1  # nobody set the new one aside
-    with Store(path) as store:
-        assert all(len(store.cost(Key("d", "l", "shared", str(i))) or []) == 6 for i in range(25))
-
-
-def test_what_another_process_rebuilt_is_not_set_aside_again(path: Path, lines: list[str]) -> None:
-    late = filled(path)
-    late._set_aside(sqlite3.DatabaseError("as it was when this process looked"))
-    assert late.cost(KEY) is not None and not kept_files(path) and not lines
+@pytest.mark.parametrize("text", [b"notes\n", b"notes without an end of line", HEADER.replace(b"1", b"2") + b"[]\n"])
+def test_a_file_of_something_else_or_of_a_newer_release_is_left_alone(
+    path: Path, text: bytes, lines: list[str]
+) -> None:
+    path.write_bytes(text)
+    store = filled(path)
+    assert store.cost(KEY) is not None and store.verdict(KEY, "rows", 4) == IDENTICAL and store.path is None
+    assert path.read_bytes() == text
+    assert len(lines) == 1 and "no store of this release" in lines[0] and "in memory" in lines[0]
 
 
 def test_a_file_that_was_deleted_is_begun_again(path: Path, lines: list[str]) -> None:
-    with filled(path) as store:
-        path.unlink()
-        store.put_verdict(KEY, IDENTICAL)
-    with Store(path) as again:
-        assert again.verdict(KEY) == IDENTICAL and again.cost(KEY) is None
-
-
-def test_a_database_of_something_else_is_kept(path: Path, lines: list[str]) -> None:
-    with sqlite3.connect(path) as other:
-        other.execute("CREATE TABLE addresses (name TEXT)")
-    other.close()
-    filled(path).close()
-    (kept,) = kept_files(path)
-    with sqlite3.connect(kept) as other:
-        assert other.execute("SELECT count(*) FROM addresses").fetchone() == (0,)
-    other.close()
-    assert "something else" in lines[0] and len(lines) == 1
-
-
-def with_version(path: Path, version: int) -> bytes:
-    filled(path).close()
-    with sqlite3.connect(path) as database:
-        database.execute(f"PRAGMA user_version = {version}")
-    database.close()
-    return path.read_bytes()
-
-
-def test_an_older_schema_is_set_aside(path: Path, lines: list[str]) -> None:
-    content = with_version(path, VERSION - 1)
-    with Store(path) as store:
-        assert store.cost(KEY) is None and not store.in_memory
-    assert kept_files(path)[0].read_bytes() == content
-    assert f"version {VERSION - 1} of the schema" in lines[0] and len(lines) == 1
-
-
-def test_a_newer_release_s_file_is_left_alone(path: Path, lines: list[str]) -> None:
-    content = with_version(path, VERSION + 1)
-    with Store(path) as store:
-        assert store.cost(KEY) is None
-        store.put_cost(KEY, ROWS)
-        assert store.cost(KEY) is not None and store.in_memory
-    assert path.read_bytes() == content and not kept_files(path)
-    assert "a newer release" in lines[0] and len(lines) == 1
-
-
-def test_rows_that_are_none(path: Path, lines: list[str]) -> None:
-    filled(path).close()
-    with sqlite3.connect(path) as database:
-        database.execute("PRAGMA ignore_check_constraints = ON")
-        database.execute("UPDATE costs SET seconds = 'soon'")
-    database.close()
-    with Store(path) as store:
-        assert store.cost(KEY) is None and not store.in_memory
-    assert len(kept_files(path)) == len(lines) == 1
+    store = filled(path)
+    path.unlink()
+    store.put_verdict(KEY, IDENTICAL)
+    again = Store(path)
+    assert again.verdict(KEY, "rows", 4) == IDENTICAL and again.cost(KEY) is None
+    assert not lines
 
 
 # --- no way to the file ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("where", ["missing/splitting.sqlite", "file/splitting.sqlite", "."])
+@pytest.mark.parametrize("where", ["missing/splitting.jsonl", "file/splitting.jsonl", "."])
 def test_without_a_folder_it_works_in_memory(tmp_path: Path, where: str, lines: list[str]) -> None:
     (tmp_path / "file").write_text("no folder")
-    with filled(tmp_path / where) as store:
-        assert store.in_memory
-        assert store.cost(KEY) is not None and store.verdict(KEY) == IDENTICAL
+    store = filled(tmp_path / where)
+    assert store.path is None
+    assert store.cost(KEY) is not None and store.verdict(KEY, "rows", 4) == IDENTICAL
     assert len(lines) == 1 and "in memory" in lines[0]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file"]
 
 
 def test_without_a_path_it_works_in_memory_and_says_nothing(lines: list[str]) -> None:
-    with Store(None) as store:
-        store.put_cost(KEY, ROWS)
-        assert store.cost(KEY) is not None and store.in_memory
+    store = Store(None)
+    store.put_cost(KEY, ROWS)
+    assert store.cost(KEY) is not None and store.path is None
     assert not lines
 
 
@@ -422,7 +344,7 @@ if os.getuid() == 0:  # whom no permission stops
 store = Store(sys.argv[1])
 known = store.cost(Key("d", "l", "o", "s"))
 store.put_cost(Key("d", "l", "o", "t"), [MicroConfiguration(1, "a", 1.0, 0)])
-print(known is not None, len(store.cost(Key("d", "l", "o", "t"))), store.in_memory)
+print(known is not None, len(store.cost(Key("d", "l", "o", "t"))), store.path is None)
 """
 
 
@@ -430,10 +352,9 @@ print(known is not None, len(store.cost(Key("d", "l", "o", "t"))), store.in_memo
 def test_in_a_read_only_folder_what_is_there_is_read(exists: bool) -> None:
     folder = Path(tempfile.mkdtemp(prefix="ooc-read-only-"))  # pytest's own folders are closed to other users
     try:
-        path = folder / "splitting.sqlite"
+        path = folder / "splitting.jsonl"
         if exists:
-            with Store(path) as store:
-                store.put_cost(Key("d", "l", "o", "s"), ROWS)
+            Store(path).put_cost(Key("d", "l", "o", "s"), ROWS)
             path.chmod(0o444)
         folder.chmod(0o555)
         before = path.read_bytes() if exists else None
@@ -459,7 +380,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (80_000, 80_000))
 rows = [MicroConfiguration(b, "a", 1.0, b) for b in range(1, 3000)]
 store.put_cost(Key("d", "l", "o", "second"), rows)
 store.put_cost(Key("d", "l", "o", "third"), rows[:5])
-print([len(store.cost(Key("d", "l", "o", name))) for name in ("first", "second", "third")], store.in_memory)
+print([len(store.cost(Key("d", "l", "o", name))) for name in ("first", "second", "third")], store.path is None)
 """
 
 
@@ -467,20 +388,18 @@ def test_when_the_disk_is_full_it_goes_on_in_memory(path: Path, lines: list[str]
     log, said = output(child(FULL, path)).splitlines()
     assert said == "[1, 2999, 5] True"
     assert log.startswith("LOG the store") and "in memory" in log
-    with Store(path) as store:  # the file is as before what did not fit
-        assert store.cost(Key("d", "l", "o", "first")) == [MicroConfiguration(1, "a", 1.0, 0)]
-        assert store.cost(Key("d", "l", "o", "second")) is None and not store.in_memory
+    store = Store(path)  # the file is as before what did not fit
+    assert store.cost(Key("d", "l", "o", "first")) == [MicroConfiguration(1, "a", 1.0, 0)]
+    assert store.cost(Key("d", "l", "o", "second")) is None and store.path is not None
     assert not lines
 
 
 def test_a_lock_that_stays_ends_in_memory(path: Path, lines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    filled(path).close()
+    filled(path)
     monkeypatch.setattr(store_module, "BUSY_SECONDS", 0.05)
-    holder = sqlite3.connect(path, isolation_level=None)
-    holder.execute("BEGIN IMMEDIATE")
-    with Store(path) as store:
+    with open(path, "ab") as holder:
+        fcntl.flock(holder, fcntl.LOCK_EX)
+        store = Store(path)
         store.put_verdict(KEY, Verdict("batch", 2, True, 0.0, 0.0))
-        assert store.in_memory and store.cost(KEY) is not None and len(store.verdicts(KEY)) == 2
-    holder.execute("ROLLBACK")
-    holder.close()
+        assert store.path is None and store.cost(KEY) is not None and len(store.verdicts_of(KEY)) == 2
     assert len(lines) == 1 and "locked" in lines[0]

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -100,38 +101,34 @@ def measure(
     gathered: list[dict[int, float]] = [{} for _ in range(world)]
     dist.all_gather_object(gathered, mine, group=group)
     tables = {str(rank): interpolated(times, batch, step) for rank, times in enumerate(gathered)}
-    found = best_batch_size(batch, tables, step, everyone=True)
-    ranks = [str(rank) for rank in range(world)]
-    return Division(
-        dist.get_rank(group), tuple(found.batches[r] for r in ranks), tuple(found.seconds[r] for r in ranks)
-    )
+    found = best_batch_size(batch, tables)
+    seconds = tuple(table[found[rank]] for rank, table in tables.items())
+    return Division(dist.get_rank(group), tuple(found.values()), seconds)
 
 
 def _times(
     run: Callable[[int], Any], sizes: Sequence[int], repetitions: int, clock: Callable[[], float]
 ) -> dict[int, float]:
     """Seconds by size, for the sizes that fit."""
+
+    def now() -> float:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return clock()
+
+    def timed(size: int) -> float:
+        began = now()
+        run(size)
+        return now() - began
+
     times: dict[int, float] = {}
     for size in sizes:
         try:
             run(size)
-            times[size] = statistics.median(_timed(run, size, clock) for _ in range(repetitions))
+            times[size] = statistics.median(timed(size) for _ in range(repetitions))
         except torch.OutOfMemoryError:
             break
     return times
-
-
-def _timed(run: Callable[[int], Any], size: int, clock: Callable[[], float]) -> float:
-    _wait_for_device()
-    began = clock()
-    run(size)
-    _wait_for_device()
-    return clock() - began
-
-
-def _wait_for_device() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
 
 
 def interpolated(times: dict[int, float], batch: int, step: int = 1) -> dict[int, float]:
@@ -139,14 +136,12 @@ def interpolated(times: dict[int, float], batch: int, step: int = 1) -> dict[int
 
     Between two measured sizes they lie on a line; below the smallest measured size they are that size's.
     """
-    sizes = sorted(times)
-    table: dict[int, float] = {}
-    for size in range(step, min(batch, sizes[-1] if sizes else 0) + 1, step):
-        above = next(s for s in sizes if s >= size)
-        below = max((s for s in sizes if s <= size), default=above)
-        share = (size - below) / (above - below) if above > below else 0.0
-        table[size] = times[below] + share * (times[above] - times[below])
-    return table
+    if not times:
+        return {}
+    measured = sorted(times)
+    sizes = range(step, min(batch, measured[-1]) + 1, step)
+    seconds = np.interp(sizes, measured, [times[size] for size in measured])
+    return dict(zip(sizes, seconds.tolist()))
 
 
 def weigh_gradients(

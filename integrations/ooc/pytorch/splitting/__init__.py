@@ -1,21 +1,19 @@
 """Functions larger than the budget, in parts: what the adapter does when an operator does not fit.
 
-    registry.py     what handlers register with
-    operators.py    which operator is split by what; defines `ooc_split::...` operators, which the adapter calls
+    registry.py     what handlers register with; operators.py: looks for an operator's handler
+    runtime.py      what one session has: part sizes, mode, store; the `ooc_split::...` operators that the adapter calls
     conditions.py   what verdicts and costs depend on: processor, PyTorch, and the files that a handler is made of
     context.py      what a handler may ask: how large a part may be, large results, which division is exact
     geometry.py     views, the memory that they touch, and how they are cut
-    verification.py random arguments, bits compared, differences
-    verdicts.py     where verdicts are kept; tally.py: what was split, for the summary
-    runtime.py      what one session has: part sizes, mode, store
-    copies.py factories.py pointwise.py random.py lists.py   the operators that may be cut anywhere
-    dividers.py     handlers made of a divider, which only looks at sizes; `describe` says what would be done
+    verification.py random arguments, bits compared, differences; tally.py: what was split, for the summary
+    pointwise.py lists.py movement.py factories.py padding.py random.py   the operators that may be cut anywhere
+    dividers.py     handlers made of a divider, or of axes alone
     parts.py        cutting along rows, channels, heads, and how such parts are run; grids.py: block sizes that fit
-    linear.py convolution*.py batch_norm.py normalization.py pooling.py softmax.py attention.py losses.py reductions.py
-    embedding.py padding.py   the operators with dimensions along which a cut leaves every sum whole
+    linear.py convolution*.py batch_norm.py normalization.py pooling.py attention.py losses.py reductions.py
+    embedding.py    the operators with dimensions along which a cut leaves every sum whole
 
 A handler is a function `f(context, *arguments, **keywords)` with the operator's own arguments, registered by
-`@registry.handler("aten::name")` and listed in the table of `operators.py`. It runs below autograd, in range mode: the
+`@registry.handler("aten::name")` in one of `operators.MODULES`. It runs below autograd, in range mode: the
 operators that it calls are functions of their own, and a view counts as the part of its variable that it reaches. A
 handler works on plain tensors too, without a core.
 """

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import torch
-from torch._ops import OpOverload
+from torch import Tensor
 
-from ooc.pytorch.splitting.context import Context, Sample
-from ooc.pytorch.splitting.dividers import PRODUCTS, divides
-from ooc.pytorch.splitting.parts import Axis, Named, Piece, along
+from ooc.pytorch.splitting.context import Sample
+from ooc.pytorch.splitting.dividers import PRODUCTS, divides_along
+from ooc.pytorch.splitting.parts import Axis, Named
+from ooc.pytorch.splitting.verification import random_like
 
 aten = torch.ops.aten
 
@@ -23,24 +24,17 @@ def _axes(named: Named, tensors: list[str], results: range) -> list[Axis]:
     return axes
 
 
-@divides("aten::_scaled_dot_product_flash_attention_for_cpu", specials=PRODUCTS)
-def attention(context: Context, op: OpOverload, named: Named) -> list[Piece]:
-    """Attention of query, key and value, [B, H, S, D] each. The kernel keeps blocks of scores for every thread."""
-    axes = _axes(named, ["query", "key", "value"], range(2))
-    scores = _SCORES * context.threads
-    return along(context, op, named, axes, multiples=(1,), workspace=lambda operands, results: scores)
+def _scores() -> int:
+    """Bytes of the blocks of scores and their sums that the kernel keeps for every thread: 768 queries by 512 keys."""
+    return 2 * 512 * 768 * 4 * torch.get_num_threads()
 
 
 def _sample(named: Named) -> Sample:
     """Random arguments whose `logsumexp` belongs to the queries and keys: with any other, exponentials overflow."""
 
     def make(generator: torch.Generator) -> tuple[tuple[object, ...], dict[str, object]]:
-        def like(name: str) -> torch.Tensor:
-            tensor = named[name]
-            made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
-            return made.copy_(torch.randn(tensor.shape, generator=generator))
-
-        query, key, value, grad = like("query"), like("key"), like("value"), like("grad_out")
+        names = ("query", "key", "value", "grad_out")
+        query, key, value, grad = (random_like(named[name], generator, Tensor.copy_) for name in names)
         options = {name: named[name] for name in ("attn_mask", "scale")}
         if options["attn_mask"] is not None:
             options["attn_mask"] = torch.zeros_like(options["attn_mask"], memory_format=torch.contiguous_format)
@@ -53,18 +47,19 @@ def _sample(named: Named) -> Sample:
     return make
 
 
-@divides("aten::_scaled_dot_product_flash_attention_for_cpu_backward", sample=_sample, specials=PRODUCTS)
-def attention_backward(context: Context, op: OpOverload, named: Named) -> list[Piece]:
-    """Gradients of queries, keys and values."""
-    axes = _axes(named, ["grad_out", "query", "key", "value", "out", "logsumexp"], range(3))
-    return along(
-        context,
-        op,
-        named,
-        axes,
-        multiples=(1,),
-        workspace=lambda operands, results: results + _SCORES * context.threads,
-    )
-
-
-_SCORES = 2 * 512 * 768 * 4  # bytes of a block of scores and its sums: at most 768 queries by 512 keys
+# Query, key and value are [B, H, S, D] each.
+divides_along(
+    "aten::_scaled_dot_product_flash_attention_for_cpu",
+    axes=lambda named: _axes(named, ["query", "key", "value"], range(2)),
+    multiples=(1,),
+    workspace=lambda operands, results: _scores(),
+    specials=PRODUCTS,
+)
+divides_along(
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
+    axes=lambda named: _axes(named, ["grad_out", "query", "key", "value", "out", "logsumexp"], range(3)),
+    multiples=(1,),
+    workspace=lambda operands, results: results + _scores(),
+    sample=_sample,
+    specials=PRODUCTS,
+)

@@ -18,6 +18,7 @@ FOLDER = Path(__file__).parent
 _PACKAGE = __name__.rpartition(".")[0]
 
 
+@cache
 def processor() -> str:
     """The processor and the instructions that PyTorch uses of it; where both are the same, results are the same."""
     name = platform.processor() or platform.machine()

@@ -11,16 +11,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ooc.pytorch.splitting import copies, geometry, registry
-from ooc.pytorch.splitting.naming import named_shape
+from ooc.pytorch.splitting import geometry, registry
 from ooc.pytorch.splitting.tally import SplitRecord, Tally
-from ooc.pytorch.splitting.verdicts import KeptHere, Verdicts
 from ooc.pytorch.splitting.verification import (
     CHANGES_SPECIALS,
     INCOMPARABLE,
@@ -33,7 +31,7 @@ from ooc.pytorch.splitting.verification import (
     random_like,
     tensors_in,
 )
-from swapd.splitting.store import Key, Verdict
+from swapd.splitting.store import Key, Store, Verdict
 
 _SEED = 20181213  # of the verification's random numbers
 _ENOUGH_ELEMENTS, _MOST_TURNS = 4096, 16  # so many numbers are compared, from at most so many results
@@ -84,6 +82,29 @@ class Specials:
 ALL_SPECIALS = Specials()
 
 
+_TYPES = {
+    torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torch.bfloat16: "bf16", torch.int64: "i64",
+    torch.int32: "i32", torch.uint8: "u8", torch.bool: "bool",
+}  # fmt: skip
+
+
+def _named_shape(value: Any) -> str:
+    """A value as text: a tensor's size, type, and strides where unusual; or what is no tensor."""
+    if isinstance(value, Tensor):
+        kind = _TYPES.get(value.dtype) or str(value.dtype).removeprefix("torch.")
+        size = "x".join(map(str, value.shape))
+        return f"{kind}[{size}]" + ("" if value.is_contiguous() else "/" + "x".join(map(str, value.stride())))
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_named_shape, value)) + "]"
+    if isinstance(value, torch.Generator):
+        return "generator"
+    if isinstance(value, float) and value * 4 != int(value * 4 if abs(value) < 1e6 else 0):
+        return "*"  # a learning rate, say, which may change with each step; operators treat 2, 0.5 or -1 apart
+    if isinstance(value, torch.UntypedStorage):
+        return f"storage of {value.nbytes()} bytes"
+    return str(value).removeprefix("torch.")
+
+
 @dataclass(frozen=True)
 class Call:
     """One call of an operator that does not fit."""
@@ -95,15 +116,11 @@ class Call:
     @property
     def shapes(self) -> str:
         """The arguments as text: tensors' sizes, types, and strides where unusual, and everything that is no tensor."""
-        named = [f"{name}={named_shape(value)}" for name, value in self.keywords.items()]
-        return ", ".join([*map(named_shape, self.arguments), *named])
+        named = [f"{name}={_named_shape(value)}" for name, value in self.keywords.items()]
+        return ", ".join([*map(_named_shape, self.arguments), *named])
 
 
-class _Thread(threading.local):
-    verifying = False
-
-
-_thread = _Thread()
+_thread = threading.local()  # `verifying` while it verifies a division
 
 
 class Context:
@@ -111,7 +128,7 @@ class Context:
 
     Args:
         call: the operator and its arguments.
-        part_bytes: what one part may use at once, for all its operands and results, in whole chunks (`footprint`).
+        part_bytes: what one part may use at once, for all its operands and results, in whole chunks.
         chunk_bytes: the unit of residency; 1 where there is no core.
         mode: "exact" or "allow".
         verdicts: where verdicts are kept; by default they are those of this call alone.
@@ -127,7 +144,7 @@ class Context:
         *,
         chunk_bytes: int = 1,
         mode: str = "exact",
-        verdicts: Verdicts | None = None,
+        verdicts: Store | None = None,
         tally: Tally | None = None,
         device: str = "cpu",
         library: str = "",
@@ -138,11 +155,11 @@ class Context:
         self.chunk_bytes = chunk_bytes
         self.exact = mode != "allow"
         self.threads = torch.get_num_threads()
-        self._verdicts = verdicts if verdicts is not None else KeptHere()
+        self._verdicts = verdicts if verdicts is not None else Store(None)
         self._tally = tally if tally is not None else Tally()
         self._key = Key(device, library, call.operator, call.shapes)
         self._managed = managed
-        self._layer: SplitRecord | None = None
+        self.layer: SplitRecord | None = None  # what `used` noted last
 
     # ---- memory ----------------------------------------------------------------------------------------------------
 
@@ -168,30 +185,20 @@ class Context:
             return made
         return torch.empty_strided(shape, tuple(stride), dtype=kind)
 
-    def footprint(self, *tensors: Tensor) -> int:
-        """Bytes of the device that these views take together, in whole chunks."""
-        return sum(geometry.footprint(tensor, self.chunk_bytes) for tensor in tensors)
-
     def move(self, target: Tensor, source: Tensor) -> int:
         """Copies `source` to `target`, in as many parts as needed; returns how many. `source` may be broadcast."""
-        return copies.move(target, source, self.part_bytes, self.chunk_bytes)
-
-    def gather(self, view: Tensor) -> Tensor:
-        """A contiguous copy of a view that lies scattered in its variable."""
-        made = self.empty(size=view.shape, dtype=view.dtype)
-        self.move(made, view)
-        return made
-
-    def scatter(self, source: Tensor, view: Tensor) -> None:
-        """The inverse of `gather`."""
-        self.move(view, source)
+        parts = 0
+        for index in geometry.blocks([target, source], self.part_bytes, self.chunk_bytes):
+            geometry.narrowed(target, index).copy_(geometry.narrowed(source, index))
+            parts += 1
+        return parts
 
     # ---- which division --------------------------------------------------------------------------------------------
 
     @property
     def verifying(self) -> bool:
         """Whether this thread is verifying a division, in plain memory."""
-        return _thread.verifying
+        return bool(getattr(_thread, "verifying", False))
 
     def choose(
         self,
@@ -222,7 +229,7 @@ class Context:
             return candidates[0]
         trial = _Trial(self, whole, sample, specials)
         best: tuple[Verdict, Split] | None = None
-        full = Key(self._key.device, self._key.library, self._key.operator, f"{self._key.shapes} {key}".rstrip())
+        full = replace(self._key, shapes=f"{self._key.shapes} {key}".rstrip())
         for candidate in candidates:
             verdict = self._verdicts.verdict(full, candidate.how, candidate.parts)
             if verdict is None:
@@ -237,52 +244,42 @@ class Context:
             raise CannotSplit("no division makes its parts small enough")
         verdict, chosen = best
         if not verdict.identical and self.exact:
+            largest = verdict.largest_difference
+            how = f"by up to {largest:.3g}" if largest else "on special numbers"
             raise CannotSplit(
-                f"in parts ({chosen.how}) the result differs from the one in one piece "
-                + (
-                    f"by up to {verdict.largest_difference:.3g}" if verdict.largest_difference else "on special numbers"
-                ),
-                inexact=True,
+                f"in parts ({chosen.how}) the result differs from the one in one piece {how}", inexact=True
             )
         if not verdict.largest_relative <= _MOST_ROUNDING:  # so much is not rounding any more
             raise CannotSplit(f"in parts ({chosen.how}) the result differs by {verdict.largest_relative:.3g} of itself")
-        self.used(
-            chosen.how,
-            chosen.parts,
-            Difference(verdict.identical, verdict.largest_difference, verdict.largest_relative),
-        )
+        self.used(*astuple(verdict))
         return chosen
 
-    def used(self, how: str, parts: int, apart: Difference | None = None) -> None:
-        """Notes how the call was divided, for the summary; `choose` does so too. Without `apart` data were only moved.
+    def used(self, how: str, parts: int, *apart: Any) -> None:
+        """Notes how the call was divided, for the summary; `choose` does so too.
 
+        `apart` is what a `SplitRecord` has next; without it data were only moved.
         A call with 0 parts is not counted: it took no memory, or the operators that it called are counted.
         """
-        if self.verifying:
-            return
-        identical = apart is None or apart.identical
-        largest, relative = (0.0, 0.0) if apart is None else (apart.largest, apart.relative)
-        self._layer = SplitRecord(self.call.operator, self._key.shapes, how, parts, identical, largest, relative)
-
-    @property
-    def layer(self) -> SplitRecord | None:
-        """What `used` noted last, or None."""
-        return self._layer
+        if not self.verifying:
+            self.layer = SplitRecord(self._key.operator, self._key.shapes, how, parts, *apart)
 
     def inexact(self) -> None:
         """Notes that the chosen division changes bits on some data, whatever was found on other data."""
-        if self._layer is not None:
-            self._layer.identical = False
+        if self.layer is not None:
+            self.layer.exact = False
 
     def count(self) -> None:
         """Counts the call, which has succeeded."""
-        self._tally.add(self._layer or SplitRecord(self.call.operator, self._key.shapes, "parts", 1, True, 0.0, 0.0))
+        if self.layer is None:
+            self.used("parts", 1)
+        assert self.layer is not None
+        self._tally.add(self.layer)
 
     @contextmanager
     def plain(self) -> Iterator[None]:
         """While inside, this thread's memory comes from the host, and its operators are no functions."""
         before = torch.ops.ooc.plain(True) if self._managed else False
-        verifying, _thread.verifying = _thread.verifying, True
+        verifying, _thread.verifying = self.verifying, True
         try:
             yield
         finally:
@@ -377,12 +374,5 @@ class _Trial:
 
 def _turns(result: Any) -> int:
     """How many results have to be compared so that enough numbers are."""
-    elements = 0
-
-    def count(tensor: Tensor) -> Tensor:
-        nonlocal elements
-        elements += tensor.numel()
-        return tensor
-
-    map_tensors(result, count)
+    elements = sum(tensor.numel() for tensor in tensors_in(result))
     return min(max(-(-_ENOUGH_ELEMENTS // max(elements, 1)), 1), _MOST_TURNS)

@@ -11,6 +11,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -20,8 +21,8 @@ from torch._ops import OpOverload
 from ooc.pytorch.splitting.context import CannotSplit, Context, Specials
 from ooc.pytorch.splitting.convolution_shapes import ConvolutionParameters, Rows, layout, strides_of
 from ooc.pytorch.splitting.dividers import PRODUCTS, divides
-from ooc.pytorch.splitting.grids import count, equal_spans, grid, label, spans
-from ooc.pytorch.splitting.parts import MOST_CANDIDATES, Named, Piece, bind, own_bytes, view_bytes
+from ooc.pytorch.splitting.grids import equal_spans, spans
+from ooc.pytorch.splitting.parts import MOST_CANDIDATES, Named, Piece, divisions, own_bytes, view_bytes
 
 aten = torch.ops.aten
 IM2COL_ELEMENTS = 20480  # PyTorch takes no oneDNN kernel for one sample of up to so many elements
@@ -35,13 +36,20 @@ class Pass:
     """One pass, forward or to the data gradient, from `source` to `result`, both [N, C, rows, ...]."""
 
     shape: ConvolutionParameters
-    rows: Rows
     source: tuple[int, ...]
     result: tuple[int, ...]
-    spread: bool  # rows are spread, else gathered; see convolution_shapes
-    item: int  # bytes of an element
-    unfolds: bool  # there is no oneDNN kernel, and the one that runs makes columns of all windows
-    placeholder: bool  # the kernel is given memory of the result's size that it does not read
+    dtype: torch.dtype
+    backward: bool  # to the data gradient: the kernel is given memory of the result's size that it does not read
+
+    @property
+    def spread(self) -> bool:
+        """Whether rows are spread, not gathered; see convolution_shapes."""
+        return self.shape.transposed != self.backward
+
+    @cached_property
+    def rows(self) -> Rows:
+        """The rows of both sides."""
+        return self.shape.rows(self.result if self.backward else self.source)
 
     @property
     def lengths(self) -> tuple[int, int, int, int]:
@@ -53,20 +61,20 @@ class Pass:
         """Bytes of the largest part: operands and result, and a copy of each in the kernel's own layout."""
         samples, groups, channels, rows = blocks
         source_rows, result_rows = self._rows(rows)
-        rest = math.prod(self.source[3:]), math.prod(self.result[3:])
+        rest, item = (math.prod(self.source[3:]), math.prod(self.result[3:])), self.dtype.itemsize
         source_channels = groups * (self.source[1] // self.shape.groups)
-        source = samples * source_channels * source_rows * rest[0] * self.item
-        result = samples * groups * channels * result_rows * rest[1] * self.item
+        source = samples * source_channels * source_rows * rest[0] * item
+        result = samples * groups * channels * result_rows * rest[1] * item
         taps = math.prod(self.shape.weight[2:])
-        weight = groups * channels * (self.source[1] // self.shape.groups) * taps * self.item
+        weight = groups * channels * (self.source[1] // self.shape.groups) * taps * item
         total = sum(view_bytes(context, size) + own_bytes(context, size) for size in (source, weight, result))
-        if self.placeholder:
+        if self.backward:
             total += own_bytes(context, result)
-        judged = result if self.placeholder else source
-        if self.unfolds or (samples == 1 and judged <= IM2COL_ELEMENTS * self.item):
+        judged = result if self.backward else source
+        if unfolds(self.dtype) or (samples == 1 and judged <= IM2COL_ELEMENTS * item):
             inner = channels * groups if self.spread else source_channels
             small = source_rows * rest[0] if self.spread else result_rows * rest[1]
-            total += own_bytes(context, samples * inner * taps * small * self.item)
+            total += own_bytes(context, samples * inner * taps * small * item)
         return total
 
     def _rows(self, rows: int) -> tuple[int, int]:
@@ -78,40 +86,32 @@ class Pass:
             return met, (met - 1) * self.rows.stride + self.rows.reach
         return (rows - 1) * self.rows.stride + self.rows.reach, rows
 
-    def divisions(self, context: Context, run: Callable[[Sequence[int]], Callable[..., Any]]) -> list[Piece]:
-        """Candidates, the preferred ones first; `run` makes the function that runs a division."""
-        lengths = self.lengths
-        floors = (self._floor(32), self._floor(8), (1, 1, 32, 8), (1, 1, 32, 1), (1, 1, 8, 1))
-        # Blocks of samples and channels are used as they lie in memory; blocks of rows need copies.
-        orders = ((0, 1, 2, 3), (0, 1, 3, 2), (1, 2, 3, 0), (3, 2, 0, 1))
-
-        def fits(blocks: Sequence[int]) -> bool:
-            return self.need(context, blocks) <= context.part_bytes
-
-        found: dict[tuple[int, ...], Piece] = {}
-        for order in orders:
-            for multiple in (16, 8, 1):
-                sizes = grid(lengths, floors, order, multiple, fits)
-                if sizes is None or not self._allowed(sizes) or sizes in found or len(found) == MOST_CANDIDATES:
-                    continue
-                how = label(NAMES, lengths, sizes)
-                found[sizes] = Piece(how, count(lengths, sizes), run(sizes), self.need(context, sizes))
-        return list(found.values())
+    def divisions(self, context: Context, op: OpOverload, run: Callable[[Sequence[int], Named], Any]) -> list[Piece]:
+        """Candidates, the preferred ones first."""
+        found = divisions(
+            context,
+            op,
+            NAMES,
+            self.lengths,
+            lambda blocks: self.need(context, blocks),
+            run,
+            floors=(self._floor(32), self._floor(8), (1, 1, 32, 8), (1, 1, 32, 1), (1, 1, 8, 1)),
+            # Blocks of samples and channels are used as they lie in memory; blocks of rows need copies.
+            orders=((0, 1, 2, 3), (0, 1, 3, 2), (1, 2, 3, 0), (3, 2, 0, 1)),
+            multiples=(16, 8, 1),
+            # Channels of a group are only cut where groups are taken one by one.
+            allowed=lambda sizes: sizes[1] == 1 or sizes[2] == self.lengths[2],
+        )
+        return found[:MOST_CANDIDATES]
 
     def _floor(self, channels: int) -> tuple[int, int, int, int]:
         """The smallest blocks for which PyTorch takes the same kernel as for the whole; see IM2COL_ELEMENTS."""
-        judged = (self.result[0], channels, *self.result[2:]) if self.placeholder else self.source
+        judged = (self.result[0], channels, *self.result[2:]) if self.backward else self.source
         row = max(1, judged[1] * math.prod(judged[3:]))
-        if self.result[0] > 1 and (self.placeholder or row * judged[2] <= IM2COL_ELEMENTS):
+        if self.result[0] > 1 and (self.backward or row * judged[2] <= IM2COL_ELEMENTS):
             return 2, 1, channels, 8
-        step = (
-            1 if self.spread == self.placeholder else self.rows.stride
-        )  # rows of the judged tensor for one row of the result
+        step = 1 if self.spread == self.backward else self.rows.stride  # rows of `judged` for one of the result
         return 1, 1, channels, max(8, IM2COL_ELEMENTS // (row * step) + 1)
-
-    def _allowed(self, sizes: Sequence[int]) -> bool:
-        """Channels of a group are only cut where groups are taken one by one."""
-        return sizes[1] == 1 or sizes[2] == self.lengths[2]
 
 
 # ---- running one pass -----------------------------------------------------------------------------------------------
@@ -141,23 +141,22 @@ def run_pass(
         given = source.narrow(0, n0, n).narrow(1, g0 * per[0], g * per[0])
         part_bias = None if bias is None else bias.narrow(0, *channels)
         part = weight.narrow(0, g0 * per[0], g * per[0]).narrow(1, c0, c) if way.spread else weight.narrow(0, *channels)
-        part = weights.get(box[1:3], lambda part=part: in_order(context, part, layout(weight)))  # type: ignore[misc]
+        part = weights.get(box[1:3], in_order, context, part, layout(weight))
         shape = replace(way.shape, groups=g, weight=tuple(part.shape))
         if r == way.result[2]:
-            given = sources.get((box[0], box[1]), lambda given=given: in_order(context, given, order))  # type: ignore[misc]
+            given = sources.get((box[0], box[1]), in_order, context, given, order)
             context.move(target, kernel(shape, given, part, part_bias, target.shape))
             continue
         start, length = way.rows.met_by(r0, r) if way.spread else way.rows.window(r0, r)
-        slab = sources.get(
-            (box[0], box[1], start, length),
-            lambda given=given, start=start, length=length: _rows_with_zeros(context, given, start, length, order),  # type: ignore[misc]
-        )
+        slab = sources.get((box[0], box[1], start, length), _rows_with_zeros, context, given, start, length, order)
+        compute = partial(kernel, _rows_unpadded(shape), slab, part, part_bias)
         if way.spread:
-            _spread_rows(context, way.rows, shape, (r0, r), target, slab, start, part, part_bias, kernel)
+            window = way.rows.window(start, length) if length else (r0, 0)
+            _spread_rows(context, target, (r0, r), window, compute, part_bias)
         else:
             if start < 0 or start + length > way.source[2]:
-                looked_at.get(box[1:3], lambda part=part: _multiplied_by_zeros(part))  # type: ignore[misc]
-            context.move(target, kernel(_rows_unpadded(shape), slab, part, part_bias, target.shape))
+                looked_at.get(box[1:3], _multiplied_by_zeros, part)
+            context.move(target, compute(target.shape))
     return result
 
 
@@ -168,10 +167,10 @@ class _Last:
         self._key: Any = None
         self._made: Tensor | None = None
 
-    def get(self, key: Any, make: Callable[[], Tensor]) -> Tensor:
+    def get(self, key: Any, make: Callable[..., Tensor], *arguments: Any) -> Tensor:
         if self._made is None or key != self._key:
             self._made = None  # frees its memory before more is taken
-            self._key, self._made = key, make()
+            self._key, self._made = key, make(*arguments)
         return self._made
 
 
@@ -207,15 +206,13 @@ def _rows_unpadded(shape: ConvolutionParameters) -> ConvolutionParameters:
     return replace(shape, padding=(0, *shape.padding[1:]), output_padding=(0, *shape.output_padding[1:]))
 
 
-def _copy(context: Context, view: Tensor, order: torch.memory_format) -> Tensor:
+def in_order(context: Context, view: Tensor, order: torch.memory_format) -> Tensor:
+    """The view, or a copy of it where it is scattered or in another layout."""
+    if view.is_contiguous(memory_format=order):
+        return view
     made = context.empty(size=view.shape, stride=strides_of(view.shape, order), dtype=view.dtype)
     context.move(made, view)
     return made
-
-
-def in_order(context: Context, view: Tensor, order: torch.memory_format) -> Tensor:
-    """The view, or a copy of it where it is scattered or in another layout."""
-    return view if view.is_contiguous(memory_format=order) else _copy(context, view, order)
 
 
 def _rows_with_zeros(context: Context, source: Tensor, start: int, length: int, order: torch.memory_format) -> Tensor:
@@ -241,23 +238,18 @@ def _fill(context: Context, view: Tensor, bias: Tensor | None) -> None:
 
 def _spread_rows(
     context: Context,
-    rows: Rows,
-    shape: ConvolutionParameters,
-    block: tuple[int, int],
     target: Tensor,
-    slab: Tensor,
-    first: int,
-    weight: Tensor,
+    block: tuple[int, int],
+    window: tuple[int, int],
+    compute: Callable[[Sequence[int]], Tensor],
     bias: Tensor | None,
-    kernel: Kernel,
 ) -> None:
-    """Computes the result rows that the small rows in `slab` go into, and copies those of the block to `target`."""
-    start, length = block
+    """Computes the result rows of a window, if it has any, and copies those of the block to `target`."""
+    (start, length), (top, reached) = block, window
     covered = (start, start)
-    if slab.shape[2]:
-        top, reached = rows.window(first, slab.shape[2])
+    if reached:
         covered = max(start, top), min(start + length, top + reached)
-        made = kernel(_rows_unpadded(shape), slab, weight, bias, [*target.shape[:2], reached, *target.shape[3:]])
+        made = compute([*target.shape[:2], reached, *target.shape[3:]])
         count_covered = covered[1] - covered[0]
         context.move(
             target.narrow(2, covered[0] - start, count_covered), made.narrow(2, covered[0] - top, count_covered)
@@ -270,9 +262,9 @@ def _spread_rows(
 # ---- forward --------------------------------------------------------------------------------------------------------
 
 
-def unfolds(tensor: Tensor) -> bool:
-    """Whether there is no oneDNN kernel for the tensor's type."""
-    return tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16)
+def unfolds(dtype: torch.dtype) -> bool:
+    """Whether there is no oneDNN kernel for a type, so that the one that runs makes columns of all windows."""
+    return dtype not in (torch.float32, torch.bfloat16, torch.float16)
 
 
 def _forward(
@@ -289,47 +281,21 @@ def convolution(context: Context, op: OpOverload, named: Named) -> list[Piece]:
     if given.dim() != weight.dim():
         return []  # it has no samples: composite operators add that dimension before they call this one
     shape = ConvolutionParameters.of(weight, named)
-    found = _divisions(context, op, shape, given, lambda source: source)
-    if shape.skips:
-        # The convolution skips most of its input. One of stride 1 over what is left has kernels that divide well.
-        steps = shape.stride
-        dense = replace(shape, stride=(1,) * len(steps))
-        seen = _strided(given, steps)
-        found = _divisions(context, op, dense, seen, lambda s: _strided(s, steps), "subsampled, ") + found
-    return found
 
+    def along(shape: ConvolutionParameters, seen: Callable[[Tensor], Tensor]) -> list[Piece]:
+        source = seen(given)
+        way = Pass(shape, tuple(source.shape), shape.output_size(source.shape), source.dtype, backward=False)
 
-def _strided(source: Tensor, steps: Sequence[int]) -> Tensor:
-    for dimension, step in enumerate(steps):
-        source = source[(slice(None),) * (2 + dimension) + (slice(None, None, step),)]
-    return source
-
-
-def _divisions(
-    context: Context,
-    op: OpOverload,
-    shape: ConvolutionParameters,
-    source: Tensor,
-    seen: Callable[[Tensor], Tensor],
-    prefix: str = "",
-) -> list[Piece]:
-    way = Pass(
-        shape,
-        shape.rows(source.shape),
-        tuple(source.shape),
-        shape.output_size(source.shape),
-        shape.transposed,
-        source.element_size(),
-        unfolds(source),
-        False,
-    )
-
-    def run(sizes: Sequence[int]) -> Callable[..., Tensor]:
-        def in_parts(*args: Any, **kwargs: Any) -> Tensor:
-            call = bind(op, args, kwargs)
+        def run(sizes: Sequence[int], call: Named) -> Tensor:
             order = layout(call["input"], call["weight"])
             return run_pass(context, way, sizes, seen(call["input"]), call["weight"], call["bias"], order, _forward)
 
-        return in_parts
+        return way.divisions(context, op, run)
 
-    return [replace(piece, how=prefix + piece.how) for piece in way.divisions(context, run)]
+    found = along(shape, lambda source: source)
+    if shape.skips:
+        # The convolution skips most of its input. One of stride 1 over what is left has kernels that divide well.
+        steps = (slice(None), slice(None), *(slice(None, None, step) for step in shape.stride))
+        dense = along(replace(shape, stride=(1,) * len(shape.stride)), lambda source: source[steps])
+        found = [replace(piece, how=f"subsampled, {piece.how}") for piece in dense] + found
+    return found

@@ -64,7 +64,9 @@ def cut_elementwise(
     large = [t for t in operands if t.numel() > 1]
     everything = [*results, *large]
     temporary = sum(t.element_size() for t in results)
-    if geometry.same_layout(everything) and all(geometry.flat(t) is not None for t in everything):
+    first = everything[0]
+    alike = all(t.shape == first.shape and t.stride() == first.stride() for t in everything)
+    if alike and geometry.flat(first) is not None:
         each = temporary + sum(t.element_size() for t in everything)
         room = part_bytes - 2 * chunk_bytes * len(everything)
         most = max(room // each, _ALIGNED)
@@ -121,9 +123,7 @@ def _even(length: int, threads: int, unit: int) -> int:
 
 def meta(tensor: Tensor) -> Tensor:
     """The tensor without its memory. Single numbers are left as they are: they may be wrapped Python numbers."""
-    if tensor.dim() == 0:
-        return tensor
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+    return all_meta(tensor) if tensor.dim() else tensor
 
 
 def meta_results(function: Callable[..., Any], arguments: Sequence[Any], keywords: Mapping[str, Any]) -> list[Tensor]:
@@ -138,12 +138,13 @@ def meta_results(function: Callable[..., Any], arguments: Sequence[Any], keyword
     except RuntimeError:
         if all(t.dim() for t in tensors_in([list(arguments), dict(keywords)])):
             raise
-    sized = function(*map_tensors(list(arguments), _all_meta), **map_tensors(dict(keywords), _all_meta))
+    sized = function(*map_tensors(list(arguments), all_meta), **map_tensors(dict(keywords), all_meta))
     typed = function(*map_tensors(list(arguments), _one), **map_tensors(dict(keywords), _one))
     return [t.to(real.dtype) for t, real in zip(tensors_in([sized]), tensors_in([typed]))]
 
 
-def _all_meta(tensor: Tensor) -> Tensor:
+def all_meta(tensor: Tensor) -> Tensor:
+    """The tensor, or the number, without its memory."""
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 

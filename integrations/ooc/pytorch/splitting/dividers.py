@@ -1,7 +1,7 @@
 """Handlers of operators that are more than pointwise: a divider finds divisions, the context chooses one, which runs.
 
-A divider is `f(context, op, named) -> candidates`, with all arguments of the call by name. It only looks at sizes and
-strides, so it also works on the device "meta", where `describe` shows what would be done.
+A divider is `f(context, op, named) -> divisions`, with all arguments of the call by name. It only looks at sizes and
+strides. Where some of an operator's results are divided by themselves, it returns stages in place of divisions.
 """
 
 from __future__ import annotations
@@ -13,13 +13,11 @@ from typing import Any, TypeVar
 from torch._ops import OpOverload
 
 from ooc.pytorch.splitting import registry
-from ooc.pytorch.splitting.context import ALL_SPECIALS, Call, CannotSplit, Context, Sample, Specials, Split
-from ooc.pytorch.splitting.parts import Named, Piece, bind
+from ooc.pytorch.splitting.context import ALL_SPECIALS, CannotSplit, Context, Sample, Specials, Split
+from ooc.pytorch.splitting.parts import PREFERRED, Axis, Named, Piece, along, bind
 from ooc.pytorch.splitting.tally import SplitRecord
-from ooc.pytorch.splitting.verification import SPARSE, Difference
+from ooc.pytorch.splitting.verification import SPARSE
 
-Divider = Callable[[Context, OpOverload, Named], Sequence[Piece]]
-_D = TypeVar("_D", bound=Divider)
 PRODUCTS = Specials((SPARSE,))  # for sums of products: with more special numbers every sum would be NaN
 Sampler = Callable[[Named], Sample]
 
@@ -37,23 +35,31 @@ class Stage:
     candidates: Sequence[Piece]
 
 
-Stages = Callable[[Context, OpOverload, Named], Sequence[Stage]]
+Divider = Callable[[Context, OpOverload, Named], Sequence[Piece] | Sequence[Stage]]
+_D = TypeVar("_D", bound=Divider)
 
 
 @dataclass(frozen=True)
 class Divided:
-    """The handler that is made of a divider, or of one divider for each stage."""
+    """The handler that is made of a divider."""
 
     op: OpOverload
-    stages: Stages
+    divide: Divider
     sample: Sampler | None = None  # arguments of the verification, where random ones would not do
     moves: bool = False  # only moves or selects data: exact by construction, not verified
     specials: Specials = ALL_SPECIALS
 
+    def stages(self, context: Context, named: Named) -> list[Stage]:
+        """The stages of a call; a call that is divided as a whole is a stage without a name."""
+        found = self.divide(context, self.op, named)
+        stages = [stage for stage in found if isinstance(stage, Stage)]
+        pieces = [piece for piece in found if isinstance(piece, Piece)]
+        return stages or [Stage("", tuple(range(len(self.op._schema.returns))), self.op, pieces)]
+
     def __call__(self, context: Context, *args: Any, **kwargs: Any) -> Any:
         """The operator's result, in parts."""
         named = bind(self.op, args, kwargs)
-        stages = self.stages(context, self.op, named)
+        stages = self.stages(context, named)
         if len(stages) == 1:
             return self._run(context, stages[0], named, args, kwargs)
         results: list[Any] = [None] * len(self.op._schema.returns)
@@ -64,11 +70,18 @@ class Divided:
                 results[place] = found[place]
             if context.layer is not None:
                 layers[stage.name] = context.layer
-        _say_together(context, layers)
+        if each := list(layers.values()):  # the summary has one line, with the largest differences
+            context.used(
+                "; ".join(f"{name}: {layer.how}" for name, layer in layers.items()),
+                sum(layer.parts for layer in each),
+                all(layer.exact for layer in each),
+                max(layer.largest_difference for layer in each),
+                max(layer.largest_relative for layer in each),
+            )
         return tuple(results)
 
     def _run(self, context: Context, stage: Stage, named: Named, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        candidates = fitting(stage, context.part_bytes, context.exact)
+        candidates = _fitting(stage, context)
         if self.moves:
             chosen: Split = candidates[0]
             context.used(chosen.how, chosen.parts)
@@ -80,32 +93,16 @@ class Divided:
         return chosen.run(*args, **kwargs)
 
 
-def _say_together(context: Context, layers: Mapping[str, SplitRecord]) -> None:
-    """Notes for the summary the divisions of all stages and their largest differences."""
-    if not layers:
-        return
-    each = layers.values()
-    context.used(
-        "; ".join(f"{name}: {layer.how}" for name, layer in layers.items()),
-        sum(layer.parts for layer in each),
-        Difference(
-            all(layer.identical for layer in each),
-            max(layer.largest_difference for layer in each),
-            max(layer.largest_relative for layer in each),
-        ),
-    )
-
-
-def fitting(stage: Stage, part_bytes: int, exact: bool = False) -> Sequence[Piece]:
-    """The candidates of a stage; if `exact`, those that do not divide sums. Raises CannotSplit if there are none."""
+def _fitting(stage: Stage, context: Context) -> Sequence[Piece]:
+    """The candidates of a stage; where bits may not change, those that do not divide sums. Raises CannotSplit."""
     of = f" of the {stage.name}" if stage.name else ""
     if not stage.candidates:
-        raise CannotSplit(f"no division{of} makes its parts fit {part_bytes} bytes")
-    found = [piece for piece in stage.candidates if not (exact and piece.rounds)]
+        raise CannotSplit(f"no division{of} makes its parts fit {context.part_bytes} bytes")
+    found = [piece for piece in stage.candidates if not (context.exact and piece.rounds)]
     if not found:
         how = stage.candidates[0].how
         raise CannotSplit(
-            f"only a division{of} of its sums ({how}) makes its parts fit {part_bytes} bytes", inexact=True
+            f"only a division{of} of its sums ({how}) makes its parts fit {context.part_bytes} bytes", inexact=True
         )
     return found
 
@@ -120,65 +117,38 @@ def with_mask(op: OpOverload, mask: Sequence[bool]) -> Callable[..., Any]:
     return run
 
 
-@dataclass(frozen=True)
-class Description:
-    """What `describe` says of a division."""
-
-    how: str
-    parts: int
-    part_bytes: int  # of the largest part
-
-
-DIVIDED: dict[str, Divided] = {}
-
-
-def divides_stages(
-    *names: str, sample: Sampler | None = None, moves: bool = False, specials: Specials = ALL_SPECIALS
-) -> Callable[[Stages], Stages]:
-    """Registers a function that divides the stages of operators. Operators that this PyTorch lacks are left out."""
-
-    def register(stages: Stages) -> Stages:
-        for name in names:
-            op = registry.overload_of(name)
-            if op is not None:
-                DIVIDED[name] = Divided(op, stages, sample, moves, specials)
-                registry.handler(name, module=stages.__module__)(DIVIDED[name])
-        return stages
-
-    return register
-
-
 def divides(
     *names: str, sample: Sampler | None = None, moves: bool = False, specials: Specials = ALL_SPECIALS
 ) -> Callable[[_D], _D]:
-    """Registers a divider of whole operators."""
+    """Registers a divider of operators. Those that this PyTorch lacks are left out."""
 
     def register(divide: _D) -> _D:
-        def stages(context: Context, op: OpOverload, named: Named) -> Sequence[Stage]:
-            return [Stage("", tuple(range(len(op._schema.returns))), op, divide(context, op, named))]
-
-        stages.__module__ = divide.__module__
-        divides_stages(*names, sample=sample, moves=moves, specials=specials)(stages)
+        for name in names:
+            op = registry.overload_of(name)
+            if op is not None:
+                handler = Divided(op, divide, sample, moves, specials)
+                registry.handler(name, module=divide.__module__)(handler)
         return divide
 
     return register
 
 
-def describe(
-    name: str, args: Sequence[Any], part_bytes: int, *, kwargs: Mapping[str, Any] | None = None, chunk_bytes: int = 1
-) -> dict[str, list[Description]]:
-    """The divisions of each stage of a call (usually one, called ""), preferred ones first, without running anything.
+def divides_along(
+    *names: str,
+    axes: Callable[[Named], list[Axis]],
+    multiples: Sequence[int] = PREFERRED,
+    workspace: Callable[[int, int], int] = lambda operands, results: 0,
+    before: Callable[[Named], Named] | None = None,
+    unread: Sequence[str] = (),
+    sample: Sampler | None = None,
+    specials: Specials = ALL_SPECIALS,
+) -> None:
+    """Registers operators that are cut along the axes that `axes` finds in a call's arguments; see `parts.along`."""
 
-    Tensors may be on the device "meta".
+    def divide(context: Context, op: OpOverload, named: Named) -> list[Piece]:
+        return along(
+            context, op, named, axes(named), multiples=multiples, workspace=workspace, before=before, unread=unread
+        )
 
-    Raises:
-        CannotSplit: a stage has no division.
-        KeyError: nothing here divides this operator.
-    """
-    divided = DIVIDED[name]
-    context = Context(Call(name, tuple(args), dict(kwargs or {})), part_bytes, chunk_bytes=chunk_bytes)
-    stages = divided.stages(context, divided.op, bind(divided.op, args, kwargs or {}))
-    return {
-        stage.name: [Description(piece.how, piece.parts, piece.part_bytes) for piece in fitting(stage, part_bytes)]
-        for stage in stages
-    }
+    divide.__module__ = axes.__module__
+    divides(*names, sample=sample, specials=specials)(divide)

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
 from ooc.pytorch.splitting.context import Context
-from ooc.pytorch.splitting.dividers import divides
-from ooc.pytorch.splitting.grids import count, grid, label, spans
-from ooc.pytorch.splitting.parts import Axis, Named, Piece, along, bind, bytes_of, compact, own_bytes, view_bytes
+from ooc.pytorch.splitting.dividers import divides, divides_along
+from ooc.pytorch.splitting.grids import spans
+from ooc.pytorch.splitting.parts import (
+    Axis,
+    Named,
+    Piece,
+    along,
+    bytes_of,
+    compact,
+    divisions,
+    other_dimensions,
+    own_bytes,
+    view_bytes,
+)
 
 aten = torch.ops.aten
 
@@ -22,31 +33,22 @@ def select_rows(context: Context, op: OpOverload, named: Named) -> list[Piece]:
     """Selects rows of a table [n, ...], by blocks of results and, for each, the blocks of the table with its rows."""
     table, indices = (named["weight"], named["indices"]) if "weight" in named else (named["self"], named["index"])
     if table.dim() < 1 or named.get("dim", 0) % table.dim() != 0:
-        return _select_inside(context, op, named)
+        return along(context, op, named, other_dimensions(table.shape, named["dim"], ["self"]), multiples=(1,))
     row = bytes_of(table) // max(table.shape[0], 1)
     lengths = (indices.numel(), table.shape[0])
 
     def need(sizes: Sequence[int]) -> int:
         return 2 * view_bytes(context, sizes[0] * row) + view_bytes(context, sizes[1] * row)
 
-    def fits(sizes: Sequence[int]) -> bool:
-        return need(sizes) <= context.part_bytes
-
-    half = [min(lengths[0], max(1, (context.part_bytes // 4 - 2 * context.chunk_bytes) // max(row, 1))), 1]
-    sizes = grid(lengths, [half], (0, 1), 1, fits)
-    if sizes is None or row == 0:
-        return []
-
-    def run(*args: Any, **kwargs: Any) -> Tensor:
-        call = bind(op, args, kwargs)
+    def run(sizes: Sequence[int], call: Named) -> Tensor:
         source, wanted = (call["weight"], call["indices"]) if "weight" in call else (call["self"], call["index"])
-        result = context.empty(
-            size=[*(wanted.shape if "weight" in call else (wanted.numel(),)), *source.shape[1:]], dtype=source.dtype
-        )
+        made = wanted.shape if "weight" in call else [wanted.numel()]
+        result = context.empty(size=[*made, *source.shape[1:]], dtype=source.dtype)
         _gather_rows(context, source, wanted.reshape(-1), result.view(-1, *source.shape[1:]), sizes)
         return result
 
-    return [Piece(label(("results", "table"), lengths, sizes), count(lengths, sizes), run, need(sizes))]
+    half = [min(lengths[0], max(1, (context.part_bytes // 4 - 2 * context.chunk_bytes) // max(row, 1))), 1]
+    return divisions(context, op, ("results", "table"), lengths, need, run, floors=[half]) if row else []
 
 
 def _gather_rows(context: Context, table: Tensor, indices: Tensor, result: Tensor, sizes: Sequence[int]) -> None:
@@ -68,14 +70,6 @@ def _by_block(indices: Tensor, size: int) -> Iterator[tuple[int, Tensor]]:
         yield int(number) * size, (block == number).nonzero().flatten()
 
 
-def _select_inside(context: Context, op: OpOverload, named: Named) -> list[Piece]:
-    """`index_select` along another dimension than the first, divided by the other dimensions."""
-    table: Tensor = named["self"]
-    own = named["dim"] % max(table.dim(), 1)
-    axes = [Axis(f"dimension {d}", n, {"self": d}, {0: d}) for d, n in enumerate(table.shape) if d != own]
-    return along(context, op, named, axes, multiples=(1,))
-
-
 @divides("aten::embedding_dense_backward")
 def embedding_backward(context: Context, op: OpOverload, named: Named) -> list[Piece]:
     """The table's gradient, by its rows and columns; the gradients of each row are added up in their order."""
@@ -87,62 +81,49 @@ def embedding_backward(context: Context, op: OpOverload, named: Named) -> list[P
         gathered, made = number * sizes[1] * item, sizes[0] * sizes[1] * item
         return own_bytes(context, gathered) + own_bytes(context, made) + view_bytes(context, 8 * number)
 
-    found: dict[tuple[int, ...], Piece] = {}
-    for multiple in (16, 1):
-        sizes = grid(
-            lengths, [(min(rows, 64), columns), (64, 16)], (0, 1), multiple, lambda b: need(b) <= context.part_bytes
-        )
-        if sizes is not None and sizes not in found:
-            how = label(("rows", "columns"), lengths, sizes)
-            found[sizes] = Piece(how, count(lengths, sizes), _Spread(context, op, sizes), need(sizes))
-    return list(found.values())
+    floors, run = [(min(rows, 64), columns), (64, 16)], partial(_spread, context, op)
+    return divisions(context, op, ("rows", "columns"), lengths, need, run, floors=floors, multiples=(16, 1))
 
 
-class _Spread:
+def _spread(context: Context, op: OpOverload, sizes: Sequence[int], named: Named) -> Tensor:
     """Runs `embedding_dense_backward` for blocks of the table."""
-
-    def __init__(self, context: Context, op: OpOverload, sizes: Sequence[int]) -> None:
-        self._context, self._op, self._sizes = context, op, sizes
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
-        named = bind(self._op, args, kwargs)
-        indices, padding = named["indices"].reshape(-1), named["padding_idx"]
-        grad = named["grad_output"].reshape(indices.numel(), -1)
-        result = self._context.empty(size=[named["num_weights"], grad.shape[1]], dtype=grad.dtype)
-        for first, rows in spans(result.shape[0], self._sizes[0]):
-            places = ((indices >= first) & (indices < first + rows)).nonzero().flatten()
-            own = indices[places] - first
-            skipped = padding - first if first <= padding < first + rows else -1
-            for column, width in spans(grad.shape[1], self._sizes[1]):
-                part = self._rows(grad.narrow(1, column, width), places)
-                made = self._op(part, own, rows, skipped, named["scale_grad_by_freq"])
-                self._context.move(result.narrow(0, first, rows).narrow(1, column, width), made)
-        return result
-
-    def _rows(self, grad: Tensor, places: Tensor) -> Tensor:
-        """Gathers the rows of a gradient at `places`, in their order, block by block."""
-        made = self._context.empty(size=[places.numel(), grad.shape[1]], dtype=grad.dtype)
-        row = 2 * max(1, grad.shape[1] * grad.element_size())
-        size = max(1, (self._context.part_bytes - 3 * self._context.chunk_bytes) // row)
-        done = 0
-        for start, length in spans(grad.shape[0], size):
-            here = places[(places >= start) & (places < start + length)] - start
-            if here.numel():
-                block = compact(self._context, grad.narrow(0, start, length))
-                made.narrow(0, done, here.numel()).copy_(block.index_select(0, here))
-                done += here.numel()
-        return made
+    indices, padding = named["indices"].reshape(-1), named["padding_idx"]
+    grad = named["grad_output"].reshape(indices.numel(), -1)
+    result = context.empty(size=[named["num_weights"], grad.shape[1]], dtype=grad.dtype)
+    for first, rows in spans(result.shape[0], sizes[0]):
+        places = ((indices >= first) & (indices < first + rows)).nonzero().flatten()
+        own = indices[places] - first
+        skipped = padding - first if first <= padding < first + rows else -1
+        for column, width in spans(grad.shape[1], sizes[1]):
+            part = _rows(context, grad.narrow(1, column, width), places)
+            made = op(part, own, rows, skipped, named["scale_grad_by_freq"])
+            context.move(result.narrow(0, first, rows).narrow(1, column, width), made)
+    return result
 
 
-@divides("aten::gather", "aten::scatter_add", "aten::scatter.src", "aten::scatter.value")
-def along_one(context: Context, op: OpOverload, named: Named) -> list[Piece]:
-    """Gathering and scattering along one dimension, divided by the others in which all tensors are of one size."""
+def _rows(context: Context, grad: Tensor, places: Tensor) -> Tensor:
+    """Gathers the rows of a gradient at `places`, in their order, block by block."""
+    made = context.empty(size=[places.numel(), grad.shape[1]], dtype=grad.dtype)
+    row = 2 * max(1, grad.shape[1] * grad.element_size())
+    size = max(1, (context.part_bytes - 3 * context.chunk_bytes) // row)
+    done = 0
+    for start, length in spans(grad.shape[0], size):
+        here = places[(places >= start) & (places < start + length)] - start
+        if here.numel():
+            block = compact(context, grad.narrow(0, start, length))
+            made.narrow(0, done, here.numel()).copy_(block.index_select(0, here))
+            done += here.numel()
+    return made
+
+
+def _unselected(named: Named) -> list[Axis]:
+    """The dimensions in which all tensors are of one size, but the one that is gathered or scattered along."""
     tensors = [name for name in ("self", "index", "src") if isinstance(named.get(name), Tensor)]
     shapes = [named[name].shape for name in tensors]
-    own = named["dim"] % max(len(shapes[0]), 1)
-    axes = [
-        Axis(f"dimension {d}", n, dict.fromkeys(tensors, d), {0: d})
-        for d, n in enumerate(shapes[0])
-        if d != own and all(shape[d] == n for shape in shapes)
-    ]
-    return along(context, op, named, axes, multiples=(1,))
+    unlike = [d for d, n in enumerate(shapes[0]) if any(shape[d] != n for shape in shapes)]
+    return other_dimensions(shapes[0], [named["dim"], *unlike], tensors)
+
+
+divides_along(
+    "aten::gather", "aten::scatter_add", "aten::scatter.src", "aten::scatter.value", axes=_unselected, multiples=(1,)
+)

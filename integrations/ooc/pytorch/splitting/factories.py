@@ -15,11 +15,6 @@ from ooc.pytorch.splitting.cutting import meta
 from ooc.pytorch.splitting.movement import context_like, fill
 from ooc.pytorch.splitting.verification import map_tensors, tensors_in
 
-_EMPTY = "empty empty_strided empty_like new_empty new_empty_strided empty_permuted".split()
-_ZEROS = "zeros zeros_like new_zeros".split()
-_ONES = "ones ones_like new_ones".split()
-_FULL = "full full_like new_full".split()
-
 
 def _made(context: Context, overload: torch._ops.OpOverload, arguments: Any, keywords: dict[str, Any]) -> Tensor:
     """The result without contents; its sizes, strides and type are those that the operator gives on "meta"."""
@@ -44,7 +39,7 @@ def factory(overload: torch._ops.OpOverload) -> registry.Function | None:
     names = {a.name for a in overload._schema.arguments}
     if space != "aten" or "device" not in names or any(a.is_out for a in overload._schema.arguments):
         return None
-    finish = _contents(name)
+    finish = _FINISH.get(name.removesuffix("_like").removeprefix("new_"))
     if finish is None:
         return None
 
@@ -67,34 +62,6 @@ def _without_generator(overload: torch._ops.OpOverload) -> torch._ops.OpOverload
     return getattr(overload._overloadpacket, name) if name is not None else overload
 
 
-Finish = Callable[[Context, Tensor, dict[str, Any]], int]
-
-
-def _contents(name: str) -> Finish | None:
-    """The function that fills an operator's result, if it is known.
-
-    It returns the number of parts, or 0 where the operators that it calls count theirs.
-    """
-    if name in _EMPTY:
-        return _not_initialised
-    if name in _ZEROS:
-        return lambda context, result, given: fill(context, result, 0)
-    if name in _ONES:
-        return lambda context, result, given: fill(context, result, 1)
-    if name in _FULL:
-        return lambda context, result, given: fill(context, result, given["fill_value"])
-    # Each of these calls an operator on a large tensor, which is split by itself.
-    if name in ("rand", "rand_like"):
-        return lambda context, result, given: _by(result.uniform_(0, 1, generator=given.get("generator")))
-    if name in ("randn", "randn_like"):
-        return lambda context, result, given: _by(result.normal_(0, 1, generator=given.get("generator")))
-    if name in ("randint", "randint_like"):
-        return lambda context, result, given: _by(
-            result.random_(given.get("low", 0), given["high"], generator=given.get("generator"))
-        )
-    return None
-
-
 def _not_initialised(context: Context, result: Tensor, given: dict[str, Any]) -> int:
     """Leaves memory as it is, unless PyTorch is set to fill such memory; then fills it with the same numbers."""
     if not (torch.are_deterministic_algorithms_enabled() and torch._C._get_deterministic_fill_uninitialized_memory()):
@@ -107,3 +74,20 @@ def _not_initialised(context: Context, result: Tensor, given: dict[str, Any]) ->
 def _by(result: Tensor) -> int:
     del result
     return 0
+
+
+# By operator, `x` also for `x_like` and `new_x`: what fills the result. It returns the number of parts, or 0 where it
+# calls an operator on a large tensor, which is split and counted by itself.
+_FINISH: dict[str, Callable[[Context, Tensor, dict[str, Any]], int]] = {
+    "empty": _not_initialised,
+    "empty_strided": _not_initialised,
+    "empty_permuted": _not_initialised,
+    "zeros": lambda context, result, given: fill(context, result, 0),
+    "ones": lambda context, result, given: fill(context, result, 1),
+    "full": lambda context, result, given: fill(context, result, given["fill_value"]),
+    "rand": lambda context, result, given: _by(result.uniform_(0, 1, generator=given.get("generator"))),
+    "randn": lambda context, result, given: _by(result.normal_(0, 1, generator=given.get("generator"))),
+    "randint": lambda context, result, given: _by(
+        result.random_(given.get("low", 0), given["high"], generator=given.get("generator"))
+    ),
+}

@@ -80,52 +80,36 @@ def blocks(tensors: Sequence[Tensor], part_bytes: int, chunk_bytes: int, extra_b
     Method: halve the dimension whose halves touch least; of equally good ones, the one with the first tensor's largest
     stride.
     """
-    views = [_Shape(t) for t in tensors]
-    box = [(-d, 0, n) for d, n in zip(range(tensors[0].dim(), 0, -1), tensors[0].shape)]
-    one = [(dimension, 0, min(length, 1)) for dimension, _, length in box]
-    least = _touched(views, one, chunk_bytes, 0) + (chunk_bytes if extra_bytes else 0)
-    yield from _halved(views, box, max(part_bytes, least), chunk_bytes, extra_bytes)
+    views = [(t.shape, t.stride(), t.element_size()) for t in tensors]
+    order = {d - tensors[0].dim(): step for d, step in enumerate(tensors[0].stride())}
 
-
-class _Shape:
-    """What cutting needs to know of a tensor. A box has dimensions that count from the right."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.size, self.stride, self.item = tuple(tensor.shape), tensor.stride(), tensor.element_size()
-
-    def lengths(self, box: list[tuple[int, int, int]]) -> list[int]:
+    def touched(box: Index, extra_bytes: int) -> int:
         whole = {dimension: length for dimension, _, length in box}
-        rank = len(self.size)
-        return [1 if n == 1 else whole[d - rank] for d, n in enumerate(self.size)]
+        total = extra_bytes * math.prod(whole.values())
+        for size, stride, item in views:
+            lengths = [1 if n == 1 else whole[d - len(size)] for d, n in enumerate(size)]
+            total += footprint_of(lengths, stride, item, chunk_bytes)
+        return total
 
+    def halves(box: Index, place: int) -> list[Index]:
+        dimension, start, length = box[place]
+        first = length - length // 2
+        cut = ((dimension, start, first), (dimension, start + first, length - first))
+        return [(*box[:place], half, *box[place + 1 :]) for half in cut]
 
-def _touched(views: list[_Shape], box: list[tuple[int, int, int]], chunk_bytes: int, extra_bytes: int) -> int:
-    total = extra_bytes * math.prod(length for _, _, length in box)
-    return total + sum(footprint_of(v.lengths(box), v.stride, v.item, chunk_bytes) for v in views)
+    def halved(box: Index) -> Iterator[Index]:
+        places = [place for place, (_, _, length) in enumerate(box) if length > 1]
+        if not places or touched(box, extra_bytes) <= part_bytes:
+            yield box
+            return
+        best = min(places, key=lambda place: (touched(halves(box, place)[0], extra_bytes), -order[box[place][0]]))
+        for half in halves(box, best):
+            yield from halved(half)
 
-
-def _halved(
-    views: list[_Shape], box: list[tuple[int, int, int]], part_bytes: int, chunk_bytes: int, extra_bytes: int
-) -> Iterator[Index]:
-    if _touched(views, box, chunk_bytes, extra_bytes) <= part_bytes or all(length <= 1 for _, _, length in box):
-        yield tuple(box)
-        return
-    order = dict(zip([d for d, _, _ in box], views[0].stride))
-    best: tuple[tuple[int, int], int] | None = None
-    for place, (dimension, start, length) in enumerate(box):
-        if length <= 1:
-            continue
-        half = [*box[:place], (dimension, start, length - length // 2), *box[place + 1 :]]
-        value = (_touched(views, half, chunk_bytes, extra_bytes), -order[dimension])
-        if best is None or value < best[0]:
-            best = (value, place)
-    assert best is not None
-    place = best[1]
-    dimension, start, length = box[place]
-    first = length - length // 2
-    for begin, size in ((start, first), (start + first, length - first)):
-        yield from _halved(views, [*box[:place], (dimension, begin, size), *box[place + 1 :]],
-                           part_bytes, chunk_bytes, extra_bytes)  # fmt: skip
+    box = tuple((d - tensors[0].dim(), 0, n) for d, n in enumerate(tensors[0].shape))
+    one = tuple((dimension, 0, min(length, 1)) for dimension, _, length in box)
+    part_bytes = max(part_bytes, touched(one, 0) + (chunk_bytes if extra_bytes else 0))
+    yield from halved(box)
 
 
 def flat(tensor: Tensor) -> Tensor | None:
@@ -136,8 +120,3 @@ def flat(tensor: Tensor) -> Tensor | None:
             return None
         step *= length if length > 1 else 1
     return tensor.as_strided((tensor.numel(),), (1,))
-
-
-def same_layout(tensors: Sequence[Tensor]) -> bool:
-    """Whether the elements that tensors have at the same place in memory belong together."""
-    return all(t.shape == tensors[0].shape and t.stride() == tensors[0].stride() for t in tensors)

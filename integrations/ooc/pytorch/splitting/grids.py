@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
-
-
-def even(total: int, size: int, multiple: int) -> int:
-    """The smallest block size, a multiple of `multiple` or `total`, that makes no more blocks than `size` does."""
-    parts = -(-total // size)
-    share = -(-total // parts)
-    return min(total, -(-share // multiple) * multiple)
 
 
 def largest(total: int, multiple: int, fits: Callable[[int], bool]) -> int:
@@ -21,7 +15,11 @@ def largest(total: int, multiple: int, fits: Callable[[int], bool]) -> int:
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle * multiple) else (low, middle)
-    return even(total, low * multiple, multiple) if low else 0
+    if not low:
+        return 0
+    parts = -(-total // (low * multiple))
+    share = -(-total // parts)  # no larger blocks than it takes to have so few
+    return min(total, -(-share // multiple) * multiple)
 
 
 def grid(
@@ -67,10 +65,7 @@ def boxes(lengths: Sequence[int], sizes: Sequence[int]) -> Iterator[tuple[tuple[
 
 def count(lengths: Sequence[int], sizes: Sequence[int]) -> int:
     """How many blocks a grid has."""
-    made = 1
-    for n, size in zip(lengths, sizes):
-        made *= -(-n // size)
-    return made
+    return math.prod(-(-n // size) for n, size in zip(lengths, sizes))
 
 
 def label(names: Sequence[str], lengths: Sequence[int], sizes: Sequence[int]) -> str:

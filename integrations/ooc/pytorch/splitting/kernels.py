@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.grad import conv2d_input, conv2d_weight
 
 FORWARD, BACKWARD_DATA, BACKWARD_FILTER = "Forward", "BackwardData", "BackwardFilter"
 KINDS = (FORWARD, BACKWARD_DATA, BACKWARD_FILTER)
@@ -153,19 +154,17 @@ def _own_whole(kernel: Kernel, first: Tensor, second: Tensor) -> Tensor:
     if kernel.kind == FORWARD:
         made: Tensor = _aten.mkldnn_convolution(first, second, None, c.padding, c.stride, c.dilation, c.groups)
         return made
-    data = kernel.kind == BACKWARD_DATA
-    samples = first.shape[0]
-    x = first.new_empty(1).expand(samples, c.inputs, *c.size) if data else second
-    w = second if data else first.new_empty(1).expand(kernel.result_shape(samples))
-    gradients = _aten.convolution_backward(
-        first, x, w, None, c.stride, c.padding, c.dilation, False, (0, 0), c.groups, (data, not data, False)
-    )
-    result: Tensor = gradients[0 if data else 1]
-    return result
+    size = kernel.result_shape(first.shape[0])
+    gradient: Callable[..., Tensor] = conv2d_input if kernel.kind == BACKWARD_DATA else conv2d_weight
+    shapes = (size, second) if kernel.kind == BACKWARD_DATA else (second, size)
+    return gradient(*shapes, first, c.stride, c.padding, c.dilation, c.groups)
 
 
 def _own_into(kernel: Kernel, first: Tensor, second: Tensor, target: Tensor, add: bool) -> None:
-    made = _own_whole(kernel, first, second)
+    _put(target, _own_whole(kernel, first, second), add)
+
+
+def _put(target: Tensor, made: Tensor, add: bool) -> None:
     if add:
         target.add_(made)
     else:
@@ -260,10 +259,7 @@ def _fft_into(kernel: Kernel, first: Tensor, second: Tensor, target: Tensor, add
     else:  # dw[k, c] = sum over n of x[n, c] correlated with dy[n, k]
         x = _spectra(torch.constant_pad_nd(second, around), size)
         made = _images(torch.bmm(_spectra(first, size).conj().transpose(1, 2), x), size)
-        if add:
-            target.add_(made[..., :height, :width])
-        else:
-            target.copy_(made[..., :height, :width])
+        _put(target, made[..., :height, :width], add)
 
 
 def _fft_bytes(kernel: Kernel, samples: int) -> int:
@@ -282,10 +278,6 @@ def _whole(into: Callable[[Kernel, Tensor, Tensor, Tensor, bool], None]) -> Call
     return whole
 
 
-def _suits_im2col(kernel: Kernel) -> bool:
-    return kernel.convolution.groups == 1
-
-
 def _suits_fft(kernel: Kernel) -> bool:
     c = kernel.convolution
     return c.groups == 1 and c.stride == c.dilation == (1, 1) and c.filter != (1, 1)
@@ -295,7 +287,7 @@ CPU = {
     algorithm.name: algorithm
     for algorithm in (
         Algorithm("onednn", lambda kernel: True, _own_bytes, _own_whole, _own_into),
-        Algorithm("im2col", _suits_im2col, _im2col_bytes, _whole(_im2col_into), _im2col_into),
+        Algorithm("im2col", lambda k: k.convolution.groups == 1, _im2col_bytes, _whole(_im2col_into), _im2col_into),
         Algorithm("fft", _suits_fft, _fft_bytes, _whole(_fft_into), _fft_into),
     )
 }

@@ -11,19 +11,19 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ooc.pytorch.fake import find
 from ooc.pytorch.fake_mode import FakeError, Make, Operator, OperatorMode, fake_tensors, iteration
-from ooc.pytorch.roofline import tensors_in
 from ooc.pytorch.splitting.conditions import library, processor
 from ooc.pytorch.splitting.context import Call
 from ooc.pytorch.splitting.kernels import BACKWARD_DATA, BACKWARD_FILTER, FORWARD, Kernel
-from ooc.pytorch.splitting.measure import MeasureError, Measurer, convolution_of
+from ooc.pytorch.splitting.measure import MeasureError, Measurer, convolution_of, noise_of
 from ooc.pytorch.splitting.operators import find as find_handler
+from ooc.pytorch.splitting.verification import tensors_in
 from swapd.splitting.configurations import KernelTable
 from swapd.splitting.network import NetworkLayer
 from swapd.splitting.segments import Layer
@@ -33,11 +33,13 @@ HEAVY = ("aten::convolution", "aten::addmm", "aten::mm", "aten::linear", "aten::
 _FILLS = ("aten::zeros", "aten::ones", "aten::empty", "aten::full", "aten::arange", "aten::detach")
 
 
-class Found:
-    """One operator of the model, and the kernels of its convolution."""
+class Found(NamedTuple):
+    """One operator of the model, and the kernels of its convolution, each with the batch."""
 
-    def __init__(self, layer: Layer, call: Call, kernels: list[tuple[Kernel, int]]) -> None:
-        self.layer, self.operator, self.shapes, self.kernels = layer, call.operator, call.shapes, kernels
+    layer: Layer
+    operator: str
+    shapes: str
+    kernels: list[tuple[Kernel, int]]
 
 
 class LayerRun(OperatorMode):  # type: ignore[no-untyped-call]
@@ -51,7 +53,7 @@ class LayerRun(OperatorMode):  # type: ignore[no-untyped-call]
 
     def run(self, operator: Operator, function: Any, args: Any, kwargs: Any) -> Any:
         result = function(*args, **kwargs)
-        if not operator.name.startswith(_FILLS) and list(tensors_in([result])):
+        if not operator.name.startswith(_FILLS) and tensors_in([result]):
             self._note(operator.name, args, kwargs, result)
         return result
 
@@ -73,7 +75,7 @@ class LayerRun(OperatorMode):  # type: ignore[no-untyped-call]
             weight_units=_weight_units(outputs, weights) if heavy else None,
             activation_units=_activation_units(base, outputs),
         )
-        self.found.append(Found(layer, Call(name, tuple(args), kwargs), _kernels(base, args)))
+        self.found.append(Found(layer, name, Call(name, tuple(args), kwargs).shapes, _kernels(base, args)))
 
 
 def _weights() -> Iterator[Tensor]:
@@ -105,19 +107,19 @@ def _activation_units(base: str, result: Tensor | None) -> int | None:
 
 def _kernels(base: str, args: Any) -> list[tuple[Kernel, int]]:
     """The kernels of a convolution of images, each with the batch."""
-    try:
-        if base == "aten::convolution" and not args[6]:
-            x, w, stride, padding, dilation, groups = args[0], args[1], args[3], args[4], args[5], args[8]
-            shape = convolution_of(x.shape, w.shape, stride, padding, dilation, groups)
-            return [(Kernel(shape, FORWARD), int(x.shape[0]))]
-        if base == "aten::convolution_backward" and not args[7]:
-            x, w, stride, padding, dilation = args[1], args[2], args[4], args[5], args[6]
-            shape = convolution_of(x.shape, w.shape, stride, padding, dilation, args[9])
-            kinds = [kind for kind, wanted in zip((BACKWARD_DATA, BACKWARD_FILTER), args[10]) if wanted]
-            return [(Kernel(shape, kind), int(x.shape[0])) for kind in kinds]
-    except ValueError:
-        pass  # one or three dimensions have no kernels that could be measured
-    return []
+    if base == "aten::convolution":
+        x, w, _, *rest = args[:9]
+        kinds = [FORWARD]
+    elif base == "aten::convolution_backward":
+        _, x, w, _, *rest = args[:10]
+        kinds = [kind for kind, wanted in zip((BACKWARD_DATA, BACKWARD_FILTER), args[10]) if wanted]
+    else:
+        return []
+    stride, padding, dilation, transposed, _, groups = rest
+    if transposed or x.dim() != 4:  # others have no kernels that could be measured
+        return []
+    shape = convolution_of(x.shape, w.shape, stride, padding, dilation, groups)
+    return [(Kernel(shape, kind), int(x.shape[0])) for kind in kinds]
 
 
 def layers_of(make: Make, batch: int, **arguments: Any) -> LayerRun:
@@ -177,18 +179,18 @@ def main(text: str) -> int:
             ooc.enable(alloc="emulated", budget=wanted["measure_bytes"], policy="demand", split="off")
             assert ooc._session is not None
             core = ooc._session.core
-        with Store(path) as store:
-            measurer = Measurer(core, store, largest_bytes=wanted["largest_bytes"])
-            layers = describe(run, measurer, wanted["policy"], lambda line: print(line, file=sys.stderr, flush=True))
-            facts = {
-                "layers": [layer.to_json() for layer in layers],
-                "training": run.training,
-                "store": None if store.path is None else str(store.path),
-                "measurements": measurer.measurements,
-                "noise": measurer.noise.figures(),
-                "device": f"{processor()}, {torch.get_num_threads()} threads",
-                "library": measurer.library,
-            }
+        store = Store(path)
+        measurer = Measurer(core, store, largest_bytes=wanted["largest_bytes"])
+        layers = describe(run, measurer, wanted["policy"], lambda line: print(line, file=sys.stderr, flush=True))
+        facts = {
+            "layers": [layer.to_json() for layer in layers],
+            "training": run.training,
+            "store": None if store.path is None else str(store.path),
+            "measurements": measurer.measurements,
+            "noise": noise_of(measurer.rows),
+            "device": f"{processor()}, {torch.get_num_threads()} threads",
+            "library": measurer.library,
+        }
         Path(wanted["output"]).write_text(json.dumps(facts), encoding="utf-8")
     except (FakeError, OSError) as error:
         print(f"swapd: {error}", file=sys.stderr)

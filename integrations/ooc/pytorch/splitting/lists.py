@@ -29,11 +29,7 @@ def over_lists(overload: Overload) -> registry.Function | None:
     elementwise = name.startswith("_foreach_") and name.removeprefix("_foreach_").rstrip("_") not in _REDUCE
     if not (elementwise or name.startswith(_FUSED)) or any(a.is_out for a in overload._schema.arguments):
         return None
-
-    def split(context: Context, *arguments: Any, **keywords: Any) -> Any:
-        return _Lists(context, overload, arguments, keywords).run()
-
-    return split
+    return lambda context, *arguments, **keywords: _Lists(context, overload, arguments, keywords).run()
 
 
 class _Lists:
@@ -57,12 +53,8 @@ class _Lists:
             results = [self._element(place, cut, arguments, keywords) for place, cut in enumerate(cuts)]
             return None if self.writes else results
 
-        def whole(*arguments: Any, **keywords: Any) -> Any:
-            result = self.overload(*arguments, **keywords)
-            return None if self.writes else result
-
         splits = [Split(cuts[0].how, sum(len(cut.indexes) for cut in cuts), partial(in_parts, cuts)) for cuts in ways]
-        chosen = self.context.choose("", splits, whole, self._sample)
+        chosen = self.context.choose("", splits, self.overload, self._sample)
         return chosen.run(*self.arguments, **self.keywords)
 
     def _of(self, place: int, value: Any, last: bool = False) -> Any:

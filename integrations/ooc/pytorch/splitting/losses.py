@@ -7,35 +7,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
 from ooc.pytorch.splitting.context import Context
-from ooc.pytorch.splitting.dividers import divides
-from ooc.pytorch.splitting.grids import boxes, count, grid, label
-from ooc.pytorch.splitting.parts import Axis, Named, Piece, along, bind, compact, own_bytes, view_bytes
+from ooc.pytorch.splitting.dividers import divides, divides_along
+from ooc.pytorch.splitting.grids import boxes
+from ooc.pytorch.splitting.parts import Axis, Named, Piece, along, compact, divisions, own_bytes, view_bytes
 
 aten = torch.ops.aten
 NONE, MEAN, SUM = 0, 1, 2  # at::Reduction
 IGNORED = -100
 
 
-def _axes(
-    named: Named, gives: dict[int, int], tensors: Sequence[str], per_element: Sequence[str] = ("target",)
-) -> list[Axis]:
-    """The axes of samples and of rows of images, in tensors [N, C, ...] and in targets [N, ...]."""
-    shape = named["target"].shape
-    axes = []
-    for d, size in enumerate(shape[:2]):
-        own = d if d == 0 else d + 1
-        takes = dict.fromkeys(tensors, own) | dict.fromkeys(per_element, d)
-        axes.append(
-            Axis("samples" if d == 0 else "rows", size, takes, {i: own if of else d for i, of in gives.items()})
-        )
-    return axes
+def _axes(named: Named, result: int, per_element: Sequence[str]) -> list[Axis]:
+    """The axes of samples and of rows of images, in logarithms [N, C, ...] and in tensors like the targets, [N, ...].
+
+    `result`: whether the result is like the logarithms (1) or like the targets (0).
+    """
+    return [
+        Axis(name, size, {"self": own} | dict.fromkeys(per_element, d), {0: own if result else d})
+        for name, size, d, own in zip(("samples", "rows"), named["target"].shape, (0, 1), (0, 2))
+    ]
 
 
 @divides("aten::nll_loss_forward", "aten::nll_loss2d_forward")
@@ -45,26 +42,20 @@ def nll_loss(context: Context, op: OpOverload, named: Named) -> list[Piece]:
     if given.dim() < 2 or target.dim() == 0:
         return []
     if named["reduction"] == NONE:
-        return along(context, op, named, _axes(named, {0: 0}, ["self"]), multiples=(16, 1))
+        return along(context, op, named, _axes(named, 0, ["target"]), multiples=(16, 1))
     lengths = target.shape[:2]
     each = given.numel() // max(1, math.prod(lengths)) * given.element_size()
     of_target = target.numel() // max(1, math.prod(lengths)) * (target.element_size() + given.element_size())
 
-    def need(sizes: Sequence[int]) -> int:
-        elements = math.prod(sizes)
-        return view_bytes(context, elements * each) + 2 * own_bytes(context, elements * of_target)
-
     # The last call needs all that was gathered.
     last = 2 * own_bytes(context, target.numel() * (target.element_size() + given.element_size()))
-    sizes = grid(lengths, [], range(len(lengths)), 1, lambda blocks: need(blocks) <= context.part_bytes)
-    if sizes is None or last > context.part_bytes:
-        return []
 
-    def run(*args: Any, **kwargs: Any) -> Any:
-        return _loss(context, op, sizes, bind(op, args, kwargs))
+    def need(sizes: Sequence[int]) -> int:
+        elements = math.prod(sizes)
+        return max(last, view_bytes(context, elements * each) + 2 * own_bytes(context, elements * of_target))
 
-    how = label(("samples", "rows"), lengths, sizes)
-    return [Piece(f"targets gathered, {how}", count(lengths, sizes), run, max(need(sizes), last))]
+    found = divisions(context, op, ("samples", "rows"), lengths, need, partial(_loss, context, op))
+    return [replace(piece, how=f"targets gathered, {piece.how}") for piece in found]
 
 
 def _loss(context: Context, op: OpOverload, sizes: Sequence[int], named: Named) -> tuple[Tensor, Tensor]:
@@ -99,16 +90,23 @@ def _check(target: Tensor, ignored: Tensor, classes: int) -> None:
         raise IndexError(f"Target {int(target[outside][0])} is out of bounds.")
 
 
-@divides("aten::nll_loss_backward", "aten::nll_loss2d_backward")
-def nll_loss_backward(context: Context, op: OpOverload, named: Named) -> list[Piece]:
-    """The gradient of the logarithms, by samples and rows; of the logarithms only the sizes are looked at."""
-    if named["self"].dim() < 2 or named["target"].dim() == 0:
+def _of_gradient(named: Named) -> list[Axis]:
+    if named["self"].dim() < 2:
         return []
-    per_element = ["target", "grad_output"] if named["reduction"] == NONE else ["target"]
-    axes = _axes(named, {0: 1}, ["self"], per_element)
-    return along(context, op, named, axes, multiples=(16, 1), before=_sizes_only, unread=("self",))
+    return _axes(named, 1, ["target", "grad_output"] if named["reduction"] == NONE else ["target"])
 
 
 def _sizes_only(named: Named) -> Named:
     given: Tensor = named["self"]
     return named | {"self": torch.empty(1, dtype=given.dtype, device=given.device).expand(given.shape)}
+
+
+# Of the logarithms only the sizes are looked at.
+divides_along(
+    "aten::nll_loss_backward",
+    "aten::nll_loss2d_backward",
+    axes=_of_gradient,
+    multiples=(16, 1),
+    before=_sizes_only,
+    unread=("self",),
+)

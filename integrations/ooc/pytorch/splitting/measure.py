@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -48,25 +48,14 @@ class Effort:
     most: int = 9
 
 
-@dataclass
-class Noise:
-    """How far repetitions were apart: the interquartile range of each measurement, relative to its median."""
+def noise_of(rows: Sequence[MicroConfiguration]) -> dict[str, float | int]:
+    """How far repetitions were apart: the interquartile range of each measurement, relative to its median.
 
-    relative: list[float] = field(default_factory=list)
-
-    def add(self, row: MicroConfiguration) -> None:
-        """Adds a measurement of this run, or one that was known."""
-        if row.seconds > 0 and row.spread_seconds > 0:
-            self.relative.append(row.spread_seconds / row.seconds)
-
-    def figures(self) -> dict[str, float | int]:
-        """Median and 90th percentile; 0 where nothing is known."""
-        values = self.relative or [0.0]
-        return {
-            "measurements": len(self.relative),
-            "median": float(np.median(values)),
-            "ninth_decile": float(np.quantile(values, 0.9)),
-        }
+    Of these the median and the 90th percentile; 0 where nothing is known.
+    """
+    relative = [row.spread_seconds / row.seconds for row in rows if row.seconds > 0 and row.spread_seconds > 0]
+    median, ninth_decile = np.quantile(relative or [0.0], (0.5, 0.9))
+    return {"measurements": len(relative), "median": float(median), "ninth_decile": float(ninth_decile)}
 
 
 def measured_sizes(policy: str, batch: int, most: int = MOST_SIZES) -> tuple[int, ...]:
@@ -111,7 +100,7 @@ class Measurer:
         self.effort = effort or Effort()
         self.algorithms = tuple(algorithms)
         self.measurements = 0  # made by this object
-        self.noise = Noise()
+        self.rows: list[MicroConfiguration] = []  # of all tables, measured or known
         self._device, self.library = f"{processor()}, {torch.get_num_threads()} threads", library(__name__)
 
     def key(self, kernel: Kernel) -> Key:
@@ -137,8 +126,8 @@ class Measurer:
                     if row is None:
                         continue
                     self.store.put_cost(self.key(kernel), [row])
-                self.noise.add(row)
                 found.append(row)
+        self.rows += found
         rows = tuple(replace(row, algorithm=row.algorithm.removesuffix(WHOLE)) for row in found)
         return KernelTable(name or f"{kernel.convolution} {kernel.kind}", batch, rows)
 

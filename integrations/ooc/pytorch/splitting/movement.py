@@ -31,49 +31,44 @@ def _converts(source: Tensor, target: Tensor) -> bool:
     return source.dtype != target.dtype and (source.is_floating_point() or source.is_complex())
 
 
-Pair = Callable[..., tuple[Tensor, Tensor]]
+def _copied(
+    context: Context, like: Tensor, source: Tensor, whole: Callable[..., Tensor], pair: Callable[..., Any], *given: Any
+) -> Tensor:
+    """Copies `source` to a tensor like `like`. A copy that converts is cut in a way that gives the bits of the whole.
 
-
-def _converted(
-    context: Context, example: tuple[Tensor, Tensor], whole: Callable[..., Tensor], pair: Pair
-) -> Callable[..., Tensor]:
-    """Returns a function that copies to another type, cut in the first way that gives the bits of the whole.
-
-    This function, `whole` and `pair` are called as the operator is; `pair` returns the target and the source.
+    `whole` and `pair` are called as the operator is, first with `given`; `pair` returns the target, which it may make,
+    and the source.
     """
+    if not _converts(source, like):
+        target, _ = pair(*given)
+        context.used("blocks", context.move(target, source))
+        return target  # type: ignore[no-any-return]
 
-    def run(cut: Cut, *arguments: Any, **keywords: Any) -> Tensor:
-        target, source = pair(*arguments, **keywords)
+    def run(cut: Cut, *arguments: Any, **_: Any) -> Tensor:
+        to, of = pair(*arguments)
         for index in cut.indexes:
-            cut.part(target, index).copy_(cut.part(source, index))
-        return target
+            cut.part(to, index).copy_(cut.part(of, index))
+        return to  # type: ignore[no-any-return]
 
-    cuts = cut_elementwise([example[0]], [example[1]], context.part_bytes, context.chunk_bytes, context.threads)
+    cuts = cut_elementwise([like], [source], context.part_bytes, context.chunk_bytes, context.threads)
     splits = [Split(cut.how, len(cut.indexes), partial(run, cut)) for cut in cuts]
-    return context.choose("", splits, whole).run
+    return context.choose("", splits, whole).run(*given)  # type: ignore[no-any-return]
 
 
 @registry.handler("aten::copy_", repeatable=True)
 def copy_(context: Context, target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     """Copies between any two layouts and types."""
     strided(target, source)
-    if _converts(source, target):
-        run = _converted(context, (target, source), _aten.copy_, lambda to, given, *_: (to, given))
-        return run(target, source)
-    context.used("blocks", context.move(target, source))
-    return target
+    return _copied(context, target, source, _aten.copy_, lambda to, of, *_: (to, of), target, source)
 
 
 @registry.handler("aten::copy", repeatable=True)
 def copy(context: Context, target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     """Copies as `copy_` does, into a new tensor like the target."""
     strided(target, source)
-    if _converts(source, target):
-        run = _converted(context, (target, source), _aten.copy, lambda to, given, *_: (context.empty(like=to), given))
-        return run(target, source)
-    made = context.empty(like=target)
-    context.used("blocks", context.move(made, source))
-    return made
+    return _copied(
+        context, target, source, _aten.copy, lambda to, of, *_: (context.empty(like=to), of), target, source
+    )
 
 
 @registry.handler("aten::clone", "aten::_to_copy")
@@ -86,12 +81,7 @@ def clone(context: Context, source: Tensor, **keywords: Any) -> Tensor:
     keywords.pop("pin_memory", None)
     with context.plain():
         made = context_like(_aten._to_copy(meta(source), **_known(keywords)))
-    if _converts(source, made):
-        run = _converted(context, (made, source), _aten._to_copy, lambda given, **_: (context.empty(like=made), given))
-        return run(source)
-    result = context.empty(like=made)
-    context.used("blocks", context.move(result, source))
-    return result
+    return _copied(context, made, source, _aten._to_copy, lambda of: (context.empty(like=made), of), source)
 
 
 def _known(keywords: dict[str, Any]) -> dict[str, Any]:
@@ -105,40 +95,35 @@ def context_like(made: Tensor) -> Tensor:
     return made
 
 
-def _alike(tensors: Sequence[Tensor], result: Tensor) -> None:
-    """Raises CannotSplit if some of the tensors would have to be converted."""
-    if any(_converts(tensor, result) for tensor in tensors):
-        raise CannotSplit("its tensors are of unlike types")
-
-
 @registry.handler("aten::cat")
 def cat(context: Context, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """Puts one tensor after the other."""
-    strided(*tensors)
-    with context.plain():
-        like = context_like(_aten.cat([meta(t) for t in tensors], dim))
-    _alike(tensors, like)
-    result, parts, start = context.empty(like=like), 0, 0
-    for tensor in tensors:
-        if tensor.dim() == 1 and tensor.shape[0] == 0:
-            continue  # an empty vector is skipped, whatever the others' sizes are
-        length = tensor.shape[dim]
-        parts += context.move(result.narrow(dim, start, length), tensor)
-        start += length
-    context.used("blocks", parts)
-    return result
+    return _joined(context, _aten.cat, tensors, dim, lambda tensor: tensor)
 
 
 @registry.handler("aten::stack")
 def stack(context: Context, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """Puts tensors beside each other along a new dimension."""
+    return _joined(context, _aten.stack, tensors, dim, lambda tensor: tensor.unsqueeze(dim))
+
+
+def _joined(
+    context: Context, op: Any, tensors: Sequence[Tensor], dim: int, slab: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """Copies each tensor to its place in the result; `slab` gives it the result's dimensions."""
     strided(*tensors)
     with context.plain():
-        like = context_like(_aten.stack([meta(t) for t in tensors], dim))
-    _alike(tensors, like)
-    result, parts = context.empty(like=like), 0
-    for place, tensor in enumerate(tensors):
-        parts += context.move(result.select(dim, place), tensor)
+        like = context_like(op([meta(t) for t in tensors], dim))
+    if any(_converts(tensor, like) for tensor in tensors):
+        raise CannotSplit("its tensors are of unlike types")
+    result, parts, start = context.empty(like=like), 0, 0
+    for tensor in tensors:
+        if tensor.dim() == 1 and tensor.shape[0] == 0:
+            continue  # an empty vector is skipped, whatever the others' sizes are
+        piece = slab(tensor)
+        length = piece.shape[dim]
+        parts += context.move(result.narrow(dim, start, length), piece)
+        start += length
     context.used("blocks", parts)
     return result
 

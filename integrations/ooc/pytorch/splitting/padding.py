@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,23 +10,19 @@ from torch import Tensor
 
 from ooc.pytorch.splitting import registry
 from ooc.pytorch.splitting.context import Context
+from ooc.pytorch.splitting.convolution_shapes import layout
 
 aten = torch.ops.aten
 
 
-def _filled(context: Context, size: Sequence[int], like: Tensor, value: Any) -> tuple[Tensor, int]:
-    """A new tensor with the same value everywhere, and the number of parts in which it was written."""
-    format_of = {4: torch.channels_last, 5: torch.channels_last_3d}.get(like.dim(), torch.contiguous_format)
-    meta = torch.empty_strided(like.shape, like.stride(), device="meta", dtype=like.dtype)
-    last = not meta.is_contiguous() and meta.is_contiguous(memory_format=format_of)
-    order = format_of if last and len(size) == like.dim() else torch.contiguous_format
+def _around(
+    context: Context, size: Sequence[int], like: Tensor, value: Any, place: Callable[[Tensor], Tensor], source: Tensor
+) -> Tensor:
+    """A new tensor with the same value everywhere but at a place in it, which `place` finds and `source` is for."""
+    order = layout(like) if len(size) == like.dim() else torch.contiguous_format
     made = context.empty(like=torch.empty(size, dtype=like.dtype, device="meta", memory_format=order))
-    number = torch.full((), value, dtype=like.dtype)
-    return made, context.move(made, number.expand(made.shape))
-
-
-def _placed(context: Context, made: Tensor, place: Tensor, source: Tensor, parts: int) -> Tensor:
-    parts += context.move(place, source) if source.numel() else 0
+    parts = context.move(made, torch.full((), value, dtype=like.dtype).expand(made.shape))
+    parts += context.move(place(made), source) if source.numel() else 0
     context.used("blocks", parts)
     return made
 
@@ -44,11 +40,13 @@ def constant_pad(context: Context, given: Tensor, pad: Sequence[int], value: Any
     if min(size, default=0) < 0:
         result: Tensor = aten.constant_pad_nd(given, pad, value)  # raises, and says what is wrong
         return result
-    made, parts = _filled(context, size, given, value)
-    place = made
-    for d, start in inside:
-        place = place.narrow(d, start, source.shape[d])
-    return _placed(context, made, place, source, parts)
+
+    def place(made: Tensor) -> Tensor:
+        for d, start in inside:
+            made = made.narrow(d, start, source.shape[d])
+        return made
+
+    return _around(context, size, given, value, place, source)
 
 
 @registry.handler("aten::slice_backward")
@@ -56,12 +54,10 @@ def slice_backward(
     context: Context, grad: Tensor, input_sizes: Sequence[int], dim: int, start: int, end: int, step: int
 ) -> Tensor:
     """The gradient: zeros but where the slice was."""
-    made, parts = _filled(context, input_sizes, grad, 0)
-    return _placed(context, made, aten.slice(made, dim, start, end, step), grad, parts)
+    return _around(context, input_sizes, grad, 0, lambda made: aten.slice(made, dim, start, end, step), grad)
 
 
 @registry.handler("aten::select_backward")
 def select_backward(context: Context, grad: Tensor, input_sizes: Sequence[int], dim: int, index: int) -> Tensor:
     """The gradient: zeros but where the element was."""
-    made, parts = _filled(context, input_sizes, grad, 0)
-    return _placed(context, made, made.select(dim, index), grad, parts)
+    return _around(context, input_sizes, grad, 0, lambda made: made.select(dim, index), grad)

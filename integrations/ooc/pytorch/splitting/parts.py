@@ -7,7 +7,8 @@ in memory, else a compact copy: of such a view kernels would make copies of thei
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -17,8 +18,10 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from ooc.pytorch.splitting.context import CannotSplit, Context, Split, its_own_errors
-from ooc.pytorch.splitting.geometry import extent, rounded
+from ooc.pytorch.splitting.cutting import all_meta
+from ooc.pytorch.splitting.geometry import extent, footprint, rounded
 from ooc.pytorch.splitting.grids import boxes, count, grid, label
+from ooc.pytorch.splitting.verification import map_tensors
 
 PREFERRED = (64, 32, 16, 8, 4, 1)  # blocks of these leave vector kernels the remainders that the whole has
 MOST_CANDIDATES = 8
@@ -81,15 +84,9 @@ def as_tuple(results: Any) -> tuple[Any, ...]:
     return tuple(results) if isinstance(results, tuple | list) else (results,)
 
 
-def unbound(named: Mapping[str, Any]) -> str:
-    """A text with everything that the results' shapes depend on."""
-
-    def text(value: Any) -> str:
-        if isinstance(value, Tensor):
-            return f"{value.dtype}{tuple(value.shape)}{value.stride()}"
-        return str(value)
-
-    return ";".join(text(value) for value in named.values())
+def _text(value: Any) -> str:
+    """All of a value that the results' shapes depend on."""
+    return f"{value.dtype}{tuple(value.shape)}{value.stride()}" if isinstance(value, Tensor) else str(value)
 
 
 _shapes: dict[tuple[OpOverload, str], tuple[Any, ...]] = {}
@@ -97,22 +94,14 @@ _shapes: dict[tuple[OpOverload, str], tuple[Any, ...]] = {}
 
 def results_of(context: Context, op: OpOverload, named: Named) -> tuple[Any, ...]:
     """What the operator would return, on the device "meta", with shapes and strides but without memory."""
-    key = (op, unbound(named))
+    key = (op, ";".join(map(_text, named.values())))
     if key not in _shapes:
         if len(_shapes) > 4096:
             _shapes.clear()
-        meta = {name: _to_meta(value) for name, value in named.items()}
+        meta = map_tensors(dict(named), all_meta)
         with context.plain(), its_own_errors():  # so that nothing here is a function to the core
             _shapes[key] = as_tuple(op(**meta))
     return _shapes[key]
-
-
-def _to_meta(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-    if isinstance(value, list | tuple):
-        return type(value)(_to_meta(element) for element in value)
-    return value
 
 
 # ---- memory ---------------------------------------------------------------------------------------------------------
@@ -166,13 +155,63 @@ def compact(context: Context, view: Tensor) -> Tensor:
 # ---- along axes -----------------------------------------------------------------------------------------------------
 
 
+def divisions(
+    context: Context,
+    op: OpOverload,
+    names: Sequence[str],
+    lengths: Sequence[int],
+    need: Callable[[Sequence[int]], int],
+    run: Callable[[Sequence[int], Named], Any],
+    *,
+    floors: Sequence[Sequence[int]] = (),
+    orders: Sequence[Sequence[int]] | None = None,
+    multiples: Sequence[int] = (1,),
+    allowed: Callable[[Sequence[int]], bool] = lambda sizes: True,
+    rounds: Callable[[Sequence[int]], bool] = lambda sizes: False,
+) -> list[Piece]:
+    """One division for each order and each multiple that makes a difference; see `grids.grid` for these and `floors`.
+
+    Args:
+        need: gives the bytes of the largest part from the sizes of blocks.
+        run: runs the parts, from the sizes of blocks and all arguments of the call by name.
+        allowed: whether blocks of such sizes can be run.
+        rounds: whether they divide sums.
+    """
+    found: dict[tuple[int, ...], Piece] = {}
+    for order in [range(len(lengths))] if orders is None else orders:
+        for multiple in multiples:
+            sizes = grid(lengths, floors, order, multiple, lambda blocks: need(blocks) <= context.part_bytes)
+            if sizes is not None and sizes not in found and allowed(sizes):
+                how, parts = label(names, lengths, sizes), count(lengths, sizes)
+                found[sizes] = Piece(how, parts, _bound(op, run, sizes), need(sizes), rounds(sizes))
+    return list(found.values())
+
+
+def _bound(
+    op: OpOverload, run: Callable[[Sequence[int], Named], Any], sizes: Sequence[int]
+) -> Callable[..., Any]:
+    return lambda *args, **kwargs: run(sizes, bind(op, args, kwargs))
+
+
+def other_dimensions(
+    shape: Sequence[int], own: int | Iterable[int], takes: Sequence[str], results: int = 1
+) -> list[Axis]:
+    """An axis for each dimension but those in `own`, the outermost first, over arguments and results of that shape."""
+    owned = {d % len(shape) for d in ([own] if isinstance(own, int) else own)} if shape else set()
+    return [
+        Axis(f"dimension {d}", n, dict.fromkeys(takes, d), dict.fromkeys(range(results), d))
+        for d, n in enumerate(shape)
+        if d not in owned
+    ]
+
+
 def along(
     context: Context,
     op: OpOverload,
     named: Named,
     axes: Sequence[Axis],
     *,
-    orders: Sequence[Sequence[int]] | None = None,
+    orders: Sequence[Sequence[Axis]] | None = None,
     multiples: Sequence[int] = PREFERRED,
     workspace: Callable[[int, int], int] = lambda operands, results: 0,
     before: Callable[[Named], Named] | None = None,
@@ -197,21 +236,19 @@ def along(
         named = before(named)
     results = results_of(context, op, named)
     read = {name: value for name, value in named.items() if name not in unread}
-    need = _Need(context, read, results, axes, workspace)
-    lengths = [axis.length for axis in axes]
     steps = max(len(axis.least) for axis in axes)
-    floors = [[axis.least[min(step, len(axis.least) - 1)] for axis in axes] for step in range(steps)]
-    found: dict[tuple[int, ...], Piece] = {}
-    for order in orders if orders is not None else [range(len(axes))]:
-        for multiple in multiples:
-            used = [place for place in order if place < len(axes)]
-            sizes = grid(lengths, floors, used, multiple, lambda blocks: need(blocks) <= context.part_bytes)
-            if sizes is None or sizes in found or len(found) == MOST_CANDIDATES:
-                continue
-            how = label([axis.name for axis in axes], lengths, sizes)
-            run = _Run(context, op, results, axes, sizes, before, unread)
-            found[sizes] = Piece(how, count(lengths, sizes), run, need(sizes))
-    return list(found.values())
+    found = divisions(
+        context,
+        op,
+        [axis.name for axis in axes],
+        [axis.length for axis in axes],
+        _Need(context, read, results, axes, workspace),
+        _Run(context, op, results, axes, before, unread),
+        floors=[[axis.least[min(step, len(axis.least) - 1)] for axis in axes] for step in range(steps)],
+        orders=None if orders is None else [[axes.index(a) for a in order if a in axes] for order in orders],
+        multiples=multiples,
+    )
+    return found[:MOST_CANDIDATES]
 
 
 def _cut_dimension(tensor: Tensor, place: Place | None, length: int) -> tuple[int, int] | None:
@@ -240,77 +277,62 @@ class _Need:
         axes: Sequence[Axis],
         workspace: Callable[[int, int], int],
     ) -> None:
-        self._context, self._axes, self._workspace = context, axes, workspace
-        self._arguments = [
-            (value, [_cut_dimension(value, axis.takes.get(name), axis.length) for axis in axes])
-            for name, value in named.items()
-            if isinstance(value, Tensor)
-        ]
-        self._results = [
-            (value, [_cut_dimension(value, axis.gives.get(i), axis.length) for axis in axes])
-            for i, value in enumerate(results)
-            if isinstance(value, Tensor)
-        ]
+        def cuts(values: Iterable[tuple[Any, Any]], places: str) -> list[tuple[Tensor, list[tuple[int, int] | None]]]:
+            return [
+                (value, [_cut_dimension(value, getattr(axis, places).get(name), axis.length) for axis in axes])
+                for name, value in values
+                if isinstance(value, Tensor)
+            ]
+
+        self._context, self._workspace = context, workspace
+        self._arguments, self._results = cuts(named.items(), "takes"), cuts(enumerate(results), "gives")
 
     def __call__(self, sizes: Sequence[int]) -> int:
-        operands = inputs = outputs = 0
+        total = inputs = outputs = 0
         for tensor, cuts in self._arguments:
-            lengths = self._lengths(tensor, cuts, sizes)
-            if lengths is None:
-                operands += self._context.footprint(tensor)
-                inputs += bytes_of(tensor)
-                continue
-            part = torch.Size(lengths).numel() * tensor.element_size()
-            operands += view_bytes(self._context, part)
+            part = self._part_bytes(tensor, cuts, sizes)
             inputs += part
+            total += view_bytes(self._context, part) if any(cuts) else footprint(tensor, self._context.chunk_bytes)
         for tensor, cuts in self._results:
-            part = torch.Size(self._lengths(tensor, cuts, sizes) or tensor.shape).numel() * tensor.element_size()
+            part = self._part_bytes(tensor, cuts, sizes)
             outputs += part
-            operands += own_bytes(self._context, part)
+            total += own_bytes(self._context, part)
         extra = self._workspace(inputs, outputs)
-        return operands + (own_bytes(self._context, extra) if extra else 0)
+        return total + (own_bytes(self._context, extra) if extra else 0)
 
     @staticmethod
-    def _lengths(tensor: Tensor, cuts: Sequence[tuple[int, int] | None], sizes: Sequence[int]) -> list[int] | None:
-        lengths, any_cut = list(tensor.shape), False
+    def _part_bytes(tensor: Tensor, cuts: Sequence[tuple[int, int] | None], sizes: Sequence[int]) -> int:
+        lengths = list(tensor.shape)
         for cut, size in zip(cuts, sizes):
             if cut is not None:
                 lengths[cut[0]] = size * cut[1]
-                any_cut = True
-        return lengths if any_cut else None
+        return math.prod(lengths) * tensor.element_size()
 
 
+@dataclass(frozen=True)
 class _Run:
     """Runs an operator block by block."""
 
-    def __init__(
-        self,
-        context: Context,
-        op: OpOverload,
-        results: Sequence[Any],
-        axes: Sequence[Axis],
-        sizes: Sequence[int],
-        before: Callable[[Named], Named] | None,
-        unread: Sequence[str],
-    ) -> None:
-        self._context, self._op, self._axes, self._sizes, self._before = context, op, axes, sizes, before
-        self._results, self._unread = results, unread
+    context: Context
+    op: OpOverload
+    results: Sequence[Any]
+    axes: Sequence[Axis]
+    before: Callable[[Named], Named] | None
+    unread: Sequence[str]
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        named = bind(self._op, args, kwargs)
-        if self._before is not None:
-            named = self._before(named)
-        made: list[Any] = [None] * len(self._results)
-        for box in boxes([axis.length for axis in self._axes], self._sizes):
-            part = self._part(named, box)
-            found = as_tuple(self._op(**part))
+    def __call__(self, sizes: Sequence[int], named: Named) -> Any:
+        if self.before is not None:
+            named = self.before(named)
+        made: list[Any] = [None] * len(self.results)
+        for box in boxes([axis.length for axis in self.axes], sizes):
+            found = as_tuple(self.op(**self._part(named, box)))
             for i, result in enumerate(found):
                 self._keep(made, i, result, box)
         return made[0] if len(made) == 1 else tuple(made)
 
     def _part(self, named: Named, box: Sequence[tuple[int, int]]) -> Named:
         part = dict(named)
-        for axis, (start, length) in zip(self._axes, box):
+        for axis, (start, length) in zip(self.axes, box):
             for name, place in axis.takes.items():
                 if isinstance(part[name], Tensor):
                     part[name] = _narrow(part[name], place, axis.length, start, length)
@@ -322,23 +344,23 @@ class _Run:
                 sizes[index] = length * unit
                 part[name] = sizes
         for name, value in part.items():
-            if isinstance(value, Tensor) and value is not named[name] and name not in self._unread:
-                part[name] = compact(self._context, value)
+            if isinstance(value, Tensor) and value is not named[name] and name not in self.unread:
+                part[name] = compact(self.context, value)
         return part
 
     def _keep(self, made: list[Any], i: int, result: Any, box: Sequence[tuple[int, int]]) -> None:
         if not isinstance(result, Tensor):
             return
-        if not any(i in axis.gives for axis in self._axes):
+        if not any(i in axis.gives for axis in self.axes):
             made[i] = result if made[i] is None else made[i]
             return
         if made[i] is None:
-            made[i] = self._result(self._results[i], result)
+            made[i] = self._result(self.results[i], result)
         target = made[i]
-        for axis, (start, length) in zip(self._axes, box):
+        for axis, (start, length) in zip(self.axes, box):
             if i in axis.gives:
                 target = _narrow(target, axis.gives[i], axis.length, start, length)
-        self._context.move(target, result)
+        self.context.move(target, result)
 
     def _result(self, meta: Tensor, part: Tensor) -> Tensor:
         """Memory for the whole result, like `part`: "meta" may show another type, or another order of dimensions."""
@@ -347,7 +369,7 @@ class _Run:
         told = (n > 1 or n == whole or step == outside for n, whole, step in zip(part.shape, meta.shape, part.stride()))
         if is_dense(part) and all(told):
             stride = dense_stride(meta.shape, part.stride())
-        return self._context.empty(size=meta.shape, stride=stride, dtype=part.dtype)
+        return self.context.empty(size=meta.shape, stride=stride, dtype=part.dtype)
 
 
 def _narrow(tensor: Tensor, place: Place, whole: int, start: int, length: int) -> Tensor:

@@ -8,45 +8,19 @@ from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.dividers import divides
 from ooc.pytorch.splitting.parts import Axis, Named, Piece, along, results_of
 
-_TWO = (
-    "max_pool2d_with_indices",
-    "max_pool3d_with_indices",
-    "adaptive_max_pool2d",
-    "adaptive_max_pool3d",
-    "fractional_max_pool2d",
-    "avg_pool2d",
-    "avg_pool3d",
-    "_adaptive_avg_pool2d",
-    "_adaptive_avg_pool3d",
-    "max_unpool2d",
-    "reflection_pad1d",
-    "reflection_pad2d",
-    "reflection_pad3d",
-    "replication_pad1d",
-    "replication_pad2d",
-    "replication_pad3d",
-)
-_SIZES = (
-    "upsample_nearest1d",
-    "upsample_nearest2d",
-    "upsample_nearest3d",
-    "_upsample_nearest_exact1d",
-    "_upsample_nearest_exact2d",
-    "_upsample_nearest_exact3d",
-    "upsample_linear1d",
-    "upsample_bilinear2d",
-    "upsample_bicubic2d",
-    "upsample_trilinear3d",
-    "_upsample_bilinear2d_aa",
-    "_upsample_bicubic2d_aa",
-    "pixel_shuffle",
-    "pixel_unshuffle",
-)
+_OPERATORS = """
+    max_pool2d_with_indices max_pool3d_with_indices adaptive_max_pool2d adaptive_max_pool3d fractional_max_pool2d
+    avg_pool2d avg_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d max_unpool2d reflection_pad1d reflection_pad2d
+    reflection_pad3d replication_pad1d replication_pad2d replication_pad3d upsample_nearest1d upsample_nearest2d
+    upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d
+    upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d _upsample_bilinear2d_aa
+    _upsample_bicubic2d_aa pixel_shuffle pixel_unshuffle
+""".split()
 _PLANES = {"self", "input", "grad_output", "indices", "random_samples"}
 _WITHOUT_SAMPLES = {"1d": 2, "2d": 3, "3d": 4}  # dimensions of an argument that is one sample
 
 
-@divides(*(f"aten::{name}{ending}" for name in _TWO + _SIZES for ending in ("", "_backward", ".vec")))
+@divides(*(f"aten::{name}{ending}" for name in _OPERATORS for ending in ("", "_backward", ".vec")))
 def planes(context: Context, op: OpOverload, named: Named) -> list[Piece]:
     """The result for [N, C, ...] or [C, ...], by samples, then by channels."""
     tensors = [name for name in named if name in _PLANES and named[name] is not None]
@@ -54,17 +28,11 @@ def planes(context: Context, op: OpOverload, named: Named) -> list[Piece]:
     name = op._schema.name
     single = any(kind in name and len(shape) == rank for kind, rank in _WITHOUT_SAMPLES.items())
     results = range(len(results_of(context, op, named)))
-    entries = {"input_size": None} if named.get("input_size") is not None else {}
-    leading = [0] if single else [0, 1] if "pixel" not in name else [0]
+    entries = ["input_size"] if named.get("input_size") is not None else []
+    names = ["channels"] if single else ["samples"] if "pixel" in name else ["samples", "channels"]
     axes = [
-        Axis(
-            "channels" if single or d == 1 else "samples",
-            shape[d],
-            dict.fromkeys(tensors, d),
-            dict.fromkeys(results, d),
-            entries=dict.fromkeys(entries, d),
-        )
-        for d in leading
+        Axis(of, shape[d], dict.fromkeys(tensors, d), dict.fromkeys(results, d), entries=dict.fromkeys(entries, d))
+        for d, of in enumerate(names)
     ]
     # The outermost dimension in memory is cut first: that is the samples, in every usual layout.
     return along(context, op, named, axes, multiples=(16, 1))

@@ -18,18 +18,9 @@ from ooc.pytorch.splitting.cutting import cut_elementwise
 
 _UNIT = 16
 _SEED = 1
-_OPERATORS = (
-    "aten::normal_",
-    "aten::uniform_",
-    "aten::random_",
-    "aten::random_.from",
-    "aten::random_.to",
-    "aten::bernoulli_.float",
-    "aten::exponential_",
-    "aten::geometric_",
-    "aten::cauchy_",
-    "aten::log_normal_",
-)
+_OPERATORS = """
+    normal_ uniform_ random_ random_.from random_.to bernoulli_.float exponential_ geometric_ cauchy_ log_normal_
+"""
 
 
 def _in_lines(name: str) -> registry.Function:
@@ -60,5 +51,5 @@ def _in_lines(name: str) -> registry.Function:
     return fill
 
 
-for _name in _OPERATORS:
-    registry.handler(_name)(_in_lines(_name))
+for _name in _OPERATORS.split():
+    registry.handler(f"aten::{_name}")(_in_lines(f"aten::{_name}"))

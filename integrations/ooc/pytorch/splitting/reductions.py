@@ -15,7 +15,7 @@ from torch._ops import OpOverload
 
 from ooc.pytorch.splitting import registry
 from ooc.pytorch.splitting.context import Context
-from ooc.pytorch.splitting.dividers import divides
+from ooc.pytorch.splitting.dividers import divides, divides_along
 from ooc.pytorch.splitting.geometry import blocks, flat, narrowed
 from ooc.pytorch.splitting.grids import spans
 from ooc.pytorch.splitting.parts import Axis, Named, Piece, along, bind, view_bytes
@@ -38,7 +38,7 @@ def _reduced(named: Named, rank: int) -> set[int]:
     return {d % rank for d in given} if given else set(range(rank))
 
 
-def _axes(named: Named, reduced: set[int], results: int, removed: bool) -> list[Axis]:
+def _axes(named: Named, reduced: set[int], removed: bool) -> list[Axis]:
     """An axis for every dimension that is kept, the outermost in memory first."""
     tensor: Tensor = named["self"]
     strides = tensor.stride()
@@ -46,7 +46,7 @@ def _axes(named: Named, reduced: set[int], results: int, removed: bool) -> list[
     axes = []
     for d in kept:
         place = d - sum(r < d for r in reduced) if removed else d
-        axes.append(Axis(f"dimension {d}", tensor.shape[d], {"self": d}, dict.fromkeys(range(results), place)))
+        axes.append(Axis(f"dimension {d}", tensor.shape[d], {"self": d}, {0: place, 1: place}))
     return axes
 
 
@@ -60,54 +60,26 @@ def reduction(context: Context, op: OpOverload, named: Named) -> list[Piece]:
     if len(reduced) == tensor.dim():
         return joined(context, op, named)
     removed = not named.get("keepdim", False)
-    found = along(context, op, named, _axes(named, reduced, len(op._schema.returns), removed))
+    found = along(context, op, named, _axes(named, reduced, removed))
     return found or joined(context, op, named)
 
 
-@divides(*(f"aten::{name}" for name in KEEPS))
-def scan(context: Context, op: OpOverload, named: Named) -> list[Piece]:
-    """Running sums and the like, and sorting, which keep their dimension."""
-    tensor: Tensor = named["self"]
-    if tensor.dim() < 2:
-        return []
-    return along(context, op, named, _axes(named, {named["dim"] % tensor.dim()}, len(op._schema.returns), False))
+# Running sums and the like, and sorting, keep their dimension.
+divides_along(
+    *(f"aten::{name}" for name in KEEPS),
+    axes=lambda named: _axes(named, {named["dim"] % max(named["self"].dim(), 1)}, removed=False),
+)
 
 
 # ---- to one number --------------------------------------------------------------------------------------------------
 
-Joined = Callable[[Tensor, Named, int], Tensor]  # from the parts' results, the arguments, and the number of elements
-
-
-def _sum(parts: Tensor, named: Named, number: int) -> Tensor:
-    return parts.sum()
-
-
-def _mean(parts: Tensor, named: Named, number: int) -> Tensor:
-    return parts.sum() / number
-
-
-def _norm(parts: Tensor, named: Named, number: int) -> Tensor:
-    made: Tensor = torch.linalg.vector_norm(parts, named["ord"])
-    return made
-
-
 _EXACT = ("max", "min", "all", "any")  # these choose, and do not round
 
-# By operator: the kind of reduction of a part, and how parts are joined.
-_WHOLE: dict[str, tuple[str, Joined]] = {
-    "sum": ("sum", _sum),
-    "sum.dim_IntList": ("sum", _sum),
-    "mean": ("sum", _mean),
-    "mean.dim": ("sum", _mean),
-    "prod": ("prod", lambda parts, named, number: parts.prod()),
-    "max": ("max", lambda parts, named, number: parts.max()),
-    "min": ("min", lambda parts, named, number: parts.min()),
-    "amax": ("max", lambda parts, named, number: parts.max()),
-    "amin": ("min", lambda parts, named, number: parts.min()),
-    "all": ("all", lambda parts, named, number: parts.all()),
-    "any": ("any", lambda parts, named, number: parts.any()),
-    "linalg_vector_norm": ("linalg_vector_norm", _norm),
-}
+# By operator: the kind of reduction of a part, and of the parts' results. A mean divides the sum at last.
+_WHOLE = {
+    "sum": "sum", "sum.dim_IntList": "sum", "mean": "sum", "mean.dim": "sum", "prod": "prod", "max": "max",
+    "min": "min", "amax": "max", "amin": "min", "all": "all", "any": "any", "linalg_vector_norm": "linalg_vector_norm",
+}  # fmt: skip
 
 
 @divides(*(f"aten::{name}" for name in ("sum", "mean", "prod", "max", "min", "all", "any")))
@@ -118,7 +90,7 @@ def joined(context: Context, op: OpOverload, named: Named) -> list[Piece]:
     order = named.get("ord", 2)
     if name not in _WHOLE or flat(tensor) is None or (name == "linalg_vector_norm" and order == 0):
         return []
-    kind, join = _WHOLE[name]
+    kind = _WHOLE[name]
     item = tensor.element_size()
     elements = (context.part_bytes - 2 * context.chunk_bytes - 64) // item // 64 * 64
     if elements < 1 or view_bytes(context, item * min(elements, tensor.numel())) > context.part_bytes:
@@ -130,7 +102,9 @@ def joined(context: Context, op: OpOverload, named: Named) -> list[Piece]:
         line = flat(call["self"])
         assert line is not None
         found = [_part(kind, line.narrow(0, start, length), call) for start, length in spans(line.numel(), elements)]
-        made = join(torch.stack(found), call, line.numel())
+        made = _part(kind, torch.stack(found), {"ord": order})
+        if name.startswith("mean"):
+            made = made / line.numel()
         shape = [1] * tensor.dim() if call.get("keepdim") else []
         return made.to(found[0].dtype).view(shape)
 

@@ -33,7 +33,7 @@ def handler(*names: str, repeatable: bool = False, module: str = "") -> Callable
     """Registers a function for operators, such as `aten::native_batch_norm` or `aten::add.Tensor`.
 
     The function gets the arguments as the operator got them: those at the end that have their default may be missing,
-    and those after the `*` of the schema come by keyword. The table of `operators.py` says which module registers what.
+    and those after the `*` of the schema come by keyword.
 
     Args:
         module: the name of the module to note in the handler; by default the function's own.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from functools import cached_property
+import threading
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ import torch
 
 from ooc.pytorch.splitting.conditions import library, processor
 from ooc.pytorch.splitting.context import Call, CannotSplit, Context
-from ooc.pytorch.splitting.operators import Definitions
-from ooc.pytorch.splitting.registry import Handler
+from ooc.pytorch.splitting.operators import find
+from ooc.pytorch.splitting.registry import Handler, overload_of
 from ooc.pytorch.splitting.tally import HOST_BACKED, SplitRecord, Tally
 from ooc_alloc import Core
 from swapd.splitting.groups import SplitLog
@@ -44,11 +45,6 @@ class Runtime:
         self._splits = splits
         self._known: dict[tuple[str, str], int] = {}  # what one part may take, by operator and shapes
         self._refused: set[tuple[str, str]] = set()  # these cannot run in parts as small as the planner's
-
-    @cached_property
-    def _device(self) -> str:
-        """The processor, looked up when something is split for the first time."""
-        return processor()
 
     @cached_property
     def _store(self) -> Store:
@@ -93,7 +89,7 @@ class Runtime:
                 mode=self.mode,
                 verdicts=self._store,
                 tally=self.tally,
-                device=self._device,
+                device=processor(),
                 library=library(found.module),  # each time: programs change the number of threads
                 managed=True,
             )
@@ -123,7 +119,7 @@ class Runtime:
 
     def host_backed(self, operator: str, shapes: str) -> None:
         """Notes for the summary that a function used host memory in place."""
-        self.tally.add(SplitRecord(operator, shapes, HOST_BACKED, 1, True, 0.0, 0.0))
+        self.tally.add(SplitRecord(operator, shapes, HOST_BACKED, 1))
 
     def figures(self) -> dict[str, Any]:
         """What the summary says of splitting, by its keys."""
@@ -136,11 +132,17 @@ class Runtime:
         }
 
 
+# ---- the operators `ooc_split::...` ---------------------------------------------------------------------------------
+# They are defined once in a process, whatever sessions come and go.
+
+NAMESPACE = "ooc_split"
+_lock = threading.Lock()
+_library: Any = None
+_defined: dict[str, bool] = {}
 _runtime: Runtime | None = None
-_definitions: Definitions | None = None
 
 
-def _run(operator: str, found: Handler, writes: bool, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+def _run(operator: str, found: Handler, writes: bool, /, *arguments: Any, **keywords: Any) -> Any:
     runtime = _runtime
     if runtime is None:
         raise RuntimeError("splitting is off")
@@ -157,12 +159,39 @@ def _host_backed(operator: str, shapes: str) -> None:
         _runtime.host_backed(operator, shapes)
 
 
+def _prepare(name: str) -> bool:
+    """Defines the operator that splits `name`, with its schema: `ooc_split::aten__add__Tensor` for `aten::add.Tensor`.
+
+    Returns whether `name` can be split. The adapter (csrc/splitting.cpp) asks when an operator first does not fit.
+    """
+    with _lock:
+        if name not in _defined:
+            _defined[name] = _define(name)
+        return _defined[name]
+
+
+def _define(name: str) -> bool:
+    found, overload = find(name), overload_of(name)
+    if found is None or overload is None:
+        return False
+    schema = str(overload._schema)
+    run = partial(_run, name, found, overload._schema.is_mutable)
+    mangled = name.replace("::", "__").replace(".", "__")  # csrc/splitting.cpp makes the same names
+    _library.define(mangled + schema[schema.index("(") :])
+    _library.impl(mangled, run, "CompositeExplicitAutograd")
+    return True
+
+
 def install(runtime: Runtime) -> None:
     """From now on operators that do not fit are split."""
-    global _runtime, _definitions
+    global _runtime, _library
     _runtime = runtime
-    if _definitions is None:
-        _definitions = Definitions(_run, _host_backed)
+    if _library is None:
+        _library = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
+        _library.define("prepare(str name) -> bool")
+        _library.impl("prepare", _prepare, "CompositeExplicitAutograd")
+        _library.define("host_backed(str name, str shapes) -> ()")
+        _library.impl("host_backed", _host_backed, "CompositeExplicitAutograd")
     torch.ops.ooc.splitting(True)
 
 

@@ -3,35 +3,24 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
+
+HOST_BACKED = "host-backed"
 
 
 @dataclass
 class SplitRecord:
-    """One operator with one set of shapes, done in one way."""
+    """One operator with one set of shapes, done in one way: a row of `split_layers`."""
 
     operator: str
     shapes: str
-    how: str  # the division, or "host-backed"
+    how: str  # the division, or `HOST_BACKED`
     parts: int
-    identical: bool  # every bit is that of the result in one piece: verified, or by construction (data only move)
-    largest_difference: float  # absolute; 0 where identical
-    largest_relative: float  # relative to the largest absolute value of the result in one piece
+    exact: bool = True  # every bit is that of the result in one piece: verified, or by construction (data only move)
+    largest_difference: float = 0.0  # absolute; 0 where exact
+    largest_relative: float = 0.0  # relative to the largest absolute value of the result in one piece
     calls: int = 0
-
-    def row(self) -> dict[str, Any]:
-        """The record as JSON has it."""
-        return {
-            "operator": self.operator,
-            "shapes": self.shapes,
-            "how": self.how,
-            "parts": self.parts,
-            "exact": self.identical,
-            "largest_difference": self.largest_difference,
-            "largest_relative": self.largest_relative,
-            "calls": self.calls,
-        }
 
 
 class Tally:
@@ -53,14 +42,11 @@ class Tally:
                 self.parts += layer.parts
             known = self._layers.setdefault((layer.operator, layer.shapes, layer.how, layer.parts), layer)
             known.calls += 1
-            known.identical &= layer.identical
+            known.exact &= layer.exact
             known.largest_difference = max(known.largest_difference, layer.largest_difference)
             known.largest_relative = max(known.largest_relative, layer.largest_relative)
 
     def rows(self) -> list[dict[str, Any]]:
         """`split_layers` of the summary, in the order in which they were first split."""
         with self._lock:
-            return [layer.row() for layer in self._layers.values()]
-
-
-HOST_BACKED = "host-backed"
+            return [asdict(layer) for layer in self._layers.values()]

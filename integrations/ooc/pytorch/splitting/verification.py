@@ -20,6 +20,8 @@ _ALIGNMENT = 64  # bytes to which every storage is aligned; kernels choose by th
 # Kinds of special data: one element in 4096 is special; one in 4 is; all are 0, -0 or -1; all are 0, -0 or 1.
 SPARSE, DENSE, NOT_POSITIVE, NOT_NEGATIVE = "sparse", "dense", "not positive", "not negative"
 KINDS = (SPARSE, DENSE, NOT_POSITIVE, NOT_NEGATIVE)
+# Types whose numbers PyTorch draws; for others they are converted.
+_DRAWN = {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128}
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -37,16 +39,11 @@ def map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
 def tensors_in(value: Any) -> list[Tensor]:
     """Every tensor in a value, in order."""
     found: list[Tensor] = []
-
-    def note(tensor: Tensor) -> Tensor:
-        found.append(tensor)
-        return tensor
-
-    map_tensors(value, note)
+    map_tensors(value, found.append)
     return found
 
 
-def random_like(tensor: Tensor, generator: torch.Generator, copy: Callable[[Tensor, Tensor], None]) -> Tensor:
+def random_like(tensor: Tensor, generator: torch.Generator, copy: Callable[[Tensor, Tensor], Any]) -> Tensor:
     """A tensor in plain memory with the same sizes and strides, and the same offset from an aligned address.
 
     Floating point numbers are drawn from a normal distribution; others are copied by `copy(target, source)`, as they
@@ -57,14 +54,7 @@ def random_like(tensor: Tensor, generator: torch.Generator, copy: Callable[[Tens
     memory = torch.empty(offset + length, dtype=tensor.dtype)
     made = memory.as_strided(tensor.shape, tensor.stride(), offset)
     if tensor.is_floating_point() or tensor.is_complex():
-        if tensor.dtype in (
-            torch.float16,
-            torch.bfloat16,
-            torch.float32,
-            torch.float64,
-            torch.complex64,
-            torch.complex128,
-        ):
+        if tensor.dtype in _DRAWN:
             memory.normal_(generator=generator)
         else:
             memory.copy_(torch.randn(memory.shape, generator=generator))
