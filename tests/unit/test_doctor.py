@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from swapd.cli import main
-from swapd.devices import doctor, torch_checks
-from swapd.devices.findings import Check, Report
+from swapd.devices import doctor
+from swapd.devices.doctor import Check, Report
 
 
 def report(**changes: str) -> Report:
@@ -90,9 +90,9 @@ def test_settings() -> None:
 
 
 def test_autoload() -> None:
-    assert torch_checks.check_autoload({}).status == "ok"
-    assert torch_checks.check_autoload({"TORCH_DEVICE_BACKEND_AUTOLOAD": "1"}).status == "ok"
-    off = torch_checks.check_autoload({"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"})
+    assert doctor.check_autoload({}).status == "ok"
+    assert doctor.check_autoload({"TORCH_DEVICE_BACKEND_AUTOLOAD": "1"}).status == "ok"
+    off = doctor.check_autoload({"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"})
     assert (off.status, bool(off.remedy)) == ("warn", True)
 
 
@@ -100,30 +100,30 @@ def test_compiler(tmp_path: Path) -> None:
     mine = tmp_path / "c++"
     mine.write_text("#!/bin/sh\necho my compiler 1.0\n")
     mine.chmod(0o755)
-    assert torch_checks.check_compiler({"CXX": str(mine)}) == Check("compiler", "ok", "my compiler 1.0")
-    missing = torch_checks.check_compiler({"CXX": str(tmp_path / "none")})
+    assert doctor.check_compiler({"CXX": str(mine)}) == Check("compiler", "ok", "my compiler 1.0")
+    missing = doctor.check_compiler({"CXX": str(tmp_path / "none")})
     assert (missing.status, "none" in missing.detail) == ("warn", True)
     mine.write_text("#!/nowhere/sh\n")
-    assert torch_checks.check_compiler({"CXX": str(mine)}).status == "warn"
+    assert doctor.check_compiler({"CXX": str(mine)}).status == "warn"
 
 
 def test_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [])
-    missing = torch_checks.check_entry_point()
+    missing = doctor.check_entry_point()
     assert (missing.status, "OOC_ALLOC=1 has no effect" in missing.detail) == ("warn", True)
 
 
 def test_torch_of_another_version_or_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     facts = {"version": "2.10.1+cpu", "cuda": None, "adapter": "a.so", "built": False}
-    monkeypatch.setattr(torch_checks, "_ask_torch", lambda environment: facts)
-    checks = {check.name: check for check in torch_checks.check_torch({"CXX": "/nowhere"})}
+    monkeypatch.setattr(doctor, "_ask_torch", lambda environment: facts)
+    checks = {check.name: check for check in doctor.check_torch({"CXX": "/nowhere"})}
     assert checks["PyTorch"].status == "no"
     assert (checks["PyTorch adapter"].status, checks["PyTorch adapter"].remedy) == ("no", checks["compiler"].remedy)
-    monkeypatch.setattr(torch_checks, "_ask_torch", lambda environment: {"error": "`import torch` fails: no libc10"})
-    assert "no libc10" in torch_checks.check_torch({})[0].detail
+    monkeypatch.setattr(doctor, "_ask_torch", lambda environment: {"error": "`import torch` fails: no libc10"})
+    assert "no libc10" in doctor.check_torch({})[0].detail
     facts = {"version": "3.0.0", "cuda": "13.1", "adapter": None, "adapter_error": "x", "built": False}
-    monkeypatch.setattr(torch_checks, "_ask_torch", lambda environment: facts)
-    checks = {check.name: check for check in torch_checks.check_torch({})}
+    monkeypatch.setattr(doctor, "_ask_torch", lambda environment: facts)
+    checks = {check.name: check for check in doctor.check_torch({})}
     assert checks["PyTorch"].status == "ok"
     assert "CUDA 13.1" in checks["PyTorch"].detail
     assert checks["PyTorch adapter"].status == "no"
