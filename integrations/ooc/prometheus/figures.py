@@ -39,7 +39,7 @@ def figures(session: Session, snapshot: Snapshot | None = None) -> dict[str, Fig
         link = session.expected_link
         found[f"link_probed_{way}"] = getattr(link, f"{way}_bytes_per_second") if link is not None else None
     found.update(_planner(session))
-    found["step_seconds"] = session.planner.steps.histogram()
+    found["step_seconds"] = session.planner.steps.histogram
     found["last_step_seconds"] = session.planner.steps.last
     found["package_version"] = package_version()
     found["abi_version"] = str(ABI_VERSION)
