@@ -98,6 +98,11 @@ class Recording:
             chunk_bytes=int(stats["chunk_bytes"]),
         )
 
+    @property
+    def begin(self) -> float:
+        """When the first event began, or `now` if there is none."""
+        return float(self.events["start"][0]) if len(self.events) else self.now
+
     def of_kind(self, *which: int) -> NDArray[Any]:
         """The events of some kinds, in order."""
         return self.events[np.isin(self.events["kind"], which)]
@@ -109,7 +114,6 @@ class Recording:
     @cached_property
     def spans(self) -> list[Span]:
         """The iterations that have ended and whose events are there from their start, oldest first."""
-        first = float(self.events["start"][0]) if len(self.events) else self.now
         found = [
             Span(
                 int(row["iteration"]),
@@ -121,7 +125,7 @@ class Recording:
             )
             for row in self.of_kind(kinds.ITERATION)
         ]
-        return [span for span in found if span.start >= first or (span.number == 1 and self.lost == 0)]
+        return [span for span in found if span.start >= self.begin or (span.number == 1 and self.lost == 0)]
 
     def span_of(self, fingerprint: int | None = None) -> Span | None:
         """Returns the last whole iteration, or None if there is none.
@@ -129,9 +133,7 @@ class Recording:
         It is one under a plan if there is any, and one of the sequence `fingerprint` if that is given.
         """
         found = [span for span in self.spans if fingerprint in (None, span.fingerprint)]
-        planned = [span for span in found if span.planned]
-        last = planned or found
-        return last[-1] if last else None
+        return max(found, key=lambda span: (span.planned, span.end), default=None)
 
     def scene(self, start: float, end: float) -> Scene:
         """What happened between two times."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,6 @@ from swapd.observing.advice import Advisor
 from swapd.observing.analysis import DEMAND, allocated_by, printable, run_plan
 from swapd.observing.recording import Predicted, Recording, Scene, Span, Waited
 from swapd.planning.lower_bound import lower_bound
-from swapd.planning.problem import Problem
 from swapd.step_times import Step
 from swapd.trace.trace import Trace
 from swapd.units import format_bytes, format_duration
@@ -34,7 +33,6 @@ class RunSoFar:
     trace: Trace | None  # of the main sequence
     predicted: Predicted | None  # for that sequence
     policy: str
-    planning_seconds: float  # in all
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,6 @@ def run_facts(run: RunSoFar, *, advise: bool) -> RunFacts:
     recording, trace, predicted, summary = run.recording, run.trace, run.predicted, run.summary
     fingerprint = trace.fingerprint if trace is not None else None
     span = recording.span_of(fingerprint)
-    start = float(recording.events["start"][0]) if len(recording.events) else recording.now
     spans = [found for found in recording.spans if found.fingerprint == fingerprint]
     later = [found for found in spans if found.planned] or spans
     waits = recording.waits(later)
@@ -85,7 +82,7 @@ def run_facts(run: RunSoFar, *, advise: bool) -> RunFacts:
         happened=list(_happened(summary, run.steps, steady)),
         steps=run.steps,
         steady=steady,
-        whole=recording.scene(start, recording.now),
+        whole=recording.scene(recording.begin, recording.now),
         measured=None if span is None else recording.scene(span.start, span.end),
         predicted=None if predicted is None else predicted.scene(),
         waits=list(_wait_rows(waits, trace, predicted, later)),
@@ -186,27 +183,22 @@ def _largest_born(trace: Trace | None, function: int) -> int:
 def _comparison(recording: Recording, predicted: Predicted, spans: list[Span]) -> list[tuple[str, str, str]]:
     """Rows of (what, predicted, measured) about one iteration. Measured figures are medians over those in the ring."""
     problem, scene = predicted.problem, predicted.scene()
-
-    def median(values: list[float]) -> float | None:
-        return statistics.median(values) if values else None
-
-    def row(name: str, simulated: float | None, values: list[float], text: Any) -> tuple[str, str, str]:
-        measured = median(values)
-        return name, "" if simulated is None else text(simulated), "" if measured is None else text(measured)
-
     waiting = sum(bar.end - max(bar.start, 0.0) for bar in scene.stalls)
     copies = predicted.events.copies
     bytes_of = {out: sum(c.chunks for c in copies if c.is_out == out) * problem.chunk_bytes for out in (True, False)}
     compute = sum(bar.end - bar.start for bar in scene.runs)
-    rows = [
-        row("an iteration", scene.seconds, [span.end - span.start for span in spans], format_duration),
-        row("of it, functions waiting", waiting, [recording.stall_seconds(span) for span in spans], format_duration),
-        row("of it, functions running", compute, [], format_duration),
-        row("lower bound of all plans", lower_bound(problem).seconds, [], format_duration),
-        row("moved out", bytes_of[True], [recording.moved_bytes(s, is_out=True) for s in spans], format_bytes),
-        row("moved in", bytes_of[False], [recording.moved_bytes(s, is_out=False) for s in spans], format_bytes),
+    rows: list[tuple[str, float, list[float], Callable[[float], str]]] = [
+        ("an iteration", scene.seconds, [span.end - span.start for span in spans], format_duration),
+        ("of it, functions waiting", waiting, [recording.stall_seconds(span) for span in spans], format_duration),
+        ("of it, functions running", compute, [], format_duration),
+        ("lower bound of all plans", lower_bound(problem).seconds, [], format_duration),
+        ("moved out", bytes_of[True], [recording.moved_bytes(s, is_out=True) for s in spans], format_bytes),
+        ("moved in", bytes_of[False], [recording.moved_bytes(s, is_out=False) for s in spans], format_bytes),
     ]
-    return [found for found in rows if found[1] or found[2]]
+    return [
+        (name, text(simulated), text(statistics.median(measured)) if measured else "")
+        for name, simulated, measured, text in rows
+    ]
 
 
 def _run_advice(summary: dict[str, Any], steps: list[Step]) -> Iterator[str]:
@@ -248,23 +240,10 @@ def _place_advice(waits: list[Waited], trace: Trace | None, spans: list[Span]) -
 def _simulated_advice(run: RunSoFar, predicted: Predicted) -> list[str]:
     """The advice of `swapd simulate`, if there is time for it."""
     plans = max(int(run.summary["plan_count"]), 1)
-    if run.planning_seconds / plans * _PLANS_FOR_ADVICE > _LONGEST_ADVICE_SECONDS:
+    if run.summary["planning_seconds"] / plans * _PLANS_FOR_ADVICE > _LONGEST_ADVICE_SECONDS:
         return ["More advice takes simulations: `swapd simulate` gives it for the run's trace (OOC_TRACE)."]
     outcome = run_plan(predicted.problem, predicted.plan, DEMAND if run.policy == "none" else run.policy)
-    texts = [advice.text for advice in Advisor(outcome, lambda size: _with_chunks(run, size)).advise()]
-    return [f"As simulated: {text}." for text in texts]
-
-
-def _with_chunks(run: RunSoFar, chunk_bytes: int) -> Problem | None:
-    trace = run.trace
-    if trace is None:
-        return None
-    slabs = -(-trace.slab_chunks_peak * trace.chunk_bytes // chunk_bytes)
-    budget = int(run.summary["budget_bytes"])
-    try:
-        return Problem.from_trace(trace, budget, chunk_bytes=chunk_bytes, slab_chunks_peak=slabs)
-    except ValueError:
-        return None
+    return [f"As simulated: {advice.text}." for advice in Advisor(outcome, run.trace).advise()]
 
 
 def _notes(
@@ -272,8 +251,8 @@ def _notes(
 ) -> Iterator[str]:
     if str(summary["device"]).lower().startswith("emulated"):
         yield "The device is emulated: its memory is the machine's, and its times say nothing about a GPU."
-    seconds = recording.now - (float(recording.events["start"][0]) if len(recording.events) else recording.now)
-    text = f"The pictures and the waits are of the last {format_duration(seconds)}, {len(recording.events)} events"
+    seconds = format_duration(recording.now - recording.begin)
+    text = f"The pictures and the waits are of the last {seconds}, {len(recording.events)} events"
     if recording.lost:
         yield f"{text}; {recording.lost} older ones were overwritten."
     else:

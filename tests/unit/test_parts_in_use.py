@@ -183,7 +183,7 @@ def test_simulated_tables_name_parts() -> None:
     trace, predicted = shown()
     labels = [row["label"] for row in stalls_by_variable(run_policy(predicted.problem, "idle"), 9)]
     assert "variable 2, chunks 0..3" in labels
-    names = {row["name"] for row in json.loads(to_perfetto(predicted.problem, predicted.events))["traceEvents"]}
+    names = {row["name"] for row in json.loads(to_perfetto(predicted.problem, predicted.events, trace))["traceEvents"]}
     assert "variable 2, chunks 4..7 (demand)" in names
     assert "v3 (variable 2, chunks 0..3) 400 bytes" in trace.describe()
 
