@@ -29,13 +29,7 @@ class CgroupMemory:
 
 def meminfo(root: Path = Path("/")) -> dict[str, int]:
     """The fields of ``/proc/meminfo`` in bytes."""
-    fields = {}
-    for line in (root / "proc/meminfo").read_text(encoding="ascii").splitlines():
-        name, _, value = line.partition(":")
-        parts = value.split()
-        if parts and parts[0].isdigit():
-            fields[name] = int(parts[0]) * (1024 if parts[-1] == "kB" else 1)
-    return fields
+    return _fields(root / "proc/meminfo")
 
 
 def cgroup_memory(root: Path = Path("/")) -> CgroupMemory | None:
@@ -94,7 +88,10 @@ def _read_group(folder: Path, root: Path) -> CgroupMemory | None:
         if limit is None or limit >= UNLIMITED_FROM:
             continue
         used = _read_number(folder / used_file) or 0
-        droppable = _read_stat(folder / "memory.stat", cache_key)
+        try:
+            droppable = _fields(folder / "memory.stat").get(cache_key, 0)
+        except OSError:
+            droppable = 0
         return CgroupMemory(limit, max(0, used - droppable), f"/{folder.relative_to(root)}")
     return None
 
@@ -107,12 +104,11 @@ def _read_number(path: Path) -> int | None:
     return int(text) if text.isdigit() else None  # version 2 writes "max" for no limit
 
 
-def _read_stat(path: Path, key: str) -> int:
-    try:
-        for line in path.read_text(encoding="ascii").splitlines():
-            name, _, value = line.partition(" ")
-            if name == key and value.strip().isdigit():
-                return int(value)
-    except OSError:
-        pass
-    return 0
+def _fields(path: Path) -> dict[str, int]:
+    """The numbers of a file with lines such as ``inactive_file 12`` or ``MemTotal: 12 kB``, in bytes."""
+    fields = {}
+    for line in path.read_text(encoding="ascii").splitlines():
+        name, number, *unit = [*line.split(), "", ""]
+        if number.isdigit():
+            fields[name.rstrip(":")] = int(number) * (1024 if "kB" in unit else 1)
+    return fields
