@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -119,10 +118,11 @@ def command(
     if as_json:
         print_json(facts)
     else:
-        wide().print(table)
+        screen = console()
+        screen.print(table)
         for row in facts["policies"]:
             if row.get("why"):
-                console().print(Text(f"{row['policy']} cannot run: {printable(row['why'], 400)}"), soft_wrap=True)
+                screen.print(Text(f"{row['policy']} cannot run: {printable(row['why'], 400)}"), soft_wrap=True)
     if not any(row.get("can_run", True) for row in facts["policies"]):
         raise Failure("no policy can run in this budget")
     return 0
@@ -140,12 +140,6 @@ def _short(paths: Sequence[Path]) -> list[str]:
     if len(set(paths)) < len(paths):
         raise click.UsageError("the same trace is given twice")
     return [os.fspath(path) for path in paths]
-
-
-def wide() -> Console:
-    """Standard output with room for a table. Where it is no terminal, it has no width of its own and is given one."""
-    screen = console()
-    return screen if screen.is_terminal else Console(width=140, highlight=False)
 
 
 def _shown(value: float | None, text: Callable[[float], str]) -> str:

@@ -24,12 +24,16 @@ class Failure(Exception):
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else, to standard output.")
+_WIDTH_OF_FILES = 140  # characters
 OUTPUT = click.Path(dir_okay=False, path_type=Path)
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A console on the current standard streams."""
-    return Console(stderr=stderr, soft_wrap=False, highlight=False)
+    """A console on the current standard streams. Where it is no terminal, it has room for a wide table."""
+    screen = Console(stderr=stderr, soft_wrap=False, highlight=False)
+    if not screen.is_terminal:
+        screen.width = _WIDTH_OF_FILES
+    return screen
 
 
 def print_json(value: Any) -> None:

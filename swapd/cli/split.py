@@ -25,7 +25,6 @@ MODULE = "ooc.pytorch.splitting.layers"
 LARGEST_WORKSPACE = 1 << 29
 MEASURE_BYTES = 4 << 30  # emulated device memory of the process that measures
 _STEP_KEYS = ("self_number", "activation_parts", "weight_parts", "conv_number", "prefetched_layer", "peak_bytes")
-NARROWEST = 120  # characters: the least width of a table
 BYTES = parsed(parse_bytes)
 
 
@@ -115,7 +114,6 @@ def command(
         print_json(found)
         return 0
     screen = console()
-    screen.width = max(screen.width, NARROWEST)  # a terminal's broken lines show more than broken cells
     screen.print(plan_table(plan, f"{program[0]}, batch {batch}, under {format_bytes(budget)}"))
     for line in plan_notes(plan, facts):
         screen.print(line, soft_wrap=True, markup=False)

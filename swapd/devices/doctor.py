@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from swapd.config import Config, ConfigError, unknown_variables
+from swapd.devices.probe import CUDA_LIBRARY
 from swapd.devices.profile import cache_directory
 from swapd.host_limits import available_host_bytes, cgroup_memory
 from swapd.units import GIB, MIB, format_bytes
@@ -155,12 +156,9 @@ def _check_limits(config: Config) -> None:
 def check_emulated() -> Check:
     """Whether the emulated driver loads and its device can be made."""
     from ooc_alloc import OocError, library_path
-    from ooc_alloc.probe import Probe
 
     try:
-        device = Probe(str(library_path("libooc_emulated_cuda.so")))
-        facts = device.describe()
-        device.close()
+        facts = _described(str(library_path("libooc_emulated_cuda.so")))
     except (OocError, OSError, AttributeError) as error:
         return Check("emulated device", "no", str(error), "OOC_EMULATED_MEMORY gives its size; `make native` builds it")
     return Check("emulated device", "ok", f"{format_bytes(float(facts['total_bytes']))} of host memory")
@@ -168,43 +166,29 @@ def check_emulated() -> Check:
 
 def check_cuda() -> Check:
     """Whether there is a CUDA driver with a device that manages virtual memory. A machine without them is normal."""
+    from ooc_alloc import OocError
+
     name = "CUDA device"
     try:
-        from cuda.bindings import driver
-    except ImportError as error:
-        return Check(name, "warn", f"cuda-python cannot be imported: {error}", "pip install cuda-python")
-    try:
-        return _ask_cuda(driver)
-    except Exception as error:  # DynamicLibNotFoundError of cuda.pathfinder, or whatever a broken driver does
+        facts = _described(CUDA_LIBRARY)
+    except (OocError, OSError, AttributeError) as error:
         if ctypes.util.find_library("cuda") is None:
-            return Check(
-                name, "warn", "no CUDA driver: only the emulated device can be used", "none needed without a GPU"
-            )
-        return Check(name, "warn", f"the CUDA driver does not work: {error}", "look at nvidia-smi")
+            text = "no CUDA driver: only the emulated device can be used"
+            return Check(name, "warn", text, "none needed without a GPU")
+        return Check(name, "warn", f"no device can be used: {error}", "look at nvidia-smi and CUDA_VISIBLE_DEVICES")
+    version = int(facts["driver_version"])
+    memory = format_bytes(float(facts["total_bytes"]))
+    return Check(name, "ok", f"{facts['name']}, {memory}, driver for CUDA {version // 1000}.{version % 1000 // 10}")
 
 
-def _ask_cuda(driver: Any) -> Check:
-    def call(function: str, *arguments: Any) -> Any:
-        error, *values = getattr(driver, function)(*arguments)
-        if int(error) != 0:
-            raise RuntimeError(f"{function}: {error.name}")
-        return values[0] if values else None
+def _described(driver: str) -> dict[str, int | str]:
+    """The first device of a driver, opened and closed as programs would. Raises OocError, OSError or AttributeError."""
+    from ooc_alloc.probe import Probe
 
-    call("cuInit", 0)
-    version = call("cuDriverGetVersion")
-    count = call("cuDeviceGetCount")
-    if count == 0:
-        return Check("CUDA device", "warn", "a driver but no device", "look at nvidia-smi and CUDA_VISIBLE_DEVICES")
-    device = call("cuDeviceGet", 0)
-    text = call("cuDeviceGetName", 128, device).split(b"\0")[0].decode(errors="replace")
-    attributes = driver.CUdevice_attribute
-    attribute = attributes.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
-    text += (
-        f", {format_bytes(call('cuDeviceTotalMem', device))}, driver for CUDA {version // 1000}.{version % 1000 // 10}"
-    )
-    if not call("cuDeviceGetAttribute", attribute, device):
-        return Check("CUDA device", "no", f"{text}: no virtual memory management", "a device of a later generation")
-    return Check("CUDA device", "ok", f"{text}, {count} in all")
+    device = Probe(driver)
+    facts = device.describe()
+    device.close()
+    return facts
 
 
 def check_torch(environment: Mapping[str, str]) -> list[Check]:

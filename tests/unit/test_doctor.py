@@ -153,46 +153,20 @@ def test_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert doctor.check_host_memory().status == "warn"
 
 
-class FakeDriver:
-    """As much of cuda.bindings.driver as the check asks for."""
-
-    class Code(int):
-        name = "CUDA_ERROR_NO_DEVICE"
-
-    class CUdevice_attribute:
-        CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED = 102
-
-    def __init__(self, count: int = 1, has_memory_management: int = 1, init: int = 0) -> None:
-        self.count, self.supported, self.init = count, has_memory_management, init
-
-    def cuInit(self, flags: int) -> tuple[int]:
-        return (self.Code(self.init),)
-
-    def cuDriverGetVersion(self) -> tuple[int, int]:
-        return 0, 13010
-
-    def cuDeviceGetCount(self) -> tuple[int, int]:
-        return 0, self.count
-
-    def cuDeviceGet(self, ordinal: int) -> tuple[int, int]:
-        return 0, ordinal
-
-    def cuDeviceGetName(self, length: int, device: int) -> tuple[int, bytes]:
-        return 0, b"Some GPU\0\0\0"
-
-    def cuDeviceTotalMem(self, device: int) -> tuple[int, int]:
-        return 0, 80 << 30
-
-    def cuDeviceGetAttribute(self, attribute: int, device: int) -> tuple[int, int]:
-        assert attribute == 102
-        return 0, self.supported
-
-
-def test_cuda() -> None:
-    assert doctor._ask_cuda(FakeDriver()) == Check(
-        "CUDA device", "ok", "Some GPU, 80.0 GiB, driver for CUDA 13.1, 1 in all"
+def test_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The emulated driver stands in for a GPU's, in a process of its own."""
+    text = (
+        "from ooc_alloc import library_path; from swapd.devices import doctor; "
+        "doctor.CUDA_LIBRARY = str(library_path('libooc_emulated_cuda.so')); print(doctor.check_cuda())"
     )
-    assert doctor._ask_cuda(FakeDriver(has_memory_management=0)).status == "no"
-    assert doctor._ask_cuda(FakeDriver(count=0)).status == "warn"
-    with pytest.raises(RuntimeError, match="cuInit: CUDA_ERROR_NO_DEVICE"):
-        doctor._ask_cuda(FakeDriver(init=100))
+    monkeypatch.setenv("OOC_EMULATED_MEMORY", "256MiB")
+    out = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True).stdout
+    assert "status='ok', detail='emulated, 256 MiB, driver for CUDA " in out
+    monkeypatch.setattr(doctor, "CUDA_LIBRARY", "/nowhere/libcuda.so.1")
+    monkeypatch.setattr(doctor.ctypes.util, "find_library", lambda name: None)
+    assert doctor.check_cuda() == Check(
+        "CUDA device", "warn", "no CUDA driver: only the emulated device can be used", "none needed without a GPU"
+    )
+    monkeypatch.setattr(doctor.ctypes.util, "find_library", lambda name: "libcuda.so.1")
+    broken = doctor.check_cuda()
+    assert (broken.status, "/nowhere/libcuda.so.1" in broken.detail) == ("warn", True)
