@@ -99,6 +99,17 @@ class Planner:
             self._plan(ended, groups)
         return ended
 
+    def figures(self) -> dict[str, Any]:
+        """What is shown of the last plan, or of the settings before the first one, by the keys of the summary."""
+        plan = self.last_plan
+        return {
+            "policy": plan.policy if plan is not None else self.policy,
+            "window_bytes": plan.window_bytes if plan is not None else self.window_bytes,
+            "predicted_step_seconds": plan.predicted_seconds if plan is not None else None,
+            "bound_step_seconds": plan.bound_seconds if plan is not None else None,
+            "planning_seconds": self.planning_seconds,
+        }
+
     @property
     def unplannable_sequences(self) -> int:
         """The number of sequences for which the policy found no plan."""
@@ -174,18 +185,13 @@ class Planner:
             return self.machine
         stats = self.core.stats()
 
-        def speed(moved: float, busy: float, expected: float) -> float:
+        def speed(way: str, expected: float) -> float:
+            moved, busy = stats[f"swap_{way}_bytes"], stats[f"copy_{way}_seconds"]
             return moved / busy if moved >= _ENOUGH_BYTES and busy > 0 else expected
 
-        return Machine(
-            out_bytes_per_second=speed(
-                stats["swap_out_bytes"], stats["copy_out_seconds"], self.expected.out_bytes_per_second
-            ),
-            in_bytes_per_second=speed(
-                stats["swap_in_bytes"], stats["copy_in_seconds"], self.expected.in_bytes_per_second
-            ),
-            latency_seconds=self.expected.latency_seconds,
-        )
+        known = self.expected
+        out_speed, in_speed = speed("out", known.out_bytes_per_second), speed("in", known.in_bytes_per_second)
+        return Machine(out_speed, in_speed, known.latency_seconds)
 
     def trace(self, ended: Iteration) -> Trace:
         """Returns the recorded sequence of an iteration that `boundary` returned.

@@ -8,7 +8,6 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from ooc_alloc import OocError, library_path
 from ooc_alloc.probe import Probe
@@ -37,15 +36,6 @@ class Effort:
 QUICK = Effort((1, 4, 16), (MIB, 16 * MIB), 8 * MIB, 5, 3)
 
 
-class Device(Protocol):
-    """What `measure` needs of a device; `ooc_alloc.probe.Probe` has it."""
-
-    def describe(self) -> dict[str, int | str]: ...
-    def memory(self, chunk_bytes: int, chunks: int, repeats: int) -> dict[str, float]: ...
-    def copy(self, size_bytes: int, repeats: int) -> dict[str, float]: ...
-    def pinning(self, size_bytes: int, repeats: int) -> dict[str, float]: ...
-
-
 def open_device(alloc: str = "auto", ordinal: int = 0) -> tuple[Probe, bool]:
     """Opens the device that `alloc` means, and returns it and whether it is emulated.
 
@@ -64,7 +54,7 @@ def open_device(alloc: str = "auto", ordinal: int = 0) -> tuple[Probe, bool]:
 
 
 def measure(
-    device: Device,
+    device: Probe,
     *,
     chunk_bytes: int = 2 * MIB,
     link: Link | None = None,

@@ -61,12 +61,13 @@ def scene_chart(scene: Scene, lanes: bool = True, seconds: float | None = None) 
     parts.append(_text(WIDTH - RIGHT - 4, y(scene.budget_bytes) - 5, words, "axis end halo"))
     bottom = top + tall
     if lanes:
-        for name, kind, bars in (
+        rows: tuple[tuple[str, str, Sequence[Any]], ...] = (
             ("compute", "run", scene.runs),
             ("link out", "out", scene.outs),
             ("link in", "in", scene.ins),
             ("waiting", "stall", scene.stalls),
-        ):
+        )
+        for name, kind, bars in rows:
             bottom += _LANE
             parts.append(_text(LEFT - 7, bottom - 3, name, "axis end"))
             groups = ((kind, True), ("demand", False)) if kind in ("out", "in") else ((kind, None),)

@@ -5,6 +5,7 @@ Everything is off unless a setting asks for it. Nothing here may stop a program:
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import logging
@@ -197,7 +198,7 @@ class Observer:
         return f"error: {request[:40]!r} is no request; this release knows status, timeline and report"
 
     def _status(self) -> dict[str, Any]:
-        plan, state = self.planner.last_plan, self.core.timeline_state()
+        state = self.core.timeline_state()
         waits: list[Waited] = []
         if state.on:
             recording = Recording.of(self.core)
@@ -213,9 +214,7 @@ class Observer:
             "steps": self.planner.steps.histogram.count,
             "last_step_seconds": [step.seconds for step in self.steps[-_LAST_STEPS:]],
             "last_stall_seconds": [step.stall_seconds for step in self.steps[-_LAST_STEPS:]],
-            "policy": plan.policy if plan is not None else self.planner.policy,
-            "window_bytes": plan.window_bytes if plan is not None else None,
-            "predicted_step_seconds": plan.predicted_seconds if plan is not None else None,
+            **self.planner.figures(),
             "timeline": {"on": state.on, "recorded": state.recorded, "lost": state.lost},
             "waits": [wait._asdict() for wait in waits],
         }
@@ -224,9 +223,9 @@ class Observer:
         """Writes what is in the ring now. Raises OocError if the timeline never was on, or OSError."""
         write_whole(path, encoded(self.timeline_text(), path))
 
-    def save_report(self, path: Path) -> None:
+    def save_report(self, path: Path, *, advise: bool = True) -> None:
         """Writes the page about the run so far. Raises OocError if the timeline never was on, or OSError."""
-        write_whole(path, self.report_text(advise=True).encode("utf-8"))
+        write_whole(path, self.report_text(advise=advise).encode("utf-8"))
 
     def write(self, *, in_a_hurry: bool) -> None:
         """Writes the files that were asked for, once. In a hurry it leaves out advice, which takes simulations."""
@@ -234,18 +233,14 @@ class Observer:
             return
         self._written = True
         self.core.timeline_stop()
-        if self.timeline_path is not None:
-            path = self.timeline_path
-            self._write(path, lambda: encoded(self.timeline_text(), path))
-        if self.report_path is not None:
-            self._write(self.report_path, lambda: self.report_text(advise=not in_a_hurry).encode("utf-8"))
-
-    def _write(self, path: Path, content: Any) -> None:
-        try:
-            write_whole(path, content())
-            log.info("wrote %s", path)
-        except Exception as error:
-            log.warning("cannot write %s: %s", path, error, exc_info=not isinstance(error, OSError))
+        save_report = functools.partial(self.save_report, advise=not in_a_hurry)
+        for path, save in ((self.timeline_path, self.save_timeline), (self.report_path, save_report)):
+            try:
+                if path is not None:
+                    save(path)
+                    log.info("wrote %s", path)
+            except Exception as error:
+                log.warning("cannot write %s: %s", path, error, exc_info=not isinstance(error, OSError))
 
     def close(self) -> None:
         """Stops answering `swapd top`, because the session has ended."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from ooc_alloc import Core
 from ooc_alloc import timeline as kinds
 from swapd.planning.plan import Plan
 from swapd.planning.problem import Problem
-from swapd.simulation.events import Events
+from swapd.simulation.events import Copy, Events, Run, Stall
 
 
 class Span(NamedTuple):
@@ -45,16 +45,16 @@ class Bar(NamedTuple):
 
 @dataclass(frozen=True)
 class Scene:
-    """One stretch of time. Its seconds begin at 0."""
+    """One stretch of time. Its seconds begin at 0. What has a start and an end is a `Bar`, or an event like one."""
 
     seconds: float
     budget_bytes: int
     memory: list[tuple[float, int]]  # (time, bytes in use from then on)
     live: list[tuple[float, int]]  # the same if nothing were swapped; empty if not known
-    runs: list[Bar]
-    outs: list[Bar]
-    ins: list[Bar]
-    stalls: list[Bar]
+    runs: Sequence[Bar | Run]
+    outs: Sequence[Bar | Copy]
+    ins: Sequence[Bar | Copy]
+    stalls: Sequence[Bar | Stall]
 
 
 class Waited(NamedTuple):
@@ -209,16 +209,15 @@ class Predicted:
         """The simulated iteration, laid out for pictures as a measured one is."""
         problem, events, chunk = self.problem, self.events, self.problem.chunk_bytes
         slabs, live = problem.slab_chunks, self.problem.live
-        copies = [Bar(copy.start, copy.end, copy.is_planned) for copy in events.copies if copy.is_out]
         return Scene(
             seconds=events.seconds,
             budget_bytes=problem.budget_bytes,
             memory=[(held.start, (held.chunks + slabs) * chunk) for held in events.held],
             live=[(run.start, int(live[run.function] + slabs) * chunk) for run in events.runs],
-            runs=[Bar(run.start, run.end) for run in events.runs],
-            outs=copies,
-            ins=[Bar(copy.start, copy.end, copy.is_planned) for copy in events.copies if not copy.is_out],
-            stalls=[Bar(stall.start, stall.end) for stall in events.stalls],
+            runs=events.runs,
+            outs=events.copies_of(is_out=True),
+            ins=events.copies_of(is_out=False),
+            stalls=events.stalls,
         )
 
 

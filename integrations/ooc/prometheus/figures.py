@@ -51,19 +51,13 @@ def figures(session: Session, snapshot: Snapshot | None = None) -> dict[str, Fig
 
 
 def _planner(session: Session) -> dict[str, Figure]:
-    planner = session.planner
-    plan = planner.last_plan
-    bound = plan.bound_seconds if plan is not None else None
-    planned = planner.planned_step_seconds
-    window = plan.window_bytes if plan is not None else planner.window_bytes
+    planner, found = session.planner, session.planner.figures()
+    bound, planned = found["bound_step_seconds"], planner.planned_step_seconds
     return {
+        **found,
         "configured_policy": session.config.policy,
-        "policy": plan.policy if plan is not None else planner.policy,
-        "window_bytes": window or 0,
-        "planning_seconds": planner.planning_seconds,
+        "window_bytes": found["window_bytes"] or 0,
         "unplannable_sequences": planner.unplannable_sequences,
-        "predicted_step_seconds": plan.predicted_seconds if plan is not None else None,
-        "bound_step_seconds": bound,
         "step_over_bound": planned / bound if planned is not None and bound else None,
     }
 
