@@ -37,8 +37,7 @@ def cgroup_memory(root: Path = Path("/")) -> CgroupMemory | None:
 
     `root` is where ``proc`` and ``sys`` are found, for tests.
     """
-    found = [group for folder in _folders(root) if (group := _read_group(folder, root)) is not None]
-    return min(found, key=lambda group: group.available_bytes, default=None)
+    return min(_groups(root), key=lambda group: group.available_bytes, default=None)
 
 
 def available_host_bytes(root: Path = Path("/")) -> int:
@@ -51,8 +50,11 @@ def available_host_bytes(root: Path = Path("/")) -> int:
 
 def largest_host_bytes(root: Path = Path("/")) -> int:
     """Bytes that this process could take if nobody else took any: the machine's memory, or its group's limit."""
-    limits = [group.limit_bytes for folder in _folders(root) if (group := _read_group(folder, root)) is not None]
-    return min([meminfo(root).get("MemTotal", UNLIMITED_FROM), *limits])
+    return min([meminfo(root).get("MemTotal", UNLIMITED_FROM), *(group.limit_bytes for group in _groups(root))])
+
+
+def _groups(root: Path) -> list[CgroupMemory]:
+    return [group for folder in _folders(root) if (group := _read_group(folder, root)) is not None]
 
 
 def _folders(root: Path) -> list[Path]:

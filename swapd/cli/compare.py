@@ -22,8 +22,9 @@ from swapd.cli.problems import (
     make_problem,
     parsed,
 )
+from swapd.observing.advice import Report
 from swapd.observing.analysis import printable, problem_facts, with_budget
-from swapd.observing.comparison import Report, arms, policy_facts, smallest_budget, sweep
+from swapd.observing.comparison import arms, policy_facts, smallest_budget, sweep
 from swapd.planning.problem import Problem
 from swapd.settings import Link
 from swapd.units import Amount, format_bytes, format_duration, parse_amount

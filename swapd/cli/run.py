@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -73,10 +72,9 @@ def run_with_summary(
     arguments: list[str], config: Config, *, stdout_is_ours: bool
 ) -> tuple[int, dict[str, Any] | None]:
     """Run the program. Returns its exit status, and its summary if it left one."""
-    folder = Path(tempfile.mkdtemp(prefix="swapd-"))
-    try:
+    with tempfile.TemporaryDirectory(prefix="swapd-", ignore_cleanup_errors=True) as folder:
         asked = config.summary
-        path = folder / "summary.json" if asked is None or is_stream(asked) else asked
+        path = Path(folder, "summary.json") if asked is None or is_stream(asked) else asked
         before = stamps(path)
         config = dataclasses.replace(config, summary=path.absolute())
         status = run_program(arguments, config, stdout_is_ours=stdout_is_ours)
@@ -88,11 +86,9 @@ def run_with_summary(
         except (OSError, ValueError) as error:
             click.echo(f"swapd: the summary {written[0]} cannot be read: {error}", err=True)
             return status, None
-        if asked is not None and asked != path:  # a pipe cannot be read again
-            _write(str(asked), summary)
-        return status, summary if isinstance(summary, dict) else None
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    if asked is not None and asked != path:  # a pipe cannot be read again
+        _write(str(asked), summary)
+    return status, summary if isinstance(summary, dict) else None
 
 
 def _write(path: str, summary: dict[str, Any]) -> None:

@@ -92,48 +92,38 @@ def _watch(pid: int, every: float, screen: Any) -> int:
                 before = now
     except KeyboardInterrupt:
         return 0
-    except Failure as error:
+    except (Failure, StatusError) as error:
         screen.print(frame(before, None))
         click.echo(f"swapd: {error}", err=True)
         return 0 if "has ended" in str(error) else 1
 
 
 def write_answer(pid: int, request: str, path: Path, seconds: float) -> None:
-    """Writes what a process answers to "timeline" or "report". A timeline that is off is turned on for `seconds`.
-
-    Raises Failure.
-    """
+    """Writes what a process answers to "timeline" or "report". A timeline that is off is turned on for `seconds`."""
     was_on = bool(status_of(pid)["timeline"]["on"])
     if not was_on:
-        _ask(pid, "timeline start")
+        ask(pid, "timeline start")
     try:
         if not was_on or request == "timeline":
             time.sleep(seconds)
-        content = _ask(pid, request)
+        content = ask(pid, request)
         write_file(path, content)
     finally:
         if not was_on:
-            with contextlib.suppress(Failure):  # the process may have ended meanwhile
-                _ask(pid, "timeline stop")
+            with contextlib.suppress(StatusError):  # the process may have ended meanwhile
+                ask(pid, "timeline stop")
     click.echo(f"{path}: {format_bytes(len(content))}")
 
 
 def status_of(pid: int) -> dict[str, Any]:
-    """What a process says of itself. Raises Failure."""
+    """What a process says of itself. Raises Failure or StatusError."""
     try:
-        facts = json.loads(_ask(pid, "status"))
+        facts = json.loads(ask(pid, "status"))
         if not isinstance(facts, dict) or facts.get("version") != 1:
             raise ValueError
     except ValueError:
         raise Failure(f"process {pid} speaks another version; use the swapd of its environment") from None
     return facts
-
-
-def _ask(pid: int, request: str) -> str:
-    try:
-        return ask(pid, request)
-    except StatusError as error:
-        raise Failure(str(error)) from None
 
 
 def newest() -> int:

@@ -8,14 +8,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from swapd.observing.recording import Scene
-from swapd.units import GIB, KIB, MIB, TIB, format_bytes, format_duration
+from swapd.units import LARGE_UNITS, TIME_UNITS, format_bytes, format_duration
 
 WIDTH, LEFT, RIGHT = 1060, 78, 12  # in the units of the drawing
 _LANE = 22
-Units = Sequence[tuple[float, str]]
+Units = Sequence[tuple[str, float]]
 Scale = Callable[[float], float]  # from a value to a place in the drawing
-_BYTES = ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"), (1, "B"))
-_SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
+_BYTES = (*LARGE_UNITS, ("B", 1))
 _MOST_POINTS = 2000  # of a line
 _MOST_BARS = 400
 _NEAR = 1 / 3000  # of the width: bars that are closer together than this are drawn as one
@@ -97,7 +96,7 @@ def steps_chart(steps: Sequence[tuple[float, float, bool]]) -> str:
         return top + tall * (1 - seconds / highest)
 
     what = f"mean time of {share} iterations" if share > 1 else "time of an iteration"
-    parts = _grid(what, top, highest, _SECONDS, y, wanted=3)
+    parts = _grid(what, top, highest, TIME_UNITS, y, wanted=3)
     for at, (seconds, waiting, planned) in enumerate(bars):
         left, width = LEFT + at * wide, max(min(wide * 0.86, 40.0), 0.8)
         middle = y(min(waiting, seconds))
@@ -118,7 +117,7 @@ def starts_chart(simulated: Sequence[float], measured: Sequence[float]) -> str:
     """Measured against simulated starts of the same functions, in seconds. On the dashed line the two are the same."""
     side, top = 460, 16
     last = max((*simulated, *measured), default=0.0) or 1.0
-    scale, unit = _unit(last, _SECONDS)
+    unit, scale = _unit(last, TIME_UNITS)
 
     def x(when: float) -> float:
         return LEFT + side * when / (1.04 * last)
@@ -126,7 +125,7 @@ def starts_chart(simulated: Sequence[float], measured: Sequence[float]) -> str:
     def y(when: float) -> float:
         return top + side - side * when / (1.04 * last)
 
-    parts = _grid("measured start", top, last, _SECONDS, y, right=LEFT + side)
+    parts = _grid("measured start", top, last, TIME_UNITS, y, right=LEFT + side)
     for value in ticks(last / scale):
         parts.append(_text(x(value * scale), top + side + 16, f"{value:g}", "axis middle"))
     parts.append(_line(x(0), y(0), x(last), y(last), "budget"))
@@ -175,7 +174,7 @@ def _grid(
     what: str, top: float, highest: float, units: Units, y: Scale, wanted: int = 4, right: float = WIDTH - RIGHT
 ) -> list[str]:
     """The upright axis from 0 to `highest`, with its lines, and over it what it shows in which unit."""
-    size, unit = _unit(highest, units)
+    unit, size = _unit(highest, units)
     parts = [_text(LEFT, top - 5, f"{what} in {unit}", "axis")]
     for value in ticks(highest / size, wanted):
         height = y(value * size)
@@ -185,15 +184,15 @@ def _grid(
 
 
 def _time_axis(length: float, bottom: float, x: Scale) -> Iterable[str]:
-    scale, unit = _unit(length, _SECONDS)
+    unit, scale = _unit(length, TIME_UNITS)
     yield _line(LEFT, bottom + 4, WIDTH - RIGHT, bottom + 4, "axis-line")
     for value in ticks(length / scale, 8):
         yield _text(x(value * scale), bottom + 18, f"{value:g}", "axis middle")
     yield _text(WIDTH - RIGHT, bottom + 32, unit, "axis end")
 
 
-def _unit(highest: float, units: Units) -> tuple[float, str]:
-    return next((row for row in units if highest >= row[0]), units[-1])
+def _unit(highest: float, units: Units) -> tuple[str, float]:
+    return next((row for row in units if highest >= row[1]), units[-1])
 
 
 def _thinned(points: Sequence[tuple[float, int]]) -> Sequence[tuple[float, int]]:

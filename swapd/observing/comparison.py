@@ -6,18 +6,17 @@ row, which says why in the policy's own words.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from swapd.observing.advice import Report
 from swapd.observing.analysis import DEMAND, IN_CORE, Outcome, fit_bytes, run_policy, with_budget
 from swapd.planning.lower_bound import lower_bound
 from swapd.planning.problem import InfeasibleError, Problem
 from swapd.policies import available
 
 PRECISION = 128  # a policy's smallest budget is found to this part of the budget in which everything fits
-
-Report = Callable[[str, int, int], None]  # text, done, total
 
 
 def arms() -> tuple[str, ...]:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import time
+from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,7 +31,6 @@ class Span(NamedTuple):
 
     number: int
     fingerprint: int
-    functions: int
     planned: bool  # under a plan from its start to its end
     start: float
     end: float
@@ -78,14 +79,12 @@ class Recording:
     unix_now: float
     device: str
     budget_bytes: int
-    chunk_bytes: int
     pid: int = field(default_factory=os.getpid)
 
     @classmethod
     def of(cls, core: Core) -> Recording:
         """What the core's ring holds now. The program may go on meanwhile."""
         events, state = core.timeline_events()
-        stats = core.stats()
         used = np.unique(events["function"])
         return cls(
             events=events,
@@ -94,8 +93,7 @@ class Recording:
             now=state.now,
             unix_now=time.time(),
             device=core.device_name,
-            budget_bytes=int(stats["budget_bytes"]),
-            chunk_bytes=int(stats["chunk_bytes"]),
+            budget_bytes=int(core.stats()["budget_bytes"]),
         )
 
     @property
@@ -118,7 +116,6 @@ class Recording:
             Span(
                 int(row["iteration"]),
                 int(row["bytes"]),
-                int(row["index"]),
                 not row["flags"] & kinds.ON_DEMAND,
                 float(row["start"]),
                 float(row["end"]),
@@ -152,7 +149,7 @@ class Recording:
         return Scene(
             seconds=end - start,
             budget_bytes=self.budget_bytes,
-            memory=_from(((float(row["start"]), int(row["bytes"])) for row in memory), start, end),
+            memory=_from(list(zip(memory["start"].tolist(), memory["bytes"].tolist())), start, end),
             live=_from(self.live(), start, end),
             runs=_without(bars(kinds.FUNCTION), stalls),
             outs=bars(kinds.COPY_OUT),
@@ -240,16 +237,7 @@ def _without(bars: list[Bar], holes: list[Bar]) -> list[Bar]:
     return found
 
 
-def _from(
-    points: Iterator[tuple[float, int]] | list[tuple[float, int]], start: float, end: float
-) -> list[tuple[float, int]]:
+def _from(points: list[tuple[float, int]], start: float, end: float) -> list[tuple[float, int]]:
     """The points between two times, with seconds from `start` on. The last point before `start` becomes that at 0."""
-    found: list[tuple[float, int]] = []
-    for when, value in points:
-        if when > end:
-            break
-        if when <= start:
-            found = [(0.0, value)]
-        else:
-            found.append((when - start, value))
-    return found
+    first = max(bisect_right(points, start, key=itemgetter(0)) - 1, 0)
+    return [(max(when - start, 0.0), value) for when, value in points[first:] if when <= end]
