@@ -171,13 +171,13 @@ class Observer:
 
     def report_text(self, *, advise: bool) -> str:
         """The page about the run so far. Raises OocError if the timeline never was on."""
-        from swapd.observing.report_facts import RunSoFar, run_facts
+        from swapd.observing.report_facts import RunSoFar
         from swapd.observing.report_page import page
 
         recording, trace = self.recording(), self.main_trace()
         predicted, policy = self.predicted(trace), self.planner.policy
         run = RunSoFar(self.arguments, self._summary(), self.steps, recording, trace, predicted, policy)
-        return page(run_facts(run, advise=advise))
+        return page(run, advise=advise)
 
     def answer(self, request: str) -> str:
         """The text for a request of `swapd top` (`status.py` lists the requests). Raises whatever goes wrong."""
