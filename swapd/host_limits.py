@@ -27,11 +27,6 @@ class CgroupMemory:
         return max(0, self.limit_bytes - self.used_bytes)
 
 
-def meminfo(root: Path = Path("/")) -> dict[str, int]:
-    """The fields of ``/proc/meminfo`` in bytes."""
-    return _fields(root / "proc/meminfo")
-
-
 def cgroup_memory(root: Path = Path("/")) -> CgroupMemory | None:
     """Returns the limit on this process that leaves the least room, or None if there is no limit.
 
@@ -42,7 +37,7 @@ def cgroup_memory(root: Path = Path("/")) -> CgroupMemory | None:
 
 def available_host_bytes(root: Path = Path("/")) -> int:
     """Bytes that this process may still take: what the kernel calls available, or less if a control group says so."""
-    fields = meminfo(root)
+    fields = _fields(root / "proc/meminfo")
     available = fields.get("MemAvailable", fields.get("MemFree", 0))
     group = cgroup_memory(root)
     return available if group is None else min(available, group.available_bytes)
@@ -50,7 +45,8 @@ def available_host_bytes(root: Path = Path("/")) -> int:
 
 def largest_host_bytes(root: Path = Path("/")) -> int:
     """Bytes that this process could take if nobody else took any: the machine's memory, or its group's limit."""
-    return min([meminfo(root).get("MemTotal", UNLIMITED_FROM), *(group.limit_bytes for group in _groups(root))])
+    total = _fields(root / "proc/meminfo").get("MemTotal", UNLIMITED_FROM)
+    return min([total, *(group.limit_bytes for group in _groups(root))])
 
 
 def _groups(root: Path) -> list[CgroupMemory]:

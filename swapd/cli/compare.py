@@ -11,6 +11,7 @@ import click
 from rich.table import Table
 from rich.text import Text
 
+from swapd.cli.options import parsed
 from swapd.cli.output import Failure, console, json_option, print_json, progress_bar, text_table
 from swapd.cli.problems import (
     FILE,
@@ -20,7 +21,6 @@ from swapd.cli.problems import (
     load_trace,
     machine_of,
     make_problem,
-    parsed,
 )
 from swapd.observing.advice import Report
 from swapd.observing.analysis import printable, problem_facts, with_budget

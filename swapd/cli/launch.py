@@ -31,8 +31,9 @@ BEFORE_PROGRAM = {"ignore_unknown_options": True, "allow_interspersed_args": Fal
 
 
 def _not_an_option(_context: click.Context, _parameter: click.Parameter, program: tuple[str, ...]) -> tuple[str, ...]:
-    if program[0].startswith("-") and program[0] != "-m":
-        raise click.NoSuchOption(program[0])
+    first = program[0] if program else ""
+    if first.startswith("-") and first != "-m":
+        raise click.NoSuchOption(first)
     return program
 
 

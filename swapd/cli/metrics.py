@@ -10,8 +10,7 @@ from typing import Any
 import click
 
 from swapd.cli.launch import replace_process
-from swapd.cli.options import read_config, setting_options
-from swapd.cli.problems import parsed
+from swapd.cli.options import parsed, read_config, setting_options
 from swapd.units import parse_duration
 
 MODULE = "ooc.prometheus.gather"  # started, not imported: `ooc` imports us, never the other way round

@@ -27,6 +27,18 @@ def together(*options: Callable[[F], F]) -> Callable[[F], F]:
     return decorate
 
 
+def parsed(parse: Any) -> Any:
+    """A click callback that parses an option's text."""
+
+    def callback(_context: click.Context, _parameter: click.Parameter, text: str | None) -> Any:
+        try:
+            return None if text is None else parse(text)
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from None
+
+    return callback
+
+
 def setting_options(*names: str, without: Iterable[str] = ()) -> Callable[[F], F]:
     """Adds a flag for each setting in `names`, or for all settings but those in `without` if no name is given."""
     return together(*(_option(s) for s in SETTINGS if (s.name in names if names else s.name not in set(without))))

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from swapd.cli.options import F, together
+from swapd.cli.options import F, parsed, together
 from swapd.cli.output import Failure, console
 from swapd.devices.profile import load_profile
 from swapd.observing.analysis import DEMAND, IN_CORE, Outcome, run_plan, run_policy
@@ -24,18 +24,6 @@ from swapd.units import Amount, exact_bytes, format_bytes, parse_amount, parse_b
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _ARMS = {DEMAND: "; demand: no plan", IN_CORE: "; in-core: enough memory"}
-
-
-def parsed(parse: Any) -> Any:
-    """A click callback that parses an option's text."""
-
-    def callback(_context: click.Context, _parameter: click.Parameter, text: str | None) -> Any:
-        try:
-            return None if text is None else parse(text)
-        except ValueError as error:
-            raise click.BadParameter(str(error)) from None
-
-    return callback
 
 
 def budget_option(more: str = "", **settings: Any) -> Callable[[F], F]:

@@ -12,9 +12,8 @@ import click
 from rich.table import Table
 
 from swapd.cli.launch import model_arguments, run_module
-from swapd.cli.options import read_config, setting_options
+from swapd.cli.options import parsed, read_config, setting_options
 from swapd.cli.output import OUTPUT, Failure, console, json_option, print_json, text_table
-from swapd.cli.problems import parsed
 from swapd.splitting.configurations import POLICIES, Configuration
 from swapd.splitting.limits import LimitTooSmallError
 from swapd.splitting.network import KernelPlan, LayerPlan, NetworkLayer, NetworkPlan, plan_network
