@@ -66,7 +66,7 @@ def text_table(
     """A table whose strings are shown as they are. The first column and those in `left` are aligned to the left."""
     table = Table(title=Text(title), title_justify="left", box=None, pad_edge=False, header_style="cyan")
     for place, name in enumerate(columns):
-        table.add_column(name, justify="left" if place == 0 or name in left else "right", no_wrap=place == 0)
+        table.add_column(Text(name), justify="left" if place == 0 or name in left else "right", no_wrap=place == 0)
     for row in rows:
         table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
     return table

@@ -52,6 +52,8 @@ def plan_facts(outcome: Outcome) -> dict[str, Any]:
     facts = simulate_facts(outcome)
     return {
         **facts,
+        "policy": outcome.plan.policy,  # of the policies that auto tries, the one that it took
+        "compute_seconds": outcome.problem.compute_seconds,
         "planned_outs": facts["planned_out_count"],
         "planned_ins": facts["planned_in_count"],
         "bound_seconds": facts["lower_bound_seconds"],
