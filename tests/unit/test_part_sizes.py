@@ -127,7 +127,9 @@ def test_the_same_number_of_parts_changes_nothing(parts: int) -> None:
     assert np.array_equal(found.chunk_count, source.chunk_count)
 
 
-def steps(parts: int, sizes: list[int], seconds: list[float], descending: bool = False, late: bool = False) -> Ranged:
+def steps(
+    parts: int, sizes: list[int], seconds: list[float], descending: bool = False, late: bool = False
+) -> Ranged:
     """A group of two functions a part: one makes a temporary from a range of x, the other a range of y from it.
 
     `late`: a temporary is freed when the next one has been made, as a loop in Python does it.
