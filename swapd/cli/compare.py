@@ -24,7 +24,7 @@ from swapd.cli.problems import (
 )
 from swapd.observing.advice import Report
 from swapd.observing.analysis import printable, problem_facts, with_budget
-from swapd.observing.comparison import arms, policy_facts, smallest_budget, sweep
+from swapd.observing.comparison import Seconds, arms, lower_bounds, policy_facts, smallest_budget, sweep
 from swapd.planning.problem import Problem
 from swapd.settings import Link
 from swapd.units import Amount, format_bytes, format_duration, parse_amount
@@ -175,16 +175,16 @@ def policies_table(facts: dict[str, Any], path: Path) -> Table:
 
 def budget_facts(problems: Sequence[Problem], names: Sequence[str], report: Report) -> dict[str, Any]:
     """The keys of ``swapd compare --budgets --json``, of one trace in several budgets; null: the policy cannot run."""
-    found = sweep([(format_bytes(problem.budget_bytes), problem) for problem in problems], names, report)
+    seconds = sweep([(format_bytes(problem.budget_bytes), problem) for problem in problems], names, report)
     rows = []
     for done, policy in enumerate(names):
         report(f"{policy}: smallest budget", done, len(names))
         smallest = smallest_budget(problems[0], policy)
-        rows.append({"policy": policy, "seconds": found.seconds[policy], "smallest_budget_bytes": smallest})
+        rows.append({"policy": policy, "seconds": seconds[policy], "smallest_budget_bytes": smallest})
     return {
         "budgets_bytes": [problem.budget_bytes for problem in problems],
         "compute_seconds": problems[0].compute_seconds,
-        "lower_bound_seconds": found.lower_bounds,
+        "lower_bound_seconds": lower_bounds(problems),
         "policies": rows,
     }
 
@@ -193,7 +193,7 @@ def budget_table(facts: dict[str, Any], path: Path) -> Table:
     """A step's time by policy and budget."""
     columns = ["policy", *map(format_bytes, facts["budgets_bytes"]), "smallest budget"]
 
-    def times(seconds: Sequence[float | None]) -> list[str]:
+    def times(seconds: Seconds) -> list[str]:
         return [_shown(value, format_duration) for value in seconds]
 
     rows = [["lower bound", *times(facts["lower_bound_seconds"]), ""]]
@@ -205,9 +205,8 @@ def budget_table(facts: dict[str, Any], path: Path) -> Table:
 
 def trace_facts(problems: Mapping[str, Problem], names: Sequence[str], report: Report) -> dict[str, Any]:
     """The keys of ``swapd compare --json`` for several traces by rising live peak; null: the policy cannot run."""
-    found = sweep(list(problems.items()), names, report)
 
-    def kept(seconds: Sequence[float | None]) -> list[float | None]:
+    def kept(seconds: Seconds) -> Seconds:
         """The shares of the in-core throughput."""
         return [
             None if value is None else problem.compute_seconds / value if value > 0 else 1.0
@@ -224,7 +223,7 @@ def trace_facts(problems: Mapping[str, Problem], names: Sequence[str], report: R
                 "compute_seconds": problem.compute_seconds,
                 "most_possible": most,
             }
-            for (name, problem), most in zip(problems.items(), kept(found.lower_bounds))
+            for (name, problem), most in zip(problems.items(), kept(lower_bounds(problems.values())))
         ],
         "policies": [
             {
@@ -235,7 +234,7 @@ def trace_facts(problems: Mapping[str, Problem], names: Sequence[str], report: R
                     (name for name, value in zip(problems, seconds) if value is not None), key=by_peak, default=None
                 ),
             }
-            for policy, seconds in found.seconds.items()
+            for policy, seconds in sweep(list(problems.items()), names, report).items()
         ],
     }
 
@@ -244,7 +243,7 @@ def trace_table(facts: dict[str, Any]) -> Table:
     """The throughput kept by policy and trace."""
     traces = facts["traces"]
 
-    def ratios(values: Sequence[float | None]) -> list[str]:
+    def ratios(values: Seconds) -> list[str]:
         return [_shown(value, "{:.3f}".format) for value in values]
 
     rows = [

@@ -6,8 +6,7 @@ row, which says why in the policy's own words.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from swapd.observing.advice import Report
@@ -16,6 +15,7 @@ from swapd.planning.lower_bound import lower_bound
 from swapd.planning.problem import InfeasibleError, Problem
 from swapd.policies import available
 
+Seconds = list[float | None]  # of a step on several problems; None where nothing can run
 PRECISION = 128  # a policy's smallest budget is found to this part of the budget in which everything fits
 
 
@@ -47,32 +47,23 @@ def policy_facts(problem: Problem, policy: str) -> dict[str, Any]:
     return {"policy": policy, "can_run": False, "why": str(found), "least_budget_bytes": found.min_budget_bytes or None}
 
 
-@dataclass(frozen=True)
-class Sweep:
-    """Seconds of a step of several policies on several problems, which are in the same order everywhere."""
-
-    lower_bounds: tuple[float | None, ...]  # None where nothing can run
-    seconds: dict[str, tuple[float | None, ...]]  # by policy; None where it cannot run
-
-
-def sweep(problems: Sequence[tuple[str, Problem]], policies: Sequence[str], report: Report) -> Sweep:
-    """Every policy on every problem; `problems` with the names that `report` is told."""
-    seconds: dict[str, tuple[float | None, ...]] = {}
+def sweep(problems: Sequence[tuple[str, Problem]], policies: Sequence[str], report: Report) -> dict[str, Seconds]:
+    """Seconds of a step of every policy on every problem; `problems` with the names that `report` is told."""
+    seconds: dict[str, Seconds] = {}
     total = len(policies) * len(problems)
     for policy in policies:
-        found: list[float | None] = []
+        found: Seconds = []
         for name, problem in problems:
             report(f"{policy} on {name}", len(seconds) * len(problems) + len(found), total)
             outcome = None if needs_more(problem, policy) else attempt(problem, policy)
             found.append(outcome.timeline.seconds if isinstance(outcome, Outcome) else None)
-        seconds[policy] = tuple(found)
-    return Sweep(
-        tuple(
-            lower_bound(problem).seconds if problem.min_budget_bytes <= problem.budget_bytes else None
-            for _, problem in problems
-        ),
-        seconds,
-    )
+        seconds[policy] = found
+    return seconds
+
+
+def lower_bounds(problems: Iterable[Problem]) -> Seconds:
+    """The seconds that no policy beats, on each problem."""
+    return [lower_bound(p).seconds if p.min_budget_bytes <= p.budget_bytes else None for p in problems]
 
 
 def smallest_budget(problem: Problem, policy: str) -> int | None:
