@@ -27,29 +27,17 @@ class CgroupMemory:
         return max(0, self.limit_bytes - self.used_bytes)
 
 
-def meminfo(root: Path = Path("/")) -> dict[str, int]:
-    """The fields of ``/proc/meminfo`` in bytes."""
-    fields = {}
-    for line in (root / "proc/meminfo").read_text(encoding="ascii").splitlines():
-        name, _, value = line.partition(":")
-        parts = value.split()
-        if parts and parts[0].isdigit():
-            fields[name] = int(parts[0]) * (1024 if parts[-1] == "kB" else 1)
-    return fields
-
-
 def cgroup_memory(root: Path = Path("/")) -> CgroupMemory | None:
     """Returns the limit on this process that leaves the least room, or None if there is no limit.
 
     `root` is where ``proc`` and ``sys`` are found, for tests.
     """
-    found = [group for folder in _folders(root) if (group := _read_group(folder, root)) is not None]
-    return min(found, key=lambda group: group.available_bytes, default=None)
+    return min(_groups(root), key=lambda group: group.available_bytes, default=None)
 
 
 def available_host_bytes(root: Path = Path("/")) -> int:
     """Bytes that this process may still take: what the kernel calls available, or less if a control group says so."""
-    fields = meminfo(root)
+    fields = _fields(root / "proc/meminfo")
     available = fields.get("MemAvailable", fields.get("MemFree", 0))
     group = cgroup_memory(root)
     return available if group is None else min(available, group.available_bytes)
@@ -57,8 +45,12 @@ def available_host_bytes(root: Path = Path("/")) -> int:
 
 def largest_host_bytes(root: Path = Path("/")) -> int:
     """Bytes that this process could take if nobody else took any: the machine's memory, or its group's limit."""
-    limits = [group.limit_bytes for folder in _folders(root) if (group := _read_group(folder, root)) is not None]
-    return min([meminfo(root).get("MemTotal", UNLIMITED_FROM), *limits])
+    total = _fields(root / "proc/meminfo").get("MemTotal", UNLIMITED_FROM)
+    return min([total, *(group.limit_bytes for group in _groups(root))])
+
+
+def _groups(root: Path) -> list[CgroupMemory]:
+    return [group for folder in _folders(root) if (group := _read_group(folder, root)) is not None]
 
 
 def _folders(root: Path) -> list[Path]:
@@ -94,7 +86,10 @@ def _read_group(folder: Path, root: Path) -> CgroupMemory | None:
         if limit is None or limit >= UNLIMITED_FROM:
             continue
         used = _read_number(folder / used_file) or 0
-        droppable = _read_stat(folder / "memory.stat", cache_key)
+        try:
+            droppable = _fields(folder / "memory.stat").get(cache_key, 0)
+        except OSError:
+            droppable = 0
         return CgroupMemory(limit, max(0, used - droppable), f"/{folder.relative_to(root)}")
     return None
 
@@ -107,12 +102,11 @@ def _read_number(path: Path) -> int | None:
     return int(text) if text.isdigit() else None  # version 2 writes "max" for no limit
 
 
-def _read_stat(path: Path, key: str) -> int:
-    try:
-        for line in path.read_text(encoding="ascii").splitlines():
-            name, _, value = line.partition(" ")
-            if name == key and value.strip().isdigit():
-                return int(value)
-    except OSError:
-        pass
-    return 0
+def _fields(path: Path) -> dict[str, int]:
+    """The numbers of a file with lines such as ``inactive_file 12`` or ``MemTotal: 12 kB``, in bytes."""
+    fields = {}
+    for line in path.read_text(encoding="ascii").splitlines():
+        name, number, *unit = [*line.split(), "", ""]
+        if number.isdigit():
+            fields[name.rstrip(":")] = int(number) * (1024 if "kB" in unit else 1)
+    return fields

@@ -21,7 +21,7 @@ from swapd.planning.problem import InfeasibleError, Problem
 from swapd.policies import make_plan
 from swapd.splitting.groups import Group, SplitLog
 from swapd.splitting.part_sizes import Choice, choose_part_bytes
-from swapd.step_times import StepTimes
+from swapd.step_times import Step, StepTimes
 from swapd.trace.ranged import RangedTrace, recorded_plan
 from swapd.trace.trace import Machine, Trace
 
@@ -72,7 +72,7 @@ class Planner:
         self.last_plan: Plan | None = None
         self.last_iteration: Iteration | None = None
         self.planned_step_seconds: float | None = None  # of the last iteration that ran under last_plan
-        self._seconds: defaultdict[int, float] = defaultdict(float)  # spent in iterations, by fingerprint
+        self.seconds: defaultdict[int, float] = defaultdict(float)  # spent in iterations, by fingerprint
         self._measured: Counter[int] = Counter()
         self._new_in_a_row = 0
         self._failed: set[int] = set()
@@ -88,10 +88,10 @@ class Planner:
         groups = self.splits.end_iteration(ended.functions)
         if ended.functions == 0:
             return ended
-        self.steps.add(ended.seconds)
+        self.steps.add(Step(ended.seconds, ended.stall_seconds, ended.followed_plan, ended.fingerprint))
         if ended.followed_plan and self.last_plan is not None and self.last_plan.fingerprint == ended.fingerprint:
             self.planned_step_seconds = ended.seconds
-        self._seconds[ended.fingerprint] += ended.seconds
+        self.seconds[ended.fingerprint] += ended.seconds
         self.last_iteration = ended
         if self.trace_path is not None:
             self._keep_trace(ended)
@@ -99,10 +99,16 @@ class Planner:
             self._plan(ended, groups)
         return ended
 
-    @property
-    def step_seconds(self) -> list[float]:
-        """The time of each iteration, in order. Of very many iterations only the first ones are kept."""
-        return self.steps.kept
+    def figures(self) -> dict[str, Any]:
+        """What is shown of the last plan, or of the settings before the first one, by the keys of the summary."""
+        plan = self.last_plan
+        return {
+            "policy": plan.policy if plan is not None else self.policy,
+            "window_bytes": plan.window_bytes if plan is not None else self.window_bytes,
+            "predicted_step_seconds": plan.predicted_seconds if plan is not None else None,
+            "bound_step_seconds": plan.bound_seconds if plan is not None else None,
+            "planning_seconds": self.planning_seconds,
+        }
 
     @property
     def unplannable_sequences(self) -> int:
@@ -179,18 +185,13 @@ class Planner:
             return self.machine
         stats = self.core.stats()
 
-        def speed(moved: float, busy: float, expected: float) -> float:
+        def speed(way: str, expected: float) -> float:
+            moved, busy = stats[f"swap_{way}_bytes"], stats[f"copy_{way}_seconds"]
             return moved / busy if moved >= _ENOUGH_BYTES and busy > 0 else expected
 
-        return Machine(
-            out_bytes_per_second=speed(
-                stats["swap_out_bytes"], stats["copy_out_seconds"], self.expected.out_bytes_per_second
-            ),
-            in_bytes_per_second=speed(
-                stats["swap_in_bytes"], stats["copy_in_seconds"], self.expected.in_bytes_per_second
-            ),
-            latency_seconds=self.expected.latency_seconds,
-        )
+        known = self.expected
+        out_speed, in_speed = speed("out", known.out_bytes_per_second), speed("in", known.in_bytes_per_second)
+        return Machine(out_speed, in_speed, known.latency_seconds)
 
     def trace(self, ended: Iteration) -> Trace:
         """Returns the recorded sequence of an iteration that `boundary` returned.
@@ -245,7 +246,7 @@ class Planner:
         return {"places": tuple(texts), "variable_place": which - (len(numbers) - len(texts))}
 
     def _keep_trace(self, ended: Iteration) -> None:
-        if self._trace_of is None or self._seconds[ended.fingerprint] >= self._seconds[self._trace_of[0]]:
+        if self._trace_of is None or self.seconds[ended.fingerprint] >= self.seconds[self._trace_of[0]]:
             self._trace_of = (ended.fingerprint, self.trace(ended))
 
     def close(self) -> None:

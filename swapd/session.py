@@ -156,7 +156,7 @@ class Session:
             record_places=self.record_places,
         )
         self.closed = False
-        self._forked = False
+        self.forked = False  # whether this process is a forked copy, in which the figures are the parent's
         self._followers: list[Follower] = []
         self._audit_agrees = True
         self._last: Snapshot | None = None
@@ -182,14 +182,9 @@ class Session:
         with self._snapshot_lock:
             return self._last if self._last is not None else Snapshot(self.core.stats(), self._audit_agrees)
 
-    @property
-    def forked(self) -> bool:
-        """Whether this process is a forked copy, in which the figures are the parent's."""
-        return self._forked
-
     def boundary(self) -> None:
         """Ends the iteration under way, unless the calling thread is within a function."""
-        if self.closed or self._forked or self.core.in_function():
+        if self.closed or self.forked or self.core.in_function():
             return
         try:
             self.observer.ended(self.planner.boundary())
@@ -215,7 +210,7 @@ class Session:
 
     def stop(self) -> bool:
         """Writes the summary and stops the threads, but keeps the core. Returns false if there is nothing to stop."""
-        if self.closed or self._forked:
+        if self.closed or self.forked:
             self.closed = True
             return False
         last = self._audited()
@@ -231,7 +226,7 @@ class Session:
             follower.finish(last)
         log.info(
             "ended after %d steps: %d bytes swapped out, %d in, %.3f s of stalls",
-            self.planner.steps.count,
+            self.planner.steps.histogram.count,
             last.stats["swap_out_bytes"],
             last.stats["swap_in_bytes"],
             last.stats["stall_seconds"],
@@ -245,7 +240,7 @@ class Session:
 
     def program_ends(self) -> None:
         """Called by `endings`: the process is about to end."""
-        if self.closed or self._forked:
+        if self.closed or self.forked:
             return
         last = self._audited()
         self._write_summary(final=True, snapshot=last)
@@ -257,7 +252,7 @@ class Session:
 
     def in_child(self) -> None:
         """Called by `endings` in a forked copy. Its memory is its own; iterations and files stay the parent's."""
-        self._forked = True
+        self.forked = True
         self.observer.in_child()
         self._snapshot_lock = threading.RLock()  # another thread of the parent may have held it
         for follower in self._followers:
@@ -276,7 +271,7 @@ class Session:
         return None
 
     def _write_summary(self, *, final: bool, snapshot: Snapshot | None = None) -> None:
-        if self.summary_path is None or self.closed or self._forked or not self.managed():
+        if self.summary_path is None or self.closed or self.forked or not self.managed():
             return
         with self._write_lock:
             if not self._rewritten:  # a stream is written once, at the end

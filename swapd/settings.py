@@ -10,7 +10,7 @@ from __future__ import annotations
 import ipaddress
 import math
 import urllib.parse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,11 +26,7 @@ from swapd.units import (
 )
 
 PREFIX = "OOC_"
-_ALLOC = {
-    "": "off", "0": "off", "off": "off", "no": "off", "false": "off",
-    "1": "auto", "auto": "auto", "on": "auto", "yes": "auto", "true": "auto",
-    "cuda": "cuda", "emulated": "emulated",
-}  # fmt: skip
+_NO, _YES = ("0", "off", "no", "false"), ("1", "on", "yes", "true")
 _SLOWEST_LINK = KIB  # bytes per second; the emulated driver treats a lower speed as a typing mistake
 SPLITS = ("off", "exact", "allow")
 POLICIES = ("auto", "demand", "idle", "window")  # those of swapd.policies, and demand, which makes no plan
@@ -77,23 +73,38 @@ class Setting:
         return "--" + self.name.replace("_", "-")
 
 
-def parse_alloc(value: str | bool | int) -> str:
-    """Returns off, auto, cuda or emulated."""
-    text = str(int(value)) if isinstance(value, bool) else str(value)
-    mode = _ALLOC.get(text.strip().lower())
-    if mode is None:
-        raise UnitError(value, "is no device", "1 or auto (a GPU if there is one, else emulated), cuda, emulated or 0")
-    return mode
+def _one_of(words: Mapping[str, Any], problem: str, forms: str) -> Callable[[Any], Any]:
+    """A parser of words, which case does not matter to. A bool counts as 1 or 0."""
+
+    def parse(value: Any) -> Any:
+        text = str(int(value) if isinstance(value, bool) else value).strip().lower()
+        if text not in words:
+            raise UnitError(value, problem, forms)
+        return words[text]
+
+    return parse
 
 
-def parse_switch(value: str | bool | int) -> bool:
-    """Reads a yes or a no."""
-    text = str(value).strip().lower()
-    if text in ("1", "true", "yes", "on"):
-        return True
-    if text in ("0", "false", "no", "off"):
-        return False
-    raise UnitError(value, "is neither yes nor no", "1 or 0")
+parse_alloc = _one_of(
+    {
+        **dict.fromkeys(("", *_NO), "off"),
+        **dict.fromkeys((*_YES, "auto"), "auto"),
+        **{name: name for name in ("cuda", "emulated")},
+    },
+    "is no device",
+    "1 or auto (a GPU if there is one, else emulated), cuda, emulated or 0",
+)
+parse_switch = _one_of({**dict.fromkeys(_YES, True), **dict.fromkeys(_NO, False)}, "is neither yes nor no", "1 or 0")
+parse_policy = _one_of(
+    {"none": "demand", **{name: name for name in POLICIES}},
+    "is no policy",
+    f"{', '.join(POLICIES[:-1])} or {POLICIES[-1]}",
+)
+parse_split = _one_of(
+    {**{name: name for name in SPLITS}, **dict.fromkeys((*_NO, "none"), "off")},
+    "is no way to split",
+    "off, exact (only what changes no bit) or allow (rounding too)",
+)
 
 
 def parse_nvtx(value: str | bool | int) -> str | None:
@@ -113,25 +124,6 @@ def parse_window(value: str | int) -> int | None:
         return parse_bytes(value)
     except UnitError as error:
         raise ValueError(f"{error}, or auto") from None
-
-
-def parse_policy(value: str) -> str:
-    """The name of a policy; ``none`` is another name of demand."""
-    name = str(value).strip().lower()
-    if name == "none":
-        return "demand"
-    if name not in POLICIES:
-        raise UnitError(value, "is no policy", f"{', '.join(POLICIES[:-1])} or {POLICIES[-1]}")
-    return name
-
-
-def parse_split(value: str | bool | int) -> str:
-    """Returns off, exact or allow."""
-    text = "off" if value is False else str(value).strip().lower()
-    mode = {"0": "off", "no": "off", "false": "off", "none": "off"}.get(text, text)
-    if mode not in SPLITS:
-        raise UnitError(value, "is no way to split", "off, exact (only what changes no bit) or allow (rounding too)")
-    return mode
 
 
 def parse_port(value: str | int) -> int | None:
@@ -318,7 +310,7 @@ SETTINGS = (
         "let `swapd top` look into the process [0]",
         parse_switch,
         _switch_text,
-        "It looks through a Unix socket that is the user's alone.",
+        "It looks through a Unix socket that answers no other user.",
     ),
     Setting(
         "nvtx",

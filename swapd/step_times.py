@@ -1,4 +1,4 @@
-"""How long iterations took: the times themselves, and a histogram of all of them."""
+"""How long iterations took: the first ones each by itself, and a histogram of all of them."""
 
 from __future__ import annotations
 
@@ -36,27 +36,18 @@ class Histogram:
 
 
 class StepTimes:
-    """The times of one session's iterations. One thread adds them; any thread may read them."""
+    """The iterations of one session. One thread adds them; any thread may read them."""
 
     def __init__(self) -> None:
-        self.kept: list[float] = []  # seconds, of the first MOST_KEPT
+        self.kept: list[Step] = []  # the first MOST_KEPT
         self.last: float | None = None  # seconds, of the last one
-        self._histogram = Histogram((0,) * (len(BUCKETS) + 1), 0.0)  # each change makes a new one: no lock
+        self.histogram = Histogram((0,) * (len(BUCKETS) + 1), 0.0)  # each change makes a new one: no lock
 
-    def add(self, seconds: float) -> None:
-        """Adds an iteration that took `seconds`."""
+    def add(self, step: Step) -> None:
+        """Adds an iteration."""
         if len(self.kept) < MOST_KEPT:
-            self.kept.append(seconds)
-        self.last = seconds
-        counts = list(self._histogram.counts)
-        counts[bisect_left(BUCKETS, seconds)] += 1
-        self._histogram = Histogram(tuple(counts), self._histogram.sum + seconds)
-
-    @property
-    def count(self) -> int:
-        """The number of iterations."""
-        return self.histogram().count
-
-    def histogram(self) -> Histogram:
-        """The histogram as it is now."""
-        return self._histogram
+            self.kept.append(step)
+        self.last = step.seconds
+        counts = list(self.histogram.counts)
+        counts[bisect_left(BUCKETS, step.seconds)] += 1
+        self.histogram = Histogram(tuple(counts), self.histogram.sum + step.seconds)

@@ -89,20 +89,15 @@ def make_summary(
         agrees: what :func:`audit_agrees` said.
         split: the figures whose keys start with `split`, or None if nothing can be split.
     """
-    plan = planner.last_plan
     return {
         "version": VERSION,
         "final": final,
         "pid": os.getpid(),
         "device": planner.core.device_name,
         **{name: stats[name] for name in _COPIED},
-        "steps": planner.steps.count,
-        "step_seconds": [round(seconds, 6) for seconds in planner.step_seconds],
-        "policy": plan.policy if plan is not None else planner.policy,
-        "window_bytes": plan.window_bytes if plan is not None else planner.window_bytes,
-        "predicted_step_seconds": plan.predicted_seconds if plan is not None else None,
-        "bound_step_seconds": plan.bound_seconds if plan is not None else None,
-        "planning_seconds": planner.planning_seconds,
+        "steps": planner.steps.histogram.count,
+        "step_seconds": [round(step.seconds, 6) for step in planner.steps.kept],
+        **planner.figures(),
         **derived_figures(stats, agrees),
         **(NOTHING_SPLIT if split is None else split),
     }

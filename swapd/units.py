@@ -21,6 +21,8 @@ MIB = 1 << 20
 GIB = 1 << 30
 TIB = 1 << 40
 LARGEST_BYTES = 1 << 60
+LARGE_UNITS = (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB))
+TIME_UNITS = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
 
 _BYTE_UNITS = {
     "": 1,
@@ -152,7 +154,7 @@ def parse_duration(text: str | float) -> float:
 
 def exact_bytes(count: int) -> str:
     """`count` without rounding, in the largest unit that divides it: "8GiB", "1536MiB", "65537"."""
-    for name, unit in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+    for name, unit in LARGE_UNITS:
         if count and count % unit == 0:
             return f"{count // unit}{name}"
     return str(count)
@@ -160,7 +162,7 @@ def exact_bytes(count: int) -> str:
 
 def format_bytes(count: float) -> str:
     """`count` for people: "0 B", "1.50 GiB", "12.3 MiB", "640 KiB"."""
-    for name, unit in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+    for name, unit in LARGE_UNITS:
         if abs(count) >= unit:
             return f"{_three_digits(count / unit)} {name}"
     return f"{count:.0f} B"
@@ -176,7 +178,7 @@ def format_duration(seconds: float) -> str:
     if abs(seconds) >= 120:
         minutes, rest = divmod(round(seconds), 60)
         return f"{minutes} min {rest:02d} s"
-    for name, unit in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+    for name, unit in TIME_UNITS:
         if abs(seconds) >= unit:
             return f"{_three_digits(seconds / unit)} {name}"
     return f"{seconds * 1e9:.0f} ns"

@@ -12,6 +12,7 @@ import sys
 import click
 
 from swapd.cli.output import Failure
+from swapd.observing.status import StatusError
 
 _COMMANDS = ("run", "record", "plan", "simulate", "compare", "split", "report", "top", "metrics", "probe", "doctor")
 
@@ -43,7 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
     except click.ClickException as error:
         error.show()
         return error.exit_code
-    except Failure as error:
+    except (Failure, StatusError) as error:
         click.echo(f"swapd: {error}", err=True)
         return 1
     except BrokenPipeError:

@@ -3,40 +3,49 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from swapd.cli.output import Failure, console, json_option, print_json, progress_bar
+from swapd.cli.options import parsed
+from swapd.cli.output import Failure, console, json_option, print_json, progress_bar, text_table
 from swapd.cli.problems import (
     FILE,
+    budget_for,
+    budget_option,
     link_options,
-    live_peak_bytes,
     load_trace,
     machine_of,
     make_problem,
-    parse_budgets,
-    parsed,
 )
-from swapd.observing.analysis import printable
-from swapd.observing.comparison import (
-    BudgetSweep,
-    TraceSweep,
-    arms,
-    compare,
-    facts_of_rows,
-    sweep_budgets,
-    sweep_traces,
-)
+from swapd.observing.advice import Report
+from swapd.observing.analysis import printable, problem_facts, with_budget
+from swapd.observing.comparison import Seconds, arms, lower_bounds, policy_facts, smallest_budget, sweep
 from swapd.planning.problem import Problem
+from swapd.settings import Link
 from swapd.units import Amount, format_bytes, format_duration, parse_amount
 
-NOTHING = "-"
+_COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {  # of one trace in one budget
+    "step": ("seconds", format_duration),
+    "x lower": ("ratio_to_lower_bound", "{:.3f}".format),
+    "x 2-phase": ("ratio_to_two_phase_bound", "{:.3f}".format),
+    "stall": ("stall_seconds", format_duration),
+    "out": ("out_bytes", format_bytes),
+    "in": ("in_bytes", format_bytes),
+    "demand": ("demand_count", str),
+    "peak": ("peak_bytes", format_bytes),
+    "average": ("average_bytes", format_bytes),
+    "planning": ("planning_seconds", format_duration),
+}
+
+
+def parse_budgets(text: str) -> list[Amount]:
+    """Reads budgets that are separated by commas. Raises UnitError."""
+    return [parse_amount(part) for part in text.split(",")]
 
 
 def parse_policies(text: str) -> list[str]:
@@ -50,12 +59,7 @@ def parse_policies(text: str) -> list[str]:
 
 @click.command("compare")
 @click.argument("trace_paths", metavar="TRACE...", nargs=-1, required=True, type=FILE)
-@click.option(
-    "--budget",
-    metavar="BYTES|%",
-    callback=parsed(parse_amount),
-    help="Device bytes; a percentage is of the trace's live peak.",
-)
+@budget_option()
 @click.option(
     "--budgets",
     metavar="BYTES|%,...",
@@ -76,7 +80,7 @@ def command(
     budgets: list[Amount] | None,
     policies: list[str] | None,
     chunk_size: int | None,
-    bandwidth: Any,
+    bandwidth: Link | None,
     device: str | None,
     as_json: bool,
 ) -> int:
@@ -96,38 +100,33 @@ def command(
     if budgets is not None and len(trace_paths) > 1:
         raise click.UsageError("--budgets is for one trace; give several traces one --budget")
     machine, names = machine_of(bandwidth, device), policies or list(arms())
-    problems = {}
+    problems: dict[str, Problem] = {}
     for name, path in zip(_short(trace_paths), trace_paths):
         trace = load_trace(path)
-        peak = live_peak_bytes(trace)
-        sizes = [amount.resolve(peak) for amount in budgets or ([] if budget is None else [budget])]
+        sizes = [budget_for(trace, amount, None) for amount in (budgets or (budget,))]
         problems[name] = make_problem(trace, sizes[0], chunk_size, machine)
+    (path, *more), (problem, *_) = trace_paths, problems.values()
     with progress_bar() as report:
-        if len(problems) > 1:
-            traces = sweep_traces(dict(sorted(problems.items(), key=lambda row: _peak(row[1]))), names, report)
-            facts, tables = trace_facts(traces), [trace_table(traces)]
+        if more:
+            facts = trace_facts(dict(sorted(problems.items(), key=lambda row: _peak(row[1]))), names, report)
+            table = trace_table(facts)
         elif budgets is not None:
-            sweep = sweep_budgets(problems.popitem()[1], sizes, names, report)
-            facts, tables = budget_facts(sweep), [budget_table(sweep, trace_paths[0])]
+            facts = budget_facts([with_budget(problem, size) for size in sizes], names, report)
+            table = budget_table(facts, path)
         else:
-            problem = problems.popitem()[1]
-            facts = facts_of_rows(problem, compare(problem, names, report))
-            tables = [policy_table(facts, problem, trace_paths[0])]
+            facts = policies_facts(problem, names, report)
+            table = policies_table(facts, path)
     if as_json:
         print_json(facts)
     else:
-        for table in tables:
-            wide().print(table)
+        screen = console()
+        screen.print(table)
         for row in facts["policies"]:
             if row.get("why"):
-                console().print(Text(f"{row['policy']} cannot run: {printable(row['why'], 400)}"), soft_wrap=True)
-    if not any(_can_run(facts)):
+                screen.print(Text(f"{row['policy']} cannot run: {printable(row['why'], 400)}"), soft_wrap=True)
+    if not any(row.get("can_run", True) for row in facts["policies"]):
         raise Failure("no policy can run in this budget")
     return 0
-
-
-def _can_run(facts: dict[str, Any]) -> list[bool]:
-    return [row.get("can_run", True) for row in facts["policies"]]
 
 
 def _peak(problem: Problem) -> int:
@@ -144,96 +143,77 @@ def _short(paths: Sequence[Path]) -> list[str]:
     return [os.fspath(path) for path in paths]
 
 
-def wide() -> Console:
-    """Standard output with room for a table. Where it is no terminal, it has no width of its own and is given one."""
-    screen = console()
-    return screen if screen.is_terminal else Console(width=140, highlight=False)
+def _shown(value: float | None, text: Callable[[float], str]) -> str:
+    return "-" if value is None else text(value)
 
 
-def _table(title: str, first: str, columns: Sequence[str]) -> Table:
-    table = Table(title=Text(title), title_justify="left", box=None, pad_edge=False, header_style="cyan")
-    table.add_column(first, no_wrap=True)
-    for column in columns:
-        table.add_column(column, justify="left" if column == "" else "right")
-    return table
+def policies_facts(problem: Problem, names: Sequence[str], report: Report) -> dict[str, Any]:
+    """The keys of ``swapd compare --json`` for one trace and one budget."""
+    rows = []
+    for done, policy in enumerate(names):
+        report(policy, done, len(names))
+        rows.append(policy_facts(problem, policy))
+    return {**problem_facts(problem), "compute_seconds": problem.compute_seconds, "policies": rows}
 
 
-def _time(seconds: float | None) -> str:
-    return NOTHING if seconds is None else format_duration(seconds)
-
-
-def _ratio(value: float | None) -> str:
-    return NOTHING if value is None else f"{value:.3f}"
-
-
-def policy_table(facts: dict[str, Any], problem: Problem, path: Path) -> Table:
+def policies_table(facts: dict[str, Any], path: Path) -> Table:
     """All figures of each policy. A policy that cannot run shows what it needs."""
-    columns = ["step", "x lower", "x 2-phase", "stall", "out", "in", "demand", "peak", "average", "planning", ""]
+    rows = []
+    for row in facts["policies"]:
+        if row["can_run"]:
+            note = ""
+        else:
+            needed = facts["fit_budget_bytes"] if "seconds" in row else row["least_budget_bytes"]
+            note = "finds no plan" if needed is None else f"needs {format_bytes(needed)}"
+        rows.append([row["policy"], *(_shown(row.get(key), text) for key, text in _COLUMNS.values()), note])
     title = (
-        f"{path}: live peak {format_bytes(facts['live_peak_bytes'])}, budget {format_bytes(problem.budget_bytes)}, "
+        f"{path}: live peak {format_bytes(facts['live_peak_bytes'])}, budget {format_bytes(facts['budget_bytes'])}, "
         f"computation {format_duration(facts['compute_seconds'])}"
     )
-    table = _table(title, "policy", columns)
-    for row in facts["policies"]:
-        if "seconds" not in row:
-            least = row["least_budget_bytes"]
-            why = "finds no plan" if least is None else f"needs {format_bytes(least)}"
-            table.add_row(row["policy"], *[NOTHING] * 10, why)
-            continue
-        sizes = [format_bytes(row[f"{key}_bytes"]) for key in ("out", "in", "peak", "average")]
-        note = "" if row["can_run"] else f"needs {format_bytes(facts['fit_budget_bytes'])}"
-        table.add_row(
-            row["policy"],
-            _time(row["seconds"]),
-            _ratio(row["ratio_to_lower_bound"]),
-            _ratio(row["ratio_to_two_phase_bound"]),
-            _time(row["stall_seconds"]),
-            *sizes[:2],
-            str(row["demand_in_count"] + row["demand_out_count"]),
-            *sizes[2:],
-            _time(row["planning_seconds"]),
-            note,
-        )
-    return table
+    return text_table(title, ["policy", *_COLUMNS, ""], rows, left=("",))
 
 
-def budget_table(sweep: BudgetSweep, path: Path) -> Table:
-    """A step's time by policy and budget."""
-    columns = [*(format_bytes(budget) for budget in sweep.budgets), "smallest budget"]
-    table = _table(f"{path}: time of a step by budget", "policy", columns)
-    table.add_row("lower bound", *map(_time, sweep.lower_bounds), "")
-    for policy, seconds in sweep.seconds.items():
-        smallest = sweep.smallest[policy]
-        table.add_row(policy, *map(_time, seconds), "none found" if smallest is None else format_bytes(smallest))
-    return table
-
-
-def budget_facts(sweep: BudgetSweep) -> dict[str, Any]:
-    """The keys of ``swapd compare --budgets --json``; null means that the policy cannot run."""
+def budget_facts(problems: Sequence[Problem], names: Sequence[str], report: Report) -> dict[str, Any]:
+    """The keys of ``swapd compare --budgets --json``, of one trace in several budgets; null: the policy cannot run."""
+    seconds = sweep([(format_bytes(problem.budget_bytes), problem) for problem in problems], names, report)
+    rows = []
+    for done, policy in enumerate(names):
+        report(f"{policy}: smallest budget", done, len(names))
+        smallest = smallest_budget(problems[0], policy)
+        rows.append({"policy": policy, "seconds": seconds[policy], "smallest_budget_bytes": smallest})
     return {
-        "budgets_bytes": list(sweep.budgets),
-        "compute_seconds": sweep.compute_seconds,
-        "lower_bound_seconds": list(sweep.lower_bounds),
-        "policies": [
-            {"policy": policy, "seconds": list(seconds), "smallest_budget_bytes": sweep.smallest[policy]}
-            for policy, seconds in sweep.seconds.items()
-        ],
+        "budgets_bytes": [problem.budget_bytes for problem in problems],
+        "compute_seconds": problems[0].compute_seconds,
+        "lower_bound_seconds": lower_bounds(problems),
+        "policies": rows,
     }
 
 
-def trace_table(sweep: TraceSweep) -> Table:
-    """The throughput kept by policy and trace."""
-    table = _table("throughput kept, in-core being 1", "policy", [*sweep.names, "largest that runs"])
-    table.add_row("live peak", *(format_bytes(_peak(problem)) for problem in sweep.problems), "")
-    table.add_row("budget", *(format_bytes(problem.budget_bytes) for problem in sweep.problems), "")
-    table.add_row("most possible", *map(_ratio, sweep.bounds), "")
-    for policy, kept in sweep.kept.items():
-        table.add_row(policy, *map(_ratio, kept), Text(sweep.largest[policy] or "none"))
-    return table
+def budget_table(facts: dict[str, Any], path: Path) -> Table:
+    """A step's time by policy and budget."""
+    columns = ["policy", *map(format_bytes, facts["budgets_bytes"]), "smallest budget"]
+
+    def times(seconds: Seconds) -> list[str]:
+        return [_shown(value, format_duration) for value in seconds]
+
+    rows = [["lower bound", *times(facts["lower_bound_seconds"]), ""]]
+    for row in facts["policies"]:
+        size = row["smallest_budget_bytes"]
+        rows.append([row["policy"], *times(row["seconds"]), "none found" if size is None else format_bytes(size)])
+    return text_table(f"{path}: time of a step by budget", columns, rows)
 
 
-def trace_facts(sweep: TraceSweep) -> dict[str, Any]:
-    """The keys of ``swapd compare --json`` for several traces; null means that the policy cannot run."""
+def trace_facts(problems: Mapping[str, Problem], names: Sequence[str], report: Report) -> dict[str, Any]:
+    """The keys of ``swapd compare --json`` for several traces by rising live peak; null: the policy cannot run."""
+
+    def kept(seconds: Seconds) -> Seconds:
+        """The shares of the in-core throughput."""
+        return [
+            None if value is None else problem.compute_seconds / value if value > 0 else 1.0
+            for problem, value in zip(problems.values(), seconds)
+        ]
+
+    by_peak = list(problems).index
     return {
         "traces": [
             {
@@ -243,15 +223,34 @@ def trace_facts(sweep: TraceSweep) -> dict[str, Any]:
                 "compute_seconds": problem.compute_seconds,
                 "most_possible": most,
             }
-            for name, problem, most in zip(sweep.names, sweep.problems, sweep.bounds)
+            for (name, problem), most in zip(problems.items(), kept(lower_bounds(problems.values())))
         ],
         "policies": [
             {
                 "policy": policy,
-                "kept": list(kept),
-                "seconds": list(sweep.seconds[policy]),
-                "largest": sweep.largest[policy],
+                "kept": kept(seconds),
+                "seconds": seconds,
+                "largest": max(
+                    (name for name, value in zip(problems, seconds) if value is not None), key=by_peak, default=None
+                ),
             }
-            for policy, kept in sweep.kept.items()
+            for policy, seconds in sweep(list(problems.items()), names, report).items()
         ],
     }
+
+
+def trace_table(facts: dict[str, Any]) -> Table:
+    """The throughput kept by policy and trace."""
+    traces = facts["traces"]
+
+    def ratios(values: Seconds) -> list[str]:
+        return [_shown(value, "{:.3f}".format) for value in values]
+
+    rows = [
+        ["live peak", *(format_bytes(trace["live_peak_bytes"]) for trace in traces), ""],
+        ["budget", *(format_bytes(trace["budget_bytes"]) for trace in traces), ""],
+        ["most possible", *ratios([trace["most_possible"] for trace in traces]), ""],
+    ]
+    rows += [[row["policy"], *ratios(row["kept"]), row["largest"] or "none"] for row in facts["policies"]]
+    columns = ["policy", *(trace["name"] for trace in traces), "largest that runs"]
+    return text_table("throughput kept, in-core being 1", columns, rows)

@@ -6,10 +6,10 @@ import dataclasses
 
 import click
 from rich.table import Table
+from rich.text import Text
 
-from swapd.cli.output import console, json_option, print_json, progress_bar
-from swapd.devices.doctor import examine
-from swapd.devices.findings import Report
+from swapd.cli.output import console, json_option, print_json, progress_bar, text_table
+from swapd.devices.doctor import Report, examine
 
 _COLORS = {"ok": "green", "warn": "yellow", "no": "red"}
 
@@ -34,16 +34,12 @@ def command(as_json: bool) -> int:
 
 def report_table(report: Report) -> Table:
     """One row for each check, with its remedy below the finding."""
-    table = Table(show_lines=False)
-    table.add_column("check", no_wrap=True)
-    table.add_column("")
-    table.add_column("finding", overflow="fold")
-    for check in report.checks:
-        color = _COLORS[check.status]
-        text = check.detail + (f"\n-> {check.remedy}" if check.remedy else "")
-        table.add_row(check.name, f"[{color}]{check.status}[/{color}]", _plain(text))
-    return table
-
-
-def _plain(text: str) -> str:
-    return text.replace("[", "\\[")
+    rows = (
+        (
+            check.name,
+            Text(check.status, style=_COLORS[check.status]),
+            check.detail + (f"\n-> {check.remedy}" if check.remedy else ""),
+        )
+        for check in report.checks
+    )
+    return text_table("", ("check", "", "finding"), rows, left=("", "finding"))

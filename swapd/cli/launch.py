@@ -1,13 +1,16 @@
-"""Launches a program under the allocator: its command line, its environment, its signals, and how it ends."""
+"""Launches programs: their command lines, their environments, their signals, and how they end."""
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import glob
+import json
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -17,33 +20,31 @@ import click
 from swapd.cli.output import Failure
 from swapd.config import Config
 from swapd.ranks import own_file, with_word
-from swapd.settings import SETTINGS
+from swapd.settings import PREFIX, SETTINGS
 
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)
+_STANDARD_ERROR = 2
+
+# A command's own options end where the program begins: at the first argument that is none of them, such as ``-m``.
+BEFORE_PROGRAM = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
 
-class ProgramCommand(click.Command):
-    """A command whose own options end where the program begins: at the first argument that is no option, or ``-m``."""
+def _not_an_option(_context: click.Context, _parameter: click.Parameter, program: tuple[str, ...]) -> tuple[str, ...]:
+    first = program[0] if program else ""
+    if first.startswith("-") and first != "-m":
+        raise click.NoSuchOption(first)
+    return program
 
-    def __init__(self, *arguments: Any, **settings: Any) -> None:
-        super().__init__(*arguments, **settings)
-        self.allow_interspersed_args = False
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        takes_value = {
-            name: not parameter.is_flag
-            for parameter in self.params
-            if isinstance(parameter, click.Option)
-            for name in parameter.opts
-        }
-        position = 0
-        while position < len(args) and args[position].startswith("-") and args[position] != "--":
-            if args[position] == "-m":
-                args = [*args[:position], "--", *args[position:]]
-                break
-            position += 2 if takes_value.get(args[position], False) else 1
-        return super().parse_args(ctx, args)
+program_argument = click.argument(
+    "program",
+    nargs=-1,
+    required=True,
+    metavar="SCRIPT.py|-m MODULE [ARGUMENT]...",
+    type=click.UNPROCESSED,
+    callback=_not_an_option,
+)
 
 
 def python_arguments(program: tuple[str, ...]) -> list[str]:
@@ -54,6 +55,35 @@ def python_arguments(program: tuple[str, ...]) -> list[str]:
     elif not Path(program[0]).exists():
         raise click.UsageError(f"there is no file {program[0]!r}; to run a module, write -m {program[0]}")
     return list(program)
+
+
+def model_arguments(program: tuple[str, ...]) -> dict[str, Any]:
+    """The NAME=VALUE pairs behind a model's name. A value that is no Python literal is taken as a text.
+
+    Raises:
+        click.UsageError: one of the arguments is no such pair.
+    """
+    arguments: dict[str, Any] = {}
+    for text in program[1:]:
+        name, equals, value = text.partition("=")
+        if text.startswith("-"):
+            raise click.UsageError(f"{text} comes too late: options are given before {program[0]}")
+        if not equals or not name.isidentifier():
+            raise click.UsageError(f"{text!r} is no NAME=VALUE for the function that makes the model")
+        try:
+            arguments[name] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            arguments[name] = value
+    return arguments
+
+
+def run_module(module: str, wanted: dict[str, Any], *, stdout_is_ours: bool) -> int:
+    """Run a module of `ooc`, which is started, not imported, since `ooc` imports us. Returns its exit status.
+
+    It gets `wanted` as JSON, and none of our settings.
+    """
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+    return _status(_started(["-m", module, json.dumps(wanted)], environment, stdout_is_ours).wait())
 
 
 def child_environment(config: Config) -> dict[str, str]:
@@ -71,15 +101,7 @@ def run_program(arguments: list[str], config: Config, *, stdout_is_ours: bool = 
 
     With `stdout_is_ours` the program's standard output goes to standard error, because the command prints JSON.
     """
-    standard_error = 2
-    try:
-        child = subprocess.Popen(
-            [sys.executable, *arguments],
-            env=child_environment(config),
-            stdout=standard_error if stdout_is_ours else None,
-        )
-    except OSError as error:
-        raise Failure(f"cannot start {sys.executable}: {error}") from None
+    child = _started(arguments, child_environment(config), stdout_is_ours)
 
     def forward(number: int, _frame: FrameType | None) -> None:
         # The terminal has sent an interrupt to both processes already.
@@ -94,7 +116,27 @@ def run_program(arguments: list[str], config: Config, *, stdout_is_ours: bool = 
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+    return _status(status)
+
+
+def _started(arguments: list[str], environment: Mapping[str, str], stdout_is_ours: bool) -> subprocess.Popen[bytes]:
+    stdout = _STANDARD_ERROR if stdout_is_ours else None
+    try:
+        return subprocess.Popen([sys.executable, *arguments], env=environment, stdout=stdout)
+    except OSError as error:
+        raise Failure(f"cannot start {sys.executable}: {error}") from None
+
+
+def _status(status: int) -> int:
     return status if status >= 0 else 128 - status
+
+
+def replace_process(arguments: list[str], environment: Mapping[str, str]) -> None:
+    """Replace this process by the interpreter. Raises Failure if it cannot be started."""
+    try:
+        os.execve(sys.executable, [sys.executable, *arguments], environment)
+    except OSError as error:
+        raise Failure(f"cannot start {sys.executable}: {error}") from None
 
 
 Stamps = dict[Path, tuple[int, int]]
@@ -120,14 +162,6 @@ def written_since(path: Path, before: Stamps) -> list[Path]:
     if len(found) > 1:
         click.echo(f"swapd: {len(found)} ranks wrote files of their own; this is {found[0].name}", err=True)
     return found
-
-
-def replace_by_program(arguments: list[str], config: Config) -> None:
-    """Replace this process by the program. Raises Failure if the interpreter cannot be started."""
-    try:
-        os.execve(sys.executable, [sys.executable, *arguments], child_environment(config))
-    except OSError as error:
-        raise Failure(f"cannot start {sys.executable}: {error}") from None
 
 
 def _in_foreground() -> bool:

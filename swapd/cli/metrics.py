@@ -4,38 +4,31 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
-from swapd.cli.options import read_config, setting_options
-from swapd.cli.output import Failure
+from swapd.cli.launch import replace_process
+from swapd.cli.options import parsed, read_config, setting_options
 from swapd.units import parse_duration
 
 MODULE = "ooc.prometheus.gather"  # started, not imported: `ooc` imports us, never the other way round
 _DEFAULT_PORT = 9836
 
 
-def _parse_age(_context: click.Context, _parameter: click.Parameter, value: str) -> float:
-    try:
-        return parse_duration(value)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-
-
 @click.command("metrics")
 @click.argument("folder", type=click.Path(path_type=Path))
 @setting_options("metrics_port", "metrics_address", "metrics_cert", "metrics_key")
-@click.option("--max-age", metavar="TIME", default="300s", callback=_parse_age, help="Leave out older files [300s].")
-def command(folder: Path, max_age: float, **flags: Any) -> int:
+@click.option(
+    "--max-age", metavar="TIME", default="300s", callback=parsed(parse_duration), help="Leave out older files [300s]."
+)
+def command(folder: Path, max_age: float, **flags: Any) -> None:
     """Serve the metrics that programs write into FOLDER (OOC_METRICS_FILE=FOLDER/NAME.prom) on one port.
 
     Under torchrun each rank writes a file of its own, FOLDER/NAME.rankN.prom. The port is 9836 unless given.
     """
-    said = flags.get("metrics_port") is not None or os.environ.get("OOC_METRICS_PORT", "").strip()
-    config = read_config(flags if said else {**flags, "metrics_port": _DEFAULT_PORT})
+    config = read_config(flags, metrics_port=_DEFAULT_PORT)
     if config.metrics_port is None:
         raise click.UsageError("--metrics-port off would serve nothing")
     wanted = {
@@ -46,7 +39,4 @@ def command(folder: Path, max_age: float, **flags: Any) -> int:
         "key": str(config.metrics_key) if config.metrics_key is not None else None,
         "most_seconds": max_age,
     }
-    try:
-        os.execv(sys.executable, [sys.executable, "-m", MODULE, json.dumps(wanted)])
-    except OSError as error:
-        raise Failure(f"cannot start {sys.executable}: {error}") from None
+    replace_process(["-m", MODULE, json.dumps(wanted)], os.environ)

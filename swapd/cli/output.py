@@ -1,11 +1,13 @@
-"""What all commands share: failures with a message for people, tables, progress bars, JSON."""
+"""What all commands share: failures with a message for people, tables, progress bars, JSON, files that are written."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import click
@@ -14,23 +16,38 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
+from swapd.files import write_whole
+
 
 class Failure(Exception):
     """The command cannot do what was asked. The user sees the message without a traceback."""
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else, to standard output.")
+_WIDTH_OF_FILES = 140  # characters
+OUTPUT = click.Path(dir_okay=False, path_type=Path)
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A console on the current standard streams."""
-    return Console(stderr=stderr, soft_wrap=False, highlight=False)
+    """A console on the current standard streams. Where it is no terminal, it has room for a wide table."""
+    screen = Console(stderr=stderr, soft_wrap=False, highlight=False)
+    if not screen.is_terminal:
+        screen.width = _WIDTH_OF_FILES
+    return screen
 
 
 def print_json(value: Any) -> None:
     """`value` as indented JSON on standard output."""
     sys.stdout.write(json.dumps(value, indent=1) + "\n")
     sys.stdout.flush()
+
+
+def write_file(path: str | os.PathLike[str], content: str) -> None:
+    """Writes the file, whole or not at all. Raises Failure."""
+    try:
+        write_whole(path, content.encode("utf-8"))
+    except OSError as error:
+        raise Failure(f"cannot write {path}: {error.strerror}") from None
 
 
 def pairs_table(title: str, rows: Sequence[tuple[str, str | Text]]) -> Table:
@@ -40,6 +57,18 @@ def pairs_table(title: str, rows: Sequence[tuple[str, str | Text]]) -> Table:
     table.add_column()
     for name, fact in rows:
         table.add_row(name, fact if isinstance(fact, Text) else Text(fact))
+    return table
+
+
+def text_table(
+    title: str, columns: Sequence[str], rows: Iterable[Iterable[str | Text]], left: Collection[str] = ()
+) -> Table:
+    """A table whose strings are shown as they are. The first column and those in `left` are aligned to the left."""
+    table = Table(title=Text(title), title_justify="left", box=None, pad_edge=False, header_style="cyan")
+    for place, name in enumerate(columns):
+        table.add_column(Text(name), justify="left" if place == 0 or name in left else "right", no_wrap=place == 0)
+    for row in rows:
+        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
     return table
 
 

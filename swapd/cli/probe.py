@@ -8,11 +8,10 @@ from typing import Any
 
 import click
 from rich.console import RenderableType
-from rich.table import Table
 
 from ooc_alloc import OocError
 from swapd.cli.options import read_config, setting_options
-from swapd.cli.output import Failure, console, json_option, pairs_table, print_json, progress_bar
+from swapd.cli.output import Failure, console, json_option, pairs_table, print_json, progress_bar, text_table
 from swapd.devices.probe import QUICK, Effort, measure, open_device
 from swapd.devices.profile import Profile, save_profile
 from swapd.units import MIB, format_bandwidth, format_bytes, format_duration
@@ -43,12 +42,10 @@ def command(quick: bool, no_save: bool, as_json: bool, **flags: Any) -> int:
         device.close()
     except OocError as error:
         raise Failure(str(error)) from None
-    path = None
-    if not no_save:
-        try:
-            path = save_profile(profile)
-        except OSError as error:
-            raise Failure(f"cannot keep the profile: {error}; use --no-save, or set XDG_CACHE_HOME") from None
+    try:
+        path = None if no_save else save_profile(profile)
+    except OSError as error:
+        raise Failure(f"cannot keep the profile: {error}; use --no-save, or set XDG_CACHE_HOME") from None
     if as_json:
         print_json({"path": None if path is None else str(path), **dataclasses.asdict(profile)})
         return 0
@@ -65,39 +62,27 @@ def command(quick: bool, no_save: bool, as_json: bool, **flags: Any) -> int:
 
 def profile_tables(profile: Profile) -> list[RenderableType]:
     """A profile as tables: the device, memory calls, copies."""
-    facts = pairs_table(
-        profile.device,
-        [
-            ("memory", format_bytes(profile.total_bytes)),
-            ("granularity", format_bytes(profile.granularity_bytes)),
-            ("link held to", profile.link or "nothing"),
-            (
-                "latency",
-                f"out {format_duration(profile.out_latency_seconds)}, in {format_duration(profile.in_latency_seconds)}",
-            ),
-            (
-                "pinning",
-                f"{format_duration(profile.pin_seconds_per_mib)} per MiB, undone in "
-                f"{format_duration(profile.unpin_seconds_per_mib)}",
-            ),
-        ],
-    )
-    memory = Table(title=f"memory calls, chunks of {format_bytes(profile.memory[0].chunk_bytes)}", title_justify="left")
-    for name in ("chunks", "create / chunk", "map / chunk", "set access / range", "unmap / range", "release / chunk"):
-        memory.add_column(name, justify="right")
+    latencies = format_duration(profile.out_latency_seconds), format_duration(profile.in_latency_seconds)
+    pinned, unpinned = format_duration(profile.pin_seconds_per_mib), format_duration(profile.unpin_seconds_per_mib)
+    facts = [
+        ("memory", format_bytes(profile.total_bytes)),
+        ("granularity", format_bytes(profile.granularity_bytes)),
+        ("link held to", profile.link or "nothing"),
+        ("latency", f"out {latencies[0]}, in {latencies[1]}"),
+        ("pinning", f"{pinned} per MiB, undone in {unpinned}"),
+    ]
+    memory = []
     for row in profile.memory:
-        seconds = (
-            row.create_seconds,
-            row.map_seconds,
-            row.set_access_seconds,
-            row.unmap_seconds,
-            row.release_seconds,
-        )
-        memory.add_row(str(row.chunks), *[format_duration(value) for value in seconds])
-    copies = Table(title="copies", title_justify="left")
-    for name in ("size", "out alone", "in alone", "out with both", "in with both"):
-        copies.add_column(name, justify="right")
+        seconds = (row.create_seconds, row.map_seconds, row.set_access_seconds, row.unmap_seconds, row.release_seconds)
+        memory.append([str(row.chunks), *map(format_duration, seconds)])
+    copies = []
     for copy in profile.copies:
         times = (copy.out_seconds, copy.in_seconds, copy.both_out_seconds, copy.both_in_seconds)
-        copies.add_row(format_bytes(copy.bytes), *[format_bandwidth(copy.bytes / value) for value in times])
-    return [facts, memory, copies]
+        copies.append([format_bytes(copy.bytes), *(format_bandwidth(copy.bytes / value) for value in times)])
+    chunk = format_bytes(profile.memory[0].chunk_bytes)
+    columns = ("chunks", "create / chunk", "map / chunk", "set access / range", "unmap / range", "release / chunk")
+    return [
+        pairs_table(profile.device, facts),
+        text_table(f"memory calls, chunks of {chunk}", columns, memory),
+        text_table("copies", ("size", "out alone", "in alone", "out with both", "in with both"), copies),
+    ]

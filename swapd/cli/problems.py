@@ -1,64 +1,111 @@
-"""What the commands about traces share: their arguments, and the problem that the arguments ask for."""
+"""What the commands about traces share: their options, and the problem and the simulation that these ask for."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
-from swapd.cli.output import Failure
-from swapd.devices.profile import Profile, load_profile
+from swapd.cli.options import F, parsed, together
+from swapd.cli.output import Failure, console
+from swapd.devices.profile import load_profile
+from swapd.observing.analysis import DEMAND, IN_CORE, Outcome, run_plan, run_policy
 from swapd.planning.plan import Plan, PlanError
-from swapd.planning.problem import InfeasibleError, Problem
-from swapd.settings import parse_link
+from swapd.planning.problem import InfeasibleError, PolicyInfeasibleError, Problem
+from swapd.planning.violations import malformed
+from swapd.policies import available
+from swapd.settings import Link, parse_link, parse_window
 from swapd.trace.trace import Machine, Trace
 from swapd.trace.trace_file import TraceError
 from swapd.units import Amount, exact_bytes, format_bytes, parse_amount, parse_bytes
 
-F = TypeVar("F", bound=Callable[..., Any])
-
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-trace_argument = click.argument("trace_path", metavar="TRACE", type=FILE)
+_ARMS = {DEMAND: "; demand: no plan", IN_CORE: "; in-core: enough memory"}
 
 
-def parsed(parse: Any) -> Any:
-    """A click callback that parses an option's text."""
-
-    def callback(_context: click.Context, _parameter: click.Parameter, text: str | None) -> Any:
-        try:
-            return None if text is None else parse(text)
-        except ValueError as error:
-            raise click.BadParameter(str(error)) from None
-
-    return callback
+def budget_option(more: str = "", **settings: Any) -> Callable[[F], F]:
+    """The option --budget, with a sentence more in its help."""
+    help_text = f"Device bytes; a percentage is of the trace's live peak.{more}"
+    return click.option("--budget", metavar="BYTES|%", callback=parsed(parse_amount), help=help_text, **settings)
 
 
-budget_unless_planned = click.option(
-    "--budget",
-    metavar="BYTES|%",
-    callback=parsed(parse_amount),
-    help="Device bytes; a percentage is of the trace's live peak. Needed unless --plan says it.",
+link_options = together(
+    click.option(
+        "--chunk-size", metavar="BYTES", callback=parsed(parse_bytes), help="Chunk size [the trace's, or 2MiB]."
+    ),
+    click.option(
+        "--bandwidth",
+        metavar="RATE",
+        callback=parsed(parse_link),
+        help="Speed of the link: 10GiB/s, or h2d=8GiB/s,d2h=6GiB/s,latency=20us [the trace's].",
+    ),
+    click.option("--device", metavar="NAME", help="Take the link's speed from the profile `swapd probe` made."),
 )
+plan_option = click.option("--plan", "plan_path", metavar="FILE", type=FILE, help="Take this plan, of `swapd plan -o`.")
 
 
-def link_options(function: F) -> F:
-    """Adds --chunk-size, and --bandwidth and --device, either of which gives the speed of the link."""
-    for option in (
-        click.option("--device", metavar="NAME", help="Take the link's speed from the profile `swapd probe` made."),
+def simulation_options(*arms: str) -> Callable[[F], F]:
+    """The options of `simulated` except --budget and --plan. `arms` are what --policy may name beside the policies."""
+    return together(
         click.option(
-            "--bandwidth",
-            metavar="RATE",
-            callback=parsed(parse_link),
-            help="Speed of the link: 10GiB/s, or h2d=8GiB/s,d2h=6GiB/s,latency=20us [the trace's].",
+            "--policy",
+            default="auto",
+            show_default=True,
+            type=click.Choice([*available(), *arms]),
+            help=f"Scheduling policy{''.join(_ARMS[arm] for arm in arms)}.",
         ),
-        click.option(
-            "--chunk-size", metavar="BYTES", callback=parsed(parse_bytes), help="Chunk size [the trace's, or 2MiB]."
-        ),
-    ):
-        function = option(function)
-    return function
+        click.option("--window", metavar="BYTES|auto", callback=parsed(parse_window), help="Schedule window [auto]."),
+        link_options,
+    )
+
+
+@dataclass(frozen=True)
+class Case:
+    """One trace as the options ask for it, and its simulation."""
+
+    trace: Trace
+    window_bytes: int | None
+    is_fixed: bool  # whether the plan was given
+    outcome: Outcome
+
+
+def simulated(
+    trace_path: Path,
+    *,
+    budget: Amount | None,
+    policy: str,
+    window: int | None,
+    chunk_size: int | None,
+    bandwidth: Link | None,
+    device: str | None,
+    plan_path: Path | None = None,
+) -> Case:
+    """Simulates what the options of a command ask for. Raises Failure or click.UsageError."""
+    trace, machine = load_trace(trace_path), machine_of(bandwidth, device)
+    plan = None if plan_path is None else load_plan(plan_path, trace, chunk_size)
+    chunk = chunk_size if plan is None else plan.chunk_bytes
+    problem = make_problem(trace, budget_for(trace, budget, plan), chunk, machine)
+    try:
+        if plan is None:
+            with console(stderr=True).status("planning"):
+                outcome = run_policy(problem, policy, window)
+        elif wrong := malformed(problem, plan):
+            raise Failure(f"the plan does not belong to this trace: {wrong[0]}")
+        else:
+            outcome = run_plan(problem, plan, plan.policy)
+    except PolicyInfeasibleError as error:
+        raise Failure(f"{error}; other policies need less, {problem.min_budget_bytes} bytes at the least") from None
+    except InfeasibleError as error:
+        raise Failure(
+            f"{error.function_name} (function {error.function}) needs {format_bytes(error.need_bytes)} at once, the "
+            f"budget is {format_bytes(error.budget_bytes)}; --budget {exact_bytes(error.min_budget_bytes)} would do"
+        ) from None
+    except ValueError as error:
+        raise Failure(str(error)) from None
+    return Case(trace, window, plan is not None, outcome)
 
 
 def load_trace(path: Path) -> Trace:
@@ -69,7 +116,7 @@ def load_trace(path: Path) -> Trace:
         raise Failure(str(error)) from None
 
 
-def machine_of(link: Any, device: str | None) -> Machine | None:
+def machine_of(link: Link | None, device: str | None) -> Machine | None:
     """The link that --bandwidth or --device names, or None for the trace's. Raises Failure or click.UsageError."""
     if link is not None and device is not None:
         raise click.UsageError("--bandwidth and --device contradict each other; give one")
@@ -80,13 +127,13 @@ def machine_of(link: Any, device: str | None) -> Machine | None:
             raise click.UsageError("--bandwidth: a plan needs a speed, not unlimited") from None
     if device is None:
         return None
-    profile: Profile | None = load_profile(device)
+    profile = load_profile(device)
     if profile is None:
         raise Failure(f"there is no profile of a device {device!r}; run `swapd probe` on its machine")
     return profile.machine()
 
 
-def load_plan(path: Path, trace: Trace, chunk_bytes: int | None = None) -> Plan:
+def load_plan(path: Path, trace: Trace, chunk_bytes: int | None) -> Plan:
     """The plan in `path`, which has to be one for `trace` and, where given, `chunk_bytes`. Raises Failure."""
     try:
         plan = Plan.load(path)
@@ -107,40 +154,15 @@ def load_plan(path: Path, trace: Trace, chunk_bytes: int | None = None) -> Plan:
 def budget_for(trace: Trace, budget: Amount | None, plan: Plan | None) -> int:
     """The budget that was given, or the plan's own. Raises click.UsageError."""
     if budget is not None:
-        return budget.resolve(live_peak_bytes(trace))
+        return budget.resolve(int(trace.live_bytes.max(initial=0)))
     if plan is None:
         raise click.UsageError("Missing option '--budget'; only a plan (--plan) brings its own")
     return plan.capacity_chunks * plan.chunk_bytes + trace.slab_chunks_peak * trace.chunk_bytes
 
 
-def live_peak_bytes(trace: Trace) -> int:
-    """The live peak, of which a budget in percent is a share."""
-    return int(trace.live_bytes.max(initial=0))
-
-
-def parse_budgets(text: str) -> list[Amount]:
-    """Reads budgets that are separated by commas. Raises UnitError."""
-    return [parse_amount(part) for part in text.split(",")]
-
-
 def make_problem(trace: Trace, budget_bytes: int, chunk_bytes: int | None, machine: Machine | None) -> Problem:
-    """The problem. Slabs keep their bytes if chunks have another size than in the trace. Raises Failure."""
-    slabs = None
-    if chunk_bytes and trace.chunk_bytes:
-        slabs = -(-trace.slab_chunks_peak * trace.chunk_bytes // chunk_bytes)
+    """The problem. Raises Failure."""
     try:
-        return Problem.from_trace(
-            trace, budget_bytes, chunk_bytes=chunk_bytes, slab_chunks_peak=slabs, machine=machine
-        )
+        return Problem.from_trace(trace, budget_bytes, chunk_bytes=chunk_bytes, machine=machine)
     except ValueError as error:
         raise Failure(str(error)) from None
-
-
-def infeasible(error: InfeasibleError) -> str:
-    """What to do about a budget that is too small, for people."""
-    if type(error) is not InfeasibleError:
-        return str(error)  # one policy's error says itself what the policy needs
-    return (
-        f"{error.function_name} (function {error.function}) needs {format_bytes(error.need_bytes)} at once, the "
-        f"budget is {format_bytes(error.budget_bytes)}; --budget {exact_bytes(error.min_budget_bytes)} would do"
-    )

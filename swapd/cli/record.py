@@ -1,4 +1,4 @@
-"""`swapd record`: run the program and keep the trace of the iteration that took the most time."""
+"""`swapd record`: run the program, or only its shapes, and keep the trace of the iteration that took the most time."""
 
 from __future__ import annotations
 
@@ -10,32 +10,39 @@ from typing import Any
 import click
 import numpy as np
 
-from swapd.cli.fake import record_fake
-from swapd.cli.launch import ProgramCommand, python_arguments, run_program, stamps, written_since
-from swapd.cli.options import read_program_config, setting_options
-from swapd.cli.output import Failure, console, json_option, pairs_table, print_json
-from swapd.devices.roofline import DEVICES
-from swapd.trace.trace import Trace
-from swapd.trace.trace_file import TraceError
-from swapd.units import format_bytes, format_duration
-
-
-@click.command("record", cls=ProgramCommand)
-@click.option(
-    "--output", "-o", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The trace's file."
+from swapd.cli.launch import (
+    BEFORE_PROGRAM,
+    model_arguments,
+    program_argument,
+    python_arguments,
+    run_module,
+    run_program,
+    stamps,
+    written_since,
 )
+from swapd.cli.options import read_config, setting_options
+from swapd.cli.output import OUTPUT, Failure, console, json_option, pairs_table, print_json
+from swapd.cli.problems import FILE, load_trace
+from swapd.config import Config
+from swapd.devices.roofline import DEVICES
+from swapd.trace.trace import LARGEST_BYTES, Trace
+from swapd.units import MIB, format_bytes, format_duration
+
+
+@click.command("record", context_settings=BEFORE_PROGRAM)
+@click.option("--output", "-o", type=OUTPUT, required=True, help="The trace's file.")
 @click.option("--fake", is_flag=True, help="Record without running: no memory, no device; see below.")
 @click.option("--batch", type=click.IntRange(min=1), help="With --fake: the batch size to make the model for.")
 @click.option("--device", type=click.Choice(list(DEVICES)), help="With --fake: whose roofline gives functions' times.")
 @click.option(
     "--times",
     metavar="TRACE",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=FILE,
     help="With --fake: a trace, really recorded, of the same functions, whose times are taken over.",
 )
 @setting_options(without=["trace"])
 @json_option
-@click.argument("program", nargs=-1, required=True, metavar="SCRIPT.py|-m MODULE [ARGUMENT]...", type=click.UNPROCESSED)
+@program_argument
 def command(
     program: tuple[str, ...],
     output: Path,
@@ -66,17 +73,19 @@ def command(
     if not fake and (batch, device, times) != (None, None, None):
         raise click.UsageError("--batch, --device and --times belong to --fake")
     arguments = [] if fake else python_arguments(program)
-    config = dataclasses.replace(read_program_config(flags), trace=output.absolute())
+    config = dataclasses.replace(read_config(flags, alloc="auto"), trace=output.absolute())
     if output.is_file():  # not /dev/null
         os.unlink(os.path.realpath(output))  # so that a file that is there afterwards is this run's
-    before = stamps(output)
     if fake:
-        status = record_fake(program, output, config, batch=batch, device=device, times=times, stdout_is_ours=as_json)
+        wanted = fake_request(program, output, config, batch=batch, device=device, times=times)
+        status = run_module("ooc.pytorch.fake", wanted, stdout_is_ours=as_json)
+        if not output.exists():
+            return status or 1
+        written = [output]
     else:
+        before = stamps(output)
         status = run_program(arguments, config, stdout_is_ours=as_json)
-    if fake and not output.exists():
-        return status or 1
-    written = [output] if fake else written_since(output, before)
+        written = written_since(output, before)
     if not written:
         if status != 0:
             click.echo(f"swapd: no trace was written; the program ended with status {status}", err=True)
@@ -85,15 +94,39 @@ def command(
             "no trace was written: the program did not import PyTorch, ran no whole iteration, or the allocator did "
             "not start (its reason is above; `swapd doctor` looks for others)"
         )
-    try:
-        trace = Trace.load(written[0])
-    except (OSError, TraceError) as error:
-        raise Failure(str(error)) from None
+    facts = trace_facts(load_trace(written[0]))
     if as_json:
-        print_json({"trace": str(written[0]), **trace_facts(trace)})
+        print_json({"trace": str(written[0]), **facts})
     else:
-        console().print(pairs_table(f"trace {written[0]}", trace_rows(trace)))
+        console().print(pairs_table(f"trace {written[0]}", trace_rows(facts)))
     return status
+
+
+def fake_request(
+    program: tuple[str, ...],
+    output: Path,
+    config: Config,
+    *,
+    batch: int | None,
+    device: str | None,
+    times: Path | None,
+) -> dict[str, Any]:
+    """What the process is told that records `program` (SCRIPT.py:FUNCTION, MODULE:FUNCTION or a model's name)."""
+    if batch is None:
+        raise click.UsageError("--fake needs --batch")
+    if device is None and times is None:
+        raise click.UsageError(f"--fake needs function times: --device ({', '.join(DEVICES)}) or --times TRACE")
+    chunk_bytes, small_limit_bytes = config.resolve_chunks(LARGEST_BYTES, 2 * MIB)  # as on a GPU, whatever the budget
+    return {
+        "program": program[0],
+        "arguments": model_arguments(program),
+        "batch": batch,
+        "device": device,
+        "times": None if times is None else str(times.absolute()),
+        "chunk_bytes": chunk_bytes,
+        "small_limit_bytes": small_limit_bytes,
+        "output": str(output.absolute()),
+    }
 
 
 def trace_facts(trace: Trace) -> dict[str, Any]:
@@ -108,9 +141,8 @@ def trace_facts(trace: Trace) -> dict[str, Any]:
     }
 
 
-def trace_rows(trace: Trace) -> list[tuple[str, str]]:
+def trace_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     """The facts of `trace_facts`, for people."""
-    facts = trace_facts(trace)
     return [
         ("functions", f"{facts['functions']} in {format_duration(facts['compute_seconds'])}"),
         ("variables", f"{facts['variables']}"),

@@ -9,31 +9,18 @@ from typing import Any
 import click
 import numpy as np
 
-from swapd.cli.output import Failure
-from swapd.cli.problems import (
-    FILE,
-    budget_for,
-    budget_unless_planned,
-    link_options,
-    load_plan,
-    load_trace,
-    machine_of,
-    make_problem,
-    parsed,
-)
-from swapd.cli.simulate import advice_for, simulate_facts, simulate_rows, simulated, stall_tables
-from swapd.cli.top import newest, write_answer
-from swapd.observing.analysis import DEMAND
+from swapd.cli.output import OUTPUT, Failure, write_file
+from swapd.cli.problems import FILE, budget_option, load_trace, plan_option, simulated, simulation_options
+from swapd.cli.simulate import advice_for, simulate_facts, simulate_rows, stall_tables
+from swapd.cli.top import newest, seconds_option, write_answer
+from swapd.observing.analysis import DEMAND, Outcome
 from swapd.observing.charts import picture, scene_chart, starts_chart
 from swapd.observing.recording import Predicted
 from swapd.observing.report_page import bullets, document, figure, table
-from swapd.planning.problem import Problem
-from swapd.policies import available
-from swapd.settings import parse_window
 from swapd.simulation.events import Events
 from swapd.simulation.simulator import simulate_events
 from swapd.trace.trace import Trace
-from swapd.units import Amount, format_bytes, format_duration
+from swapd.units import format_bytes, format_duration
 
 KINDS = (".svg", ".html")
 _LOOKS: tuple[str, ...] = ("used", "live", "run", "out", "in", "demand", "stall")
@@ -41,19 +28,10 @@ _LOOKS: tuple[str, ...] = ("used", "live", "run", "out", "in", "demand", "stall"
 
 @click.command("report")
 @click.argument("trace_path", metavar="TRACE", required=False, type=FILE)
-@budget_unless_planned
-@click.option(
-    "--output", "-o", required=True, type=click.Path(dir_okay=False, path_type=Path), help="A .svg or .html file."
-)
-@click.option(
-    "--policy",
-    default="auto",
-    show_default=True,
-    type=click.Choice([*available(), DEMAND]),
-    help="Scheduling policy; demand: no plan.",
-)
-@click.option("--plan", "plan_path", metavar="FILE", type=FILE, help="Show this plan, of `swapd plan -o`.")
-@click.option("--window", metavar="BYTES|auto", callback=parsed(parse_window), help="Schedule window [auto].")
+@budget_option(" Needed unless --plan says it.")
+@plan_option
+@simulation_options(DEMAND)
+@click.option("--output", "-o", required=True, type=OUTPUT, help="A .svg or .html file.")
 @click.option(
     "--measured",
     "measured_path",
@@ -62,27 +40,9 @@ _LOOKS: tuple[str, ...] = ("used", "live", "run", "out", "in", "demand", "stall"
     help="A trace of the same functions whose starts were measured: drawn against the simulated ones.",
 )
 @click.option("--pid", type=int, help="A running process instead of TRACE; 0: the one that was started last.")
-@click.option(
-    "--seconds",
-    default=10.0,
-    show_default=True,
-    type=click.FloatRange(0, 3600),
-    help="With --pid: how long to look, where the process keeps no timeline of its own.",
-)
-@link_options
+@seconds_option("With --pid: how long to look, where the process keeps no timeline of its own.")
 def command(
-    trace_path: Path | None,
-    budget: Amount | None,
-    output: Path,
-    policy: str,
-    plan_path: Path | None,
-    window: int | None,
-    measured_path: Path | None,
-    pid: int | None,
-    seconds: float,
-    chunk_size: int | None,
-    bandwidth: Any,
-    device: str | None,
+    trace_path: Path | None, output: Path, measured_path: Path | None, pid: int | None, seconds: float, **asked: Any
 ) -> int:
     """Draw what happens in an iteration of TRACE, as simulated.
 
@@ -108,27 +68,20 @@ def command(
         raise click.UsageError("Missing argument 'TRACE'; or give --pid")
     if kind not in KINDS:
         raise click.UsageError(f"--output: {output.name!r} does not end in {', '.join(KINDS)}")
-    trace, machine = load_trace(trace_path), machine_of(bandwidth, device)
-    measured = None if measured_path is None else load_measured(measured_path, trace)
-    plan = None if plan_path is None else load_plan(plan_path, trace, chunk_size)
-    chunk = chunk_size if plan is None else plan.chunk_bytes
-    problem = make_problem(trace, budget_for(trace, budget, plan), chunk, machine)
-    outcome = simulated(problem, policy, window, plan)
+    case = simulated(trace_path, **asked)
+    problem, outcome = case.outcome.problem, case.outcome
     _, events = simulate_events(problem, outcome.plan)
-    line = caption(problem, outcome.policy, outcome.timeline.seconds, outcome.timeline.stall_seconds)
+    line = caption(outcome)
     shown = [(scene_chart(Predicted(problem, events, outcome.plan).scene()), line, _LOOKS)]
-    if measured is not None:
-        shown.append((*_measured(events, measured), ()))
+    if measured_path is not None:
+        shown.append((*_measured(events, load_measured(measured_path, case.trace)), ()))
     if kind == ".html":  # only a page has room for all pictures
-        advice = advice_for(outcome, trace, machine, window, plan is not None)
-        text = page(trace_path.name, simulate_facts(outcome, 10, advice), [figure(*one) for one in shown])
+        facts = simulate_facts(outcome, 10, advice_for(case))
+        text = page(trace_path.name, facts, [figure(*one) for one in shown])
     else:
         chart, words, _ = shown[-1]
         text = picture(chart, words)
-    try:
-        output.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise Failure(f"cannot write {output}: {error.strerror}") from None
+    write_file(output, text)
     click.echo(f"{output}: {line}")
     return 0
 
@@ -143,12 +96,13 @@ def load_measured(path: Path, trace: Trace) -> Trace:
     return measured
 
 
-def caption(problem: Problem, policy: str, seconds: float, stall_seconds: float) -> str:
+def caption(outcome: Outcome) -> str:
     """One line about the picture."""
+    problem, timeline = outcome.problem, outcome.timeline
     peak = problem.live_peak_chunks * problem.chunk_bytes
     return (
-        f"{policy}: live peak {format_bytes(peak)} in {format_bytes(problem.budget_bytes)}, "
-        f"a step of {format_duration(seconds)}, of which stalls {format_duration(stall_seconds)} (simulated)"
+        f"{outcome.policy}: live peak {format_bytes(peak)} in {format_bytes(problem.budget_bytes)}, a step of "
+        f"{format_duration(timeline.seconds)}, of which stalls {format_duration(timeline.stall_seconds)} (simulated)"
     )
 
 

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shutil
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import click
 
-from swapd.cli.launch import ProgramCommand, python_arguments, replace_by_program, run_program, stamps, written_since
-from swapd.cli.options import read_program_config, setting_options
-from swapd.cli.output import Failure, console
+from swapd.cli.launch import (
+    BEFORE_PROGRAM,
+    child_environment,
+    program_argument,
+    python_arguments,
+    replace_process,
+    run_program,
+    stamps,
+    written_since,
+)
+from swapd.cli.options import read_config, setting_options
+from swapd.cli.output import console, print_json, write_file
 from swapd.cli.summary import summary_table
 from swapd.config import Config
-from swapd.files import is_stream, write_whole
+from swapd.files import is_stream
 
 NO_SUMMARY = (
     "the program left no summary: it did not import PyTorch, or made no tensor, or the allocator did not start (its "
@@ -25,7 +32,7 @@ NO_SUMMARY = (
 )
 
 
-@click.command("run", cls=ProgramCommand)
+@click.command("run", context_settings=BEFORE_PROGRAM)
 @setting_options()
 @click.option(
     "--json",
@@ -34,7 +41,7 @@ NO_SUMMARY = (
     help="Write the summary there as JSON; - is standard output, and the program's goes to standard error.",
 )
 @click.option("--quiet", "-q", is_flag=True, help="Do not show the summary; this process becomes the program.")
-@click.argument("program", nargs=-1, required=True, metavar="SCRIPT.py|-m MODULE [ARGUMENT]...", type=click.UNPROCESSED)
+@program_argument
 def command(program: tuple[str, ...], json_path: str | None, quiet: bool, **flags: Any) -> int:
     """Run a Python program out-of-core, unchanged.
 
@@ -47,9 +54,9 @@ def command(program: tuple[str, ...], json_path: str | None, quiet: bool, **flag
     swapd run --budget 60% -m mypackage.train
     """
     arguments = python_arguments(program)
-    config = read_program_config(flags)
+    config = read_config(flags, alloc="auto")
     if quiet and json_path is None:
-        replace_by_program(arguments, config)
+        replace_process(arguments, child_environment(config))
     status, summary = run_with_summary(arguments, config, stdout_is_ours=json_path == "-")
     if summary is None:
         click.echo(f"swapd: {NO_SUMMARY}", err=True)
@@ -65,10 +72,9 @@ def run_with_summary(
     arguments: list[str], config: Config, *, stdout_is_ours: bool
 ) -> tuple[int, dict[str, Any] | None]:
     """Run the program. Returns its exit status, and its summary if it left one."""
-    folder = Path(tempfile.mkdtemp(prefix="swapd-"))
-    try:
+    with tempfile.TemporaryDirectory(prefix="swapd-", ignore_cleanup_errors=True) as folder:
         asked = config.summary
-        path = folder / "summary.json" if asked is None or is_stream(asked) else asked
+        path = Path(folder, "summary.json") if asked is None or is_stream(asked) else asked
         before = stamps(path)
         config = dataclasses.replace(config, summary=path.absolute())
         status = run_program(arguments, config, stdout_is_ours=stdout_is_ours)
@@ -80,20 +86,13 @@ def run_with_summary(
         except (OSError, ValueError) as error:
             click.echo(f"swapd: the summary {written[0]} cannot be read: {error}", err=True)
             return status, None
-        if asked is not None and asked != path:  # a pipe cannot be read again
-            _write(str(asked), summary)
-        return status, summary if isinstance(summary, dict) else None
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    if asked is not None and asked != path:  # a pipe cannot be read again
+        _write(str(asked), summary)
+    return status, summary if isinstance(summary, dict) else None
 
 
 def _write(path: str, summary: dict[str, Any]) -> None:
-    text = json.dumps(summary, indent=1) + "\n"
     if path == "-":
-        sys.stdout.write(text)
-        sys.stdout.flush()
-        return
-    try:
-        write_whole(path, text.encode())
-    except OSError as error:
-        raise Failure(f"cannot write {path}: {error.strerror}") from None
+        print_json(summary)
+    else:
+        write_file(path, json.dumps(summary, indent=1) + "\n")

@@ -3,32 +3,27 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.table import Table
-from rich.text import Text
 
-from swapd.cli.fake import fake_arguments
-from swapd.cli.options import read_config, setting_options
-from swapd.cli.output import Failure, console, json_option, print_json
-from swapd.cli.problems import parsed
-from swapd.settings import PREFIX
+from swapd.cli.launch import model_arguments, run_module
+from swapd.cli.options import parsed, read_config, setting_options
+from swapd.cli.output import OUTPUT, Failure, console, json_option, print_json, text_table
 from swapd.splitting.configurations import POLICIES, Configuration
 from swapd.splitting.limits import LimitTooSmallError
-from swapd.splitting.network import LayerPlan, NetworkLayer, NetworkPlan, plan_network
+from swapd.splitting.network import KernelPlan, LayerPlan, NetworkLayer, NetworkPlan, plan_network
 from swapd.splitting.segments import MOST_PREFETCH_PARTS
 from swapd.units import exact_bytes, format_bytes, format_duration, parse_bytes
 
-MODULE = "ooc.pytorch.splitting.layers"  # started, not imported: `ooc` imports us, never the other way round
+MODULE = "ooc.pytorch.splitting.layers"
 LARGEST_WORKSPACE = 1 << 29
 MEASURE_BYTES = 4 << 30  # emulated device memory of the process that measures
-NARROWEST = 120  # characters: the least width of a table
+_STEP_KEYS = ("self_number", "activation_parts", "weight_parts", "conv_number", "prefetched_layer", "peak_bytes")
 BYTES = parsed(parse_bytes)
 
 
@@ -53,7 +48,7 @@ BYTES = parsed(parse_bytes)
     help="Most parts of weights of which one is prefetched.",
 )
 @click.option("--measure", is_flag=True, help="Measure here the convolutions that the store does not have.")
-@click.option("--picture", type=click.Path(dir_okay=False, path_type=Path), help="Draw the plan there (PNG, SVG, PDF).")
+@click.option("--picture", type=OUTPUT, help="Draw the plan there (PNG, SVG, PDF).")
 @setting_options("split_store")
 @json_option
 @click.argument("program", nargs=-1, required=True, metavar="MODEL [NAME=VALUE]...", type=click.UNPROCESSED)
@@ -85,7 +80,7 @@ def command(
     config = read_config(flags)
     wanted = {
         "program": program[0],
-        "arguments": fake_arguments(program),
+        "arguments": model_arguments(program),
         "batch": batch,
         "policy": policy,
         "measure": measure,
@@ -118,31 +113,22 @@ def command(
         print_json(found)
         return 0
     screen = console()
-    screen.width = max(screen.width, NARROWEST)  # a terminal's broken lines show more than broken cells
     screen.print(plan_table(plan, f"{program[0]}, batch {batch}, under {format_bytes(budget)}"))
     for line in plan_notes(plan, facts):
         screen.print(line, soft_wrap=True, markup=False)
     if plan.front:
-        screen.print("\nAll convolutions, by the workspace that they share (WD):")
-        screen.print(front_table(plan))
+        rows = ((format_bytes(size), format_duration(seconds)) for size, seconds in plan.front)
+        title = "\nAll convolutions, by the workspace that they share (WD):"
+        screen.print(text_table(title, ("workspace", "time"), rows))
     return 0
 
 
 def layers_of(wanted: dict[str, Any]) -> dict[str, Any]:
     """What a process started for this purpose finds out about the model. Raises Failure."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
     with tempfile.TemporaryDirectory(prefix="swapd-split-") as folder:
         output = Path(folder) / "layers.json"
-        try:
-            child = subprocess.run(
-                [sys.executable, "-m", MODULE, json.dumps({**wanted, "output": str(output)})],
-                env=environment,
-                stdout=2,  # what a script prints is no part of our output
-                check=False,
-            )
-        except OSError as error:
-            raise Failure(f"cannot start {sys.executable}: {error}") from None
-        if child.returncode != 0 or not output.exists():
+        status = run_module(MODULE, {**wanted, "output": str(output)}, stdout_is_ours=True)
+        if status != 0 or not output.exists():
             raise Failure(f"the layers of {wanted['program']} could not be found out (the reason is above)")
         facts: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
         return facts
@@ -161,7 +147,7 @@ def plan_facts(plan: NetworkPlan) -> dict[str, Any]:
 
 
 def _layer_facts(plan: LayerPlan) -> dict[str, Any]:
-    layer, step = plan.layer.layer, plan.step
+    layer = plan.layer.layer
     return {
         "name": layer.name,
         "operator": plan.layer.operator,
@@ -169,44 +155,35 @@ def _layer_facts(plan: LayerPlan) -> dict[str, Any]:
         "input_bytes": layer.input_bytes,
         "output_bytes": layer.output_bytes,
         "weight_bytes": layer.weight_bytes,
-        "self_number": None if step is None else step.self_number,
-        "activation_parts": None if step is None else step.activation_parts,
-        "weight_parts": None if step is None else step.weight_parts,
-        "conv_number": None if step is None else step.conv_number,
-        "prefetched_layer": None if step is None else step.prefetched_layer,
-        "peak_bytes": None if step is None else step.peak_bytes,
-        "kernels": [
-            {
-                "name": kernel.name,
-                "limit_bytes": kernel.limit_bytes,
-                "problem": kernel.problem,
-                "parts": None
-                if kernel.configuration is None
-                else [[part.batch, part.algorithm] for part in kernel.configuration.parts],
-                "workspace_bytes": None if kernel.configuration is None else kernel.configuration.workspace_bytes,
-                "seconds": None if kernel.configuration is None else kernel.configuration.seconds,
-            }
-            for kernel in plan.kernels
-        ],
+        **{key: getattr(plan.step, key, None) for key in _STEP_KEYS},
+        "kernels": [_kernel_facts(kernel) for kernel in plan.kernels],
         "workspace_bytes": plan.workspace_bytes,
         "seconds": plan.seconds,
         "exactness": plan.exactness,
     }
 
 
+def _kernel_facts(kernel: KernelPlan) -> dict[str, Any]:
+    found = kernel.configuration
+    return {
+        "name": kernel.name,
+        "limit_bytes": kernel.limit_bytes,
+        "problem": kernel.problem,
+        "parts": None if found is None else [[part.batch, part.algorithm] for part in found.parts],
+        "workspace_bytes": None if found is None else found.workspace_bytes,
+        "seconds": None if found is None else found.seconds,
+    }
+
+
 def _parts_text(configuration: Configuration) -> str:
     """A text such as `4 x 8 onednn, 2 im2col`: how many equal parts there are, with their samples and algorithm."""
-    counts: dict[tuple[int, str], int] = {}
-    for part in configuration.parts:
-        counts[part.batch, part.algorithm] = counts.get((part.batch, part.algorithm), 0) + 1
+    counts = Counter((part.batch, part.algorithm) for part in configuration.parts)
     return ", ".join(f"{n} x {size} {name}" if n > 1 else f"{size} {name}" for (size, name), n in counts.items())
 
 
 def plan_table(plan: NetworkPlan, title: str) -> Table:
     """One line for each layer; in training, only layers with convolutions have one."""
-    table = Table(title=Text(title), title_justify="left")
-    for name in ("layer", "parts", "prefetch", "memory", "micro-batches", "workspace", "time", "in parts"):
-        table.add_column(name, justify="left" if name in ("layer", "micro-batches", "in parts") else "right")
+    rows = []
     for line in plan.layers:
         step = line.step
         if step is None and not line.kernels:
@@ -214,18 +191,20 @@ def plan_table(plan: NetworkPlan, title: str) -> Table:
         kernels = [
             _parts_text(k.configuration) if k.configuration is not None else k.problem or "" for k in line.kernels
         ]
-        cells = [
-            line.layer.layer.name,
-            "" if step is None else str(step.self_number),
-            "" if step is None or step.prefetched_layer is None else f"1/{step.conv_number} of {step.prefetched_layer}",
-            "" if step is None else format_bytes(step.peak_bytes),
-            "\n".join(kernels),
-            "" if line.workspace_bytes is None else format_bytes(line.workspace_bytes),
-            "" if line.seconds is None else format_duration(line.seconds),
-            line.exactness,
-        ]
-        table.add_row(*map(Text, cells))
-    return table
+        rows.append(
+            [
+                line.layer.layer.name,
+                "" if step is None else str(step.self_number),
+                f"1/{step.conv_number} of {step.prefetched_layer}" if step and step.prefetched_layer else "",
+                "" if step is None else format_bytes(step.peak_bytes),
+                "\n".join(kernels),
+                "" if line.workspace_bytes is None else format_bytes(line.workspace_bytes),
+                "" if line.seconds is None else format_duration(line.seconds),
+                line.exactness,
+            ]
+        )
+    columns = ("layer", "parts", "prefetch", "memory", "micro-batches", "workspace", "time", "in parts")
+    return text_table(title, columns, rows, left=("micro-batches", "in parts"))
 
 
 def plan_notes(plan: NetworkPlan, facts: dict[str, Any]) -> list[str]:
@@ -251,16 +230,6 @@ def plan_notes(plan: NetworkPlan, facts: dict[str, Any]) -> list[str]:
     if any(layer.exactness == "not verified" for layer in plan.layers):
         notes.append("Not verified: nobody compared this layer in parts with the one in one piece on this machine yet.")
     return notes
-
-
-def front_table(plan: NetworkPlan) -> Table:
-    """The times that the convolutions take with each workspace that they might share."""
-    table = Table()
-    table.add_column("workspace", justify="right")
-    table.add_column("time", justify="right")
-    for size, seconds in plan.front:
-        table.add_row(format_bytes(size), format_duration(seconds))
-    return table
 
 
 def _draw(plan: NetworkPlan, model: str, path: Path) -> None:

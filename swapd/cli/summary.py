@@ -17,10 +17,10 @@ def summary_table(summary: dict[str, Any]) -> Table:
     rows: list[tuple[str, str | Text]] = [
         ("device", str(summary.get("device", "?"))),
         ("memory", _memory(summary)),
-        ("moved", _moved(summary)),
+        ("moved", moved(summary)),
         ("steps", _steps(summary)),
         ("stalls", _stalls(summary)),
-        ("plan", _plan(summary)),
+        ("plan", plan(summary)),
         ("fragmentation", _fragmentation(summary)),
     ]
     rows += [("attention", text) for text in _attention(summary)]
@@ -40,11 +40,12 @@ def _memory(summary: dict[str, Any]) -> str:
     )
 
 
-def _moved(summary: dict[str, Any]) -> str:
+def moved(counters: dict[str, Any]) -> str:
+    """What was moved, by the counters of a summary or of a process that runs."""
     return (
-        f"out {_bytes(summary, 'swap_out_bytes')} in {summary.get('swap_out_count', 0)}, "
-        f"in {_bytes(summary, 'swap_in_bytes')} in {summary.get('swap_in_count', 0)} "
-        f"({summary.get('demand_swap_in_count', 0)} on demand), {summary.get('clean_drop_count', 0)} dropped clean"
+        f"out {_bytes(counters, 'swap_out_bytes')} in {counters.get('swap_out_count', 0)}, "
+        f"in {_bytes(counters, 'swap_in_bytes')} in {counters.get('swap_in_count', 0)} "
+        f"({_bytes(counters, 'demand_swap_in_bytes')} on demand), {_bytes(counters, 'clean_drop_bytes')} dropped clean"
     )
 
 
@@ -63,13 +64,18 @@ def _stalls(summary: dict[str, Any]) -> str:
     return format_duration(stall) + (f", {stall / total:.1%} of the steps" if total > 0 else "")
 
 
-def _plan(summary: dict[str, Any]) -> str:
-    text = f"policy {summary.get('policy', '?')}, {summary.get('plan_count', 0)} plans"
-    if summary.get("window_bytes"):
-        text += f", window {_bytes(summary, 'window_bytes')}"
-    predicted, bound = summary.get("predicted_step_seconds"), summary.get("bound_step_seconds")
-    if predicted and bound:
-        text += f", a step predicted {format_duration(predicted)}, bound {format_duration(bound)}"
+def plan(facts: dict[str, Any]) -> str:
+    """What plans there are, by a summary or by what a process says that runs."""
+    text = f"policy {facts.get('policy', '?')}, {facts.get('plan_count', 0)} plans"
+    text += f", {facts.get('planned_iteration_count', 0)} steps under one"
+    if facts.get("window_bytes"):
+        text += f", window {_bytes(facts, 'window_bytes')}"
+    if facts.get("predicted_step_seconds"):
+        text += f", a step predicted {format_duration(facts['predicted_step_seconds'])}"
+    if facts.get("bound_step_seconds"):
+        text += f", bound {format_duration(facts['bound_step_seconds'])}"
+    if facts.get("divergence_count"):
+        text += f", left {facts['divergence_count']} times"
     return text
 
 

@@ -5,25 +5,29 @@ from __future__ import annotations
 import contextlib
 import json
 import statistics
-import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Group
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
-from swapd.cli.output import Failure, console, pairs_table
-from swapd.files import write_whole
+from swapd.cli.options import F
+from swapd.cli.output import OUTPUT, Failure, console, pairs_table, print_json, text_table, write_file
+from swapd.cli.summary import moved, plan
 from swapd.observing.analysis import printable
 from swapd.observing.status import StatusError, ask, processes
 from swapd.units import format_bandwidth, format_bytes, format_duration
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
-_LONGEST_SECONDS = 3600.0
+
+
+def seconds_option(help_text: str) -> Callable[[F], F]:
+    """The option --seconds of the commands that look at a process for a while."""
+    return click.option("--seconds", default=10.0, show_default=True, type=click.FloatRange(0, 3600), help=help_text)
 
 
 @click.command("top")
@@ -36,16 +40,10 @@ _LONGEST_SECONDS = 3600.0
     "--record",
     "record_path",
     metavar="FILE",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=OUTPUT,
     help="Keep a timeline for --seconds and write it there, for Perfetto.",
 )
-@click.option(
-    "--seconds",
-    default=10.0,
-    show_default=True,
-    type=click.FloatRange(0, _LONGEST_SECONDS),
-    help="With --record: how long to look.",
-)
+@seconds_option("With --record: how long to look.")
 def command(
     pid: int | None,
     once: bool,
@@ -58,15 +56,15 @@ def command(
     """Watch a process that runs out-of-core: memory, transfers, waiting, steps.
 
     PID may be left out: then it is the process that was started last. The process has to have been started with
-    OOC_STATUS=1 (or `swapd run --status 1`), by the same user; it is asked through a Unix socket that nobody else can
-    open. Ends when the process does.
+    OOC_STATUS=1 (or `swapd run --status 1`), by the same user; it is asked through a Unix socket that answers
+    nobody else. Ends when the process does.
 
     \b
     swapd top
     swapd top 4711 --record now.json --seconds 5
     """
     if only_list:
-        for number in _processes():
+        for number in processes():
             click.echo(number)
         return 0
     pid = pid if pid is not None else newest()
@@ -74,7 +72,7 @@ def command(
         write_answer(pid, "timeline", record_path, seconds)
         return 0
     if as_json:
-        sys.stdout.write(json.dumps(status_of(pid), indent=1) + "\n")
+        print_json(status_of(pid))
         return 0
     screen = console()
     if once or not screen.is_terminal:
@@ -94,38 +92,33 @@ def _watch(pid: int, every: float, screen: Any) -> int:
                 before = now
     except KeyboardInterrupt:
         return 0
-    except Failure as error:
+    except (Failure, StatusError) as error:
         screen.print(frame(before, None))
         click.echo(f"swapd: {error}", err=True)
         return 0 if "has ended" in str(error) else 1
 
 
 def write_answer(pid: int, request: str, path: Path, seconds: float) -> None:
-    """Writes what a process answers to "timeline" or "report". A timeline that is off is turned on for `seconds`.
-
-    Raises Failure.
-    """
+    """Writes what a process answers to "timeline" or "report". A timeline that is off is turned on for `seconds`."""
     was_on = bool(status_of(pid)["timeline"]["on"])
     if not was_on:
-        _ask(pid, "timeline start")
+        ask(pid, "timeline start")
     try:
         if not was_on or request == "timeline":
             time.sleep(seconds)
-        content = _ask(pid, request)
-        write_whole(path, content.encode("utf-8"))
-    except OSError as error:
-        raise Failure(f"cannot write {path}: {error.strerror}") from None
+        content = ask(pid, request)
+        write_file(path, content)
     finally:
         if not was_on:
-            with contextlib.suppress(Failure):  # the process may have ended meanwhile
-                _ask(pid, "timeline stop")
+            with contextlib.suppress(StatusError):  # the process may have ended meanwhile
+                ask(pid, "timeline stop")
     click.echo(f"{path}: {format_bytes(len(content))}")
 
 
 def status_of(pid: int) -> dict[str, Any]:
-    """What a process says of itself. Raises Failure."""
+    """What a process says of itself. Raises Failure or StatusError."""
     try:
-        facts = json.loads(_ask(pid, "status"))
+        facts = json.loads(ask(pid, "status"))
         if not isinstance(facts, dict) or facts.get("version") != 1:
             raise ValueError
     except ValueError:
@@ -133,23 +126,9 @@ def status_of(pid: int) -> dict[str, Any]:
     return facts
 
 
-def _ask(pid: int, request: str) -> str:
-    try:
-        return ask(pid, request)
-    except StatusError as error:
-        raise Failure(str(error)) from None
-
-
-def _processes() -> list[int]:
-    try:
-        return processes()
-    except StatusError as error:
-        raise Failure(str(error)) from None
-
-
 def newest() -> int:
     """The process that was started last of those that can be asked. Raises Failure."""
-    found = _processes()
+    found = processes()
     if not found:
         raise Failure("there is no process to look into: start one with OOC_STATUS=1, or swapd run --status 1")
     return found[0]
@@ -163,15 +142,26 @@ def frame(facts: dict[str, Any], before: dict[str, Any] | None) -> Group:
         ("running for", f"{format_duration(facts['elapsed_seconds'])}, {stats['functions']} functions"),
         ("memory", _memory(stats)),
         ("host", f"{format_bytes(stats['host_used_bytes'])} swapped out"),
-        ("moved", _moved(stats)),
+        ("moved", moved(stats)),
         ("now", _speeds(facts, before)),
         ("steps", _steps(facts)),
         ("waiting", _waiting(facts)),
-        ("plan", _plan(facts)),
+        ("plan", plan({**stats, **facts})),
     ]
     parts: list[Any] = [pairs_table(title, [(name, text) for name, text in rows if str(text)])]
     if facts["waits"]:
-        parts += [Text(""), _waits(facts["waits"])]
+        waits = (
+            (
+                f"{row['seconds']:.3f}",
+                str(row["times"]),
+                printable(row["function"]),
+                "room" if row["variable"] < 0 else f"variable {row['variable']}",
+            )
+            for row in facts["waits"]
+        )
+        columns = ("seconds", "times", "function", "waited for")
+        title = "what waited longest, as far as the timeline goes back"
+        parts += [Text(""), text_table(title, columns, waits, left=columns[2:])]
     return Group(*parts)
 
 
@@ -189,12 +179,6 @@ def _memory(stats: dict[str, Any]) -> Text:
         f"  {format_bytes(used)} of {format_bytes(budget)}; {format_bytes(live)} live ({live / budget:.2f} times)"
     )
     return bar
-
-
-def _moved(stats: dict[str, Any]) -> str:
-    moved = f"out {format_bytes(stats['swap_out_bytes'])}, in {format_bytes(stats['swap_in_bytes'])}"
-    demand, dropped = format_bytes(stats["demand_swap_in_bytes"]), format_bytes(stats["clean_drop_bytes"])
-    return f"{moved} ({demand} on demand), {dropped} dropped clean"
 
 
 def _speeds(facts: dict[str, Any], before: dict[str, Any] | None) -> str:
@@ -225,27 +209,6 @@ def _waiting(facts: dict[str, Any]) -> str:
         f"{format_duration(stats['stall_seconds'])} ({share:.1%}): for variables "
         f"{format_duration(stats['stall_swap_in_seconds'])}, for room {format_duration(stats['stall_room_seconds'])}"
     )
-
-
-def _plan(facts: dict[str, Any]) -> str:
-    stats = facts["stats"]
-    text = f"policy {facts['policy']}, {stats['plan_count']} plans, {stats['planned_iteration_count']} steps under one"
-    if facts["predicted_step_seconds"]:
-        text += f", a step predicted {format_duration(facts['predicted_step_seconds'])}"
-    if stats["divergence_count"]:
-        text += f", left {stats['divergence_count']} times"
-    return text
-
-
-def _waits(waits: list[dict[str, Any]]) -> Table:
-    table = Table(title=Text("what waited longest, as far as the timeline goes back"), title_justify="left", box=None)
-    for name in ("seconds", "times", "function", "waited for"):
-        table.add_column(name, justify="right" if name in ("seconds", "times") else "left")
-    for row in waits:
-        what = "room" if row["variable"] < 0 else f"variable {row['variable']}"
-        cells = [f"{row['seconds']:.3f}", str(row["times"]), printable(row["function"]), what]
-        table.add_row(*(Text(cell) for cell in cells))
-    return table
 
 
 def sparkline(values: list[float]) -> str:

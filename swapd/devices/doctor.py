@@ -1,27 +1,75 @@
 """Doctor: what is supported on this machine, what is not, and what to do about it.
 
-Each check is a function that returns a Check and raises nothing. The checks of PyTorch are in `torch_checks.py`.
+Each check is a function that returns a Check and raises nothing. A process of its own imports PyTorch, since this
+package may not import it and since a broken installation must not break the report.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes.util
+import importlib.metadata
+import importlib.util
+import json
 import os
 import platform
 import resource
+import shutil
+import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from swapd.config import Config, ConfigError, unknown_variables
-from swapd.devices.findings import Check, Report
+from swapd.devices.probe import CUDA_LIBRARY
 from swapd.devices.profile import cache_directory
-from swapd.devices.torch_checks import check_torch
 from swapd.host_limits import available_host_bytes, cgroup_memory
 from swapd.units import GIB, MIB, format_bytes
+
+AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+ENTRY_POINT_GROUP = "torch.backends"
+_TORCH_TIMEOUT_SECONDS = 120
+_ASK_TORCH = """
+import json, torch
+facts = {"version": torch.__version__, "cuda": torch.version.cuda, "adapter": None, "built": False}
+try:
+    from ooc.pytorch import build
+    path = build.adapter_path()
+    facts["adapter"], facts["built"] = str(path), path.exists()
+except Exception as error:
+    facts["adapter_error"] = f"{type(error).__name__}: {error}"
+print(json.dumps(facts))
+"""
+Status = Literal["ok", "warn", "no"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One finding: ok, warn (something is missing or less than best), or no (what it is about cannot work)."""
+
+    name: str
+    status: Status
+    detail: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class Report:
+    """All findings, in the order in which a person would look."""
+
+    checks: tuple[Check, ...]
+
+    def __getitem__(self, name: str) -> Check:
+        return next(check for check in self.checks if check.name == name)
+
+    @property
+    def usable(self) -> bool:
+        """Whether programs can run out-of-core on at least one kind of device."""
+        basics = all(self[name].status != "no" for name in ("system", "memfd", "native libraries", "settings"))
+        return basics and any(self[name].status == "ok" for name in ("emulated device", "CUDA device"))
 
 
 def examine(progress: Callable[[str, int, int], None] | None = None) -> Report:
@@ -108,12 +156,9 @@ def _check_limits(config: Config) -> None:
 def check_emulated() -> Check:
     """Whether the emulated driver loads and its device can be made."""
     from ooc_alloc import OocError, library_path
-    from ooc_alloc.probe import Probe
 
     try:
-        device = Probe(str(library_path("libooc_emulated_cuda.so")))
-        facts = device.describe()
-        device.close()
+        facts = _described(str(library_path("libooc_emulated_cuda.so")))
     except (OocError, OSError, AttributeError) as error:
         return Check("emulated device", "no", str(error), "OOC_EMULATED_MEMORY gives its size; `make native` builds it")
     return Check("emulated device", "ok", f"{format_bytes(float(facts['total_bytes']))} of host memory")
@@ -121,43 +166,117 @@ def check_emulated() -> Check:
 
 def check_cuda() -> Check:
     """Whether there is a CUDA driver with a device that manages virtual memory. A machine without them is normal."""
+    from ooc_alloc import OocError
+
     name = "CUDA device"
     try:
-        from cuda.bindings import driver
-    except ImportError as error:
-        return Check(name, "warn", f"cuda-python cannot be imported: {error}", "pip install cuda-python")
-    try:
-        return _ask_cuda(driver)
-    except Exception as error:  # DynamicLibNotFoundError of cuda.pathfinder, or whatever a broken driver does
+        facts = _described(CUDA_LIBRARY)
+    except (OocError, OSError, AttributeError) as error:
         if ctypes.util.find_library("cuda") is None:
-            return Check(
-                name, "warn", "no CUDA driver: only the emulated device can be used", "none needed without a GPU"
-            )
-        return Check(name, "warn", f"the CUDA driver does not work: {error}", "look at nvidia-smi")
+            text = "no CUDA driver: only the emulated device can be used"
+            return Check(name, "warn", text, "none needed without a GPU")
+        return Check(name, "warn", f"no device can be used: {error}", "look at nvidia-smi and CUDA_VISIBLE_DEVICES")
+    version = int(facts["driver_version"])
+    memory = format_bytes(float(facts["total_bytes"]))
+    return Check(name, "ok", f"{facts['name']}, {memory}, driver for CUDA {version // 1000}.{version % 1000 // 10}")
 
 
-def _ask_cuda(driver: Any) -> Check:
-    def call(function: str, *arguments: Any) -> Any:
-        error, *values = getattr(driver, function)(*arguments)
-        if int(error) != 0:
-            raise RuntimeError(f"{function}: {error.name}")
-        return values[0] if values else None
+def _described(driver: str) -> dict[str, int | str]:
+    """The first device of a driver, opened and closed as programs would. Raises OocError, OSError or AttributeError."""
+    from ooc_alloc.probe import Probe
 
-    call("cuInit", 0)
-    version = call("cuDriverGetVersion")
-    count = call("cuDeviceGetCount")
-    if count == 0:
-        return Check("CUDA device", "warn", "a driver but no device", "look at nvidia-smi and CUDA_VISIBLE_DEVICES")
-    device = call("cuDeviceGet", 0)
-    text = call("cuDeviceGetName", 128, device).split(b"\0")[0].decode(errors="replace")
-    attributes = driver.CUdevice_attribute
-    attribute = attributes.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
-    text += (
-        f", {format_bytes(call('cuDeviceTotalMem', device))}, driver for CUDA {version // 1000}.{version % 1000 // 10}"
-    )
-    if not call("cuDeviceGetAttribute", attribute, device):
-        return Check("CUDA device", "no", f"{text}: no virtual memory management", "a device of a later generation")
-    return Check("CUDA device", "ok", f"{text}, {count} in all")
+    device = Probe(driver)
+    facts = device.describe()
+    device.close()
+    return facts
+
+
+def check_torch(environment: Mapping[str, str]) -> list[Check]:
+    """The checks of PyTorch, of the compiler for its adapter, of the adapter, and of how the adapter is activated."""
+    compiler = check_compiler(environment)
+    checks = [compiler, check_entry_point(), check_autoload(environment)]
+    if importlib.util.find_spec("torch") is None:
+        return [
+            Check("PyTorch", "warn", "not installed: only the NumPy integration works", "pip install torch"),
+            *checks,
+        ]
+    facts = _ask_torch(environment)
+    if "error" in facts:
+        return [Check("PyTorch", "no", str(facts["error"]), "make `python -c 'import torch'` work"), *checks]
+    kind = f"built for CUDA {facts['cuda']}" if facts["cuda"] else "built for the CPU alone"
+    return [_version_check(str(facts["version"]), kind), _adapter_check(facts, compiler), *checks]
+
+
+def _ask_torch(environment: Mapping[str, str]) -> dict[str, Any]:
+    ours = {name: value for name, value in environment.items() if not name.startswith("OOC_")}
+    try:
+        answer = subprocess.run(
+            [sys.executable, "-c", _ASK_TORCH],
+            env={**ours, AUTOLOAD: "0"},
+            capture_output=True,
+            text=True,
+            timeout=_TORCH_TIMEOUT_SECONDS,
+            check=False,
+        )
+        if answer.returncode != 0:
+            last = (answer.stderr.strip().splitlines() or ["no message"])[-1]
+            return {"error": f"`import torch` fails: {last}"}
+        facts: dict[str, Any] = json.loads(answer.stdout.splitlines()[-1])
+        return facts
+    except (OSError, subprocess.TimeoutExpired, ValueError, IndexError) as error:
+        return {"error": f"PyTorch could not be asked: {error}"}
+
+
+def _version_check(version: str, kind: str) -> Check:
+    parts = tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdigit())
+    if parts < (2, 11):
+        return Check("PyTorch", "no", f"{version}, {kind}", "PyTorch 2.11 or later is needed")
+    return Check("PyTorch", "ok", f"{version}, {kind}")
+
+
+def _adapter_check(facts: dict[str, Any], compiler: Check) -> Check:
+    name = "PyTorch adapter"
+    if facts.get("adapter") is None:
+        return Check(name, "no", str(facts.get("adapter_error", "unknown")), "install the package anew")
+    if facts["built"]:
+        return Check(name, "ok", f"built: {facts['adapter']}")
+    if compiler.status == "ok":
+        return Check(name, "ok", "not built yet: the first use builds it and takes some seconds")
+    return Check(name, "no", "not built, and there is no compiler", compiler.remedy)
+
+
+def check_compiler(environment: Mapping[str, str]) -> Check:
+    """The C++ compiler that builds the adapter: $CXX, g++, c++ or clang++."""
+    asked = environment.get("CXX")
+    for name in (asked,) if asked else ("g++", "c++", "clang++"):
+        path = shutil.which(name)
+        if path is None:
+            continue
+        try:
+            answer = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=30, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return Check("compiler", "warn", f"{path} cannot be run: {error}", "point CXX to a working C++ compiler")
+        return Check("compiler", "ok", (answer.stdout.splitlines() or [path])[0])
+    missing = f"no C++ compiler ({asked or 'g++, c++ or clang++'})"
+    return Check("compiler", "warn", missing, "apt-get install g++, or point CXX to one; PyTorch's adapter needs it")
+
+
+def check_entry_point() -> Check:
+    """Whether `import torch` will find this package."""
+    name = "entry point"
+    found = [entry for entry in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP) if entry.name == "ooc_alloc"]
+    if not found:
+        remedy = "pip install the package (a checkout alone registers nothing), or call ooc.pytorch.enable()"
+        return Check(name, "warn", "`import torch` does not know this package: OOC_ALLOC=1 has no effect", remedy)
+    return Check(name, "ok", f"{ENTRY_POINT_GROUP}: {found[0].value}")
+
+
+def check_autoload(environment: Mapping[str, str]) -> Check:
+    """Whether PyTorch has been told not to load backends by itself."""
+    if environment.get(AUTOLOAD) == "0":
+        text = f"{AUTOLOAD}=0: `import torch` loads no backends, so OOC_ALLOC=1 has no effect"
+        return Check("autoload", "warn", text, "unset it, or call ooc.pytorch.enable()")
+    return Check("autoload", "ok", "PyTorch loads its backends")
 
 
 def check_host_memory() -> Check:

@@ -6,9 +6,9 @@ The measurements themselves are native (`ooc_alloc/csrc/probe.h`). This module s
 from __future__ import annotations
 
 import datetime
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from ooc_alloc import OocError, library_path
 from ooc_alloc.probe import Probe
@@ -37,15 +37,6 @@ class Effort:
 QUICK = Effort((1, 4, 16), (MIB, 16 * MIB), 8 * MIB, 5, 3)
 
 
-class Device(Protocol):
-    """What `measure` needs of a device; `ooc_alloc.probe.Probe` has it."""
-
-    def describe(self) -> dict[str, int | str]: ...
-    def memory(self, chunk_bytes: int, chunks: int, repeats: int) -> dict[str, float]: ...
-    def copy(self, size_bytes: int, repeats: int) -> dict[str, float]: ...
-    def pinning(self, size_bytes: int, repeats: int) -> dict[str, float]: ...
-
-
 def open_device(alloc: str = "auto", ordinal: int = 0) -> tuple[Probe, bool]:
     """Opens the device that `alloc` means, and returns it and whether it is emulated.
 
@@ -64,7 +55,7 @@ def open_device(alloc: str = "auto", ordinal: int = 0) -> tuple[Probe, bool]:
 
 
 def measure(
-    device: Device,
+    device: Probe,
     *,
     chunk_bytes: int = 2 * MIB,
     link: Link | None = None,
@@ -82,32 +73,32 @@ def measure(
         OocError: a driver call failed, or there is no memory for the smallest sizes.
     """
     effort = effort or Effort()
-    tell = progress or (lambda text, done, total: None)
     facts = device.describe()
     free, granularity = int(facts["free_bytes"]), int(facts["granularity_bytes"])
     chunk = -(-chunk_bytes // granularity) * granularity
     counts = [count for count in effort.chunk_counts if count == 1 or count * chunk <= free // 2]
     sizes = [size for size in effort.copy_bytes if size <= free // 4] or [granularity]
     total = len(counts) + len(sizes) + 2
-    done = 0
+    steps = itertools.count()
+
+    def tell(text: str) -> None:
+        if progress is not None:
+            progress(text, next(steps), total)
 
     memory = []
     for count in counts:
-        tell(f"memory calls, {count} chunks of {format_bytes(chunk)}", done, total)
+        tell(f"memory calls, {count} chunks of {format_bytes(chunk)}")
         memory.append(MemoryCost(chunk, count, **device.memory(chunk, count, effort.memory_repeats)))
-        done += 1
-    tell("latency", done, total)
+    tell("latency")
     tiny = device.copy(_TINY_BYTES, effort.memory_repeats)
-    done += 1
     copies: list[CopyCost] = []
     for size in sizes:
         if not copies or copies[-1].both_out_seconds + copies[-1].both_in_seconds < _SLOW_COPY_SECONDS:
-            tell(f"copies of {format_bytes(size)}", done, total)
+            tell(f"copies of {format_bytes(size)}")
             copies.append(CopyCost(size, **device.copy(size, effort.copy_repeats)))
-        done += 1
-    tell("pinning", done, total)
+    tell("pinning")
     pinning = device.pinning(effort.pin_bytes, effort.copy_repeats)
-    tell("done", total, total)
+    tell("done")
     return Profile(
         device=str(facts["name"]),
         measured=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),

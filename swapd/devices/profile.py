@@ -104,9 +104,9 @@ class Profile:
         if version != VERSION:
             raise MachineError(f"version {version!r} of the format, this release reads {VERSION}")
         try:
-            rows = {"memory": _rows(MemoryCost, fields["memory"]), "copies": _rows(CopyCost, fields["copies"])}
-            profile = cls(**{**fields, **rows})
-            _require_numbers(profile)
+            fields["memory"] = tuple(_checked(MemoryCost, row) for row in fields["memory"])
+            fields["copies"] = tuple(_checked(CopyCost, row) for row in fields["copies"])
+            profile: Profile = _checked(cls, fields)
             if not profile.copies:
                 raise ValueError("no copies")
             profile.machine()
@@ -115,14 +115,9 @@ class Profile:
         return profile
 
 
-def _rows(kind: Any, rows: list[dict[str, Any]]) -> tuple[Any, ...]:
-    result = tuple(kind(**row) for row in rows)
-    for row in result:
-        _require_numbers(row)
-    return result
-
-
-def _require_numbers(row: Any) -> None:
+def _checked(kind: Any, fields: dict[str, Any]) -> Any:
+    """An object of a dataclass. Raises ValueError if a text or a number is none, TypeError if fields are missing."""
+    row = kind(**fields)
     for field in dataclasses.fields(row):
         value = getattr(row, field.name)
         if field.type == "str":
@@ -133,6 +128,7 @@ def _require_numbers(row: Any) -> None:
             continue
         if not valid:
             raise ValueError(f"{field.name} is {value!r}")
+    return row
 
 
 def cache_directory() -> Path:

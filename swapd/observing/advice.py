@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from swapd.observing.analysis import IN_CORE, Outcome, fit_bytes, run_plan, run_policy, with_budget
 from swapd.planning.problem import InfeasibleError, Problem
+from swapd.trace.trace import Trace
 from swapd.units import format_bandwidth, format_bytes
 
 WORTH_SAYING = 0.01  # of the step's time
@@ -38,7 +39,7 @@ class Advisor:
 
     Args:
         outcome: the simulation that changes are compared with.
-        with_chunks: returns the problem with another chunk size, in bytes, or None if there is no such problem.
+        trace: what was simulated; without it no other chunk sizes are tried.
         window_bytes: the schedule window, if the policy has one.
         is_fixed: whether the plan was given; then only changes that leave it as it is are tried.
     """
@@ -46,11 +47,11 @@ class Advisor:
     def __init__(
         self,
         outcome: Outcome,
-        with_chunks: Callable[[int], Problem | None],
+        trace: Trace | None = None,
         window_bytes: int | None = None,
         is_fixed: bool = False,
     ) -> None:
-        self.now, self.with_chunks = outcome, with_chunks
+        self.now, self.trace = outcome, trace
         self.window_bytes, self.is_fixed = window_bytes, is_fixed
         self.problem = outcome.problem
         self.seconds = outcome.timeline.seconds
@@ -61,11 +62,14 @@ class Advisor:
         if self.now.policy == IN_CORE or self.seconds <= 0:
             return []
         found: list[Advice] = []
-        parts = (self._policy, self._budget, self._fits, self._less, self._link, self._chunk)
+        waits = self.waits >= WORTH_SAYING * self.seconds
+        parts = [self._fits, self._less]
+        if waits:
+            parts = [self._policy, self._budget, *parts, self._link, self._chunk]
         for done, part in enumerate(parts):
             report(f"looking for advice: {part.__name__.strip('_')}", done, len(parts))
             found += part()
-        if self.waits < WORTH_SAYING * self.seconds:
+        if not waits:
             text = "the step takes the time of its computation: neither memory nor a faster link would save anything"
             found.insert(0, Advice("none", text, self.seconds, 0.0))
         return found
@@ -84,16 +88,21 @@ class Advisor:
     def _saved(self, seconds: float) -> float:
         return 1 - seconds / self.seconds
 
+    def _saving(self, kind: str, words: str, seconds: float, **sizes: int) -> Advice:
+        """Advice whose text is `words` and then how much of the step is saved."""
+        saved = self._saved(seconds)
+        return Advice(kind, f"{words} {_percent(saved)}", seconds, saved, **sizes)
+
     def _policy(self) -> Iterator[Advice]:
-        if self.now.policy == "auto" or self.waits < WORTH_SAYING * self.seconds:
+        if self.now.policy == "auto":
             return
         seconds = run_policy(self.problem, "auto").timeline.seconds
         if self._saved(seconds) >= WORTH_SAYING:
-            yield Advice("policy", f"policy auto saves {_percent(self._saved(seconds))}", seconds, self._saved(seconds))
+            yield self._saving("policy", "policy auto saves", seconds)
 
     def _budget(self) -> Iterator[Advice]:
         """The first budget that saves at least half of what memory can save, and the first that saves nearly all."""
-        if self.is_fixed or self.problem.fits or self.waits < WORTH_SAYING * self.seconds:
+        if self.is_fixed or self.problem.fits:
             return
         given, most = self.problem.budget_bytes, fit_bytes(self.problem)
         tried = []
@@ -107,16 +116,16 @@ class Advisor:
             if found is not None and self._saved(found[1]) >= WORTH_SAYING:
                 budget, seconds = found
                 tried = [row for row in tried if row[0] > budget and row[1] < seconds]
-                text = f"a budget of +{format_bytes(budget - given)} saves {_percent(self._saved(seconds))}"
-                yield Advice("budget", text, seconds, self._saved(seconds), budget_bytes=budget)
+                words = f"a budget of +{format_bytes(budget - given)} saves"
+                yield self._saving("budget", words, seconds, budget_bytes=budget)
 
     def _fits(self) -> Iterator[Advice]:
         if self.problem.fits:
             return
         budget, seconds = fit_bytes(self.problem), self.problem.compute_seconds
         more = format_bytes(budget - self.problem.budget_bytes)
-        text = f"everything fits from {format_bytes(budget)} on (+{more}), which saves {_percent(self._saved(seconds))}"
-        yield Advice("fits", text, seconds, self._saved(seconds), budget_bytes=budget)
+        words = f"everything fits from {format_bytes(budget)} on (+{more}), which saves"
+        yield self._saving("fits", words, seconds, budget_bytes=budget)
 
     def _less(self) -> Iterator[Advice]:
         """The smallest budget with which a step takes at most a hundredth longer."""
@@ -142,8 +151,6 @@ class Advisor:
 
     def _link(self) -> Iterator[Advice]:
         """A link of twice the speed: in one direction only if that saves most of what both directions save."""
-        if self.waits < WORTH_SAYING * self.seconds:
-            return
         machine = self.problem.machine
         out, into = 2 * machine.out_bytes_per_second, 2 * machine.in_bytes_per_second
         faster = replace(machine, out_bytes_per_second=out, in_bytes_per_second=into)
@@ -156,25 +163,33 @@ class Advisor:
         ):
             seconds = self._try(replace(self.problem, machine=faster))
             if self._saved(seconds) >= 0.9 * self._saved(both):
-                words = f"a link twice as fast on the way {text} saves {_percent(self._saved(seconds))}"
-                yield Advice("link", words, seconds, self._saved(seconds))
+                yield self._saving("link", f"a link twice as fast on the way {text} saves", seconds)
                 return
-        words = f"a link twice as fast (out {format_bandwidth(out)}, in {format_bandwidth(into)}) saves "
-        yield Advice("link", words + _percent(self._saved(both)), both, self._saved(both))
+        words = f"a link twice as fast (out {format_bandwidth(out)}, in {format_bandwidth(into)}) saves"
+        yield self._saving("link", words, both)
 
     def _chunk(self) -> Iterator[Advice]:
         """Half the chunk size if that saves time, and a quarter of it if that saves still more."""
-        if self.is_fixed or self.waits < WORTH_SAYING * self.seconds:
+        if self.is_fixed:
             return
         least = WORTH_SAYING
         for divisor in (2, 4):
             size = self.problem.chunk_bytes // divisor
-            seconds = self._try(self.with_chunks(size)) if size else math.inf
+            seconds = self._try(self._with_chunks(size)) if size else math.inf
             if self._saved(seconds) >= least:
                 least = self._saved(seconds) + WORTH_SAYING
-                saves = _percent(self._saved(seconds))
-                words = f"chunks of {format_bytes(size)}, where the device has them, save {saves}"
-                yield Advice("chunk", words, seconds, self._saved(seconds), chunk_bytes=size)
+                words = f"chunks of {format_bytes(size)}, where the device has them, save"
+                yield self._saving("chunk", words, seconds, chunk_bytes=size)
+
+    def _with_chunks(self, chunk_bytes: int) -> Problem | None:
+        if self.trace is None:
+            return None
+        try:
+            return Problem.from_trace(
+                self.trace, self.problem.budget_bytes, chunk_bytes=chunk_bytes, machine=self.problem.machine
+            )
+        except ValueError:
+            return None  # more chunks than a problem may have
 
 
 def _whole(budget_bytes: int, chunk_bytes: int) -> int:

@@ -95,6 +95,16 @@ def fit_bytes(problem: Problem) -> int:
     return (problem.live_peak_chunks + problem.slab_chunks) * problem.chunk_bytes
 
 
+def problem_facts(problem: Problem) -> dict[str, int]:
+    """The sizes that every command shows of a problem."""
+    return {
+        "budget_bytes": problem.budget_bytes,
+        "min_budget_bytes": problem.min_budget_bytes,
+        "fit_budget_bytes": fit_bytes(problem),
+        "live_peak_bytes": problem.live_peak_chunks * problem.chunk_bytes,
+    }
+
+
 def with_budget(problem: Problem, budget_bytes: int) -> Problem:
     """The same problem in another budget."""
     capacity = budget_bytes // problem.chunk_bytes - problem.slab_chunks

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from swapd.observing.recording import Bar, Scene
-from swapd.units import GIB, KIB, MIB, TIB, format_bytes, format_duration
+from swapd.observing.recording import Scene
+from swapd.units import LARGE_UNITS, TIME_UNITS, format_bytes, format_duration
 
 WIDTH, LEFT, RIGHT = 1060, 78, 12  # in the units of the drawing
 _LANE = 22
-_BYTES = ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"), (1, "B"))
-_SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
+Units = Sequence[tuple[str, float]]
+Scale = Callable[[float], float]  # from a value to a place in the drawing
+_BYTES = (*LARGE_UNITS, ("B", 1))
 _MOST_POINTS = 2000  # of a line
 _MOST_BARS = 400
 _NEAR = 1 / 3000  # of the width: bars that are closer together than this are drawn as one
@@ -38,7 +39,6 @@ def scene_chart(scene: Scene, lanes: bool = True, seconds: float | None = None) 
     length = seconds or scene.seconds or 1.0
     tall, top = 190, 16
     highest = max([scene.budget_bytes, *(value for _, value in (*scene.memory, *scene.live))], default=1) * 1.08 or 1.0
-    size, unit = _unit(highest, _BYTES)
 
     def x(when: float) -> float:
         return LEFT + (WIDTH - LEFT - RIGHT) * min(max(when, 0.0), length) / length
@@ -46,12 +46,9 @@ def scene_chart(scene: Scene, lanes: bool = True, seconds: float | None = None) 
     def y(value: float) -> float:
         return top + tall * (1 - value / highest)
 
-    parts = [_text(LEFT, top - 5, f"device memory in {unit}", "axis")]
-    for value in ticks(highest / size):
-        parts.append(_line(LEFT, y(value * size), WIDTH - RIGHT, y(value * size), "grid"))
-        parts.append(_text(LEFT - 7, y(value * size) + 4, f"{value:g}", "axis end"))
-    for bar in _cut(scene.stalls, length):
-        parts.append(_box(x(bar[0]), top, x(bar[0] + bar[1]) - x(bar[0]), tall, "stall faint"))
+    parts = _grid("device memory", top, highest, _BYTES, y)
+    for start, wide in merged(scene.stalls, length):
+        parts.append(_box(x(start), top, x(start + wide) - x(start), tall, "stall faint"))
     area = _steps(_thinned(scene.memory), scene.seconds, x, y)
     if area:
         parts.append(f'<path class="used" d="{area} V{y(0):.1f} H{x(0):.1f} Z"/>')
@@ -63,18 +60,19 @@ def scene_chart(scene: Scene, lanes: bool = True, seconds: float | None = None) 
     parts.append(_text(WIDTH - RIGHT - 4, y(scene.budget_bytes) - 5, words, "axis end halo"))
     bottom = top + tall
     if lanes:
-        for name, kind, bars in (
+        rows: tuple[tuple[str, str, Sequence[Any]], ...] = (
             ("compute", "run", scene.runs),
             ("link out", "out", scene.outs),
             ("link in", "in", scene.ins),
             ("waiting", "stall", scene.stalls),
-        ):
+        )
+        for name, kind, bars in rows:
             bottom += _LANE
             parts.append(_text(LEFT - 7, bottom - 3, name, "axis end"))
             groups = ((kind, True), ("demand", False)) if kind in ("out", "in") else ((kind, None),)
             for look, planned in groups:
                 chosen = [bar for bar in bars if planned is None or bar.is_planned == planned]
-                for start, wide in _cut(chosen, length):
+                for start, wide in merged(chosen, length):
                     left = x(start)
                     parts.append(_box(left, bottom - 14, max(x(start + wide) - left, 0.6), 14, look))
     parts += _time_axis(length, bottom, x)
@@ -92,25 +90,22 @@ def steps_chart(steps: Sequence[tuple[float, float, bool]]) -> str:
     ]
     tall, top = 120, 16
     highest = max((bar[0] for bar in bars), default=1.0) * 1.08 or 1.0
-    scale, unit = _unit(highest, _SECONDS)
     wide = (WIDTH - LEFT - RIGHT) / max(len(bars), 1)
-    means = f", means of {share}" if share > 1 else ""
-    parts = [_text(LEFT, top - 5, f"time of an iteration in {unit}{means}", "axis")]
 
-    for value in ticks(highest / scale, 3):
-        height = top + tall * (1 - value * scale / highest)
-        parts.append(_line(LEFT, height, WIDTH - RIGHT, height, "grid"))
-        parts.append(_text(LEFT - 7, height + 4, f"{value:g}", "axis end"))
+    def y(seconds: float) -> float:
+        return top + tall * (1 - seconds / highest)
+
+    what = f"mean time of {share} iterations" if share > 1 else "time of an iteration"
+    parts = _grid(what, top, highest, TIME_UNITS, y, wanted=3)
     for at, (seconds, waiting, planned) in enumerate(bars):
         left, width = LEFT + at * wide, max(min(wide * 0.86, 40.0), 0.8)
-        full = tall * seconds / highest
-        part = tall * min(waiting, seconds) / highest
+        middle = y(min(waiting, seconds))
         words = f"iteration {at * share + 1}: {format_duration(seconds)}, waiting {format_duration(waiting)}, " + (
             "under a plan" if planned else "no plan"
         )
         look = "run" if planned else "unplanned"
-        parts.append(_box(left, top + tall - full, width, full - part, look, words))
-        parts.append(_box(left, top + tall - part, width, part, "stall", words))
+        parts.append(_box(left, y(seconds), width, middle - y(seconds), look, words))
+        parts.append(_box(left, middle, width, y(0) - middle, "stall", words))
     parts.append(_text(LEFT, top + tall + 16, "1", "axis"))
     if len(steps) > 1:
         end = LEFT + (len(bars) - 1) * wide
@@ -122,7 +117,7 @@ def starts_chart(simulated: Sequence[float], measured: Sequence[float]) -> str:
     """Measured against simulated starts of the same functions, in seconds. On the dashed line the two are the same."""
     side, top = 460, 16
     last = max((*simulated, *measured), default=0.0) or 1.0
-    scale, unit = _unit(last, _SECONDS)
+    unit, scale = _unit(last, TIME_UNITS)
 
     def x(when: float) -> float:
         return LEFT + side * when / (1.04 * last)
@@ -130,10 +125,8 @@ def starts_chart(simulated: Sequence[float], measured: Sequence[float]) -> str:
     def y(when: float) -> float:
         return top + side - side * when / (1.04 * last)
 
-    parts = [_text(LEFT, top - 5, f"measured start in {unit}", "axis")]
+    parts = _grid("measured start", top, last, TIME_UNITS, y, right=LEFT + side)
     for value in ticks(last / scale):
-        parts.append(_line(LEFT, y(value * scale), LEFT + side, y(value * scale), "grid"))
-        parts.append(_text(LEFT - 7, y(value * scale) + 4, f"{value:g}", "axis end"))
         parts.append(_text(x(value * scale), top + side + 16, f"{value:g}", "axis middle"))
     parts.append(_line(x(0), y(0), x(last), y(last), "budget"))
     for at, (start, found) in enumerate(zip(simulated, measured)):
@@ -153,10 +146,10 @@ def picture(chart: str, caption: str) -> str:
 
 
 def merged(spans: Iterable[Any], seconds: float) -> list[tuple[float, float]]:
-    """(start, length) of each span, cut to 0 ... `seconds`. Spans that nearly touch become one."""
+    """(start, length) of each span by its start, cut to 0 ... `seconds`. Spans that nearly touch become one."""
     near = seconds * _NEAR
     found: list[list[float]] = []
-    for span in spans:
+    for span in sorted(spans, key=lambda span: span.start):
         start, end = max(span.start, 0.0), min(span.end, seconds)
         if end < start:
             continue
@@ -177,20 +170,29 @@ def ticks(highest: float, wanted: int = 4) -> list[float]:
     return [round(step * n, 12) for n in range(math.floor(highest / step + 1e-9) + 1)]
 
 
-def _time_axis(length: float, bottom: float, x: Any) -> Iterable[str]:
-    scale, unit = _unit(length, _SECONDS)
+def _grid(
+    what: str, top: float, highest: float, units: Units, y: Scale, wanted: int = 4, right: float = WIDTH - RIGHT
+) -> list[str]:
+    """The upright axis from 0 to `highest`, with its lines, and over it what it shows in which unit."""
+    unit, size = _unit(highest, units)
+    parts = [_text(LEFT, top - 5, f"{what} in {unit}", "axis")]
+    for value in ticks(highest / size, wanted):
+        height = y(value * size)
+        parts.append(_line(LEFT, height, right, height, "grid"))
+        parts.append(_text(LEFT - 7, height + 4, f"{value:g}", "axis end"))
+    return parts
+
+
+def _time_axis(length: float, bottom: float, x: Scale) -> Iterable[str]:
+    unit, scale = _unit(length, TIME_UNITS)
     yield _line(LEFT, bottom + 4, WIDTH - RIGHT, bottom + 4, "axis-line")
     for value in ticks(length / scale, 8):
         yield _text(x(value * scale), bottom + 18, f"{value:g}", "axis middle")
     yield _text(WIDTH - RIGHT, bottom + 32, unit, "axis end")
 
 
-def _unit(highest: float, units: Sequence[tuple[float, str]]) -> tuple[float, str]:
-    return next((row for row in units if highest >= row[0]), units[-1])
-
-
-def _cut(bars: Sequence[Bar], seconds: float) -> list[tuple[float, float]]:
-    return merged(sorted(bars, key=lambda bar: bar.start), seconds)
+def _unit(highest: float, units: Units) -> tuple[str, float]:
+    return next((row for row in units if highest >= row[1]), units[-1])
 
 
 def _thinned(points: Sequence[tuple[float, int]]) -> Sequence[tuple[float, int]]:
@@ -205,7 +207,7 @@ def _thinned(points: Sequence[tuple[float, int]]) -> Sequence[tuple[float, int]]
     return kept
 
 
-def _steps(points: Sequence[tuple[float, int]], end: float, x: Any, y: Any) -> str:
+def _steps(points: Sequence[tuple[float, int]], end: float, x: Scale, y: Scale) -> str:
     if not points:
         return ""
     path = [f"M{x(points[0][0]):.1f} {y(points[0][1]):.1f}"]

@@ -5,12 +5,13 @@ Everything is off unless a setting asks for it. Nothing here may stop a program:
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import json
 import logging
 import os
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,22 +19,20 @@ from typing import Any
 from ooc_alloc import Core, Iteration, OocError
 from ooc_alloc.timeline import EVENTS_KEPT
 from swapd.files import write_whole
-from swapd.observing import nvtx
 from swapd.observing.perfetto import encoded, measured_to_perfetto
 from swapd.observing.recording import Predicted, Recording, Waited
 from swapd.planner import Planner
 from swapd.planning.plan import Plan
 from swapd.planning.problem import Problem
 from swapd.simulation.simulator import simulate_events
-from swapd.step_times import Step
 from swapd.trace.ranged import plan_in_parts
 from swapd.trace.trace import Trace
 
 log = logging.getLogger("ooc.swapd")
 
-_MOST_STEPS = 100_000
 _MOST_PLACED = 64  # iterations in which places are looked up; where no sequence repeats, it would never end
 _LAST_STEPS, _WAITS_SHOWN = 120, 8  # how many steps, and how many waits, `swapd top` is told of
+_NVTX = ("libnvtx3interop.so", "libnvToolsExt.so.1")  # of CUDA 13's package, and of the packages before it
 _MOST_SIMULATED = 20_000  # functions; the simulation of more takes too long for the end of a program
 
 
@@ -60,11 +59,10 @@ class Observer:
         self.core, self.planner = core, planner
         self.timeline_path, self.report_path = timeline, report
         self._summary, self._record_places = summary, record_places
-        self.steps: list[Step] = []
+        self.steps = planner.steps.kept
         self.began = time.time()
         self.arguments = list(sys.argv) or ["?"]
         self._iterations: dict[int, Iteration] = {}
-        self._seconds: defaultdict[int, float] = defaultdict(float)
         self._server: Any = None
         self._placing, self._placed = False, 0
         self._place_again = 0  # how many more iterations look up places although their sequence is known
@@ -97,7 +95,7 @@ class Observer:
 
     def _load_ranges(self, wanted: str) -> None:
         reasons = []
-        for library in [wanted] if wanted != "1" else nvtx.candidates():
+        for library in [wanted] if wanted != "1" else nvtx_libraries():
             try:
                 return self.core.ranges_load(library)
             except OocError as error:
@@ -113,12 +111,8 @@ class Observer:
         """An iteration has ended."""
         if iteration.functions == 0:
             return
-        if len(self.steps) < _MOST_STEPS:
-            step = Step(iteration.seconds, iteration.stall_seconds, iteration.followed_plan, iteration.fingerprint)
-            self.steps.append(step)
         if len(self._iterations) < _MOST_PLACED or iteration.fingerprint in self._iterations:
             self._iterations[iteration.fingerprint] = iteration
-            self._seconds[iteration.fingerprint] += iteration.seconds
         if not self._placing and not self.recorded:
             return
         if self._placing:
@@ -143,9 +137,9 @@ class Observer:
         """
 
         def worth(fingerprint: int) -> tuple[bool, float]:
-            return self._iterations[fingerprint].seen_count > 1, self._seconds[fingerprint]
+            return self._iterations[fingerprint].seen_count > 1, self.planner.seconds[fingerprint]
 
-        for fingerprint in sorted(self._seconds, key=worth, reverse=True):
+        for fingerprint in sorted(self._iterations, key=worth, reverse=True):
             try:
                 return self.planner.trace(self._iterations[fingerprint])
             except OocError:  # no longer kept
@@ -177,21 +171,13 @@ class Observer:
 
     def report_text(self, *, advise: bool) -> str:
         """The page about the run so far. Raises OocError if the timeline never was on."""
-        from swapd.observing.report_facts import RunSoFar, run_facts
+        from swapd.observing.report_facts import RunSoFar
         from swapd.observing.report_page import page
 
         recording, trace = self.recording(), self.main_trace()
-        run = RunSoFar(
-            self.arguments,
-            self._summary(),
-            self.steps,
-            recording,
-            trace,
-            self.predicted(trace),
-            self.planner.policy,
-            self.planner.planning_seconds,
-        )
-        return page(run_facts(run, advise=advise))
+        predicted, policy = self.predicted(trace), self.planner.policy
+        run = RunSoFar(self.arguments, self._summary(), self.steps, recording, trace, predicted, policy)
+        return page(run, advise=advise)
 
     def answer(self, request: str) -> str:
         """The text for a request of `swapd top` (`status.py` lists the requests). Raises whatever goes wrong."""
@@ -212,7 +198,7 @@ class Observer:
         return f"error: {request[:40]!r} is no request; this release knows status, timeline and report"
 
     def _status(self) -> dict[str, Any]:
-        plan, state = self.planner.last_plan, self.core.timeline_state()
+        state = self.core.timeline_state()
         waits: list[Waited] = []
         if state.on:
             recording = Recording.of(self.core)
@@ -225,12 +211,10 @@ class Observer:
             "unix_seconds": time.time(),
             "elapsed_seconds": time.time() - self.began,
             "stats": self.core.stats(),
-            "steps": len(self.steps),
+            "steps": self.planner.steps.histogram.count,
             "last_step_seconds": [step.seconds for step in self.steps[-_LAST_STEPS:]],
             "last_stall_seconds": [step.stall_seconds for step in self.steps[-_LAST_STEPS:]],
-            "policy": plan.policy if plan is not None else self.planner.policy,
-            "window_bytes": plan.window_bytes if plan is not None else None,
-            "predicted_step_seconds": plan.predicted_seconds if plan is not None else None,
+            **self.planner.figures(),
             "timeline": {"on": state.on, "recorded": state.recorded, "lost": state.lost},
             "waits": [wait._asdict() for wait in waits],
         }
@@ -239,9 +223,9 @@ class Observer:
         """Writes what is in the ring now. Raises OocError if the timeline never was on, or OSError."""
         write_whole(path, encoded(self.timeline_text(), path))
 
-    def save_report(self, path: Path) -> None:
+    def save_report(self, path: Path, *, advise: bool = True) -> None:
         """Writes the page about the run so far. Raises OocError if the timeline never was on, or OSError."""
-        write_whole(path, self.report_text(advise=True).encode("utf-8"))
+        write_whole(path, self.report_text(advise=advise).encode("utf-8"))
 
     def write(self, *, in_a_hurry: bool) -> None:
         """Writes the files that were asked for, once. In a hurry it leaves out advice, which takes simulations."""
@@ -249,18 +233,14 @@ class Observer:
             return
         self._written = True
         self.core.timeline_stop()
-        if self.timeline_path is not None:
-            path = self.timeline_path
-            self._write(path, lambda: encoded(self.timeline_text(), path))
-        if self.report_path is not None:
-            self._write(self.report_path, lambda: self.report_text(advise=not in_a_hurry).encode("utf-8"))
-
-    def _write(self, path: Path, content: Any) -> None:
-        try:
-            write_whole(path, content())
-            log.info("wrote %s", path)
-        except Exception as error:
-            log.warning("cannot write %s: %s", path, error, exc_info=not isinstance(error, OSError))
+        save_report = functools.partial(self.save_report, advise=not in_a_hurry)
+        for path, save in ((self.timeline_path, self.save_timeline), (self.report_path, save_report)):
+            try:
+                if path is not None:
+                    save(path)
+                    log.info("wrote %s", path)
+            except Exception as error:
+                log.warning("cannot write %s: %s", path, error, exc_info=not isinstance(error, OSError))
 
     def close(self) -> None:
         """Stops answering `swapd top`, because the session has ended."""
@@ -276,3 +256,14 @@ class Observer:
         if self._server is not None:
             self._server.in_child()
             self._server = None
+
+
+def nvtx_libraries() -> list[str]:
+    """Libraries that export NVTX's calls, best first: those of installed NVIDIA packages, then by the loader's name.
+
+    NVTX itself is a header that looks for a tool, such as Nsight Systems; these libraries are for programs without it.
+    """
+    spec = importlib.util.find_spec("nvidia")
+    roots = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec is not None else []
+    found = [str(path) for name in _NVTX for root in roots for path in sorted(root.glob(f"*/lib/{name}*"))]
+    return [*found, *_NVTX]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from ooc_alloc import timeline as kinds
 from swapd.observing.analysis import allocated_by, printable
 from swapd.observing.recording import Predicted, Recording
 from swapd.planning.problem import Problem
-from swapd.simulation.events import Copy, Events
+from swapd.simulation.events import Events
 from swapd.trace.trace import Trace
 
 SIMULATED, RECORDED, MEASURED = 1, 2, 3
@@ -33,12 +33,41 @@ _THREADS = 100  # a thread's functions are in the row of this number plus the th
 _ROWS = {COMPUTE: "compute", OUT: "out link", IN: "in link", STALLS: "stalls"}
 
 
-def to_perfetto(problem: Problem, events: Events, trace: Trace | None = None) -> str:
-    """The JSON text of a simulated iteration, with the recorded functions if their `trace` is given."""
-    found = [*_names(trace is not None), *_simulated(problem, events)]
-    if trace is not None:
-        found += _recorded(trace)
-    return json.dumps({"displayTimeUnit": "ms", "traceEvents": found})
+class _Process:
+    """One process of the file, with its rows.
+
+    Args:
+        zero: the time, in seconds, before which everything is cut off.
+        at: where `zero` is on the file's axis.
+    """
+
+    def __init__(self, pid: int, name: str, rows: Mapping[int, str], zero: float = 0.0, at: float = 0.0) -> None:
+        self.pid, self.zero, self.at = pid, zero, at
+        self.events: list[dict[str, Any]] = []
+        self._add("M", 0, "process_name", {"name": name})
+        for row, text in rows.items():
+            self._add("M", row, "thread_name", {"name": text})
+            self._add("M", row, "thread_sort_index", {"sort_index": row})
+
+    def span(self, row: int, name: str, start: float, end: float, **facts: Any) -> None:
+        begin = max(start - self.zero, 0.0)
+        times = {"ts": 1e6 * (self.at + begin), "dur": 1e6 * max(end - self.zero - begin, 0.0)}
+        self._add("X", row, name, facts, **times)
+
+    def counter(self, name: str, when: float, value: int) -> None:
+        self._add("C", 0, name, {"bytes": value}, ts=1e6 * (self.at + max(when - self.zero, 0.0)))
+
+    def _add(self, kind: str, row: int, name: str, facts: dict[str, Any], **times: float) -> None:
+        self.events.append({"ph": kind, "name": name, "pid": self.pid, "tid": row, **times, "args": facts})
+
+
+def to_perfetto(problem: Problem, events: Events, trace: Trace) -> str:
+    """The JSON text of a simulated iteration, with the functions as they were recorded."""
+    recorded = _Process(RECORDED, "recorded", {COMPUTE: _ROWS[COMPUTE]})
+    rows = zip(trace.function_names, trace.function_start.tolist(), trace.function_seconds.tolist())
+    for function, (name, start, seconds) in enumerate(rows):
+        recorded.span(COMPUTE, printable(name), start, start + seconds, function=function)
+    return _text([_simulated(problem, events), recorded])
 
 
 def measured_to_perfetto(recording: Recording, predicted: Predicted | None = None, trace: Trace | None = None) -> str:
@@ -50,13 +79,11 @@ def measured_to_perfetto(recording: Recording, predicted: Predicted | None = Non
             a plan if there is any.
         trace: the trace of that sequence, whose places tell where variables were allocated.
     """
-    begin = float(recording.events["start"][0]) if len(recording.events) else recording.now
-    found = [*_measured_names(recording), *_measured(recording, begin, trace)]
+    begin = recording.begin
+    processes = [_measured(recording, trace)]
     span = None if predicted is None or trace is None else recording.span_of(trace.fingerprint)
     if predicted is not None and span is not None:
-        found += _names(False)
-        for event in _simulated(predicted.problem, predicted.events):
-            found.append({**event, "ts": event["ts"] + 1e6 * (span.start - begin)})
+        processes.append(_simulated(predicted.problem, predicted.events, at=span.start - begin))
     facts = {
         "device": printable(recording.device),
         "pid": recording.pid,
@@ -65,7 +92,12 @@ def measured_to_perfetto(recording: Recording, predicted: Predicted | None = Non
         "unix_seconds_at_0": recording.unix_now - (recording.now - begin),
         "budget_bytes": recording.budget_bytes,
     }
-    return json.dumps({"displayTimeUnit": "ms", "otherData": facts, "traceEvents": found})
+    return _text(processes, otherData=facts)
+
+
+def _text(processes: list[_Process], **more: Any) -> str:
+    events = [event for process in processes for event in process.events]
+    return json.dumps({"displayTimeUnit": "ms", **more, "traceEvents": events})
 
 
 def encoded(text: str, path: Path) -> bytes:
@@ -74,18 +106,14 @@ def encoded(text: str, path: Path) -> bytes:
     return gzip.compress(content, 6, mtime=0) if path.suffix == ".gz" else content
 
 
-def _measured_names(recording: Recording) -> Iterator[dict[str, Any]]:
-    yield _name("process_name", MEASURED, 0, f"measured: process {recording.pid} on {printable(recording.device)}")
+def _measured(recording: Recording, trace: Trace | None) -> _Process:
     functions = recording.of_kind(kinds.FUNCTION)
-    when = ", as enqueued" if len(functions) and functions["flags"][0] & kinds.ENQUEUED else ""
-    for thread in np.unique(functions["thread"]).tolist():
-        yield from _row(MEASURED, _THREADS + thread, f"functions of thread {thread}{when}")
-    for row in (OUT, IN, STALLS):
-        yield from _row(MEASURED, row, _ROWS[row])
-    yield from _row(MEASURED, COMPUTE, "iterations")
-
-
-def _measured(recording: Recording, begin: float, trace: Trace | None) -> Iterator[dict[str, Any]]:
+    enqueued = ", as enqueued" if len(functions) and functions["flags"][0] & kinds.ENQUEUED else ""
+    threads = np.unique(functions["thread"]).tolist()
+    rows = {_THREADS + thread: f"functions of thread {thread}{enqueued}" for thread in threads}
+    rows |= {**_ROWS, COMPUTE: "iterations"}
+    title = f"measured: process {recording.pid} on {printable(recording.device)}"
+    process = _Process(MEASURED, title, rows, zero=recording.begin)
     numbers = {s.number for s in recording.spans if trace is not None and s.fingerprint == trace.fingerprint}
     names = {number: printable(name) for number, name in recording.names.items()}
 
@@ -99,11 +127,8 @@ def _measured(recording: Recording, begin: float, trace: Trace | None) -> Iterat
             facts |= {"allocated_at": printable(trace.place(parts[0]), 200)} if trace.place(parts[0]) else {}
         return facts
 
-    def span(row: Any, place: int, name: str, **facts: Any) -> dict[str, Any]:
-        return _span(MEASURED, place, name, float(row["start"]) - begin, recording.end_of(row) - begin, **facts)
-
-    def counter(name: str, when: float, value: int) -> dict[str, Any]:
-        return _counter(name, when - begin, value, MEASURED)
+    def span(row: Any, place: int, name: str, **facts: Any) -> None:
+        process.span(place, name, float(row["start"]), recording.end_of(row), **facts)
 
     for row in recording.events:
         kind, on_demand = int(row["kind"]), bool(row["flags"] & kinds.ON_DEMAND)
@@ -111,93 +136,52 @@ def _measured(recording: Recording, begin: float, trace: Trace | None) -> Iterat
         if kind == kinds.FUNCTION:
             facts = {"function": int(row["index"]), "iteration": int(row["iteration"])}
             facts |= {} if row["end"] >= 0 else {"still_runs": 1}
-            yield span(row, _THREADS + int(row["thread"]), names[int(row["function"])], **facts)
+            span(row, _THREADS + int(row["thread"]), names[int(row["function"])], **facts)
         elif kind in (kinds.COPY_OUT, kinds.COPY_IN):
             known = f"variable {row['variable']}" if row["variable"] >= 0 else f"region {row['region']}"
             facts = {"function": int(row["index"]), "bytes": int(row["bytes"]), "planned": not on_demand}
             name = known + (" (demand)" if on_demand else " (write-back)" if row["flags"] & kinds.WRITE_BACK else "")
-            yield span(row, OUT if kind == kinds.COPY_OUT else IN, name, **facts, **variable(row))
+            span(row, OUT if kind == kinds.COPY_OUT else IN, name, **facts, **variable(row))
         elif kind in (kinds.STALL_SWAP_IN, kinds.STALL_ROOM):
             room = kind == kinds.STALL_ROOM
             who = names.get(int(row["function"]), "(no function)")
             facts = {"function": int(row["index"]), "waits_for": "room" if room else f"variable {row['variable']}"}
-            yield span(row, STALLS, f"{who} waits", **facts, **({} if room else variable(row)))
+            span(row, STALLS, f"{who} waits", **facts, **({} if room else variable(row)))
         elif kind == kinds.ITERATION:
-            facts = {
-                "fingerprint": f"{int(row['bytes']):016x}",
-                "planned": not on_demand,
-                "functions": int(row["index"]),
-            }
-            yield span(row, COMPUTE, f"iteration {row['iteration']}", **facts)
+            facts = {"fingerprint": f"{int(row['bytes']):016x}", "planned": not on_demand}
+            span(row, COMPUTE, f"iteration {row['iteration']}", **facts, functions=int(row["index"]))
         elif kind == kinds.MEMORY:
-            when = float(row["start"])
-            yield counter("used bytes", when, int(row["bytes"]))
-            yield counter("cached bytes", when, int(row["cached_bytes"]))
-            yield counter("free bytes", when, int(row["free_bytes"]))
+            for name, field in (("used", "bytes"), ("cached", "cached_bytes"), ("free", "free_bytes")):
+                process.counter(f"{name} bytes", float(row["start"]), int(row[field]))
     for when, value in recording.live():
-        yield counter("live bytes", max(when, begin), value)
-    for when in (begin, recording.now):
-        yield counter("budget bytes", when, recording.budget_bytes)
+        process.counter("live bytes", when, value)
+    for when in (recording.begin, recording.now):
+        process.counter("budget bytes", when, recording.budget_bytes)
+    return process
 
 
-def _names(with_recorded: bool) -> Iterator[dict[str, Any]]:
-    yield _name("process_name", SIMULATED, 0, "simulated")
-    for row, text in _ROWS.items():
-        yield from _row(SIMULATED, row, text)
-    if with_recorded:
-        yield _name("process_name", RECORDED, 0, "recorded")
-        yield _name("thread_name", RECORDED, COMPUTE, "compute")
-
-
-def _span(pid: int, row: int, name: str, start: float, end: float, **facts: Any) -> dict[str, Any]:
-    start = max(start, 0.0)  # what began before the iteration is cut off
-    times = {"ts": 1e6 * start, "dur": 1e6 * max(end - start, 0.0)}
-    return {"ph": "X", "name": name, "pid": pid, "tid": row, **times, "args": facts}
-
-
-def _name(kind: str, pid: int, tid: int, text: str) -> dict[str, Any]:
-    return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": text}}
-
-
-def _row(pid: int, row: int, text: str) -> Iterator[dict[str, Any]]:
-    yield _name("thread_name", pid, row, text)
-    yield {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": row, "args": {"sort_index": row}}
-
-
-def _simulated(problem: Problem, events: Events) -> Iterator[dict[str, Any]]:
+def _simulated(problem: Problem, events: Events, at: float = 0.0) -> _Process:
+    process = _Process(SIMULATED, "simulated", _ROWS, at=at)
     names = [printable(name) for name in problem.names]
     for run in events.runs:
-        yield _span(SIMULATED, COMPUTE, names[run.function], run.start, run.end, function=run.function)
+        process.span(COMPUTE, names[run.function], run.start, run.end, function=run.function)
     for copy in events.copies:
-        yield _copy(problem, copy)
+        v = copy.variable
+        facts: dict[str, Any] = {"bytes": copy.chunks * problem.chunk_bytes, "planned": copy.is_planned}
+        if v >= 0:
+            facts["of_bytes"] = int(problem.chunks[v]) * problem.chunk_bytes
+            facts["allocated_by"] = allocated_by(problem, v)
+        name = (problem.label(v) if v >= 0 else "freed variable") + ("" if copy.is_planned else " (demand)")
+        process.span(OUT if copy.is_out else IN, name, copy.start, copy.end, **facts)
     for stall in events.stalls:
         cause = "room" if stall.variable < 0 else problem.label(stall.variable)
-        facts = {"function": stall.function, "waits_for": cause}
-        yield _span(SIMULATED, STALLS, f"{names[stall.function]} waits", stall.start, stall.end, **facts)
-    slabs, chunk = problem.slab_chunks, problem.chunk_bytes
+        name = f"{names[stall.function]} waits"
+        process.span(STALLS, name, stall.start, stall.end, function=stall.function, waits_for=cause)
     before = -1
     for held in events.held:
         if held.chunks != before:
             before = held.chunks
-            yield _counter("resident bytes", held.start, (held.chunks + slabs) * chunk)
+            process.counter("resident bytes", held.start, (before + problem.slab_chunks) * problem.chunk_bytes)
     for when in (0.0, events.seconds):
-        yield _counter("budget bytes", when, problem.budget_bytes)
-
-
-def _copy(problem: Problem, copy: Copy) -> dict[str, Any]:
-    v = copy.variable
-    facts: dict[str, Any] = {"bytes": copy.chunks * problem.chunk_bytes, "planned": copy.is_planned}
-    if v >= 0:
-        facts |= {"of_bytes": int(problem.chunks[v]) * problem.chunk_bytes, "allocated_by": allocated_by(problem, v)}
-    name = (problem.label(v) if v >= 0 else "freed variable") + ("" if copy.is_planned else " (demand)")
-    return _span(SIMULATED, OUT if copy.is_out else IN, name, copy.start, copy.end, **facts)
-
-
-def _counter(name: str, when: float, value: int, pid: int = SIMULATED) -> dict[str, Any]:
-    return {"ph": "C", "name": name, "pid": pid, "tid": 0, "ts": 1e6 * when, "args": {"bytes": value}}
-
-
-def _recorded(trace: Trace) -> Iterator[dict[str, Any]]:
-    rows = zip(trace.function_names, trace.function_start.tolist(), trace.function_seconds.tolist())
-    for function, (name, start, seconds) in enumerate(rows):
-        yield _span(RECORDED, COMPUTE, printable(name), start, start + seconds, function=function)
+        process.counter("budget bytes", when, problem.budget_bytes)
+    return process

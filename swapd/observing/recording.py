@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import time
+from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +23,7 @@ from ooc_alloc import Core
 from ooc_alloc import timeline as kinds
 from swapd.planning.plan import Plan
 from swapd.planning.problem import Problem
-from swapd.simulation.events import Events
+from swapd.simulation.events import Copy, Events, Run, Stall
 
 
 class Span(NamedTuple):
@@ -29,7 +31,6 @@ class Span(NamedTuple):
 
     number: int
     fingerprint: int
-    functions: int
     planned: bool  # under a plan from its start to its end
     start: float
     end: float
@@ -45,16 +46,16 @@ class Bar(NamedTuple):
 
 @dataclass(frozen=True)
 class Scene:
-    """One stretch of time. Its seconds begin at 0."""
+    """One stretch of time. Its seconds begin at 0. What has a start and an end is a `Bar`, or an event like one."""
 
     seconds: float
     budget_bytes: int
     memory: list[tuple[float, int]]  # (time, bytes in use from then on)
     live: list[tuple[float, int]]  # the same if nothing were swapped; empty if not known
-    runs: list[Bar]
-    outs: list[Bar]
-    ins: list[Bar]
-    stalls: list[Bar]
+    runs: Sequence[Bar | Run]
+    outs: Sequence[Bar | Copy]
+    ins: Sequence[Bar | Copy]
+    stalls: Sequence[Bar | Stall]
 
 
 class Waited(NamedTuple):
@@ -78,14 +79,12 @@ class Recording:
     unix_now: float
     device: str
     budget_bytes: int
-    chunk_bytes: int
     pid: int = field(default_factory=os.getpid)
 
     @classmethod
     def of(cls, core: Core) -> Recording:
         """What the core's ring holds now. The program may go on meanwhile."""
         events, state = core.timeline_events()
-        stats = core.stats()
         used = np.unique(events["function"])
         return cls(
             events=events,
@@ -94,9 +93,13 @@ class Recording:
             now=state.now,
             unix_now=time.time(),
             device=core.device_name,
-            budget_bytes=int(stats["budget_bytes"]),
-            chunk_bytes=int(stats["chunk_bytes"]),
+            budget_bytes=int(core.stats()["budget_bytes"]),
         )
+
+    @property
+    def begin(self) -> float:
+        """When the first event began, or `now` if there is none."""
+        return float(self.events["start"][0]) if len(self.events) else self.now
 
     def of_kind(self, *which: int) -> NDArray[Any]:
         """The events of some kinds, in order."""
@@ -109,19 +112,17 @@ class Recording:
     @cached_property
     def spans(self) -> list[Span]:
         """The iterations that have ended and whose events are there from their start, oldest first."""
-        first = float(self.events["start"][0]) if len(self.events) else self.now
         found = [
             Span(
                 int(row["iteration"]),
                 int(row["bytes"]),
-                int(row["index"]),
                 not row["flags"] & kinds.ON_DEMAND,
                 float(row["start"]),
                 float(row["end"]),
             )
             for row in self.of_kind(kinds.ITERATION)
         ]
-        return [span for span in found if span.start >= first or (span.number == 1 and self.lost == 0)]
+        return [span for span in found if span.start >= self.begin or (span.number == 1 and self.lost == 0)]
 
     def span_of(self, fingerprint: int | None = None) -> Span | None:
         """Returns the last whole iteration, or None if there is none.
@@ -129,9 +130,7 @@ class Recording:
         It is one under a plan if there is any, and one of the sequence `fingerprint` if that is given.
         """
         found = [span for span in self.spans if fingerprint in (None, span.fingerprint)]
-        planned = [span for span in found if span.planned]
-        last = planned or found
-        return last[-1] if last else None
+        return max(found, key=lambda span: (span.planned, span.end), default=None)
 
     def scene(self, start: float, end: float) -> Scene:
         """What happened between two times."""
@@ -150,7 +149,7 @@ class Recording:
         return Scene(
             seconds=end - start,
             budget_bytes=self.budget_bytes,
-            memory=_from(((float(row["start"]), int(row["bytes"])) for row in memory), start, end),
+            memory=_from(list(zip(memory["start"].tolist(), memory["bytes"].tolist())), start, end),
             live=_from(self.live(), start, end),
             runs=_without(bars(kinds.FUNCTION), stalls),
             outs=bars(kinds.COPY_OUT),
@@ -207,16 +206,15 @@ class Predicted:
         """The simulated iteration, laid out for pictures as a measured one is."""
         problem, events, chunk = self.problem, self.events, self.problem.chunk_bytes
         slabs, live = problem.slab_chunks, self.problem.live
-        copies = [Bar(copy.start, copy.end, copy.is_planned) for copy in events.copies if copy.is_out]
         return Scene(
             seconds=events.seconds,
             budget_bytes=problem.budget_bytes,
             memory=[(held.start, (held.chunks + slabs) * chunk) for held in events.held],
             live=[(run.start, int(live[run.function] + slabs) * chunk) for run in events.runs],
-            runs=[Bar(run.start, run.end) for run in events.runs],
-            outs=copies,
-            ins=[Bar(copy.start, copy.end, copy.is_planned) for copy in events.copies if not copy.is_out],
-            stalls=[Bar(stall.start, stall.end) for stall in events.stalls],
+            runs=events.runs,
+            outs=events.copies_of(is_out=True),
+            ins=events.copies_of(is_out=False),
+            stalls=events.stalls,
         )
 
 
@@ -239,16 +237,7 @@ def _without(bars: list[Bar], holes: list[Bar]) -> list[Bar]:
     return found
 
 
-def _from(
-    points: Iterator[tuple[float, int]] | list[tuple[float, int]], start: float, end: float
-) -> list[tuple[float, int]]:
+def _from(points: list[tuple[float, int]], start: float, end: float) -> list[tuple[float, int]]:
     """The points between two times, with seconds from `start` on. The last point before `start` becomes that at 0."""
-    found: list[tuple[float, int]] = []
-    for when, value in points:
-        if when > end:
-            break
-        if when <= start:
-            found = [(0.0, value)]
-        else:
-            found.append((when - start, value))
-    return found
+    first = max(bisect_right(points, start, key=itemgetter(0)) - 1, 0)
+    return [(max(when - start, 0.0), value) for when, value in points[first:] if when <= end]

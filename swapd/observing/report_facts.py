@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from swapd.observing.advice import Advisor
 from swapd.observing.analysis import DEMAND, allocated_by, printable, run_plan
-from swapd.observing.recording import Predicted, Recording, Scene, Span, Waited
+from swapd.observing.recording import Predicted, Recording, Span, Waited
 from swapd.planning.lower_bound import lower_bound
-from swapd.planning.problem import Problem
 from swapd.step_times import Step
 from swapd.trace.trace import Trace
 from swapd.units import format_bytes, format_duration
@@ -23,9 +23,9 @@ _PLANS_FOR_ADVICE = 25  # advice makes about as many
 _MUCH_OF_WAITING, _MUCH_OF_TIME = 0.3, 0.02  # shares from which on a place is worth advice
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RunSoFar:
-    """What a report is made from."""
+    """What a report is made from. Its texts may hold anything a program can put into a name."""
 
     arguments: list[str]  # the program's command line
     summary: dict[str, Any]
@@ -34,7 +34,28 @@ class RunSoFar:
     trace: Trace | None  # of the main sequence
     predicted: Predicted | None  # for that sequence
     policy: str
-    planning_seconds: float  # in all
+
+    @property
+    def fingerprint(self) -> int | None:
+        """The main sequence's; None if no trace is kept."""
+        return self.trace.fingerprint if self.trace is not None else None
+
+    @cached_property
+    def spans(self) -> list[Span]:
+        """The main sequence's iterations in the ring: those under a plan, where there are any."""
+        found = [span for span in self.recording.spans if span.fingerprint == self.fingerprint]
+        return [span for span in found if span.planned] or found
+
+    @cached_property
+    def waits(self) -> list[Waited]:
+        """What waited in `spans`, longest first."""
+        return self.recording.waits(self.spans)
+
+    @property
+    def steady(self) -> list[Step]:
+        """The later half of the main sequence's iterations, of all iterations if no trace is kept."""
+        found = [step for step in self.steps if self.fingerprint in (None, step.fingerprint)]
+        return found[len(found) // 2 :]
 
 
 @dataclass(frozen=True)
@@ -49,58 +70,9 @@ class WaitRow:
     allocated_by: str
 
 
-@dataclass(frozen=True)
-class RunFacts:
-    """Everything that the page shows. Texts may hold anything a program can put into a name: they are not escaped."""
-
-    title: str
-    summary: dict[str, Any]
-    happened: list[str]
-    steps: list[Step]
-    steady: list[Step]  # the later half of the main sequence's iterations
-    whole: Scene  # as far back as the ring goes
-    measured: Scene | None  # one iteration
-    predicted: Scene | None  # the same iteration
-    waits: list[WaitRow]
-    waits_of: int  # the iterations that `waits` are means over
-    comparison: list[tuple[str, str, str]]
-    advice: list[str]
-    notes: list[str]
-
-
-def run_facts(run: RunSoFar, *, advise: bool) -> RunFacts:
-    """The facts of a report. With `advise`, plans are simulated to find advice, which takes seconds."""
-    recording, trace, predicted, summary = run.recording, run.trace, run.predicted, run.summary
-    fingerprint = trace.fingerprint if trace is not None else None
-    span = recording.span_of(fingerprint)
-    start = float(recording.events["start"][0]) if len(recording.events) else recording.now
-    spans = [found for found in recording.spans if found.fingerprint == fingerprint]
-    later = [found for found in spans if found.planned] or spans
-    waits = recording.waits(later)
-    steady = [step for step in run.steps if fingerprint in (None, step.fingerprint)]
-    steady = steady[len(steady) // 2 :]
-    return RunFacts(
-        title=printable(" ".join(run.arguments), 120),
-        summary=summary,
-        happened=list(_happened(summary, run.steps, steady)),
-        steps=run.steps,
-        steady=steady,
-        whole=recording.scene(start, recording.now),
-        measured=None if span is None else recording.scene(span.start, span.end),
-        predicted=None if predicted is None else predicted.scene(),
-        waits=list(_wait_rows(waits, trace, predicted, later)),
-        waits_of=len(later),
-        comparison=[] if predicted is None else _comparison(recording, predicted, later),
-        advice=[
-            *_run_advice(summary, run.steps),
-            *_place_advice(waits, trace, later),
-            *(_simulated_advice(run, predicted) if advise and predicted is not None else ()),
-        ],
-        notes=list(_notes(recording, trace, predicted, summary)),
-    )
-
-
-def _happened(summary: dict[str, Any], steps: list[Step], steady: list[Step]) -> Iterator[str]:
+def happened(run: RunSoFar) -> Iterator[str]:
+    """Sentences about the run."""
+    summary, steps = run.summary, run.steps
     budget, peak = summary["budget_bytes"], summary["live_peak_bytes"]
     device = "the emulated device" if summary["device"] == "emulated" else summary["device"]
     yield (
@@ -109,7 +81,7 @@ def _happened(summary: dict[str, Any], steps: list[Step], steady: list[Step]) ->
         f"{format_bytes(summary['device_peak_bytes'])} at most."
     )
     if steps:
-        later = [step.seconds for step in steady or steps]
+        later = [step.seconds for step in run.steady or steps]
         total, waiting = sum(step.seconds for step in steps), sum(step.stall_seconds for step in steps)
         share = waiting / total if total > 0 else 0.0
         yield (
@@ -133,12 +105,12 @@ def _happened(summary: dict[str, Any], steps: list[Step], steady: list[Step]) ->
         )
 
 
-def _wait_rows(
-    waits: list[Waited], trace: Trace | None, predicted: Predicted | None, spans: list[Span]
-) -> Iterator[WaitRow]:
-    count = max(len(spans), 1)
-    whole = sum(span.end - span.start for span in spans)
-    for row in waits[:_MOST_WAITS]:
+def wait_rows(run: RunSoFar) -> Iterator[WaitRow]:
+    """What waited longest, as means over `run.spans`."""
+    trace, predicted = run.trace, run.predicted
+    count = max(len(run.spans), 1)
+    whole = sum(span.end - span.start for span in run.spans)
+    for row in run.waits[:_MOST_WAITS]:
         variable = _variable_of(row, trace)
         room = row.variable < 0
         size = f" of {format_bytes(_bytes(trace, variable, room))}" if trace is not None and variable >= 0 else ""
@@ -183,34 +155,38 @@ def _largest_born(trace: Trace | None, function: int) -> int:
     return max(born)[1] if born else -1
 
 
-def _comparison(recording: Recording, predicted: Predicted, spans: list[Span]) -> list[tuple[str, str, str]]:
-    """Rows of (what, predicted, measured) about one iteration. Measured figures are medians over those in the ring."""
+def comparison(run: RunSoFar) -> list[tuple[str, str, str]]:
+    """Rows of (what, predicted, measured) about one iteration. Measured figures are medians over `run.spans`."""
+    recording, predicted, spans = run.recording, run.predicted, run.spans
+    if predicted is None:
+        return []
     problem, scene = predicted.problem, predicted.scene()
-
-    def median(values: list[float]) -> float | None:
-        return statistics.median(values) if values else None
-
-    def row(name: str, simulated: float | None, values: list[float], text: Any) -> tuple[str, str, str]:
-        measured = median(values)
-        return name, "" if simulated is None else text(simulated), "" if measured is None else text(measured)
-
     waiting = sum(bar.end - max(bar.start, 0.0) for bar in scene.stalls)
     copies = predicted.events.copies
     bytes_of = {out: sum(c.chunks for c in copies if c.is_out == out) * problem.chunk_bytes for out in (True, False)}
     compute = sum(bar.end - bar.start for bar in scene.runs)
-    rows = [
-        row("an iteration", scene.seconds, [span.end - span.start for span in spans], format_duration),
-        row("of it, functions waiting", waiting, [recording.stall_seconds(span) for span in spans], format_duration),
-        row("of it, functions running", compute, [], format_duration),
-        row("lower bound of all plans", lower_bound(problem), [], format_duration),
-        row("moved out", bytes_of[True], [recording.moved_bytes(s, is_out=True) for s in spans], format_bytes),
-        row("moved in", bytes_of[False], [recording.moved_bytes(s, is_out=False) for s in spans], format_bytes),
+    rows: list[tuple[str, float, list[float], Callable[[float], str]]] = [
+        ("an iteration", scene.seconds, [span.end - span.start for span in spans], format_duration),
+        ("of it, functions waiting", waiting, [recording.stall_seconds(span) for span in spans], format_duration),
+        ("of it, functions running", compute, [], format_duration),
+        ("lower bound of all plans", lower_bound(problem), [], format_duration),
+        ("moved out", bytes_of[True], [recording.moved_bytes(s, is_out=True) for s in spans], format_bytes),
+        ("moved in", bytes_of[False], [recording.moved_bytes(s, is_out=False) for s in spans], format_bytes),
     ]
-    return [found for found in rows if found[1] or found[2]]
+    return [
+        (name, text(simulated), text(statistics.median(measured)) if measured else "")
+        for name, simulated, measured, text in rows
+    ]
 
 
-def _run_advice(summary: dict[str, Any], steps: list[Step]) -> Iterator[str]:
+def advice(run: RunSoFar, *, simulate: bool) -> list[str]:
+    """What to change. With `simulate`, plans are simulated to find more, which takes seconds."""
+    return [*_run_advice(run), *_place_advice(run), *(_simulated_advice(run) if simulate else ())]
+
+
+def _run_advice(run: RunSoFar) -> Iterator[str]:
     """Advice that the run's own figures give."""
+    summary, steps = run.summary, run.steps
     moved = summary["swap_out_bytes"] + summary["swap_in_bytes"]
     if moved and not summary["plan_count"]:
         yield (
@@ -229,12 +205,12 @@ def _run_advice(summary: dict[str, Any], steps: list[Step]) -> Iterator[str]:
         yield "Most of what came in came on demand, as the run was short: the first iterations run without a plan."
 
 
-def _place_advice(waits: list[Waited], trace: Trace | None, spans: list[Span]) -> Iterator[str]:
+def _place_advice(run: RunSoFar) -> Iterator[str]:
     """Advice about the one place that most of the waiting is for, if it is worth advice."""
-    total, whole = sum(row.seconds for row in waits), sum(span.end - span.start for span in spans)
+    total, whole = sum(row.seconds for row in run.waits), sum(span.end - span.start for span in run.spans)
     seconds: defaultdict[str, float] = defaultdict(float)
-    for row in waits:
-        if place := _place(trace, _variable_of(row, trace)):
+    for row in run.waits:
+        if place := _place(run.trace, _variable_of(row, run.trace)):
             seconds[place] += row.seconds
     place, longest = max(seconds.items(), key=lambda item: item[1], default=("", 0.0))
     if not place or longest < _MUCH_OF_WAITING * total or total < _MUCH_OF_TIME * whole:
@@ -245,42 +221,31 @@ def _place_advice(waits: list[Waited], trace: Trace | None, spans: list[Span]) -
     )
 
 
-def _simulated_advice(run: RunSoFar, predicted: Predicted) -> list[str]:
+def _simulated_advice(run: RunSoFar) -> list[str]:
     """The advice of `swapd simulate`, if there is time for it."""
+    if run.predicted is None:
+        return []
     plans = max(int(run.summary["plan_count"]), 1)
-    if run.planning_seconds / plans * _PLANS_FOR_ADVICE > _LONGEST_ADVICE_SECONDS:
+    if run.summary["planning_seconds"] / plans * _PLANS_FOR_ADVICE > _LONGEST_ADVICE_SECONDS:
         return ["More advice takes simulations: `swapd simulate` gives it for the run's trace (OOC_TRACE)."]
-    outcome = run_plan(predicted.problem, predicted.plan, DEMAND if run.policy == "none" else run.policy)
-    texts = [advice.text for advice in Advisor(outcome, lambda size: _with_chunks(run, size)).advise()]
-    return [f"As simulated: {text}." for text in texts]
+    outcome = run_plan(run.predicted.problem, run.predicted.plan, DEMAND if run.policy == "none" else run.policy)
+    return [f"As simulated: {found.text}." for found in Advisor(outcome, run.trace).advise()]
 
 
-def _with_chunks(run: RunSoFar, chunk_bytes: int) -> Problem | None:
-    trace = run.trace
-    if trace is None:
-        return None
-    slabs = -(-trace.slab_chunks_peak * trace.chunk_bytes // chunk_bytes)
-    budget = int(run.summary["budget_bytes"])
-    try:
-        return Problem.from_trace(trace, budget, chunk_bytes=chunk_bytes, slab_chunks_peak=slabs)
-    except ValueError:
-        return None
-
-
-def _notes(
-    recording: Recording, trace: Trace | None, predicted: Predicted | None, summary: dict[str, Any]
-) -> Iterator[str]:
-    if str(summary["device"]).lower().startswith("emulated"):
+def notes(run: RunSoFar) -> Iterator[str]:
+    """Sentences about what the figures are of."""
+    recording, trace = run.recording, run.trace
+    if str(run.summary["device"]).lower().startswith("emulated"):
         yield "The device is emulated: its memory is the machine's, and its times say nothing about a GPU."
-    seconds = recording.now - (float(recording.events["start"][0]) if len(recording.events) else recording.now)
-    text = f"The pictures and the waits are of the last {format_duration(seconds)}, {len(recording.events)} events"
+    seconds = format_duration(recording.now - recording.begin)
+    text = f"The pictures and the waits are of the last {seconds}, {len(recording.events)} events"
     if recording.lost:
         yield f"{text}; {recording.lost} older ones were overwritten."
     else:
         yield f"{text}: all since the timeline was turned on."
     if trace is None:
         yield "No whole iteration was recorded, so nothing is predicted."
-    elif predicted is None:
+    elif run.predicted is None:
         yield "Nothing is predicted: the sequence is too long to simulate at the end of a program, or does not fit."
     if trace is not None and trace.variable_place is not None:
         known = int((trace.variable_place >= 0).sum())

@@ -10,8 +10,9 @@ import statistics
 from collections.abc import Iterable, Sequence
 
 from swapd.observing import charts
+from swapd.observing.analysis import printable
 from swapd.observing.charts import scene_chart, steps_chart
-from swapd.observing.report_facts import RunFacts
+from swapd.observing.report_facts import RunSoFar, advice, comparison, happened, notes, wait_rows
 from swapd.units import format_bytes, format_duration
 
 _STYLE = """
@@ -43,38 +44,42 @@ _KEYS = {
 _COLOURS = {"used": "used", "live": "soft", "demand": "ink"}
 
 
-def page(facts: RunFacts) -> str:
-    """The whole page as text."""
-    device = html.escape(str(facts.summary["device"]))
+def page(run: RunSoFar, *, advise: bool) -> str:
+    """The whole page as text. With `advise`, plans are simulated to find advice, which takes seconds."""
+    title = printable(" ".join(run.arguments), 120)
+    device = html.escape(str(run.summary["device"]))
     parts = [
-        f"<h1>{html.escape(facts.title)}</h1>",
-        f'<p class="sub">out-of-core run, process {int(facts.summary["pid"])}, on {device}</p>',
-        _cards(facts),
+        f"<h1>{html.escape(title)}</h1>",
+        f'<p class="sub">out-of-core run, process {int(run.summary["pid"])}, on {device}</p>',
+        _cards(run),
         "<h2>What happened</h2>",
-        bullets(facts.happened),
+        bullets(happened(run)),
     ]
-    if facts.steps:
+    if run.steps:
         caption = "Each iteration; grey: without a plan, as the first ones always are, while the sequence is recorded"
-        bars = [(step.seconds, step.stall_seconds, step.followed_plan) for step in facts.steps]
+        bars = [(step.seconds, step.stall_seconds, step.followed_plan) for step in run.steps]
         parts.append(figure(steps_chart(bars), caption, ("run", "stall")))
-    parts += ["<h2>What to change</h2>", bullets(facts.advice or ["Nothing was found that would help."])]
+    found = advice(run, simulate=advise)
+    parts += ["<h2>What to change</h2>", bullets(found or ["Nothing was found that would help."])]
     parts += ["<h2>Memory over time, against the budget</h2>"]
-    parts.append(
-        figure(scene_chart(facts.whole, lanes=False), "All that was kept of the run", ("used", "live", "stall"))
-    )
-    if facts.measured is not None:
-        length = max(facts.measured.seconds, facts.predicted.seconds if facts.predicted is not None else 0.0)
+    whole = run.recording.scene(run.recording.begin, run.recording.now)
+    parts.append(figure(scene_chart(whole, lanes=False), "All that was kept of the run", ("used", "live", "stall")))
+    span = run.recording.span_of(run.fingerprint)
+    predicted = None if run.predicted is None else run.predicted.scene()
+    if span is not None:
+        measured = run.recording.scene(span.start, span.end)
+        length = max(measured.seconds, predicted.seconds if predicted is not None else 0.0)
         keys = ("used", "live", "run", "out", "in", "demand", "stall")
         parts += ["<h2>One iteration: measured, and as it was predicted</h2>"]
-        parts.append(figure(scene_chart(facts.measured, seconds=length), "Measured", keys))
-        if facts.predicted is not None:
-            parts.append(figure(scene_chart(facts.predicted, seconds=length), "Predicted by the simulator", ()))
-    if facts.comparison:
-        rows = [[html.escape(cell) for cell in row] for row in facts.comparison]
+        parts.append(figure(scene_chart(measured, seconds=length), "Measured", keys))
+        if predicted is not None:
+            parts.append(figure(scene_chart(predicted, seconds=length), "Predicted by the simulator", ()))
+    if predicted is not None:
+        rows = [[html.escape(cell) for cell in row] for row in comparison(run)]
         parts.append(table(("", "predicted", "measured (median)"), rows, numbers=(1, 2)))
-    parts += ["<h2>What waited longest</h2>", _waits(facts)]
-    parts += ["<h2>About these figures</h2>", f'<div class="note">{bullets(facts.notes)}</div>']
-    return document(facts.title, parts)
+    parts += ["<h2>What waited longest</h2>", _waits(run)]
+    parts += ["<h2>About these figures</h2>", f'<div class="note">{bullets(notes(run))}</div>']
+    return document(title, parts)
 
 
 def document(title: str, parts: Iterable[str]) -> str:
@@ -86,8 +91,8 @@ def document(title: str, parts: Iterable[str]) -> str:
     return f"<!doctype html><html lang='en'><head>{head}</head><body>{''.join(parts)}</body></html>\n"
 
 
-def _cards(facts: RunFacts) -> str:
-    summary, steps = facts.summary, facts.steps
+def _cards(run: RunSoFar) -> str:
+    summary, steps = run.summary, run.steps
     cards = [
         (
             format_bytes(summary["live_peak_bytes"]),
@@ -96,7 +101,7 @@ def _cards(facts: RunFacts) -> str:
         (format_bytes(summary["budget_bytes"]), "budget"),
     ]
     if steps:
-        later = facts.steady or steps
+        later = run.steady or steps
         seconds = sum(step.seconds for step in later)
         share = sum(step.stall_seconds for step in later) / seconds if seconds > 0 else 0.0
         cards += [
@@ -111,18 +116,18 @@ def _cards(facts: RunFacts) -> str:
     return f'<div class="cards">{"".join(boxes)}</div>'
 
 
-def _waits(facts: RunFacts) -> str:
-    if not facts.waits:
+def _waits(run: RunSoFar) -> str:
+    if not run.waits:
         return "<p>No function waited for memory in the iterations that are kept.</p>"
     rows = []
-    for row in facts.waits:
+    for row in wait_rows(run):
         place = f"<code>{html.escape(row.place)}</code>" if row.place else "not known"
         by = f'<br><span class="note">{html.escape(row.allocated_by)}</span>' if row.allocated_by else ""
         cells = [html.escape(format_duration(row.seconds)), f"{row.share:.1%}"]
         cells += [f"<code>{html.escape(row.function)}</code>", html.escape(row.waited_for), place + by]
         rows.append(cells)
     columns = ("per iteration", "of its time", "function that waited", "waited for", "which was allocated at")
-    text = f"Means over {facts.waits_of} iterations of the main sequence, those under a plan where there are any."
+    text = f"Means over {len(run.spans)} iterations of the main sequence, those under a plan where there are any."
     return f'<p class="note">{text}</p>' + table(columns, rows, numbers=(0, 1))
 
 

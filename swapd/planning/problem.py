@@ -97,12 +97,14 @@ class Problem:
     ) -> Problem:
         """The problem of running `trace` within `budget_bytes`.
 
-        An argument that is not given is taken from the trace, or from the defaults if the trace does not have it. The
-        host's time between two functions counts up to `gap_limit_seconds`, because a trace recorded under memory
-        pressure has stalls there.
+        An argument that is not given is taken from the trace, or from the defaults if the trace does not have it; its
+        slabs keep their bytes in chunks of another size. The host's time between two functions counts up to
+        `gap_limit_seconds`, because a trace recorded under memory pressure has stalls there.
         """
         chunk = chunk_bytes or trace.chunk_bytes or DEFAULT_CHUNK_BYTES
-        slabs = trace.slab_chunks_peak if slab_chunks_peak is None else slab_chunks_peak
+        slabs = slab_chunks_peak
+        if slabs is None:
+            slabs = -(-trace.slab_chunks_peak * (trace.chunk_bytes or chunk) // chunk)
         if budget_bytes < 0 or chunk <= 0 or slabs < 0:
             raise ValueError("the budget, the chunk and the slabs must not be negative, nor the chunk zero")
         count = float(np.ceil(trace.variable_bytes / chunk).sum())

@@ -25,7 +25,7 @@ def recording(rows: list[dict[str, Any]], lost: int = 0, now: float = 100.0, **f
     for at, row in enumerate(rows):
         for name, value in row.items():
             events[name][at] = value
-    facts = {"device": "emulated", "budget_bytes": 10 * CHUNK, "chunk_bytes": CHUNK, "pid": 4711, **fields}
+    facts = {"device": "emulated", "budget_bytes": 10 * CHUNK, "pid": 4711, **fields}
     return Recording(events=events, lost=lost, names=facts.pop("names", NAMES), now=now, unix_now=1000.0 + now, **facts)
 
 

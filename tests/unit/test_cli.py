@@ -355,7 +355,7 @@ def test_a_slower_link_takes_longer(capsys: pytest.CaptureFixture[str], trace: P
 def test_plan_for_people(capsys: pytest.CaptureFixture[str], trace: Path) -> None:
     assert main(["plan", str(trace), "--budget", "32MiB", "--policy", "window", "--window", "16MiB"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    for words in ("window 16.0 MiB", "64.0 MiB, 2.00 times the budget", "planned step", "demand mode", "bound 160 ms"):
+    for words in ("window 16.0 MiB", "64.0 MiB, 2.00 times the budget", "as simulated", "demand mode", "bound 160 ms"):
         assert words in text
     assert main(["plan", str(trace), "--budget", "64MiB"]) == 0
     assert "everything fits" in capsys.readouterr().out

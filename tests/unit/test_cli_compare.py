@@ -9,7 +9,7 @@ from planning_traces import Builder
 
 from swapd.cli import main
 from swapd.observing import analysis, comparison
-from swapd.observing.comparison import arms, needs_more, row_of, smallest_budget
+from swapd.observing.comparison import arms, attempt, needs_more, smallest_budget
 from swapd.planning.lower_bound import bound, lower_bound
 from swapd.planning.plan import Plan
 from swapd.planning.problem import InfeasibleError, Problem
@@ -122,8 +122,8 @@ def test_a_sweep_of_budgets(capsys: pytest.CaptureFixture[str], paths: list[str]
         for budget, seconds in zip(facts["budgets_bytes"][1:], others):
             assert seconds == analysis.run_policy(Problem.from_trace(passes(8), budget), policy).timeline.seconds
         least = rows[policy]["smallest_budget_bytes"]
-        assert row_of(Problem.from_trace(passes(8), least), policy).outcome is not None
-        assert row_of(Problem.from_trace(passes(8), least - 1), policy).outcome is None
+        assert isinstance(attempt(Problem.from_trace(passes(8), least), policy), analysis.Outcome)
+        assert isinstance(attempt(Problem.from_trace(passes(8), least - 1), policy), InfeasibleError)
     assert rows["in-core"]["seconds"] == [None] * 3 + [pytest.approx(0.24)]
     assert rows["in-core"]["smallest_budget_bytes"] == 400_000
     assert facts["lower_bound_seconds"][0] is None

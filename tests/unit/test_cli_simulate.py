@@ -153,13 +153,13 @@ def test_advice_holds(capsys: pytest.CaptureFixture[str], path: Path) -> None:
 
 def test_advice_on_a_link_names_the_slow_direction() -> None:
     slow_in = Problem.from_trace(network(), BUDGET, machine=Machine(1e12, 1e9))
-    text = {advice.kind: advice.text for advice in Advisor(run_policy(slow_in, "auto"), lambda size: None).advise()}
+    text = {advice.kind: advice.text for advice in Advisor(run_policy(slow_in, "auto")).advise()}
     assert "on the way in (1.86 GiB/s) saves" in text["link"]
 
 
 def test_advice_on_less_memory_costs_a_hundredth_at_most() -> None:
     problem = Problem.from_trace(network(), 1 << 40, machine=Machine(40e9, 40e9))  # where time rises slowly
-    (none, less) = Advisor(run_policy(problem, "auto"), lambda size: None).advise()
+    (none, less) = Advisor(run_policy(problem, "auto")).advise()
     assert (none.kind, less.kind) == ("none", "less")
     assert less.budget_bytes is not None and less.budget_bytes < 1 << 39
     timeline = run_policy(with_budget(problem, less.budget_bytes), "auto").timeline
@@ -173,11 +173,7 @@ def test_advice_on_chunks() -> None:
     for v in range(8):
         b.call(f"f{v}", [v], seconds=1.0)
     trace = b.trace(chunk_bytes=1000, machine=Machine(1500.0, 1500.0))
-
-    def with_chunks(size: int) -> Problem:
-        return Problem.from_trace(trace, 8000, chunk_bytes=size)
-
-    found = Advisor(run_policy(with_chunks(1000), "auto"), with_chunks).advise()
+    found = Advisor(run_policy(Problem.from_trace(trace, 8000), "auto"), trace).advise()
     chunks = [advice for advice in found if advice.kind == "chunk"]
     assert chunks and all(advice.saved > 0.01 for advice in chunks)
 
@@ -224,8 +220,9 @@ def test_demand_moves_are_marked_in_the_timeline() -> None:
         b.entry(2)
     for v in range(3):
         b.call(f"f{v}", [v], seconds=1.0)
-    problem = Problem.from_trace(b.trace(chunk_bytes=1, machine=Machine(1.0, 1.0)), 4)
-    text = to_perfetto(problem, simulate_events(problem, Plan())[1])
+    trace = b.trace(chunk_bytes=1, machine=Machine(1.0, 1.0))
+    problem = Problem.from_trace(trace, 4)
+    text = to_perfetto(problem, simulate_events(problem, Plan())[1], trace)
     assert "(demand)" in text
     plan = Plan((Out(0, 0, 2, 0), Out(1, 0, 2, 1), Out(2, 0, 2, 2)), (In(2, 0, 2, 0, 1, 2), In(0, 0, 2, 1, 2, 3)))
     planned = simulate_events(problem, plan)[1]

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from swapd.cli import main
-from swapd.devices import doctor, torch_checks
-from swapd.devices.findings import Check, Report
+from swapd.devices import doctor
+from swapd.devices.doctor import Check, Report
 
 
 def report(**changes: str) -> Report:
@@ -90,9 +90,9 @@ def test_settings() -> None:
 
 
 def test_autoload() -> None:
-    assert torch_checks.check_autoload({}).status == "ok"
-    assert torch_checks.check_autoload({"TORCH_DEVICE_BACKEND_AUTOLOAD": "1"}).status == "ok"
-    off = torch_checks.check_autoload({"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"})
+    assert doctor.check_autoload({}).status == "ok"
+    assert doctor.check_autoload({"TORCH_DEVICE_BACKEND_AUTOLOAD": "1"}).status == "ok"
+    off = doctor.check_autoload({"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"})
     assert (off.status, bool(off.remedy)) == ("warn", True)
 
 
@@ -100,30 +100,30 @@ def test_compiler(tmp_path: Path) -> None:
     mine = tmp_path / "c++"
     mine.write_text("#!/bin/sh\necho my compiler 1.0\n")
     mine.chmod(0o755)
-    assert torch_checks.check_compiler({"CXX": str(mine)}) == Check("compiler", "ok", "my compiler 1.0")
-    missing = torch_checks.check_compiler({"CXX": str(tmp_path / "none")})
+    assert doctor.check_compiler({"CXX": str(mine)}) == Check("compiler", "ok", "my compiler 1.0")
+    missing = doctor.check_compiler({"CXX": str(tmp_path / "none")})
     assert (missing.status, "none" in missing.detail) == ("warn", True)
     mine.write_text("#!/nowhere/sh\n")
-    assert torch_checks.check_compiler({"CXX": str(mine)}).status == "warn"
+    assert doctor.check_compiler({"CXX": str(mine)}).status == "warn"
 
 
 def test_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [])
-    missing = torch_checks.check_entry_point()
+    missing = doctor.check_entry_point()
     assert (missing.status, "OOC_ALLOC=1 has no effect" in missing.detail) == ("warn", True)
 
 
 def test_torch_of_another_version_or_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     facts = {"version": "2.10.1+cpu", "cuda": None, "adapter": "a.so", "built": False}
-    monkeypatch.setattr(torch_checks, "_ask_torch", lambda environment: facts)
-    checks = {check.name: check for check in torch_checks.check_torch({"CXX": "/nowhere"})}
+    monkeypatch.setattr(doctor, "_ask_torch", lambda environment: facts)
+    checks = {check.name: check for check in doctor.check_torch({"CXX": "/nowhere"})}
     assert checks["PyTorch"].status == "no"
     assert (checks["PyTorch adapter"].status, checks["PyTorch adapter"].remedy) == ("no", checks["compiler"].remedy)
-    monkeypatch.setattr(torch_checks, "_ask_torch", lambda environment: {"error": "`import torch` fails: no libc10"})
-    assert "no libc10" in torch_checks.check_torch({})[0].detail
+    monkeypatch.setattr(doctor, "_ask_torch", lambda environment: {"error": "`import torch` fails: no libc10"})
+    assert "no libc10" in doctor.check_torch({})[0].detail
     facts = {"version": "3.0.0", "cuda": "13.1", "adapter": None, "adapter_error": "x", "built": False}
-    monkeypatch.setattr(torch_checks, "_ask_torch", lambda environment: facts)
-    checks = {check.name: check for check in torch_checks.check_torch({})}
+    monkeypatch.setattr(doctor, "_ask_torch", lambda environment: facts)
+    checks = {check.name: check for check in doctor.check_torch({})}
     assert checks["PyTorch"].status == "ok"
     assert "CUDA 13.1" in checks["PyTorch"].detail
     assert checks["PyTorch adapter"].status == "no"
@@ -153,46 +153,20 @@ def test_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert doctor.check_host_memory().status == "warn"
 
 
-class FakeDriver:
-    """As much of cuda.bindings.driver as the check asks for."""
-
-    class Code(int):
-        name = "CUDA_ERROR_NO_DEVICE"
-
-    class CUdevice_attribute:
-        CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED = 102
-
-    def __init__(self, count: int = 1, has_memory_management: int = 1, init: int = 0) -> None:
-        self.count, self.supported, self.init = count, has_memory_management, init
-
-    def cuInit(self, flags: int) -> tuple[int]:
-        return (self.Code(self.init),)
-
-    def cuDriverGetVersion(self) -> tuple[int, int]:
-        return 0, 13010
-
-    def cuDeviceGetCount(self) -> tuple[int, int]:
-        return 0, self.count
-
-    def cuDeviceGet(self, ordinal: int) -> tuple[int, int]:
-        return 0, ordinal
-
-    def cuDeviceGetName(self, length: int, device: int) -> tuple[int, bytes]:
-        return 0, b"Some GPU\0\0\0"
-
-    def cuDeviceTotalMem(self, device: int) -> tuple[int, int]:
-        return 0, 80 << 30
-
-    def cuDeviceGetAttribute(self, attribute: int, device: int) -> tuple[int, int]:
-        assert attribute == 102
-        return 0, self.supported
-
-
-def test_cuda() -> None:
-    assert doctor._ask_cuda(FakeDriver()) == Check(
-        "CUDA device", "ok", "Some GPU, 80.0 GiB, driver for CUDA 13.1, 1 in all"
+def test_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The emulated driver stands in for a GPU's, in a process of its own."""
+    text = (
+        "from ooc_alloc import library_path; from swapd.devices import doctor; "
+        "doctor.CUDA_LIBRARY = str(library_path('libooc_emulated_cuda.so')); print(doctor.check_cuda())"
     )
-    assert doctor._ask_cuda(FakeDriver(has_memory_management=0)).status == "no"
-    assert doctor._ask_cuda(FakeDriver(count=0)).status == "warn"
-    with pytest.raises(RuntimeError, match="cuInit: CUDA_ERROR_NO_DEVICE"):
-        doctor._ask_cuda(FakeDriver(init=100))
+    monkeypatch.setenv("OOC_EMULATED_MEMORY", "256MiB")
+    out = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True).stdout
+    assert "status='ok', detail='emulated, 256 MiB, driver for CUDA " in out
+    monkeypatch.setattr(doctor, "CUDA_LIBRARY", "/nowhere/libcuda.so.1")
+    monkeypatch.setattr(doctor.ctypes.util, "find_library", lambda name: None)
+    assert doctor.check_cuda() == Check(
+        "CUDA device", "warn", "no CUDA driver: only the emulated device can be used", "none needed without a GPU"
+    )
+    monkeypatch.setattr(doctor.ctypes.util, "find_library", lambda name: "libcuda.so.1")
+    broken = doctor.check_cuda()
+    assert (broken.status, "/nowhere/libcuda.so.1" in broken.detail) == ("warn", True)

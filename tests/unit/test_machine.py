@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ooc_alloc.probe import Probe
 from swapd.devices.probe import QUICK, Effort, measure
 from swapd.devices.profile import (
     MachineError,
@@ -26,7 +27,7 @@ from swapd.units import GIB, MIB
 LATENCY = 10e-6
 
 
-class Formula:
+class Formula(Probe):
     """A device whose costs are known: 2 GB/s out, 4 GB/s in, half of each with both directions at once."""
 
     def __init__(self, free_bytes: int = 64 * GIB) -> None:

@@ -21,7 +21,7 @@ from ooc.prometheus.catalogue import CATALOGUE, Metric
 from ooc.prometheus.collector import families
 from ooc.prometheus.figures import Figure
 from ooc.prometheus.gather import Folder
-from swapd.step_times import BUCKETS, Histogram, StepTimes
+from swapd.step_times import BUCKETS, Histogram, Step, StepTimes
 from swapd.summary import external_fragmentation_bytes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -102,13 +102,14 @@ def test_every_entry_is_exported_once_and_nothing_else_is() -> None:
 def test_a_histogram_is_cumulative() -> None:
     times = StepTimes()
     for seconds in (0.001, 0.0011, 7.0, 1000.0):
-        times.add(seconds)
-    found = samples(page({**all_figures(), "step_seconds": times.histogram()}))
+        times.add(Step(seconds, 0.0, False))
+    found = samples(page({**all_figures(), "step_seconds": times.histogram}))
     at = {dict(labels)["le"]: value for (name, labels), value in found.items() if name == "ooc_step_seconds_bucket"}
     assert (at["0.001"], at["0.0025"], at["5.0"], at["10.0"], at["500.0"], at["inf"]) == (1, 2, 2, 3, 3, 4)
     assert found["ooc_step_seconds_count", (("rank", "3"),)] == 4
     assert found["ooc_step_seconds_sum", (("rank", "3"),)] == pytest.approx(1007.0021)
-    assert (times.count, times.last, times.kept) == (4, 1000.0, [0.001, 0.0011, 7.0, 1000.0])
+    assert (times.histogram.count, times.last) == (4, 1000.0)
+    assert [step.seconds for step in times.kept] == [0.001, 0.0011, 7.0, 1000.0]
 
 
 def test_what_is_not_known_yet_has_no_sample_but_a_type() -> None:

@@ -19,7 +19,7 @@ from swapd.observing.analysis import run_policy, stalls_by_variable
 from swapd.observing.observer import Observer
 from swapd.observing.perfetto import measured_to_perfetto, to_perfetto
 from swapd.observing.recording import Predicted
-from swapd.observing.report_facts import _wait_rows
+from swapd.observing.report_facts import RunSoFar, wait_rows
 from swapd.planner import Planner
 from swapd.planning.plan import Plan
 from swapd.planning.problem import Problem
@@ -196,7 +196,7 @@ def test_the_report_names_whole_variables_and_places() -> None:
         iteration(2, 20.0, 28.0),
     ]
     found = recording(rows)
-    table = list(_wait_rows(found.waits(found.spans), trace, predicted, found.spans))
+    table = list(wait_rows(RunSoFar([], {}, [], found, trace, predicted, "auto")))
     assert (table[0].waited_for, table[0].place) == ("variable 1 of 800 B", "train.py:7")
     # By number the trace's variable 2 would be a part of variable 1.
     others = {row.waited_for: row.place for row in table[1:]}
@@ -207,7 +207,7 @@ def test_simulated_tables_name_parts() -> None:
     trace, predicted = shown()
     labels = [row["label"] for row in stalls_by_variable(run_policy(predicted.problem, "idle"), 9)]
     assert "variable 2, chunks 0..3" in labels
-    names = {row["name"] for row in json.loads(to_perfetto(predicted.problem, predicted.events))["traceEvents"]}
+    names = {row["name"] for row in json.loads(to_perfetto(predicted.problem, predicted.events, trace))["traceEvents"]}
     assert "variable 2, chunks 4..7 (demand)" in names
     assert "v3 (variable 2, chunks 0..3) 400 bytes" in trace.describe()
 

@@ -12,11 +12,13 @@ import pytest
 from recordings import recording, two_iterations
 from test_recording import predicted_of, trace_of
 
+from ooc_alloc import timeline as kinds
 from swapd.observing.charts import scene_chart, steps_chart, ticks
 from swapd.observing.recording import Bar, Scene
-from swapd.observing.report_facts import RunFacts, WaitRow, _comparison, _place_advice, _run_advice, _wait_rows
+from swapd.observing.report_facts import RunSoFar, _place_advice, _run_advice, comparison, wait_rows
 from swapd.observing.report_page import page
 from swapd.step_times import Step
+from swapd.trace.trace import Trace
 
 HOSTILE = "</title></td><script>alert(1)</script><img src=x onerror=alert(1)>'\"&"
 SUMMARY: dict[str, Any] = {
@@ -28,26 +30,19 @@ SUMMARY: dict[str, Any] = {
 STEPS = [Step(2.0, 1.0, False), Step(1.0, 0.25, True)]
 
 
-def facts(**changes: Any) -> RunFacts:
-    found = recording(two_iterations())
+def so_far(**changes: Any) -> RunSoFar:
+    """A run of two iterations, of which the second one is under a plan."""
     trace = trace_of()
-    predicted = predicted_of(trace)
-    made = RunFacts(
-        title="train.py",
-        summary=SUMMARY,
-        happened=["It ran."],
-        steps=STEPS,
-        steady=STEPS[1:],
-        whole=found.scene(10.0, 30.0),
-        measured=found.scene(20.0, 28.0),
-        predicted=predicted.scene(),
-        waits=list(_wait_rows(found.waits(found.spans), trace, predicted, found.spans)),
-        waits_of=2,
-        comparison=_comparison(found, predicted, found.spans[1:]),
-        advice=["Change it."],
-        notes=["A note."],
-    )
+    made = RunSoFar(["train.py"], SUMMARY, STEPS, recording(two_iterations()), trace, predicted_of(trace), "auto")
     return replace(made, **changes)
+
+
+def all_in_demand_mode(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{**row, "flags": kinds.ON_DEMAND} if row["kind"] == kinds.ITERATION else row for row in rows]
+
+
+def shown(run: RunSoFar) -> str:
+    return page(run, advise=False)
 
 
 class Balanced(html.parser.HTMLParser):
@@ -86,7 +81,7 @@ def parsed(text: str) -> Balanced:
 
 
 def test_the_page_needs_no_other_file() -> None:
-    text = page(facts())
+    text = shown(so_far())
     found = parsed(text)
     assert found.wanted == []
     assert not found.tags & {"script", "img", "link", "iframe", "object", "embed"}
@@ -97,7 +92,7 @@ def test_the_page_needs_no_other_file() -> None:
 
 
 def test_the_page_has_what_a_person_looks_for() -> None:
-    text = page(facts())
+    text = shown(so_far(recording=recording(all_in_demand_mode(two_iterations()))))
     for heading in ("What happened", "What to change", "Memory over time", "predicted", "What waited longest"):
         assert heading in text
     assert "train.py:7 in &lt;b&gt;" in text  # where the variable was allocated
@@ -106,41 +101,42 @@ def test_the_page_has_what_a_person_looks_for() -> None:
 
 
 def test_nothing_of_a_program_becomes_markup() -> None:
-    wait = WaitRow(1.0, 0.5, HOSTILE, HOSTILE, HOSTILE, HOSTILE)
-    changes: dict[str, Any] = {name: [HOSTILE] for name in ("happened", "advice", "notes")}
-    text = page(
-        facts(
-            title=HOSTILE,
-            waits=[wait],
-            comparison=[(HOSTILE, HOSTILE, HOSTILE)],
-            summary={**SUMMARY, "device": HOSTILE},
-            **changes,
+    names = {number: HOSTILE for number in (0, 1)}
+    fields = {name: getattr(trace_of(), name) for name in Trace.__dataclass_fields__}
+    trace = Trace(**{**fields, "places": (HOSTILE,), "function_names": (HOSTILE, HOSTILE)})
+    text = shown(
+        so_far(
+            arguments=[HOSTILE],
+            recording=recording(two_iterations(), names=names),
+            trace=trace,
+            predicted=predicted_of(trace),
+            summary={**SUMMARY, "device": HOSTILE, "policy": HOSTILE},
         )
     )
     found = parsed(text)
     assert not found.tags & {"script", "img"}
     assert found.wanted == []
     assert "<script" not in text
+    assert text.count("&lt;script&gt;") >= 6  # the title twice, the device, a function, a place, who allocated
 
 
 def test_a_run_without_iterations_or_prediction_is_a_page_too() -> None:
-    empty = recording([]).scene(0.0, 0.0)
-    nothing: dict[str, Any] = {name: [] for name in ("steps", "steady", "waits", "comparison", "advice")}
-    text = page(facts(whole=empty, measured=None, predicted=None, **nothing))
+    text = shown(so_far(recording=recording([], now=0.0), trace=None, predicted=None, steps=[]))
     parsed(text)
     assert "Nothing was found that would help" in text
     assert "No function waited" in text
 
 
 def test_predicted_stands_beside_measured() -> None:
-    rows = {name: (predicted, measured) for name, predicted, measured in facts().comparison}
+    rows = {name: (predicted, measured) for name, predicted, measured in comparison(so_far())}
     assert rows["an iteration"] == ("4.50 s", "8.00 s")
     assert rows["of it, functions waiting"] == ("0 ns", "1.00 s")
     assert rows["moved in"] == ("0 B", "3.91 KiB")
 
 
 def test_a_wait_names_function_variable_and_place() -> None:
-    room, variable = facts().waits
+    found = recording(all_in_demand_mode(two_iterations()))
+    room, variable = wait_rows(so_far(recording=found))
     assert (room.seconds, room.function, room.waited_for) == (1.0, "use (function 1)", "room for its result")
     assert room.place == ""  # the function allocates nothing that is known
     assert variable.seconds == 0.5  # of two iterations
@@ -150,11 +146,11 @@ def test_a_wait_names_function_variable_and_place() -> None:
 
 
 def test_one_place_that_most_waiting_is_for_is_named() -> None:
-    found = recording(two_iterations())
-    (advice,) = _place_advice(found.waits(found.spans), trace_of(), found.spans)
+    found = recording(all_in_demand_mode(two_iterations()))
+    (advice,) = _place_advice(so_far(recording=found))
     assert "33% of the waiting" in advice
     assert "train.py:7 in <b>" in advice
-    assert list(_place_advice([], trace_of(), found.spans)) == []
+    assert list(_place_advice(so_far(recording=recording([])))) == []
 
 
 @pytest.mark.parametrize(
@@ -167,8 +163,8 @@ def test_one_place_that_most_waiting_is_for_is_named() -> None:
     ],
 )
 def test_advice_follows_from_the_figures(changes: dict[str, int], words: str) -> None:
-    assert list(_run_advice(SUMMARY, STEPS)) == []
-    (text,) = _run_advice({**SUMMARY, **changes}, STEPS)
+    assert list(_run_advice(so_far())) == []
+    (text,) = _run_advice(so_far(summary={**SUMMARY, **changes}))
     assert words in text
 
 

@@ -9,6 +9,7 @@ import pty
 import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -20,7 +21,7 @@ import pytest
 from swapd.cli import main
 from swapd.cli.top import frame, sparkline
 from swapd.observing import status
-from swapd.observing.status import StatusError, ask, check_folder, folder, processes
+from swapd.observing.status import Server, StatusError, address, ask, processes
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -32,15 +33,14 @@ SETTINGS = {
 PATIENCE_SECONDS = 60
 
 
-@pytest.fixture
-def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    return tmp_path / "ooc-alloc"
+def shown(*ours: subprocess.Popen[str]) -> list[int]:
+    """Those of `processes` that a test has started. Other tests may run beside it."""
+    return [pid for pid in processes() if pid in [child.pid for child in ours]]
 
 
-def start(runtime: Path, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+def start(*arguments: str, **variables: str) -> subprocess.Popen[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("OOC_", "_OOC_"))}
-    environment |= {"PYTHONPATH": CHECKOUT, "XDG_RUNTIME_DIR": str(runtime.parent), **SETTINGS, **variables}
+    environment |= {"PYTHONPATH": CHECKOUT, **SETTINGS, **variables}
     command = [sys.executable, str(HERE / "status_child.py"), *arguments]
     child = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
@@ -49,8 +49,8 @@ def start(runtime: Path, *arguments: str, **variables: str) -> subprocess.Popen[
 
 
 @pytest.fixture
-def child(runtime: Path) -> Iterator[subprocess.Popen[str]]:
-    process = start(runtime, OOC_TIMELINE=str(runtime.parent / "t.json"))
+def child(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    process = start(OOC_TIMELINE=str(tmp_path / "t.json"))
     yield process
     with contextlib.suppress(ProcessLookupError):
         process.kill()
@@ -58,8 +58,8 @@ def child(runtime: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_a_process_says_what_its_counters_say(child: subprocess.Popen[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert processes() == [child.pid]
-    assert main(["top", "--json"]) == 0
+    assert shown(child) == [child.pid]
+    assert main(["top", str(child.pid), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["pid"] == child.pid
     assert facts["steps"] == 3
@@ -81,7 +81,7 @@ def test_one_frame_is_printed_without_a_terminal(
     assert "hostile" in text
     assert "\x1b[31m" not in text
     assert main(["top", "--list"]) == 0
-    assert capsys.readouterr().out.split() == [str(child.pid)]
+    assert str(child.pid) in capsys.readouterr().out.split()
 
 
 def test_a_timeline_and_a_report_are_written_of_what_runs(
@@ -91,7 +91,7 @@ def test_a_timeline_and_a_report_are_written_of_what_runs(
     events = json.loads((tmp_path / "now.json").read_text())["traceEvents"]
     copied = sum(e["args"]["bytes"] for e in events if e["ph"] == "X" and e["tid"] == 3 and e["pid"] == 3)
     assert copied == json.loads(ask(child.pid, "status"))["stats"]["swap_in_bytes"]
-    assert main(["report", "--pid", "0", "-o", str(tmp_path / "a.html")]) == 0
+    assert main(["report", "--pid", str(child.pid), "-o", str(tmp_path / "a.html")]) == 0
     assert "What waited longest" in (tmp_path / "a.html").read_text()
     assert main(["report", "--pid", "0", "-o", str(tmp_path / "a.png")]) == 2
     assert main(["top", str(child.pid), "--record", str(tmp_path / "no" / "a.json"), "--seconds", "0"]) == 1
@@ -106,15 +106,15 @@ def test_who_looks_on_cannot_end_a_timeline_that_the_user_asked_for(child: subpr
     assert json.loads(ask(child.pid, "status"))["timeline"]["recorded"] == before > 0  # nor make it forget
 
 
-def test_a_timeline_that_is_off_is_on_only_for_a_while(runtime: Path, tmp_path: Path) -> None:
-    process = start(runtime)
+def test_a_timeline_that_is_off_is_on_only_for_a_while(tmp_path: Path) -> None:
+    process = start()
     try:
         before = json.loads(ask(process.pid, "status"))
         assert not before["timeline"]["on"]
         assert before["waits"] == []
         with pytest.raises(StatusError, match="the timeline is off"):
             ask(process.pid, "timeline")
-        assert main(["top", "--record", str(tmp_path / "now.json"), "--seconds", "0"]) == 0
+        assert main(["top", str(process.pid), "--record", str(tmp_path / "now.json"), "--seconds", "0"]) == 0
         assert json.loads((tmp_path / "now.json").read_text())["otherData"]["pid"] == process.pid
         assert not json.loads(ask(process.pid, "status"))["timeline"]["on"]
     finally:
@@ -122,64 +122,49 @@ def test_a_timeline_that_is_off_is_on_only_for_a_while(runtime: Path, tmp_path: 
         process.wait()
 
 
-def test_a_process_that_ends_takes_its_name_away(runtime: Path) -> None:
-    process = start(runtime, "once")
+def test_a_process_that_ends_takes_its_name_away() -> None:
+    process = start("once")
     assert process.wait(PATIENCE_SECONDS) == 0
-    assert list(runtime.iterdir()) == []
+    assert shown(process) == []
+
+
+def test_the_newest_process_is_looked_into(
+    child: subprocess.Popen[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newer = start()
+    try:
+        assert shown(child, newer) == [newer.pid, child.pid]
+        monkeypatch.setattr("swapd.cli.top.processes", lambda: shown(child, newer))
+        assert main(["top", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["pid"] == newer.pid
+    finally:
+        newer.kill()
+        newer.wait()
 
 
 def test_a_killed_process_is_said_to_have_ended(
-    child: subprocess.Popen[str], runtime: Path, capsys: pytest.CaptureFixture[str]
+    child: subprocess.Popen[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     child.kill()
+    assert os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT) is not None
+    with pytest.raises(StatusError, match=f"process {child.pid} has ended"):
+        ask(child.pid, "status")  # nobody has asked yet how it ended
     child.wait()
-    assert list(runtime.iterdir())  # its socket is still there
     with pytest.raises(StatusError, match=f"process {child.pid} has ended"):
         ask(child.pid, "status")
-    assert processes() == []
-    assert list(runtime.iterdir()) == []
+    assert shown(child) == []
+    monkeypatch.setattr("swapd.cli.top.processes", lambda: shown(child))
     assert main(["top"]) == 1
     assert "start one with OOC_STATUS=1" in capsys.readouterr().err
     assert main(["top", str(child.pid)]) == 1
     assert "has ended" in capsys.readouterr().err
 
 
-def left_behind(runtime: Path, name: str) -> Path:
-    """The socket of a process that was killed."""
-    runtime.mkdir(mode=0o700, exist_ok=True)
-    with socket.socket(socket.AF_UNIX) as one:
-        one.bind(str(runtime / name))
-    return runtime / name
-
-
-def test_sockets_of_killed_processes_are_taken_away_by_the_next_start(runtime: Path) -> None:
-    """Whoever has their numbers now; and nobody's who answers, or is about to, and nothing else."""
-    mine = left_behind(runtime, f"{os.getpid()}.sock")  # this process has the number again, and shows nothing
-    others = left_behind(runtime, "1.sock"), left_behind(runtime, "999999999.sock")
-    kept = left_behind(runtime, "notes.sock"), runtime / "2.sock"
-    kept[1].write_text("a plain file")
-    with socket.socket(socket.AF_UNIX) as stopped:  # one that answers nobody now
-        stopped.bind(str(runtime / "3.sock"))
-        stopped.listen(0)
-        with connect(3):  # and takes nobody else any more
-            process = start(runtime)
-            try:
-                assert not mine.exists() and not any(path.exists() for path in others)
-                names = {path.name for path in runtime.iterdir()}
-                assert names == {*(path.name for path in kept), "3.sock", f"{process.pid}.sock"}
-                left_behind(runtime, "1.sock")
-                assert set(processes()) == {3, process.pid}
-                assert not (runtime / "1.sock").exists()
-            finally:
-                process.kill()
-                process.wait()
-
-
-def test_a_process_that_dies_while_it_is_watched(child: subprocess.Popen[str], runtime: Path) -> None:
+def test_a_process_that_dies_while_it_is_watched(child: subprocess.Popen[str]) -> None:
     """On a terminal of its own: the watcher shows frames, says that the process has ended, and ends."""
     control, terminal = pty.openpty()
-    environment = {**os.environ, "PYTHONPATH": CHECKOUT, "XDG_RUNTIME_DIR": str(runtime.parent), "TERM": "xterm"}
-    command = [sys.executable, "-m", "swapd.cli", "top", "--every", "0.1"]
+    environment = {**os.environ, "PYTHONPATH": CHECKOUT, "TERM": "xterm"}
+    command = [sys.executable, "-m", "swapd.cli", "top", str(child.pid), "--every", "0.1"]
     watcher = subprocess.Popen(command, env=environment, stdin=terminal, stdout=terminal, stderr=terminal)
     os.close(terminal)
     seen, killed, until = b"", False, time.monotonic() + PATIENCE_SECONDS
@@ -218,7 +203,7 @@ def test_a_stopped_process_is_not_waited_for_for_ever(child: subprocess.Popen[st
 def connect(pid: int) -> socket.socket:
     client = socket.socket(socket.AF_UNIX)
     client.settimeout(PATIENCE_SECONDS)
-    client.connect(str(folder() / f"{pid}.sock"))
+    client.connect(address(pid))
     return client
 
 
@@ -242,44 +227,41 @@ def test_who_asks_and_does_not_read_is_left(
         assert json.loads(ask(child.pid, "status", PATIENCE_SECONDS))["pid"] == child.pid
 
 
-def test_a_folder_of_anybody_else_is_refused(runtime: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    runtime.mkdir(mode=0o755)
-    runtime.chmod(0o755)
-    with pytest.raises(PermissionError, match="0700"):
-        check_folder(runtime)
-    assert main(["top"]) == 1
-    assert "not a folder of this user's alone" in capsys.readouterr().err
-    process = start(runtime)  # it trains all the same
+def test_only_the_same_user_is_answered_and_believed(
+    child: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As seen by a process that takes itself for another user than the one at the other end is."""
+    credentials = struct.pack("3i", child.pid, os.getuid() + 1, os.getgid())
+    monkeypatch.setattr(socket.socket, "getsockopt", lambda *_: credentials)
+    with pytest.raises(StatusError, match="another user's process answers"):
+        ask(child.pid, "status")
+    monkeypatch.setattr(status, "address", lambda pid: f"\0ooc-test/{os.getpid()}")
+    server = Server(lambda request: "told")
     try:
-        assert list(runtime.iterdir()) == []
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(status.address(0))
+            with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+                client.sendall(b"status\n")
+                assert client.recv(100) == b""
     finally:
-        process.kill()
-        process.wait()
-    runtime.rmdir()
-    elsewhere = runtime.parent / "elsewhere"
-    elsewhere.mkdir(mode=0o700)
-    runtime.symlink_to(elsewhere)
-    with pytest.raises(PermissionError):
-        check_folder(runtime)
+        server.close()
 
 
-def test_the_socket_is_the_users_alone(child: subprocess.Popen[str], runtime: Path) -> None:
-    assert runtime.stat().st_mode & 0o777 == 0o700
-    (path,) = runtime.iterdir()
-    assert path.stat().st_mode & 0o777 == 0o600
-
-
-def test_without_a_runtime_folder_it_is_in_tmp_by_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-    monkeypatch.setattr(status.tempfile, "gettempdir", lambda: str(tmp_path))
-    assert folder() == tmp_path / f"ooc-{os.getuid()}"
-    assert processes() == []
-
-
-def test_without_the_setting_nothing_listens(runtime: Path) -> None:
-    process = start(runtime, OOC_STATUS="0")
+def test_nothing_listens_for_a_name_that_is_taken() -> None:
+    server = Server(lambda request: "told")
     try:
-        assert not runtime.exists()
+        with pytest.raises(OSError, match="in use"):
+            Server(lambda request: "told")
+        assert ask(os.getpid(), "status") == "told"
+    finally:
+        server.close()
+    Server(lambda request: "told").close()  # the name is free again
+
+
+def test_without_the_setting_nothing_listens() -> None:
+    process = start(OOC_STATUS="0")
+    try:
+        assert shown(process) == []
         with pytest.raises(StatusError, match="OOC_STATUS=1"):
             ask(process.pid, "status")
     finally:
@@ -287,9 +269,7 @@ def test_without_the_setting_nothing_listens(runtime: Path) -> None:
         process.wait()
 
 
-def test_another_version_is_said_to_be_one(
-    runtime: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_version_is_said_to_be_one(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swapd.cli.top.ask", lambda pid, request: '{"version": 2}')
     assert main(["top", "1", "--once"]) == 1
     assert "another version" in capsys.readouterr().err

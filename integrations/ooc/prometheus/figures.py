@@ -38,20 +38,16 @@ def figures(session: Session, snapshot: Snapshot | None = None) -> dict[str, Fig
         link = session.expected_link
         found[f"link_probed_{way}"] = getattr(link, f"{way}_bytes_per_second") if link is not None else None
     planner = session.planner
-    plan = planner.last_plan
-    bound = plan.bound_seconds if plan is not None else None
-    planned = planner.planned_step_seconds
-    window = plan.window_bytes if plan is not None else planner.window_bytes
-    return found | {
+    planned = planner.figures()
+    bound, seconds = planned["bound_step_seconds"], planner.planned_step_seconds
+    return {
+        **found,
+        **planned,
         "configured_policy": session.config.policy,
-        "policy": plan.policy if plan is not None else planner.policy,
-        "window_bytes": window or 0,
-        "planning_seconds": planner.planning_seconds,
+        "window_bytes": planned["window_bytes"] or 0,
         "unplannable_sequences": planner.unplannable_sequences,
-        "predicted_step_seconds": plan.predicted_seconds if plan is not None else None,
-        "bound_step_seconds": bound,
-        "step_over_bound": planned / bound if planned is not None and bound else None,
-        "step_seconds": planner.steps.histogram(),
+        "step_over_bound": seconds / bound if seconds is not None and bound else None,
+        "step_seconds": planner.steps.histogram,
         "last_step_seconds": planner.steps.last,
         "package_version": package_version(),
         "abi_version": str(ABI_VERSION),

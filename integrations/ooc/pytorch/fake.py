@@ -160,7 +160,7 @@ def _load_script(path: Path) -> ModuleType:
 
 
 def main(text: str) -> int:
-    """Records what the JSON object `text` asks for; its keys are those that `swapd/cli/fake.py` writes."""
+    """Records what the JSON object `text` asks for; its keys are those that `swapd/cli/record.py` writes."""
     wanted = json.loads(text)
     try:
         trace = record(
