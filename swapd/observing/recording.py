@@ -212,8 +212,8 @@ class Predicted:
             memory=[(held.start, (held.chunks + slabs) * chunk) for held in events.held],
             live=[(run.start, int(live[run.function] + slabs) * chunk) for run in events.runs],
             runs=events.runs,
-            outs=events.copies_of(is_out=True),
-            ins=events.copies_of(is_out=False),
+            outs=[copy for copy in events.copies if copy.is_out],
+            ins=[copy for copy in events.copies if not copy.is_out],
             stalls=events.stalls,
         )
 

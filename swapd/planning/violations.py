@@ -1,6 +1,6 @@
-"""Violations: what is wrong with a plan that is not for this problem at all.
+"""Violations: what is wrong with a plan that was made for another problem.
 
-What can be wrong with the course of a plan that is, `benchmarks.planning.validator` finds.
+`benchmarks.planning.validator` finds what is wrong with the course of a plan that was made for this one.
 """
 
 from __future__ import annotations
