@@ -109,7 +109,7 @@ class BlockUsage(Usage):
         first, last = start // BLOCK, (stop - 1) // BLOCK
         for block in {first, last}:
             low = block * BLOCK
-            self.values[max(start, low) : min(stop, low + BLOCK)] += amount
+            self.values[start if block == first else low : stop if block == last else low + BLOCK] += amount
             self.tops[block] = self.values[low : low + BLOCK].max() + self.adds[block]
         if first + 1 < last:
             self.adds[first + 1 : last] += amount
