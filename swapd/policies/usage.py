@@ -109,14 +109,15 @@ class BlockUsage(Usage):
         first, last = start // BLOCK, (stop - 1) // BLOCK
         for block in {first, last}:
             low = block * BLOCK
-            self.values[max(start, low) : min(stop, low + BLOCK)] += amount
+            self.values[start if block == first else low : stop if block == last else low + BLOCK] += amount
             self.tops[block] = self.values[low : low + BLOCK].max() + self.adds[block]
-        self.adds[first + 1 : last] += amount
-        self.tops[first + 1 : last] += amount
+        if first + 1 < last:
+            self.adds[first + 1 : last] += amount
+            self.tops[first + 1 : last] += amount
 
     def _highest(self, start: int, stop: int) -> int:
         first, last = start // BLOCK, (stop - 1) // BLOCK
-        found = int(self.tops[first + 1 : last].max(initial=_LEAST))
+        found = int(self.tops[first + 1 : last].max()) if first + 1 < last else _LEAST
         for block in {first, last}:
             low = block * BLOCK
             found = max(found, int(self.values[max(start, low) : min(stop, low + BLOCK)].max() + self.adds[block]))
