@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 
 from prometheus_client.core import Metric as Family
 
+import ooc.prometheus
 from ooc.prometheus.catalogue import CATALOGUE, STEP_BUCKETS, Metric
-from ooc.prometheus.exporting import current_session
 from ooc.prometheus.figures import Figure, figures
 from swapd.ranks import rank
 from swapd.session import Session, Snapshot
@@ -36,7 +36,7 @@ class Collector:
         return [empty_family(metric) for metric in CATALOGUE]
 
     def collect(self) -> Iterator[Family]:
-        session = self._session or current_session()
+        session = self._session or ooc.prometheus.last_session
         if session is not None and not session.forked:
             yield from families(figures(session, self._snapshot))
 

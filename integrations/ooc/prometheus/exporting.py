@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+import ooc.prometheus
 from swapd.ranks import claim
 from swapd.session import Session
 
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("ooc.prometheus")
 
 _EXPORTED_BY = "_OOC_METRICS_OF"  # tells child processes that a parent's metrics are exported already
-_current: Session | None = None  # the one that was turned on last
 _exported: tuple[Session, Exporter] | None = None
 
 
@@ -23,8 +23,8 @@ def export(session: Session) -> None:
 
     Never raises: what cannot be done is a warning, and the program goes on.
     """
-    global _current, _exported
-    _current = session
+    global _exported
+    ooc.prometheus.last_session = session
     config = session.config
     if config.metrics_port is None and config.metrics_file is None and config.metrics_push is None:
         return
@@ -41,11 +41,6 @@ def export(session: Session) -> None:
         session.follow(_exported[1])
     except Exception:
         log.warning("no metrics: the exporter did not start", exc_info=True)
-
-
-def current_session() -> Session | None:
-    """The session that was turned on last, by any integration; it may have ended."""
-    return _current
 
 
 def served_at() -> str | None:
