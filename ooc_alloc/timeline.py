@@ -26,11 +26,9 @@ WRITE_BACK: int = constants.OOC_EVENT_WRITE_BACK
 NO_FUNCTION: int = constants.OOC_NO_FUNCTION
 
 _EVENTS = ffi.typeof("ooc_event[]")
-_REGIONS = ffi.typeof("ooc_region[]")
 _STATE = ffi.typeof("ooc_timeline *")
 _PLACES = ffi.typeof("uint32_t[]")
 EVENT = numpy_type(_EVENTS.item)  # in events of the kinds ALLOCATED and FREED, free_bytes is the address
-REGION = numpy_type(_REGIONS.item)
 _BLOCK = 8192  # events copied at a time: the core's lock is held meanwhile, for some hundred microseconds
 EVENTS_KEPT = 1 << 17  # by default: 10 MiB
 
@@ -106,12 +104,3 @@ class TimelineCalls:
         found = np.zeros(variables, np.uint32)
         check(self._library.ooc_core_trace_places(self._core, fingerprint, ffi.from_buffer(_PLACES, found)))
         return found
-
-    def regions(self) -> npt.NDArray[Any]:
-        """Every live variable of one chunk or more, as an array of `REGION`."""
-        count = int(self._library.ooc_core_regions(self._core, ffi.NULL, 0))
-        while True:
-            found = np.zeros(count + 64, REGION)  # room for what others allocate meanwhile
-            count = int(self._library.ooc_core_regions(self._core, ffi.from_buffer(_REGIONS, found), len(found)))
-            if count <= len(found):
-                return found[:count]

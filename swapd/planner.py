@@ -19,8 +19,6 @@ from ooc_alloc import Core, Iteration
 from swapd.planning.plan import Plan
 from swapd.planning.problem import InfeasibleError, Problem
 from swapd.policies import make_plan
-from swapd.splitting.groups import Group, SplitLog
-from swapd.splitting.part_sizes import Choice, choose_part_bytes
 from swapd.step_times import Step, StepTimes
 from swapd.trace.ranged import RangedTrace, recorded_plan
 from swapd.trace.trace import Machine, Trace
@@ -65,8 +63,6 @@ class Planner:
             out_bytes_per_second=_FALLBACK_BYTES_PER_SECOND, in_bytes_per_second=_FALLBACK_BYTES_PER_SECOND
         )
         self.trace_path = trace_path
-        self.splits = SplitLog(core)  # for integrations that run operators in parts
-        self.part_sizes: Choice | None = None  # how large those parts are; None until it is chosen
         self.steps = StepTimes()
         self.planning_seconds = 0.0
         self.last_plan: Plan | None = None
@@ -85,7 +81,6 @@ class Planner:
     def boundary(self) -> Iteration:
         """Ends the iteration under way and, where it pays, plans the ones that will look like it."""
         ended = self.core.boundary()
-        groups = self.splits.end_iteration(ended.functions)
         if ended.functions == 0:
             return ended
         self.steps.add(Step(ended.seconds, ended.stall_seconds, ended.followed_plan, ended.fingerprint))
@@ -96,7 +91,7 @@ class Planner:
         if self.trace_path is not None:
             self._keep_trace(ended)
         if self._worth_planning(ended):
-            self._plan(ended, groups)
+            self._plan(ended)
         return ended
 
     def figures(self) -> dict[str, Any]:
@@ -126,13 +121,10 @@ class Planner:
             return ended.followed_plan and self._measured[ended.fingerprint] < 2
         return ended.swapped_bytes > 0 and self._new_in_a_row <= _MOST_NEW_IN_A_ROW
 
-    def _plan(self, ended: Iteration, groups: tuple[Group, ...]) -> None:
+    def _plan(self, ended: Iteration) -> None:
         began = time.perf_counter()
         recorded = self.recorded(ended)
         budget = int(self.core.stats()["budget_bytes"])
-        if groups and self.splits.limit is None and self._choose_part_bytes(recorded, groups, budget):
-            self.planning_seconds += time.perf_counter() - began
-            return
         trace = recorded.cut()
         problem = Problem.from_trace(trace, budget)
         try:
@@ -163,15 +155,6 @@ class Planner:
             plan.bound_seconds or 0.0,
             seconds,
         )
-
-    def _choose_part_bytes(self, recorded: RangedTrace, groups: tuple[Group, ...], budget: int) -> bool:
-        """Chooses, once, how much a part of a split operator may use. Returns whether iterations will change."""
-        choice = choose_part_bytes(recorded, groups, budget, self.policy)
-        if choice is None:
-            return False
-        self.part_sizes, self.splits.limit = choice, choice.part_bytes
-        log.debug("parts of split operators may use %d bytes; predicted: %s", choice.part_bytes, choice.predicted)
-        return any(group.part_bytes != choice.part_bytes for group in groups)
 
     def _keep_plan(self, fingerprint: int, plan: Plan) -> None:
         self.plans.pop(fingerprint, None)

@@ -32,7 +32,6 @@ NOTHING_SPLIT: dict[str, Any] = {
     "split": "off",
     "split_function_count": 0,
     "split_part_count": 0,
-    "split_part_bytes": None,
     "split_layers": [],
 }
 

@@ -170,8 +170,4 @@ void ooc_core_set_place(ooc_core* core, const void* address, uint32_t place) {
   guarded(core, &Core::set_place, address, place);
 }
 
-uint32_t ooc_core_regions(ooc_core* core, ooc_region* regions, uint32_t count) {
-  return gated(core, &Core::regions, regions, count);
-}
-
 int ooc_core_audit(ooc_core* core) { return guarded(core, &Core::audit); }

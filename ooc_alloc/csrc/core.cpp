@@ -181,21 +181,6 @@ void Core::set_place(const void* address, uint32_t place) {
   iterations_.recorder().set_place(region);
 }
 
-uint32_t Core::regions(ooc_region* found, uint32_t count) {
-  const Lock lock(mutex_);
-  uint32_t live = 0;
-  for (const Region& region : table_.all()) {
-    if (!region.live) continue;
-    if (live < count) {
-      const auto address = reinterpret_cast<uintptr_t>(geometry_.address(&region));
-      const uint32_t pins = region.pins + region.pinned_slots;
-      found[live] = {address, region.bytes, region.count, region.resident, region.host_valid, pins, region.place, 0};
-    }
-    ++live;
-  }
-  return live;
-}
-
 uint32_t Core::residency(const void* address, uint8_t* chunks, uint32_t count) {
   const Lock lock(mutex_);
   const Region* region = table_.find(address);

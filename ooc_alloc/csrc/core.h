@@ -79,7 +79,6 @@ class Core : public Mover {
   uint32_t place_id(const char* text);
   const char* place_text(uint32_t place);
   void set_place(const void* address, uint32_t place);
-  uint32_t regions(ooc_region* found, uint32_t count);
 
   Device& device() { return device_; }
   uint64_t chunk_bytes() const { return geometry_.chunk_bytes; }

@@ -184,12 +184,6 @@ typedef struct {
   uint32_t on, reserved;
 } ooc_timeline;
 
-typedef struct {
-  uint64_t address, bytes;
-  uint32_t chunks, resident_chunks, clean_chunks, pins;  // clean: the host has them too
-  uint32_t place, reserved;
-} ooc_region;
-
 OOC_API const char* ooc_last_error(void);
 // Its status code, for calls that return none: OOC_OUT_OF_MEMORY where a smaller allocation may do, else OOC_DRIVER_FAILURE
 // or OOC_INVALID.
@@ -315,8 +309,6 @@ OOC_API const char* ooc_core_place_text(ooc_core* core, uint32_t place);  // nul
 OOC_API void ooc_core_set_place(ooc_core* core, const void* address, uint32_t place);
 // place[variables] of a trace that is kept; as ooc_core_trace_copy.
 OOC_API int ooc_core_trace_places(ooc_core* core, uint64_t fingerprint, uint32_t* place);
-// Live variables of one chunk or more; at most `count` are written. Returns how many there are.
-OOC_API uint32_t ooc_core_regions(ooc_core* core, ooc_region* regions, uint32_t count);
 
 // Recounts every chunk and byte by walking all structures, and compares with the counters. 0 if they agree.
 OOC_API int ooc_core_audit(ooc_core* core);

@@ -1,7 +1,6 @@
 // What ooc_core_read_stats gives: counters that the parts keep anyhow, put together while somebody asks; and the audit,
 // which recounts them.
 #include <algorithm>
-#include <cstddef>
 #include <string>
 #include <vector>
 
@@ -14,11 +13,18 @@ namespace ooc {
 namespace {
 
 void fill_failures(ooc_stats& s, const Driver& driver) {
-  constexpr auto kCalls = static_cast<size_t>(Counted::kCount);
-  static_assert(offsetof(ooc_stats, driver_failures_stream_wait_event) ==
-                offsetof(ooc_stats, driver_failures_mem_create) + (kCalls - 1) * sizeof(uint64_t));
-  uint64_t* counts = &s.driver_failures_mem_create;
-  for (size_t call = 0; call < kCalls; ++call) counts[call] = driver.failures(static_cast<Counted>(call));
+  s.driver_failures_mem_create = driver.failures(Counted::kMemCreate);
+  s.driver_failures_mem_map = driver.failures(Counted::kMemMap);
+  s.driver_failures_mem_set_access = driver.failures(Counted::kMemSetAccess);
+  s.driver_failures_mem_unmap = driver.failures(Counted::kMemUnmap);
+  s.driver_failures_copy_out = driver.failures(Counted::kCopyOut);
+  s.driver_failures_copy_in = driver.failures(Counted::kCopyIn);
+  s.driver_failures_host_register = driver.failures(Counted::kHostRegister);
+  s.driver_failures_event_create = driver.failures(Counted::kEventCreate);
+  s.driver_failures_event_record = driver.failures(Counted::kEventRecord);
+  s.driver_failures_event_synchronize = driver.failures(Counted::kEventSynchronize);
+  s.driver_failures_stream_synchronize = driver.failures(Counted::kStreamSynchronize);
+  s.driver_failures_stream_wait_event = driver.failures(Counted::kStreamWaitEvent);
   s.driver_failure_count = driver.failures();
 }
 

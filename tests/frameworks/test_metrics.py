@@ -63,7 +63,7 @@ SAME: dict[str, tuple[str, dict[str, str]]] = {
     "external_fragmentation_ratio": ("external_fragmentation_ratio", {}),
 }
 OTHERWISE = {"version", "final", "pid", "device", "policy", "step_seconds", "driver_failure_count", "stall_seconds"}
-ONLY_IN_SUMMARIES = {"split", "split_function_count", "split_part_count", "split_part_bytes", "split_layers"}
+ONLY_IN_SUMMARIES = {"split", "split_function_count", "split_part_count", "split_layers"}
 
 
 def expect_same(found: Samples, summary: dict[str, Any]) -> None:

@@ -13,7 +13,6 @@ from ooc.pytorch.splitting import operators, registry
 from ooc.pytorch.splitting.context import Call, CannotSplit, Context, Split
 from ooc.pytorch.splitting.registry import Handler
 from ooc.pytorch.splitting.runtime import Runtime
-from swapd.splitting.groups import SplitLog
 from swapd.splitting.store import Store
 
 VALUES = torch.randn(2, 1000)
@@ -200,7 +199,7 @@ def test_larger_parts_are_tried_where_small_ones_are_not_exact(tmp_path: Path) -
         split = Split("small" if small else "large", 2, run)
         return context.choose("", [split], whole).run(values)
 
-    runtime = Runtime(Core(), "exact", tmp_path / "store.jsonl", SplitLog(Core()))  # type: ignore[arg-type]
+    runtime = Runtime(Core(), "exact", tmp_path / "store.jsonl")  # type: ignore[arg-type]
     values = torch.randn(5000, 3)
     for _ in range(2):
         found = runtime.run("aten::sum.dim_IntList", Handler(handler, __name__), False, (values,), {})
@@ -217,7 +216,7 @@ def test_a_verdict_is_for_a_number_of_threads(tmp_path: Path) -> None:
     def handler(context: Context, values: Tensor) -> Tensor:
         return context.choose("", [division], whole).run(values)
 
-    runtime = Runtime(Core(), "exact", tmp_path / "store.jsonl", SplitLog(Core()))  # type: ignore[arg-type]
+    runtime = Runtime(Core(), "exact", tmp_path / "store.jsonl")  # type: ignore[arg-type]
     threads = torch.get_num_threads()
     runs = []
     try:

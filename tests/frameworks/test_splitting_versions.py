@@ -20,7 +20,6 @@ from ooc.pytorch.splitting import conditions
 from ooc.pytorch.splitting.context import Context, Split
 from ooc.pytorch.splitting.registry import Handler
 from ooc.pytorch.splitting.runtime import Runtime
-from swapd.splitting.groups import SplitLog
 
 LINEAR = f"{package.__name__}.linear"
 
@@ -112,7 +111,7 @@ def test_a_verdict_is_kept_by_an_unrelated_edit_and_voided_by_a_related_one(fold
     def compares() -> bool:
         """In a session of its own, of all that is known only the file is there."""
         compared.clear()
-        runtime = Runtime(Core(), "exact", folder.parent / "store.jsonl", SplitLog(Core()))  # type: ignore[arg-type]
+        runtime = Runtime(Core(), "exact", folder.parent / "store.jsonl")  # type: ignore[arg-type]
         runtime.run("aten::sum.dim_IntList", Handler(handler, LINEAR), False, (torch.ones(5000, 3),), {})
         return bool(compared)
 

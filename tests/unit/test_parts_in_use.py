@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import threading
 from typing import Any, cast
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from part_cases import Ranged, convolutions_then_linear, cut, layers_in_parts, random_ranges
+from part_cases import Ranged, cut, layers_in_parts, random_ranges
 from recordings import event, function, iteration, recording
 
 from ooc_alloc import Core, Iteration, TraceArrays
@@ -24,12 +23,10 @@ from swapd.planner import Planner
 from swapd.planning.plan import Plan
 from swapd.planning.problem import Problem
 from swapd.simulation.simulator import simulate_events
-from swapd.splitting.groups import Group
 from swapd.trace.ranged import plan_in_parts
 from swapd.trace.trace import Machine, Trace
 
 SLOW = Machine(2e5, 2e5)
-SLOW_GIGABYTE = Machine(1e9, 1e9, 2e-5)
 
 
 class RecordedCore:
@@ -223,61 +220,3 @@ def test_the_prediction_of_a_run_is_made_with_its_plan() -> None:
     assert predicted is not None and planner.last_plan is not None
     assert predicted.plan.ins == planner.last_plan.ins
     assert predicted.events.seconds == pytest.approx(planner.last_plan.predicted_seconds)
-
-
-def split_in_halves(planner: Planner, core: RecordedCore, limits: list[int]) -> None:
-    """The iteration's layers as operators in parts; each was allowed so many bytes a part."""
-    with planner.splits.split("aten::linear", "", 0):
-        pass
-    planner.splits.end_iteration(0)
-    core.functions += 4  # convolutions
-    for limit in limits:
-        with planner.splits.split("aten::linear", "", limit):
-            core.functions += 6
-
-
-def test_part_sizes_are_chosen_once_and_planned_for_when_the_program_has_them() -> None:
-    case, _ = convolutions_then_linear(6, 180, 0.1, 0.02, 1 << 20, SLOW_GIGABYTE)
-    planner, core = planner_of(case, 64 << 20)
-    planner.machine = SLOW_GIGABYTE
-    split_in_halves(planner, core, [32 << 20])
-    planner.boundary()
-    choice = planner.part_sizes
-    assert choice is not None and planner.splits.part_bytes("aten::linear", "") == choice.part_bytes < 32 << 20
-    assert core.installed == () and planner.last_plan is None  # the next iteration will have other functions
-    split_in_halves(planner, core, [32 << 20])
-    planner.boundary()  # it has not
-    assert core.installed and planner.part_sizes is choice
-
-
-def test_a_program_with_the_best_sizes_is_planned_at_once() -> None:
-    case, _ = convolutions_then_linear(6, 180, 0.1, 0.02, 1 << 20, SLOW_GIGABYTE)
-    planner, core = planner_of(case, 64 << 20)
-    planner.machine = SLOW_GIGABYTE
-    split_in_halves(planner, core, [32 << 20])
-    planner.boundary()
-    assert planner.part_sizes is not None
-    best = planner.part_sizes.part_bytes
-    again, core = planner_of(case, 64 << 20)
-    again.machine = SLOW_GIGABYTE
-    split_in_halves(again, core, [best])
-    again.boundary()
-    assert again.part_sizes is not None and again.part_sizes.part_bytes == best
-    assert core.installed and again.last_plan is not None
-
-
-def test_other_threads_splits_are_not_the_iterations() -> None:
-    case, _ = convolutions_then_linear(6, 180, 0.1, 0.02, 1 << 20, SLOW_GIGABYTE)
-    planner, core = planner_of(case, 64 << 20)
-    split_in_halves(planner, core, [])
-
-    def split() -> None:
-        with planner.splits.split("aten::linear", "", 1):
-            core.functions += 1
-
-    other = threading.Thread(target=split)
-    other.start()
-    other.join()
-    with planner.splits.split("aten::linear", "", 2):
-        core.functions += 1
-    assert planner.splits.end_iteration(6) == (Group("aten::linear", "", 2, 5, 6),)

@@ -45,7 +45,7 @@ class TorchSession(swapd.session.Session):
         boundaries.install(self._patches, self.automatic_boundary)
         self._runtime: runtime.Runtime | None = None
         if config.split != "off" and device is None:  # divisions are verified on the CPU, for its kernels
-            self._runtime = runtime.Runtime(self.core, config.split, config.split_store, self.planner.splits)
+            self._runtime = runtime.Runtime(self.core, config.split, config.split_store)
             runtime.install(self._runtime)
             self._patches.callback(runtime.uninstall)
         if device is not None:

@@ -17,7 +17,6 @@ from ooc.pytorch.splitting.operators import find
 from ooc.pytorch.splitting.registry import Handler, overload_of
 from ooc.pytorch.splitting.tally import HOST_BACKED, SplitRecord, Tally
 from ooc_alloc import Core
-from swapd.splitting.groups import SplitLog
 from swapd.splitting.store import Store, default_path
 
 log = logging.getLogger("ooc.pytorch")
@@ -33,18 +32,15 @@ class Runtime:
         core: the session's core.
         mode: "exact" or "allow".
         store: the file of verdicts, or None for the default one.
-        splits: the log of the planner, which chooses sizes of parts.
     """
 
-    def __init__(self, core: Core, mode: str, store: Path | None, splits: SplitLog) -> None:
+    def __init__(self, core: Core, mode: str, store: Path | None) -> None:
         self.mode = mode
         self.tally = Tally()
         self._core = core
         self._chunk_bytes = int(core.stats()["chunk_bytes"])
         self._store_path = store if store is not None else default_path()
-        self._splits = splits
         self._known: dict[tuple[str, str], int] = {}  # what one part may take, by operator and shapes
-        self._refused: set[tuple[str, str]] = set()  # these cannot run in parts as small as the planner's
 
     @cached_property
     def _store(self) -> Store:
@@ -54,16 +50,9 @@ class Runtime:
     def run(
         self, operator: str, found: Handler, writes: bool, arguments: tuple[Any, ...], keywords: dict[str, Any]
     ) -> Any:
-        """Runs a handler, in parts of the planner's size if it has chosen one. Raises CannotSplit."""
+        """Runs a handler in parts. Raises CannotSplit."""
         call = Call(operator, arguments, keywords)
-        key = (operator, call.shapes)
-        part_bytes = self._known.get(key) or self._part_bytes()
-        chosen = self._splits.part_bytes(*key)
-        if chosen is not None and chosen < part_bytes and key not in self._refused:
-            try:
-                return self._run(call, chosen, found, writes)
-            except CannotSplit:  # parts of that size are not exact, or too small
-                self._refused.add(key)
+        part_bytes = self._known.get((operator, call.shapes)) or self._part_bytes()
         try:
             return self._run(call, part_bytes, found, writes)
         except CannotSplit as error:
@@ -80,7 +69,6 @@ class Runtime:
 
     def _run(self, call: Call, part_bytes: int, found: Handler, writes: bool) -> Any:
         """Runs a handler in parts of `part_bytes`, and in smaller ones if those do not fit."""
-        key = (call.operator, call.shapes)
         for _ in range(_MOST_HALVINGS):
             context = Context(
                 call,
@@ -94,8 +82,7 @@ class Runtime:
                 managed=True,
             )
             try:
-                with self._splits.split(*key, part_bytes):
-                    result = found.function(context, *call.arguments, **call.keywords)
+                result = found.function(context, *call.arguments, **call.keywords)
             except torch.OutOfMemoryError as error:
                 if writes and not found.repeatable:
                     raise
@@ -104,7 +91,7 @@ class Runtime:
                 part_bytes //= 2
                 failure = error
                 continue
-            self._known[key] = part_bytes
+            self._known[call.operator, call.shapes] = part_bytes
             context.count()
             return result
         raise CannotSplit(f"a part of it does not fit: {failure}")
@@ -127,7 +114,6 @@ class Runtime:
             "split": self.mode,
             "split_function_count": self.tally.functions,
             "split_part_count": self.tally.parts,
-            "split_part_bytes": self._splits.limit,  # what the planner chose for a part; null if it has not chosen
             "split_layers": self.tally.rows(),
         }
 
