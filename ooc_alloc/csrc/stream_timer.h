@@ -56,7 +56,7 @@ class StreamTimer {
     if (anchor_.event == nullptr) return;
     if (device_.await(anchor_.event) == CUDA_SUCCESS) anchor_.time = now_seconds();
   }
-  // Ties it anew without waiting, by the device's own clock: a difference of times is exact only while it is small.
+  // Renews the tie without waiting, from the device's own clock: a difference of its times is exact while it is small.
   void move_anchor(CUstream stream) {
     if (anchor_.event != nullptr && next_anchor_ == nullptr) next_anchor_ = record(stream);
   }

@@ -48,11 +48,11 @@ bool Transitions::enqueue(const Piece& piece, Direction direction) {
 
 bool Transitions::verify_clean(const Piece& piece) {
   const Moments users = Streams::users(piece.region, piece.first, piece.count);
-  if (!with_.streams.host_waits(users, Edge::kUseBeforeOut)) return true;  // says nothing
+  if (!with_.streams.host_waits(users, Edge::kUseBeforeOut)) return true;  // nothing can be said
   const uint64_t bytes = with_.geometry.bytes_in(piece.region, piece.first, piece.count);
   std::vector<char> now(bytes);
   const auto address = reinterpret_cast<CUdeviceptr>(with_.geometry.address(piece.region, piece.first));
-  if (with_.device.driver().cuMemcpyDtoH(now.data(), address, bytes) != CUDA_SUCCESS) return true;  // nor does this
+  if (with_.device.driver().cuMemcpyDtoH(now.data(), address, bytes) != CUDA_SUCCESS) return true;  // here too
   return std::memcmp(now.data(), with_.host.address(piece.region, piece.first), bytes) == 0;
 }
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Run(NamedTuple):
-    """Function `function` runs."""
+    """A function of the sequence runs; `function` is its index."""
 
     function: int
     start: float
@@ -15,7 +15,7 @@ class Run(NamedTuple):
 
 
 class Stall(NamedTuple):
-    """Function `function` waits. What it waits for last is `variable`, or room if that is -1."""
+    """A function waits, in the end for `variable` to arrive, or for room if `variable` is -1."""
 
     function: int
     variable: int
@@ -35,7 +35,7 @@ class Copy(NamedTuple):
 
 
 class Held(NamedTuple):
-    """From `start` until the next event of this kind, `chunks` chunks are taken."""
+    """So many chunks are taken from `start` until the next event of this kind."""
 
     start: float
     chunks: int
