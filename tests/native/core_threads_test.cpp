@@ -198,6 +198,36 @@ TEST(host_memory_grows_while_other_threads_copy_into_it) {
   EXPECT_TRUE(t.stats().host_peak_bytes > uint64_t{64} << 20);
 }
 
+// Two threads may write different halves of one variable, so each write counts by itself.
+TEST(a_write_that_waited_for_room_counts_though_another_thread_wrote_meanwhile) {
+  CoreTest t({4, 64});
+  Variable shared = t.make(2 * t.chunk, 1);
+  const Variable held = t.make(2 * t.chunk, 2), other = t.make(2 * t.chunk, 3);
+  t.let_go();
+  std::atomic<bool> began{false}, may_end{false};
+  std::thread holder([&] {
+    const auto wait = [&] { for (began = true; !may_end;) std::this_thread::yield(); };
+    EXPECT_EQ(t.call("hold", {reads(held)}, wait), OOC_OK);
+    t.let_go();
+  });
+  while (!began) std::this_thread::yield();
+  std::thread waiter([&] {  // needs four chunks, of which two are held
+    EXPECT_EQ(t.call("wait", {writes(shared), reads(other)}, [&t, &shared] { t.put({shared.address, shared.bytes, 5}); }),
+              OOC_OK);
+    t.let_go();
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));  // nothing tells that it waits
+  EXPECT_EQ(t.call("write", {writes(shared)}, [&t, &shared] { t.put({shared.address, shared.bytes, 4}); }), OOC_OK);
+  EXPECT_EQ(t.check(other), OOC_OK);  // `shared` leaves, and comes back for the one that waits, clean
+  t.let_go();
+  may_end = true;
+  holder.join();
+  waiter.join();
+  EXPECT_EQ(t.call("both", {reads(held), reads(other)}), OOC_OK);  // `shared` leaves again
+  shared.seed = 5;
+  EXPECT_EQ(t.check(shared), OOC_OK);
+}
+
 TEST(threads_come_and_go) {
   CoreTest t({8});
   const Variable v = t.make(3 * t.chunk, 1);
