@@ -232,7 +232,8 @@ int Core::function_begin(uint32_t function, const ooc_operand* operands, uint32_
   if (const int status = begin_running(thread, stream, recorded)) return status;
   if (thread.writes)
     for (const Hold& hold : thread.held) {
-      if (hold.whole() && hold.region->write_serial == serial) host_.written(hold.region);
+      // A later one: another function declared to write it while this one waited, and hides whether this one does.
+      if (hold.whole() && hold.region->write_serial >= serial) host_.written(hold.region);
       else if (hold.writes && hold.get() != nullptr) host_.written(hold.region, hold.first, hold.count);
     }
   return OOC_OK;
