@@ -103,7 +103,7 @@ tsan: $(cmake_needs) ## the native tests under ThreadSanitizer
 	$(call native_tests,build/tsan,-DCMAKE_BUILD_TYPE=RelWithDebInfo -DOOC_SANITIZE=thread)
 
 test-slow: venv native ## the Python tests that are too long for `make test`
-	$(pytest) -m slow --ignore tests/packaging $(PYTEST)
+	$(pytest) -m slow --ignore tests/packaging/test_wheel.py $(PYTEST)
 
 test-strict: venv native ## the long suite: every operator of PyTorch's own database with eviction before each one
 	$(python) -m pytest tests/stress -m "" $(PYTEST)

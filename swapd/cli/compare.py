@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.table import Table
+from rich.console import RenderableType
 from rich.text import Text
 
 from swapd.cli.options import parsed
@@ -156,7 +156,7 @@ def policies_facts(problem: Problem, names: Sequence[str], report: Report) -> di
     return {**problem_facts(problem), "compute_seconds": problem.compute_seconds, "policies": rows}
 
 
-def policies_table(facts: dict[str, Any], path: Path) -> Table:
+def policies_table(facts: dict[str, Any], path: Path) -> RenderableType:
     """All figures of each policy. A policy that cannot run shows what it needs."""
     rows = []
     for row in facts["policies"]:
@@ -189,7 +189,7 @@ def budget_facts(problems: Sequence[Problem], names: Sequence[str], report: Repo
     }
 
 
-def budget_table(facts: dict[str, Any], path: Path) -> Table:
+def budget_table(facts: dict[str, Any], path: Path) -> RenderableType:
     """A step's time by policy and budget."""
     columns = ["policy", *map(format_bytes, facts["budgets_bytes"]), "smallest budget"]
 
@@ -239,7 +239,7 @@ def trace_facts(problems: Mapping[str, Problem], names: Sequence[str], report: R
     }
 
 
-def trace_table(facts: dict[str, Any]) -> Table:
+def trace_table(facts: dict[str, Any]) -> RenderableType:
     """The throughput kept by policy and trace."""
     traces = facts["traces"]
 

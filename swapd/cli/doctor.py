@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import click
-from rich.table import Table
+from rich.console import RenderableType
 from rich.text import Text
 
 from swapd.cli.output import console, json_option, print_json, progress_bar, text_table
@@ -32,7 +32,7 @@ def command(as_json: bool) -> int:
     return 0 if report.usable else 1
 
 
-def report_table(report: Report) -> Table:
+def report_table(report: Report) -> RenderableType:
     """One row for each check, with its remedy below the finding."""
     rows = (
         (

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
@@ -62,14 +62,15 @@ def pairs_table(title: str, rows: Sequence[tuple[str, str | Text]]) -> Table:
 
 def text_table(
     title: str, columns: Sequence[str], rows: Iterable[Iterable[str | Text]], left: Collection[str] = ()
-) -> Table:
+) -> RenderableType:
     """A table whose strings are shown as they are. The first column and those in `left` are aligned to the left."""
-    table = Table(title=Text(title), title_justify="left", box=None, pad_edge=False, header_style="cyan")
+    table = Table(box=None, pad_edge=False, header_style="cyan")
     for place, name in enumerate(columns):
         table.add_column(Text(name), justify="left" if place == 0 or name in left else "right", no_wrap=place == 0)
     for row in rows:
         table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
-    return table
+    # The title of a `Table` would be wrapped where the table ends.
+    return Group(Text(title, style="italic", no_wrap=True, overflow="ignore"), table) if title else table
 
 
 @contextmanager

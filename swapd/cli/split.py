@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.table import Table
+from rich.console import RenderableType
 
 from swapd.cli.launch import model_arguments, run_module
 from swapd.cli.options import parsed, read_config, setting_options
@@ -181,7 +181,7 @@ def _parts_text(configuration: Configuration) -> str:
     return ", ".join(f"{n} x {size} {name}" if n > 1 else f"{size} {name}" for (size, name), n in counts.items())
 
 
-def plan_table(plan: NetworkPlan, title: str) -> Table:
+def plan_table(plan: NetworkPlan, title: str) -> RenderableType:
     """One line for each layer; in training, only layers with convolutions have one."""
     rows = []
     for line in plan.layers:

@@ -141,7 +141,7 @@ def test_a_rank_with_little_memory_gets_little_and_errors_are_clear(tmp_path: Pa
     assert status == 0, output[:6000]
     for rank in (0, 1):
         assert f"rank {rank} sizes (16, 48)" in output
-        assert f"rank {rank} UnreachableBatchError: 2 devices in steps of 1: the measured sizes do not" in output
+        assert f"rank {rank} UnreachableBatchError: 2 devices: the measured sizes do not" in output
     assert output.count("every rank gets at least one step") == 4
     assert output.count("sizes to measure are numbers from 1 on") == 4
     assert output.count("divided among 3 ranks, and the group has 2") == 2
