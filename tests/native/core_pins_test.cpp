@@ -60,6 +60,7 @@ TEST(an_allocation_by_a_helper_thread_is_pinned_while_functions_run) {
   std::thread helper([&] { v.address = t.core.malloc(t.chunk); });  // such a thread runs no functions of its own
   helper.join();
   ASSERT_TRUE(v.address != nullptr);
+  std::thread([&t] { t.let_go(); }).join();  // another thread's function: the one that the helper works for still runs
   press(t);
   EXPECT_EQ(resident_bytes(t), t.chunk);
   t.put(v);

@@ -27,6 +27,14 @@ struct Loop : DaemonTest {
     if (with_ticks) settle();
     return ended;
   }
+  // Another sequence, with the same beginning.
+  ooc_iteration iterate_otherwise() {
+    for (const size_t i : {0, 1, 3}) use(i);
+    settle();
+    const ooc_iteration ended = boundary();
+    settle();
+    return ended;
+  }
   uint64_t steady() {
     iterate();
     return iterate().fingerprint;
@@ -302,15 +310,7 @@ TEST(a_departure_is_counted_and_the_plan_left) {
 
 TEST(two_plans_with_a_common_start_are_switched_between) {
   Loop t(16);
-  const auto other = [&] {
-    t.use(0);
-    t.use(1);
-    t.use(3);
-    t.settle();
-    const ooc_iteration ended = t.boundary();
-    t.settle();
-    return ended;
-  };
+  const auto other = [&t] { return t.iterate_otherwise(); };
   for (int i = 0; i < 3; ++i) {
     t.last = t.iterate().fingerprint;
     other();
@@ -340,6 +340,26 @@ TEST(two_plans_with_a_common_start_are_switched_between) {
   t.settle();
   EXPECT_EQ(t.stats().divergence_count, uint64_t{0});
   other();
+}
+
+TEST(what_followed_a_sequence_last_is_expected_after_it) {
+  Loop t(16);
+  for (int i = 0; i < 4; ++i) t.last = t.iterate().fingerprint;  // it follows itself: a warm-up
+  uint64_t second = 0;
+  for (int i = 0; i < 3; ++i) {
+    second = t.iterate_otherwise().fingerprint;
+    EXPECT_EQ(t.iterate().fingerprint, t.last);
+  }
+  ASSERT_TRUE(t.install(t.last, {{0, 0, 2, 1}}, {}) && t.install(second, {{1, 0, 2, 1}}, {}));
+  t.iterate_otherwise();
+  t.iterate();
+  const uint64_t switches = t.stats().plan_switch_count;
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(t.iterate_otherwise().followed_plan, 1u);
+    EXPECT_EQ(t.iterate().followed_plan, 1u);
+  }
+  EXPECT_EQ(t.stats().plan_switch_count, switches);
+  EXPECT_EQ(t.stats().divergence_count, uint64_t{0});
 }
 
 TEST(a_tail_that_can_never_be_finished_blocks_no_later_iteration) {

@@ -2,6 +2,8 @@
 // may still be in use is not given away. The device turns out to be alive in the end, so that every byte can be looked
 // at.
 #include <algorithm>
+#include <chrono>
+#include <thread>
 
 #include "core_fixture.h"
 #include "emulated_fixture.h"
@@ -149,4 +151,27 @@ TEST(nothing_is_copied_into_memory_that_is_still_being_read) {
   EXPECT_TRUE(t.was_read(read));
   EXPECT_EQ(t.read_later(t.side, away), OOC_OK);
   EXPECT_TRUE(t.was_read(away));
+}
+
+// Here the device is well, and the driver refuses to map.
+TEST(chunks_that_could_not_be_mapped_still_wait_for_their_last_reader) {
+  LostTest t(2);
+  const Variable away = t.make_on(t.main, 2 * t.chunk, 1);
+  const Variable late = t.make_on(t.main, 2 * t.chunk, 2);  // in the place of `away`
+  Gate gate;
+  gate.close_on(t.main);
+  ASSERT_EQ(t.read_later(t.main, late), OOC_OK);
+  const Pinned& found = *t.buffers.back();
+  t.core.free(late.address, t.main.handle);
+  {
+    const FaultsForTest faults("cuMemMap");
+    EXPECT_EQ(t.call_on(t.side, {reads(away)}), OOC_DRIVER_FAILURE);
+  }
+  const Variable next{t.malloc_on(t.side, 2 * t.chunk), 2 * t.chunk, 3};
+  ASSERT_TRUE(next.address != nullptr);
+  ASSERT_EQ(t.call_on(t.side, {writes(next)}, [&] { t.enqueue_write(t.side, next); }), OOC_OK);
+  std::this_thread::sleep_for(std::chrono::milliseconds(60));
+  gate.open();
+  ASSERT_EQ(t.core.synchronize(), OOC_OK);
+  EXPECT_TRUE(found.contents() == pattern(late.bytes, 2));
 }

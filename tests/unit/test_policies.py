@@ -1,4 +1,5 @@
 import random
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -334,6 +335,22 @@ def test_an_in_waits_for_the_room_that_outs_make():
         if move.variable == second:
             left = sum(out.chunk_count for out in plan.outs[: move.after_outs] if out.after_function <= 1)
             assert left > 0, "starts only once chunks of the first have left"
+
+
+@pytest.mark.parametrize(("network", "times"), [("small gpt", 2), ("small gpt", 3), ("resnet50", 1.5)])
+def test_a_link_that_is_slow_in_one_direction_is_planned_for(network, times):
+    trace = resnet50(8) if network == "resnet50" else NETWORKS[network]()
+    speed = oversubscribed(trace, times).machine.out_bytes_per_second
+    for machine in (Machine(4 * speed, 0.75 * speed), Machine(0.75 * speed, 4 * speed)):
+        problem = replace(oversubscribed(trace, times), machine=machine)
+        assert simulate(problem, get("idle")(problem, None)).seconds < 1.04 * lower_bound(problem)
+
+
+def test_planning_again_with_the_times_of_a_plan_makes_a_faster_one(monkeypatch):
+    problem = oversubscribed(resnet50(8), 2)
+    again = simulate(problem, get("idle")(problem, None)).seconds
+    monkeypatch.setattr(sys.modules["swapd.policies.idle"], "ROUNDS", 0)
+    assert again < 0.98 * simulate(problem, get("idle")(problem, None)).seconds
 
 
 def test_plans_survive_being_written_down(tmp_path):
