@@ -189,9 +189,11 @@ def test_what_may_have_been_written_is_not_run_again(tmp_path: Path) -> None:
 
 
 def test_an_error_of_a_handler_is_seen(tmp_path: Path) -> None:
-    source = DOT.replace("def run(left, right):", "raise ValueError('planted')")
-    source = source.replace("            return sum(", "        def run(left, right):\n            return sum(")
+    """After an operator that refused to run in parts, too."""
+    raising = "if len(left) < 300_000:\n            raise ValueError('planted')\n\n        def run(left, right):"
+    source = DOT.replace("def run(left, right):", raising) + "    one[1:].dot(other[1:])\n"
     ended = out_of_core(tmp_path, source)
+    assert "OOC_SPLIT=allow" in ended.output
     assert ended.status != 0 and "ValueError: planted" in ended.errors
 
 
