@@ -138,8 +138,9 @@ def test_on_the_stand_in(name: str, adapter: Path, stand_in: Path) -> None:
         LD_PRELOAD=str(stand_in),
         LD_LIBRARY_PATH=str(stand_in.parent),
         OOC_TEST_EMULATED_DRIVER=str(ooc_alloc.library_path("libooc_emulated_cuda.so")),
-        OOC_EMULATED_MEMORY="256MiB",
-        OOC_EMULATED_GRANULARITY="64KiB",
+        OOC_EMULATED_MEMORY="1GiB",
+        OOC_EMULATED_GRANULARITY="2MiB",  # a GPU's, which the session counts on
+        OOC_CHECK_UNIT=str(4 << 20),
         PYTHONFAULTHANDLER="1",
     )
     assert done.returncode == 0, f"{done.stdout[-1000:]}\n{done.stderr[-5000:]}"
