@@ -55,9 +55,20 @@ def step_seconds(record: dict[str, Any]) -> float:
     return float(statistics.median(step["seconds"] for step in record["steps"][4:]))
 
 
-def interception_nanoseconds(record: dict[str, Any]) -> float:
-    """What an intercepted call takes, the mean over the operators of the fastest of its rounds."""
-    return statistics.mean(min(kinds["intercepted"]) for kinds in record["nanoseconds"].values())
+def kept_of(record: dict[str, Any]) -> dict[str, Any]:
+    """What is kept of a run: the machine, the raw times, and the figure that is compared.
+
+    Of interception that is what a call takes, the mean over the operators of the fastest of its rounds.
+    """
+    known = {"machine": record["machine"], "load_average_after": record["load_average_after"]}
+    if "steps" in record:
+        seconds = [step["seconds"] for step in record["steps"]]
+        return known | {"figure": step_seconds(record), "step_seconds": seconds, "digest": record["digest"]}
+    fastest = {
+        name: {kind: min(times) for kind, times in kinds.items()} for name, kinds in record["nanoseconds"].items()
+    }
+    figure = statistics.mean(kinds["intercepted"] for kinds in fastest.values())
+    return known | {"figure": figure, "fastest_nanoseconds": fastest}
 
 
 def measure(older: Path, target: Path, rounds: int, steps: int) -> None:
@@ -75,9 +86,9 @@ def measure(older: Path, target: Path, rounds: int, steps: int) -> None:
         for case, (program, arguments) in cases.items():
             for which in sorted(checkouts, reverse=bool(turn % 2)):
                 record = ask(checkouts[which], program, arguments)
-                figure = interception_nanoseconds(record) if program is INTERCEPTION else step_seconds(record)
-                results.save(target, NAME, f"{case}-{turn}-{which}", record | {"figure": figure, "case": case})
-                print(f"{case}, round {turn}, {which}: {figure:.6g}", flush=True)
+                kept = kept_of(record) | {"case": case}
+                results.save(target, NAME, f"{case}-{turn}-{which}", kept)
+                print(f"{case}, round {turn}, {which}: {kept['figure']:.6g}", flush=True)
 
 
 def table(target: Path) -> str:

@@ -42,7 +42,7 @@ def series(name: str, **labels: str) -> str:
 
 
 def rate(name: str, **labels: str) -> str:
-    """The growth of a counter per second. Raises what `series` raises, and ValueError for what is no counter."""
+    """The growth of a counter per second. Raises ValueError for what is no counter."""
     if metric_of(name).type not in ("counter", "histogram"):
         raise ValueError(f"{name} is no counter: its rate means nothing")
     return f"rate({series(name, **labels)}[{WINDOW}])"

@@ -47,7 +47,7 @@ class StreamTimer {
     if (spans_.size() > kMostSpans) collect();
   }
 
-  // Ties the device's clock to the host's: waits for the stream. What is timed later is told in the host's time.
+  // Ties the device's clock to the host's, and waits for the stream to do so. Later times are then given in the host's.
   void anchor(CUstream stream, double now) {
     give_back(next_anchor_);
     next_anchor_ = nullptr;
