@@ -32,7 +32,7 @@ class Shared {
 
 // A function's pins outlast it until the thread's next function begins: results are touched without an operator just
 // after they were made (torch.tensor(list), tolist, file reads).
-struct ThreadState {
+struct alignas(64) ThreadState {  // as is Core
   std::vector<Hold> held;
   Shared<bool> in_function = false;
   bool exited = false;         // the thread is gone, the entry may be used again
