@@ -11,6 +11,7 @@ namespace ooc::own_memory {
 namespace {
 
 constexpr size_t kSegmentBytes = size_t{1} << 20;  // far more than one operation takes
+constexpr size_t kAlignment = 16;                  // that malloc gives
 constexpr int kSegments = 64;                      // a segment is used again when all that was taken from it is freed
 
 struct Segment {
@@ -23,6 +24,8 @@ int current = 0;
 std::atomic<bool> ever_used{false};
 std::mutex mutex;
 using Guard = std::lock_guard<std::mutex>;
+
+size_t rounded(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
 }  // namespace
 
@@ -45,13 +48,14 @@ bool refill() noexcept {
   return false;
 }
 
-[[gnu::cold, maybe_unused]] static void* take(size_t bytes) noexcept {
+[[gnu::cold, maybe_unused]] static void* take(size_t bytes, size_t alignment) noexcept {
   const Guard guard(mutex);
   Segment& segment = segments[current];
-  bytes = (bytes + 15) / 16 * 16;
-  if (segment.start == nullptr || bytes > kSegmentBytes - segment.used) return nullptr;
-  void* block = segment.start + segment.used;
-  segment.used += bytes;
+  const size_t offset = rounded(segment.used, alignment);
+  bytes = rounded(bytes, kAlignment);
+  if (segment.start == nullptr || offset > kSegmentBytes || bytes > kSegmentBytes - offset) return nullptr;
+  void* block = segment.start + offset;
+  segment.used = offset + bytes;
   ++segment.live;
   whole.store(false, std::memory_order_relaxed);
   ever_used.store(true, std::memory_order_release);
@@ -74,7 +78,13 @@ void after_fork() noexcept { mutex.unlock(); }
 
 [[maybe_unused]] static void* allocate(size_t bytes) noexcept {
   void* block = std::malloc(bytes > 0 ? bytes : 1);
-  return __builtin_expect(block != nullptr, true) ? block : take(bytes);
+  return __builtin_expect(block != nullptr, true) ? block : take(bytes, kAlignment);
+}
+
+// For what begins at a line of the cache.
+[[maybe_unused]] static void* allocate(size_t bytes, size_t alignment) noexcept {
+  void* block = std::aligned_alloc(alignment, rounded(bytes, alignment));
+  return block != nullptr ? block : take(bytes, alignment);
 }
 
 [[maybe_unused]] static void release(void* block) noexcept {
@@ -91,6 +101,12 @@ void* operator new(size_t bytes) {
   throw std::bad_alloc();
 }
 void* operator new(size_t bytes, const std::nothrow_t&) noexcept { return ooc::own_memory::allocate(bytes); }
+void* operator new(size_t bytes, std::align_val_t alignment) {
+  if (void* block = ooc::own_memory::allocate(bytes, static_cast<size_t>(alignment))) return block;
+  throw std::bad_alloc();
+}
+void operator delete(void* block, std::align_val_t) noexcept { ooc::own_memory::release(block); }
+void operator delete(void* block, size_t, std::align_val_t) noexcept { ooc::own_memory::release(block); }
 void operator delete(void* block) noexcept { ooc::own_memory::release(block); }
 void operator delete(void* block, size_t) noexcept { ooc::own_memory::release(block); }
 #endif
