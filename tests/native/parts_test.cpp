@@ -1,8 +1,16 @@
 // Parts of the core by themselves: each is made with what it stands on, and no core.
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <new>
+
 #include "core_fixture.h"
 #include "geometry.h"
 #include "host_arena.h"
 #include "mappings.h"
+#include "own_memory.h"
 #include "region_table.h"
 #include "slabs.h"
 
@@ -144,3 +152,55 @@ TEST(both_kinds_of_host_memory_share_one_budget) {
   EXPECT_EQ(arena.used(), 3 * chunk);
   EXPECT_TRUE(arena.allocate(5 * chunk) == ordinary);
 }
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // which have operators of their own
+namespace {
+
+// Runs in a child, whose memory is used up. Gives the line of the first check that failed, or 0.
+int use_the_reserve() {
+#define CHECK(condition) if (!(condition)) return __LINE__ % 256
+  CHECK(own_memory::ready());
+  const rlimit none{0, 0};
+  setrlimit(RLIMIT_AS, &none);
+  void* taken = nullptr;  // a list of all that malloc still has
+  // Small blocks that were freed serve only their own size again.
+  for (size_t bytes = size_t{1} << 30; bytes >= sizeof(void*); bytes = bytes > 2048 ? bytes / 2 : bytes - 8)
+    while (void** block = static_cast<void**>(std::malloc(bytes))) {
+      *block = taken;
+      taken = block;
+    }
+  for (const size_t alignment : {size_t{8}, size_t{64}, size_t{4096}}) {
+    CHECK(own_memory::ready());
+    void* first = alignment > 8 ? ::operator new(100, std::align_val_t{alignment}) : ::operator new(100);
+    CHECK(!own_memory::whole);
+    void* second = alignment > 8 ? ::operator new(5000, std::align_val_t{alignment}) : ::operator new(5000);
+    CHECK(reinterpret_cast<uintptr_t>(first) % alignment == 0 && reinterpret_cast<uintptr_t>(second) % alignment == 0);
+    CHECK(static_cast<char*>(first) + 100 <= second);
+    std::memset(first, 1, 100);
+    std::memset(second, 2, 5000);
+    CHECK(static_cast<char*>(first)[99] == 1);
+    // What is left of the segment does not hold this, and nothing else does.
+    CHECK(::operator new(size_t{1} << 20, std::nothrow) == nullptr);
+    if (alignment > 8) {
+      ::operator delete(first, std::align_val_t{alignment});
+      ::operator delete(second, 5000, std::align_val_t{alignment});
+    } else {
+      ::operator delete(first);
+      ::operator delete(second);
+    }
+    CHECK(own_memory::ready());  // the segment is whole again
+  }
+#undef CHECK
+  return 0;
+}
+
+}  // namespace
+
+TEST(without_memory_what_has_begun_is_finished_from_the_reserve) {
+  const pid_t child = fork();
+  if (child == 0) _exit(use_the_reserve());
+  int status = -1;
+  ASSERT_TRUE(child > 0 && waitpid(child, &status, 0) == child);
+  EXPECT_EQ(status, 0);
+}
+#endif
