@@ -169,7 +169,7 @@ class alignas(64) Core : public Mover {
   bool shrink_to_limit(Lock& lock);
   void wait_a_while(Lock& lock) { changed_.wait_for(lock, std::chrono::milliseconds(20)); }
   bool device_lost(Lock& lock) { return device_.lost() && transitions_.device_lost(lock); }
-  void note_need() { holds_.note_need(slabs_.used()); }
+  void note_need() { holds_.note_need(slabs_.used(), pool_.limit()); }
 
   void fill_chunks(ooc_stats& stats) const;  // statistics.cpp
   std::string audit_chunks() const;

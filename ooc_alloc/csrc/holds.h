@@ -87,10 +87,11 @@ class Holds {
   }
 
   uint64_t pinned_chunks() const { return pinned_chunks_; }
-  // The budget that what is pinned now would need, beside slabs in use, or any moment before.
-  void note_need(uint64_t slab_chunks) {
+  // The budget that what is pinned now would need, beside slabs in use, or any moment before. The budget in force, `limit`,
+  // is enough: what is pinned beyond it waits for room, and is not needed beside what runs.
+  void note_need(uint64_t slab_chunks, uint64_t limit) {
     // With less than twice the slabs, small variables would take chunks of their own.
-    note_budget(slab_chunks + std::max(pinned_chunks_, slab_chunks));
+    note_budget(std::min(slab_chunks + std::max(pinned_chunks_, slab_chunks), limit));
   }
   void note_budget(uint64_t chunks) { least_budget_chunks_ = std::max(least_budget_chunks_, chunks); }
   uint64_t least_budget_chunks() const { return least_budget_chunks_; }
