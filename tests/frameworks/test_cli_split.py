@@ -136,12 +136,12 @@ def test_what_a_run_verified_is_found(script: Path, tmp_path: Path) -> None:
         import sys
         sys.path.insert(0, {str(script.parent)!r})
         import small
-        small.make(2, size=64)()
+        small.make(2, size=32)()
     """
     path = tmp_path / "store.jsonl"
-    done = run_source(tmp_path, program, OOC_BUDGET="1MiB", OOC_SPLIT="exact", OOC_SPLIT_STORE=str(path)).check()
+    done = run_source(tmp_path, program, OOC_BUDGET="800KiB", OOC_SPLIT="exact", OOC_SPLIT_STORE=str(path)).check()
     verified = [layer for layer in done.figures["split_layers"] if layer["operator"] == "aten::addmm"]
-    found = facts("--budget", "1MiB", "--batch", 2, f"{script}:make", "size=64", store=path)["layers"][-1]
+    found = facts("--budget", "800KiB", "--batch", 2, f"{script}:make", "size=32", store=path)["layers"][-1]
     assert [layer["shapes"] for layer in verified] == [found["shapes"]]
     assert found["exactness"] == f"exact ({verified[0]['how']}, {verified[0]['parts']} parts)"
 
