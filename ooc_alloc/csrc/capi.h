@@ -2,7 +2,6 @@
 #pragma once
 
 #include <exception>
-#include <functional>
 #include <new>
 #include <type_traits>
 
@@ -25,51 +24,58 @@ Value refused(int status) {
   else return Value();
 }
 
-// Gives what `body` gives, and ends its exceptions.
-template <class Body>
-auto guarded(Body body) {
-  using Value = decltype(body());
+// The status for the exception that is being handled.
+[[gnu::cold, gnu::noinline]] inline int status_of_exception() {
   try {
-    return body();
+    throw;
   } catch (const std::bad_alloc&) {
-    return refused<Value>(no_host_memory());
+    return no_host_memory();
   } catch (const std::exception& error) {
     const auto* failure = dynamic_cast<const Failure*>(&error);
     try {
-      return refused<Value>(fail(failure != nullptr ? failure->status : OOC_INVALID, error.what()));
+      return fail(failure != nullptr ? failure->status : OOC_INVALID, error.what());
     } catch (const std::bad_alloc&) {
-      return refused<Value>(no_host_memory());
+      return no_host_memory();
     }
+  }
+}
+
+// Gives what `body` gives, and ends its exceptions. Inline, like the others, so that arguments stay in registers.
+template <class Body>
+[[gnu::always_inline]] inline auto guarded(const Body& body) {
+  try {
+    return body();
+  } catch (...) {
+    return refused<decltype(body())>(status_of_exception());
   }
 }
 
 // For calls that begin something: not without memory to finish it.
 template <class Body>
-auto gated(Body body) {
+[[gnu::always_inline]] inline auto gated(const Body& body) {
   return own_memory::ready() ? guarded(body) : refused<decltype(body())>(no_host_memory());
 }
 
 // The same for a method of the core's.
 template <class Method, class... Arguments>
-auto guarded(ooc_core* core, Method method, Arguments... arguments) {
-  return guarded([&] { return std::invoke(method, *core, arguments...); });
+[[gnu::always_inline]] inline auto guarded(ooc_core* core, Method method, Arguments... arguments) {
+  return guarded([&]() __attribute__((always_inline)) { return (core->*method)(arguments...); });
 }
 template <class Method, class... Arguments>
-auto gated(ooc_core* core, Method method, Arguments... arguments) {
-  return gated([&] { return std::invoke(method, *core, arguments...); });
+[[gnu::always_inline]] inline auto gated(ooc_core* core, Method method, Arguments... arguments) {
+  return gated([&]() __attribute__((always_inline)) { return (core->*method)(arguments...); });
 }
 
 // What has begun when memory was gone has not begun.
 template <class Method, class... Arguments>
-int begun(ooc_core* core, Method method, Arguments... arguments) {
-  return gated([&] {
-    try {
-      return std::invoke(method, *core, arguments...);
-    } catch (...) {
-      core->undo_begin();
-      throw;
-    }
-  });
+[[gnu::always_inline]] inline int begun(ooc_core* core, Method method, Arguments... arguments) {
+  if (!own_memory::ready()) return no_host_memory();
+  try {
+    return (core->*method)(arguments...);
+  } catch (...) {
+    core->undo_begin();
+    return status_of_exception();
+  }
 }
 
 }  // namespace ooc
