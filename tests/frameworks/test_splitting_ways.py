@@ -188,6 +188,27 @@ def test_what_may_have_been_written_is_not_run_again(tmp_path: Path) -> None:
     assert sums == "32768.0 32768.0 65536.0"
 
 
+def test_an_operator_in_place_is_not_begun_again_with_smaller_parts(tmp_path: Path) -> None:
+    """Its first parts are written when another one finds no memory."""
+    source = """
+        from ooc.pytorch.splitting import registry
+
+        @registry.handler("aten::lgamma_")
+        def lgamma_(context, made):
+            made[:1].add_(1)
+            raise torch.OutOfMemoryError("planted")
+
+        made = torch.ones(300_000)
+        try:
+            made.lgamma_()
+        except torch.OutOfMemoryError as error:
+            print(error)
+        print(made[:2].tolist())
+    """
+    ended = out_of_core(tmp_path, source).check()
+    assert ended.output.splitlines() == ["planted", "[2.0, 1.0]"]
+
+
 def test_an_error_of_a_handler_is_seen(tmp_path: Path) -> None:
     """After an operator that refused to run in parts, too."""
     raising = "if len(left) < 300_000:\n            raise ValueError('planted')\n\n        def run(left, right):"
