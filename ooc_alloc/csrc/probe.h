@@ -33,7 +33,7 @@ typedef struct {
 } ooc_probe_copy;
 
 typedef struct {
-  double register_seconds, unregister_seconds;  // of touched host memory, for all the bytes
+  double register_seconds, unregister_seconds;  // to pin, and to unpin, all the bytes of touched host memory
 } ooc_probe_pinning;
 
 // Null on failure.

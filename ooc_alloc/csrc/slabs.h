@@ -50,7 +50,7 @@ class Slabs {
       if (chunks_[c].users++ > 0) continue;
       top_ = std::max(top_, c + 1);
       ++used_;
-      if (!has_memory) ++backed_;  // so that it is not taken for idle before it is backed
+      if (!has_memory) ++backed_;  // counted at once, so that nobody takes the chunk for unused before it has memory
     }
     return offset;
   }

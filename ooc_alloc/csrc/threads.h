@@ -76,7 +76,7 @@ class Threads {
   std::atomic<uint64_t> progress_{0};  // functions that have ended, and in the lower half those that run
 };
 
-// While one exists, a function counts as one that waits for the end of others. `counts`: a function runs at all.
+// While one exists, the calling function counts as one that waits for others to end. `counts`: it is a function at all.
 class Starving {
  public:
   Starving(Threads& threads, bool counts) : threads_(threads), one_(counts ? 1 : 0) { threads_.starving += one_; }

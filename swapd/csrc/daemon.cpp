@@ -220,8 +220,9 @@ void Daemon::function_started(uint32_t index, uint64_t prefix) {
     if (auto other = plan_with_prefix(index, prefix)) {
       ++counts_.switches;
       follow(std::move(other), index + 1, false);
-    } else if (expected && index > 0) {  // at its first function, the loop has ended, the sequence was not departed from
-      departed_ = true;                  // nor is it if no other iteration comes after a loop's
+    } else if (expected && index > 0) {
+      // What follows a loop differs at its first function, or never ends an iteration, where departures are counted.
+      departed_ = true;
     }
     changed_.notify_all();
     return;
