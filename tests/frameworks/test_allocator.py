@@ -124,6 +124,13 @@ def test_pinned_memory_beyond_the_budget_is_refused(memory: Allocator) -> None:
         memory.free(address)
 
 
+def test_small_arrays_take_memory_too(memory: Allocator) -> None:
+    array = Array(memory, 100, 3)
+    assert memory.memory_info() == (2 * MIB - 64 * KIB, 2 * MIB)  # a chunk
+    memory.free(array.address)
+    assert memory.memory_info() == (2 * MIB, 2 * MIB)
+
+
 def test_size_0_and_frees_of_nothing(memory: Allocator) -> None:
     assert memory.allocate(0) == 0
     array = Array(memory, 100, 3)

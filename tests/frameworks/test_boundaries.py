@@ -31,7 +31,7 @@ def test_inference_ends_with_the_outermost_module(ended: list[str]) -> None:
     assert len(ended) == 2
 
 
-@pytest.mark.parametrize("embedding", [nn.Identity(), None], ids=["after a module with gradients", "as the first module"])
+@pytest.mark.parametrize("embedding", [nn.Identity(), None], ids=["after a module", "as the first module"])
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_training_ends_with_the_step_and_not_in_checkpointed_blocks(
     ended: list[str], embedding: nn.Module | None, reentrant: bool
@@ -48,3 +48,17 @@ def test_training_ends_with_the_step_and_not_in_checkpointed_blocks(
         assert len(ended) == step
         optimizer.step()
         assert len(ended) == step + 1
+
+
+def test_a_module_without_gradients_in_the_middle_of_training(ended: list[str]) -> None:
+    model, teacher = nn.Linear(2, 2), nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    hidden = model(torch.ones(1, 2))
+    with torch.no_grad():
+        target = teacher(torch.ones(1, 2))
+    (hidden - target).sum().backward()
+    assert not ended
+    optimizer.step()
+    with torch.no_grad():
+        teacher(torch.ones(1, 2))
+    assert len(ended) == 2

@@ -108,8 +108,12 @@ class Copy:
         if not environment.exists():
             venv.create(environment, with_pip=False)
         packages = Path(sysconfig.get_path("purelib", vars={"base": str(environment)}))
-        # A path file behind a path file is not read, so the editable install stays unknown.
-        (packages / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")
+        # A path file behind a path file is not read, so the editable install stays unknown; the others are copied.
+        libraries = Path(sysconfig.get_path("purelib"))
+        (packages / "0-libraries.pth").write_text(f"{libraries}\n")
+        for path in libraries.glob("*.pth"):
+            if "editable" not in path.name:
+                shutil.copyfile(path, packages / path.name)
         self.python = environment / "bin" / "python"
         self.build = self.place / "build"
         options = ("-DCMAKE_BUILD_TYPE=RelWithDebInfo", "-DOOC_INPLACE=ON")

@@ -1,8 +1,8 @@
 """Finds where an iteration ends, without the program's help.
 
 In training an iteration ends after each optimizer step. In inference it ends when the outermost module call returns
-with gradients off and no training iteration is open (a checkpointed segment runs modules without gradients in the
-middle of a training iteration).
+with gradients off. A checkpointed segment runs modules without gradients in the middle of a training iteration: one is
+open, or an argument asks for gradients.
 """
 
 from __future__ import annotations
@@ -45,7 +45,12 @@ def install(patches: Patches, boundary: Callable[[], None]) -> None:
             depth.inside = False
             if is_grad_enabled():
                 depth.training_open = True
-            elif not depth.training_open and torch._C._current_graph_task_id() == -1 and threading.get_ident() == main:
+            elif not (
+                depth.training_open
+                or torch._C._current_graph_task_id() != -1
+                or threading.get_ident() != main
+                or any(isinstance(value, torch.Tensor) and value.requires_grad for value in args)
+            ):
                 boundary()
 
     patches.replace(torch.nn.Module, "__call__", lambda _: call)
