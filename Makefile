@@ -71,7 +71,9 @@ native: $(cmake_needs) ## build the native libraries in place; needs no network,
 demo: $(installed) native ## train both examples in-core and out-of-core, compare every bit, write out/demo.json
 	$(python) examples/demo.py
 
-test: lint native-test unit-test ## lint, native tests, Python tests: what continuous integration runs
+test: venv ## lint, native tests, Python tests: what continuous integration runs
+	$(MAKE) --jobs 2 --output-sync=target lint native-test
+	$(MAKE) unit-test
 
 lint: venv ## ruff and mypy --strict
 	$(python) -m ruff check .
@@ -84,7 +86,7 @@ unit-test: venv native monitoring-tools ## the Python tests alone; PYTEST="-k na
 define native_build
 	@mkdir -p $(1)
 	@$(CMAKE) -S . -B $(1) $(2) >$(1)/configure.log 2>&1 || { cat $(1)/configure.log; exit 1; }
-	$(CMAKE) --build $(1) --parallel $(JOBS)
+	@MAKEFLAGS= $(CMAKE) --build $(1) --parallel $(JOBS)
 endef
 
 # $(call native_tests,directory,CMake arguments)
