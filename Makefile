@@ -86,7 +86,7 @@ unit-test: venv native monitoring-tools ## the Python tests alone; PYTEST="-k na
 define native_build
 	@mkdir -p $(1)
 	@$(CMAKE) -S . -B $(1) $(2) >$(1)/configure.log 2>&1 || { cat $(1)/configure.log; exit 1; }
-	@MAKEFLAGS= $(CMAKE) --build $(1) --parallel $(JOBS)
+	@MAKEFLAGS=--no-print-directory $(CMAKE) --build $(1) --parallel $(JOBS)
 endef
 
 # $(call native_tests,directory,CMake arguments)
