@@ -5,6 +5,9 @@ import signal
 
 import pytest
 
+# Tests run beside each other: a thread that waits for PyTorch's others gives its core away. Said before PyTorch is loaded.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 # A shell starts what it puts into the background with SIGINT ignored, `nohup` with SIGHUP ignored, and child processes
 # inherit that; tests of how programs end need what a terminal gives. A handler that Python installed stays.
 for _ignored in (signal.SIGINT, signal.SIGHUP):
