@@ -45,6 +45,17 @@ def test_a_pipe_is_written_to_and_stays_one(tmp_path: Path, writer: str) -> None
     assert read == [plain.read_bytes()]
 
 
+def test_a_pipe_gets_more_than_it_holds_at_once(tmp_path: Path) -> None:
+    pipe, content = tmp_path / "pipe", bytes(range(256)) * 4096
+    os.mkfifo(pipe)
+    read: list[bytes] = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()), daemon=True)
+    reader.start()
+    write_whole(pipe, content)
+    reader.join(timeout=60)
+    assert read == [content]
+
+
 def in_a_program(path: str, stdout: int) -> bytes:
     """What is on the standard output of a program that writes to `path` between two lines."""
     source = f"from swapd.files import write_whole; print('a'); write_whole({path!r}, b'whole'); print('b')"
