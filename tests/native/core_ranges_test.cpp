@@ -185,6 +185,30 @@ TEST(a_copy_out_is_cancelled_only_where_something_was_written) {
   t.check_all(a, 2 * t.chunk);
 }
 
+TEST(what_a_function_uses_stays_when_all_of_its_variable_is_to_leave) {
+  for (const bool clean : {true, false}) {
+    RangesTest t({8, 64, 0, 4});
+    Array a = t.make_absent(4 * t.chunk);
+    t.write_all(a, t.chunk, 1);
+    if (clean) {
+      t.swap_out();
+      t.check_all(a, 2 * t.chunk);
+    }
+    Region* region = t.core.recorder().current().variables[0].handle.get();
+    t.let_go();
+    ASSERT_EQ(t.call("use", {a.range(2 * t.chunk, 1, OOC_READ)}, [&] {
+      std::vector<Transfer> transfers;
+      Lock lock(t.core.mutex());
+      ASSERT_TRUE(t.core.transitions().start_out(lock, {region, 0, 4}, transfers));
+      for (const Transfer& transfer : transfers) EXPECT_TRUE(t.core.transitions().settle(lock, transfer));
+      lock.unlock();
+      EXPECT_EQ(t.there(a), std::string("0010"));
+      EXPECT_TRUE(t.range_holds(a, 2 * t.chunk, t.chunk));
+    }), OOC_OK);
+    t.check_all(a, 2 * t.chunk);
+  }
+}
+
 TEST(a_variable_freed_during_two_copies_is_disposed_of_after_the_last) {
   for (const Direction direction : {Direction::kOut, Direction::kIn}) {
     RangesTest t({8, 64, 0, 4});
