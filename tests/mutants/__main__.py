@@ -28,6 +28,7 @@ import os
 import queue
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -40,7 +41,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PATCHES = Path(__file__).with_name("patches")
 RESULTS = ROOT / "benchmarks" / "results" / "emulated" / "mutants" / "results.jsonl"
 PLACE = ROOT / "build" / "mutants"  # the copies, each with its environment and its build
-TIMEOUT_SECONDS = 900  # of a suite; a mistake that makes it hang is noticed by that
+TIMEOUT_SECONDS = 900  # of a suite
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,8 +153,8 @@ class Copy:
         finally:
             path.write_text(text, encoding="utf-8")
 
-    def passes(self, suite: str) -> bool | None:
-        """Whether a suite passes on the copy as it is; None if that does not compile."""
+    def passes(self, suite: str, timeout: float = TIMEOUT_SECONDS) -> bool | None:
+        """Whether a suite passes, in time, on the copy as it is; None if that does not compile."""
         kind, _, arguments = suite.partition(" ")
         if not self.make(*(arguments.split() if kind == "native" else ("ooc_alloc", "ooc_emulated_cuda"))):
             return None
@@ -163,18 +164,20 @@ class Copy:
             command = [str(self.python), "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *arguments.split()]
         kept = {name: value for name, value in os.environ.items() if not name.startswith("OOC_")}
         kept["PYTHONPATH"] = f"{self.tree}{os.pathsep}{self.tree / 'integrations'}"
-        try:
-            done = subprocess.run(command, cwd=self.tree, env=kept, capture_output=True, timeout=TIMEOUT_SECONDS)
-        except subprocess.TimeoutExpired:
-            return False
-        return done.returncode == 0
+        silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        with subprocess.Popen(command, cwd=self.tree, env=kept, start_new_session=True, **silent) as process:
+            try:
+                return process.wait(timeout) == 0
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)  # and whatever it has started
+                return False
 
 
-def plant(copy: Copy, mutant: Mutant) -> dict[str, object]:
-    """Plants one mistake and returns what its suite made of it."""
+def plant(copy: Copy, mutant: Mutant, timeout: float) -> dict[str, object]:
+    """Plants one mistake and returns what its suite made of it. A suite that takes longer hangs, and so notices it."""
     began = time.monotonic()
     with copy.planted(mutant):
-        outcome = {True: "survived", False: "noticed", None: "does not compile"}[copy.passes(mutant.suite)]
+        outcome = {True: "survived", False: "noticed", None: "does not compile"}[copy.passes(mutant.suite, timeout)]
     seconds = round(time.monotonic() - began, 1)
     return {"name": mutant.name, "outcome": outcome, "seconds": seconds, "digest": mutant.digest}
 
@@ -228,11 +231,13 @@ def main() -> int:
         """Returns false if the suite fails by itself, and so notices nothing."""
         copy = copies.get()
         try:
+            began = time.monotonic()
             if not copy.passes(suite):
                 print(f"{suite}: it does not pass without a mistake", flush=True)
                 return False
+            timeout = min(30 + 5 * (time.monotonic() - began), TIMEOUT_SECONDS)
             for mutant in suites[suite]:
-                row = plant(copy, mutant)
+                row = plant(copy, mutant, timeout)
                 results[mutant.name] = row
                 with options.out.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(row) + "\n")
