@@ -119,6 +119,21 @@ TEST(chunks_on_the_device_are_used_there_and_stay) {
   t.check_all(a, 4 * t.chunk);
 }
 
+TEST(a_clean_chunk_is_dropped_without_loss_though_its_host_copy_has_moved) {
+  HostFunctionsTest t;
+  Array a = t.make_absent(12 * t.chunk);
+  t.write_all(a, t.chunk, 1);
+  t.swap_out();
+  ASSERT_EQ(t.check_range(a, 2 * t.chunk, 3 * t.chunk), OOC_OK);  // clean from now on
+  ASSERT_EQ(t.begin_host({a.whole(OOC_READ)}), OOC_OK);
+  ASSERT_EQ(t.core.function_end(false), OOC_OK);
+  const ooc_stats before = t.stats();
+  t.swap_out();
+  EXPECT_EQ(t.stats().swap_out_bytes, before.swap_out_bytes);
+  EXPECT_EQ(t.stats().clean_drop_bytes - before.clean_drop_bytes, 3 * t.chunk);
+  t.check_all(a, 4 * t.chunk);
+}
+
 TEST(what_it_allocates_is_on_the_device_where_it_fits_and_else_beside_it) {
   for (const bool asynchronous : {false, true}) {
     HostFunctionsTest t(asynchronous);
