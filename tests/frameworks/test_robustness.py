@@ -253,6 +253,7 @@ def test_threads_that_run_operators(tmp_path: Path) -> None:
         from concurrent.futures import ThreadPoolExecutor
 
         tables = [values(seed) for seed in range(6)]
+        kept = [values(seed) for seed in range(50, 62)]  # the tables have to leave
 
         def work(index):
             for _ in range(3):
