@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-# Tests run beside each other: a thread that waits for PyTorch's others gives its core away. Said before PyTorch is loaded.
+# Tests run beside each other: a thread that waits for PyTorch's others gives its core away. PyTorch reads it once.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 # A shell starts what it puts into the background with SIGINT ignored, `nohup` with SIGHUP ignored, and child processes

@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -447,14 +448,40 @@ def test_close(tmp_path: Path) -> None:
             call()
 
 
-def test_view_outlives_its_device() -> None:
+def test_close_beside_a_function() -> None:
+    device = ooc.Device(**SETTINGS)
+    begun, may_end = threading.Event(), threading.Event()
+
+    @device.function(reads=("array",))
+    def slow(array: np.ndarray) -> float:
+        begun.set()
+        may_end.wait(60)
+        return float(array.sum())
+
+    array = device.array(values(1))
+    with ThreadPoolExecutor(1) as pool:
+        total = pool.submit(slow, array)
+        begun.wait(60)
+        try:
+            with pytest.raises(ooc.OocError, match="while 1 functions run in other threads"):
+                device.close()
+        finally:
+            may_end.set()
+        assert total.result() == values(1).sum()
+    device.close()
+
+
+def test_views_outlive_their_device() -> None:
     kept: list[np.ndarray] = []
     with ooc.Device(**SETTINGS) as device:
         keep = device.function(reads=("array",))(lambda array: kept.append(array))
-        with pytest.raises(ooc.EscapedView):
-            keep(device.array(values(1)))
-    assert device.closed and kept[0].tobytes() == values(1).tobytes()
-    assert device._core.handle != 0
+        for seed in range(2):
+            with pytest.raises(ooc.EscapedView):
+                keep(device.array(values(seed)))
+    assert device.closed and kept[0].tobytes() == values(0).tobytes()
+    del kept[0]
+    gc.collect()
+    assert device._core.handle != 0 and kept[0].tobytes() == values(1).tobytes()
     kept.clear()
     gc.collect()
     assert device._core.handle == 0, "the last view took the device with it"

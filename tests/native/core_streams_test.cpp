@@ -248,9 +248,11 @@ TEST(edge_6_an_address_is_not_unmapped_under_a_copy) {
   t.expect(third);
 }
 
-TEST(edge_7_a_small_block_is_not_overwritten_under_a_late_reader) {
+// Alone in its chunk, and beside one that stays.
+void small_block_under_a_late_reader(bool neighbour) {
   StreamsTest t({2, 64, 1024});
   const Variable freed = t.make_on(t.main, 512, 1);
+  if (neighbour) t.make_on(t.main, 512, 3);
   t.synchronize();
   Gate gate;
   gate.close_on(t.main);
@@ -263,6 +265,9 @@ TEST(edge_7_a_small_block_is_not_overwritten_under_a_late_reader) {
   EXPECT_TRUE(found.contents() == pattern(freed.bytes, 1));
   t.expect(next);
 }
+
+TEST(edge_7_a_small_block_is_not_overwritten_under_a_late_reader) { small_block_under_a_late_reader(false); }
+TEST(edge_7_nor_is_one_whose_chunk_others_use) { small_block_under_a_late_reader(true); }
 
 // This program again, with an edge left out, for the tests that bear its number.
 TEST(every_missing_edge_is_noticed) {

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import fields
 from itertools import accumulate
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from planning_traces import resnet50
 
 from ooc_alloc import Core
+from ooc_alloc.core import Iteration
+from swapd import planner
 from swapd.planner import Planner, offsets_of
+from swapd.planning.problem import InfeasibleError
 from swapd.trace.trace import Machine
 
 MIB = 1 << 20
@@ -51,6 +58,37 @@ def test_a_few_small_copies_are_no_measurement() -> None:
 
 def test_a_given_machine_is_not_measured() -> None:
     assert link(PROBED, machine=Machine(1e9, 1e9), swap_out_bytes=100 * MIB, copy_out_seconds=0.1) == Machine(1e9, 1e9)
+
+
+class Loop(Counters):
+    """A core whose iterations are all alike, and move data."""
+
+    def __init__(self) -> None:
+        super().__init__(budget_bytes=MIB)
+        self.figures["budget_bytes"] = MIB
+        self.ended = 0
+
+    def boundary(self) -> Iteration:
+        self.ended += 1
+        counts = {field.name: 0 for field in fields(Iteration)}
+        seen = {"fingerprint": 7, "functions": 1, "swapped_bytes": MIB, "seen_count": self.ended}
+        return Iteration(**(counts | seen))  # type: ignore[arg-type]
+
+
+def test_a_sequence_without_a_plan_is_tried_once_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def infeasible(*_: object, **__: object) -> None:
+        tried.append(7)
+        raise InfeasibleError(0, "f", 2 * MIB, MIB, 2 * MIB)
+
+    monkeypatch.setattr(planner, "make_plan", infeasible)
+    monkeypatch.setattr(Planner, "recorded", lambda self, ended: SimpleNamespace(cut=lambda: resnet50(1)))
+    made = Planner(cast(Core, Loop()))
+    for _ in range(4):
+        made.boundary()
+    assert tried == [7]
+    assert made.unplannable_sequences == 1
 
 
 @given(st.lists(st.integers(0, 9)).map(sorted), st.integers(0, 3))
