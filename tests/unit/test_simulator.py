@@ -7,7 +7,7 @@ from planning_traces import Builder, gpt, random_trace
 from swapd.planning.plan import In, Out, Plan
 from swapd.planning.problem import InfeasibleError, Problem
 from swapd.policies import get
-from swapd.simulation.simulator import simulate
+from swapd.simulation.simulator import simulate, simulate_once
 from swapd.trace.trace import Machine
 
 A = 0
@@ -159,12 +159,34 @@ def test_a_write_makes_dirty():
     b.call("big", [], [4], seconds=1.0)
     b.free(1)
     b.call("read", [v], seconds=1.0)
-    b.call("big", [], [4], seconds=1.0)
+    b.call("small", [], [2], seconds=1.0)
     b.free(2)
     problem = Problem.from_trace(b.trace(chunk_bytes=1, machine=Machine(1.0, 4.0)), 5)
-    plan = Plan((Out(v, 0, 4, 0), Out(v, 0, 4, 2)), (In(v, 0, 4, 1, 1, 2), In(v, 0, 4, 3, 2, 4)))
+    plan = Plan((Out(v, 0, 4, 0), Out(v, 0, 1, 2)), (In(v, 0, 4, 1, 1, 2), In(v, 0, 1, 3, 2, 4)))
     timeline = simulate(problem, plan)
-    assert (timeline.out_bytes, timeline.dropped_bytes, timeline.in_bytes) == (4, 4, 8)
+    # 4 leave from 1 to 5 and are back from 6 to 7; the fourth chunk makes room without a copy.
+    assert (timeline.out_bytes, timeline.dropped_bytes, timeline.in_bytes) == (4, 1, 5)
+    assert [start - timeline.starts[0] for start in timeline.starts] == [0, 5, 7, 8]
+
+
+def test_what_is_freed_in_a_copy_is_free_when_the_copy_ends():
+    b = Builder()
+    b.call("f0", [], [4], seconds=1.0)
+    b.call("f1", [], seconds=1.0)
+    b.free(A)
+    b.call("f2", [], [6], seconds=1.0)
+    b.free(1)
+    problem = Problem.from_trace(b.trace(chunk_bytes=1, machine=Machine(2.0, 1.0)), 6)
+    timeline = simulate(problem, Plan((Out(A, 0, 4, 0),)), 1)  # from 1 to 3
+    assert timeline.starts == [0, 1, 3]
+    assert timeline.peak_chunks == 6
+
+
+def test_figures_that_are_kept_are_those_of_the_problem():
+    tight, wide = five(), five(8)
+    assert simulate_once(tight, PLAN).seconds == simulate(tight, PLAN).seconds
+    assert simulate_once(wide, PLAN).seconds == simulate(wide, PLAN).seconds != simulate(tight, PLAN).seconds
+    assert simulate_once(wide, PLAN) is simulate_once(wide, PLAN)
 
 
 def test_demand_mode_by_hand():
