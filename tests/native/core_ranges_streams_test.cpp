@@ -123,9 +123,9 @@ TEST(a_copy_out_does_not_wait_for_the_use_of_another_part_but_for_its_own) {
       for (const Transfer& transfer : transfers) EXPECT_TRUE(t.core.transitions().settle(lock, transfer));
     }
     if (own) {
-      std::this_thread::sleep_for(kTimeToGoWrong);
       const Event event;
       EXPECT_OK(driver().cuEventRecord(event.handle, t.core.device().stream(Direction::kOut)));
+      std::this_thread::sleep_for(kTimeToGoWrong);
       EXPECT_TRUE(driver().cuEventQuery(event.handle) != CUDA_SUCCESS);
       gate.open();
     }
@@ -133,4 +133,25 @@ TEST(a_copy_out_does_not_wait_for_the_use_of_another_part_but_for_its_own) {
     gate.open();
     EXPECT_TRUE(gets_done(t.main.handle));
   }
+}
+
+TEST(the_next_variable_of_a_region_waits_for_who_uses_ranges_of_the_last_one) {
+  const Stream side;
+  TwoParts t;
+  t.read(1);
+  std::memset(t.buffer, 0, 4 * t.chunk);
+  Gate gate;
+  gate.close_on(t.main);
+  t.read(0);
+  t.core.free(t.a.address, side.handle);
+  ASSERT_EQ(t.core.function_begin(t.id("make"), nullptr, 0, side.handle), OOC_OK);
+  void* next = t.core.malloc(4 * t.chunk, side.handle);
+  EXPECT_EQ(next, t.a.address);
+  EXPECT_OK(driver().cuMemsetD8Async(reinterpret_cast<CUdeviceptr>(next), 0xEE, 4 * t.chunk, side.handle));
+  ASSERT_EQ(t.core.function_end(false), OOC_OK);
+  std::this_thread::sleep_for(kTimeToGoWrong);
+  gate.open();
+  EXPECT_TRUE(gets_done(t.main.handle));
+  EXPECT_TRUE(t.was_read(0));
+  EXPECT_TRUE(gets_done(side.handle));
 }
