@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ooc.pytorch import build
-from ooc.pytorch.splitting import operators, registry
+from ooc.pytorch.splitting import operators, registry, verification
 from ooc.pytorch.splitting.context import Call, CannotSplit, Context, Split
 from ooc.pytorch.splitting.registry import Handler
 from ooc.pytorch.splitting.runtime import Runtime
@@ -150,6 +150,26 @@ def test_a_division_that_changes_only_special_numbers_is_refused(change: str) ->
         else:  # which rounds nothing
             assert found.choose("", splits, torch.clone) is splits[0]
             assert found.layer is not None and not found.layer.exact
+
+
+def test_allow_takes_the_nearest() -> None:
+    near = Split("near", 2, lambda values: whole(values) * (1 + 1e-6))
+    far = Split("far", 2, lambda values: whole(values) * (1 + 1e-4))
+    for candidates in ([near, far], [far, near]):
+        found = Context(Call("aten::sum.dim_IntList", (VALUES,), {}), 1 << 20, mode="allow")
+        assert found.choose("", candidates, whole) is near
+
+
+def test_all_of_a_large_result_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verification, "_COMPARED_AT_ONCE", 100)
+
+    def wrong_at_the_end(values: Tensor) -> Tensor:
+        made = values * 2
+        made.view(-1)[-1] += 1
+        return made
+
+    with pytest.raises(CannotSplit):
+        context(VALUES, Store(None)).choose("", [Split("rows", 2, wrong_at_the_end)], lambda values: values * 2)
 
 
 @pytest.mark.parametrize("wrong", [0, 1])

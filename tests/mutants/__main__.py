@@ -8,8 +8,8 @@ Each file of `patches/` is one mistake: two lines of words and a patch of a few 
     +++ b/file
 
 A mistake is planted in a copy of the checkout, built there, and given to its suite, which must fail. Results are kept
-by a digest of the patch and of the file that it changes: a run goes on from where the last one stopped, and a mistake
-in code that has changed since is planted again.
+by a digest of the patch and of the file that it changes: a run goes on from where the last one stopped. A mistake in
+code that has changed since is planted again, and so is one that survived, as tests may have been written meanwhile.
 
 A mistake that changes nothing which a program or its budget could show has a third line, `Equivalent: why`. It may
 survive, and is expected to.
@@ -217,7 +217,8 @@ def main() -> int:
     chosen = [mutant for mutant in mutants if not options.only or any(word in mutant.name for word in options.only)]
     if options.sample is not None:
         chosen = random.Random(datetime.date.today().toordinal()).sample(chosen, min(options.sample, len(chosen)))
-    waiting = [mutant for mutant in chosen if results.get(mutant.name, {}).get("digest") != mutant.digest]
+    settled = {(name, row["digest"], row["outcome"]) for name, row in results.items()}
+    waiting = [mutant for mutant in chosen if (mutant.name, mutant.digest, mutant.expected) not in settled]
     print(f"{len(chosen)} mistakes, {len(chosen) - len(waiting)} of them known from before", flush=True)
     suites: dict[str, list[Mutant]] = {}
     for mutant in waiting:

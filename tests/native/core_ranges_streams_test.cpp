@@ -69,6 +69,15 @@ struct TwoParts : RangesTest {
     const auto at = static_cast<std::ptrdiff_t>(part * 2 * chunk), end = at + static_cast<std::ptrdiff_t>(2 * chunk);
     return std::equal(a.bytes.begin() + at, a.bytes.begin() + end, buffer + at);
   }
+  void read_last_chunk() {
+    const ooc_operand operand = a.range(3 * chunk, chunk, OOC_READ);
+    ASSERT_EQ(core.function_begin(id("use"), &operand, 1, main.handle), OOC_OK);
+    EXPECT_OK(driver().cuMemcpyDtoHAsync(buffer + 3 * chunk, a.pointer(3 * chunk), chunk, main.handle));
+    ASSERT_EQ(core.function_end(false), OOC_OK);
+  }
+  bool last_chunk_was_read() const {
+    return std::equal(a.bytes.end() - static_cast<std::ptrdiff_t>(chunk), a.bytes.end(), buffer + 3 * chunk);
+  }
   Region* region() { return core.recorder().current().variables[0].handle.get(); }
 
   const Stream main;
@@ -79,26 +88,29 @@ struct TwoParts : RangesTest {
 }  // namespace
 
 TEST(a_function_does_not_wait_for_the_arrival_of_another_part_but_for_its_own) {
-  TwoParts t;
-  Gate gate;
-  gate.close_on(t.core.device().stream(Direction::kIn));
-  {
-    Lock lock(t.core.mutex());
-    std::vector<Transfer> transfers;
-    Chunk chunks[2];
-    ASSERT_TRUE(t.core.idle_chunks().take(2, chunks));
-    ASSERT_TRUE(t.core.transitions().start_in(lock, {t.region(), 2, 2}, chunks, transfers));
-    for (const Transfer& transfer : transfers) EXPECT_TRUE(t.core.transitions().settle(lock, transfer));
+  for (const bool all_of_it : {true, false}) {  // or the last chunk alone
+    TwoParts t;
+    Gate gate;
+    gate.close_on(t.core.device().stream(Direction::kIn));
+    {
+      Lock lock(t.core.mutex());
+      std::vector<Transfer> transfers;
+      Chunk chunks[2];
+      ASSERT_TRUE(t.core.idle_chunks().take(2, chunks));
+      ASSERT_TRUE(t.core.transitions().start_in(lock, {t.region(), 2, 2}, chunks, transfers));
+      for (const Transfer& transfer : transfers) EXPECT_TRUE(t.core.transitions().settle(lock, transfer));
+    }
+    t.read(0);
+    EXPECT_TRUE(gets_done(t.main.handle));
+    EXPECT_TRUE(t.was_read(0));
+    if (all_of_it) t.read(1);
+    else t.read_last_chunk();
+    std::this_thread::sleep_for(kTimeToGoWrong);
+    EXPECT_TRUE(!t.last_chunk_was_read());
+    gate.open();
+    EXPECT_TRUE(gets_done(t.main.handle));
+    EXPECT_TRUE(t.last_chunk_was_read());
   }
-  t.read(0);
-  EXPECT_TRUE(gets_done(t.main.handle));
-  EXPECT_TRUE(t.was_read(0));
-  t.read(1);
-  std::this_thread::sleep_for(kTimeToGoWrong);
-  EXPECT_TRUE(!t.was_read(1));
-  gate.open();
-  EXPECT_TRUE(gets_done(t.main.handle));
-  EXPECT_TRUE(t.was_read(1));
 }
 
 TEST(a_copy_out_does_not_wait_for_the_use_of_another_part_but_for_its_own) {

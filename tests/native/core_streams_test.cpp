@@ -248,6 +248,29 @@ TEST(edge_6_an_address_is_not_unmapped_under_a_copy) {
   t.expect(third);
 }
 
+TEST(edge_6_addresses_of_a_freed_variable_stay_mapped_under_a_late_reader) {
+  StreamsTest t({4});
+  const Variable freed = t.make_on(t.main, 2 * t.chunk, 1);
+  t.synchronize();
+  Gate gate;
+  gate.close_on(t.main);
+  const Pinned& found = t.read_later(t.main, freed);
+  t.core.free(freed.address, t.main.handle);
+  const Variable next = t.make_on(t.side, 4 * t.chunk, 2);  // takes its chunks
+  {
+    Lock lock(t.core.mutex());
+    EXPECT_TRUE(!t.core.bury_one(lock));
+  }
+  open_later(gate);
+  t.synchronize();
+  EXPECT_TRUE(found.contents() == pattern(freed.bytes, 1));
+  {
+    Lock lock(t.core.mutex());
+    EXPECT_TRUE(t.core.bury_one(lock));
+  }
+  t.expect(next);
+}
+
 // Alone in its chunk, and beside one that stays.
 void small_block_under_a_late_reader(bool neighbour) {
   StreamsTest t({2, 64, 1024});

@@ -253,3 +253,18 @@ TEST(a_failing_set_up_is_explained_and_leaves_nothing) {
   }
   EXPECT_EQ(get_stats().reservations, before.reservations);
 }
+
+TEST(freed_memory_that_could_not_be_unmapped_serves_later) {
+  CoreTest t({4});
+  t.core.free(t.make(4 * t.chunk, 1).address);
+  t.let_go();
+  {
+    const FaultsForTest faults("cuMemUnmap");
+    EXPECT_EQ(t.core.malloc(2 * t.chunk), nullptr);
+    EXPECT_EQ(last_status(), OOC_DRIVER_FAILURE);
+    EXPECT_EQ(t.stats().cached_bytes, 4 * t.chunk);
+    EXPECT_EQ(t.core.audit(), OOC_OK);
+  }
+  const std::vector<Variable> live = t.make_many(2, 2 * t.chunk);
+  t.expect_intact(live);
+}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import accumulate
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -19,7 +20,7 @@ from ooc_alloc.core import Iteration
 from swapd import planner
 from swapd.planner import Planner, offsets_of
 from swapd.planning.problem import InfeasibleError
-from swapd.trace.trace import Machine
+from swapd.trace.trace import Machine, Trace
 
 MIB = 1 << 20
 PROBED = Machine(out_bytes_per_second=3e9, in_bytes_per_second=5e9, latency_seconds=2e-5)
@@ -74,6 +75,9 @@ class Loop(Counters):
         seen = {"fingerprint": 7, "functions": 1, "swapped_bytes": MIB, "seen_count": self.ended}
         return Iteration(**(counts | seen))  # type: ignore[arg-type]
 
+    def stop_daemon(self) -> None:
+        """It has none."""
+
 
 def test_a_sequence_without_a_plan_is_tried_once_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     tried = []
@@ -89,6 +93,26 @@ def test_a_sequence_without_a_plan_is_tried_once_and_counted(monkeypatch: pytest
         made.boundary()
     assert tried == [7]
     assert made.unplannable_sequences == 1
+
+
+def test_the_trace_that_is_kept_is_of_what_took_most_of_the_time(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    traces = {1: resnet50(1), 2: resnet50(2)}
+
+    class Setup(Loop):
+        """Begins with one sequence, repeats another one, and ends with the first again."""
+
+        def boundary(self) -> Iteration:
+            fingerprint = 1 if self.ended in (0, 4) else 2
+            return replace(super().boundary(), fingerprint=fingerprint, seconds=1.0)
+
+    monkeypatch.setattr(Planner, "trace", lambda self, ended: traces[ended.fingerprint])
+    made = Planner(cast(Core, Setup()), policy="none", trace_path=tmp_path / "kept.trace")
+    for _ in range(5):
+        made.boundary()
+    made.close()
+    assert Trace.load(tmp_path / "kept.trace").variable_bytes.tolist() == traces[2].variable_bytes.tolist()
 
 
 @given(st.lists(st.integers(0, 9)).map(sorted), st.integers(0, 3))

@@ -136,14 +136,12 @@ def install(patches: Patches, core: Core) -> None:
 
     patches.replace(tensor, "tolist", lambda original: large_storages.tolist(original, during_call(original)))
     patches.replace(tensor, "numpy", functools.partial(_numpy, core))
-    patches.replace(tensor, "__dlpack__", for_life)
     patches.hide(tensor, "__dlpack_c_exchange_api__")  # C functions; without them callers take __dlpack__
     patches.replace(tensor, "data_ptr", address)
     patches.replace(tensor, "const_data_ptr", address)
     patches.replace(storage, "data_ptr", address)
-    for name in ("__getitem__", "__setitem__", "fill_", "resize_", "byteswap", "tolist", "__iter__"):
-        patches.replace(storage, name, during_call)
-    for name in ("_write_file", "_set_from_file", "_share_fd_cpu_", "_share_filename_cpu_"):
+    # Elements of a storage are read and written by operators.
+    for name in ("resize_", "byteswap", "_write_file", "_set_from_file", "_share_fd_cpu_", "_share_filename_cpu_"):
         patches.replace(storage, name, during_call)
     for owner, name in _READ_INTEGERS:
         patches.replace(owner, name, functools.partial(_reads_integers, core))
