@@ -39,6 +39,7 @@ def main() -> None:
 
     # A storage that grows keeps its content.
     grown = x.sin().flatten()
+    results["pressed at last"] = pressure(x)
     grown.untyped_storage().resize_(2 * size)
     results["grown"] = grown
     results["resized"] = x.abs().resize_(256, 1024)
