@@ -27,8 +27,9 @@ CMAKE ?= $(shell command -v cmake || echo $(VENV)/bin/cmake)
 CTEST ?= $(shell command -v ctest || echo $(VENV)/bin/ctest)
 cmake_needs := $(if $(shell command -v cmake)$(filter system,$(VENV)),,$(installed))
 
-# No test is timed, so they may share the machine: most of their time is one core's, in processes that import PyTorch.
-pytest := $(python) -m pytest --numprocesses $(JOBS) --dist worksteal
+# No test is timed, so they may share the machine: most of their time is one core's, in processes that import PyTorch. One
+# more than there are cores, as some only wait.
+pytest := $(python) -m pytest --numprocesses $(shell expr $(JOBS) + 1) --dist worksteal
 
 # The build of the native libraries is left to `make native`.
 editable := $(pip) install --quiet --config-settings=wheel.cmake=false --editable ".

@@ -37,7 +37,7 @@ def convolutions(draw: Any) -> list[Any]:
     return [x, made, bias, stride, padding, dilation, transposed, output_padding, groups]
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=80, deadline=None, derandomize=True)
 @given(arguments=convolutions(), share=st.integers(2, 9))
 def test_any_convolution(arguments: list[Any], share: int) -> None:
     x, weight = arguments[:2]
@@ -69,7 +69,7 @@ def test_the_layers_of_known_networks_are_cut_as_little_as_needed(layer: list[An
     assert stage.candidates[0].how.startswith(how), stage.candidates[0].how
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(arguments=convolutions(), share=st.integers(2, 9), mask=st.lists(st.booleans(), min_size=3, max_size=3))
 def test_any_gradient(arguments: list[Any], share: int, mask: list[bool]) -> None:
     x, weight, _, *parameters = arguments
