@@ -85,6 +85,7 @@ TEST(a_write_during_the_copy_out_wins) {
   Region* region = t.region(v);
   ASSERT_TRUE(t.core.transitions().start_out(lock, {region, 0, 2}, transfers));
   lock.unlock();
+  t.make_copies();
   EXPECT_EQ(t.update(v, 2), OOC_OK);  // does not wait: the bytes are still on the device
   t.let_go();
   lock.lock();

@@ -114,6 +114,13 @@ struct CoreTest {
     return variables;
   }
 
+  // The copies that were begun have been made, and nobody has settled them yet: as far as the core knows they are under
+  // way, and what is written now races with no thread of the emulated device's.
+  void make_copies() {
+    for (const Direction direction : {Direction::kOut, Direction::kIn})
+      EXPECT_OK(driver().cuStreamSynchronize(core.device().stream(direction)));
+  }
+
   // Raw contents; the variable must be on the device.
   void put(const Variable& variable) { testing::write(variable.pointer(), pattern(variable.bytes, variable.seed)); }
   bool holds(const Variable& variable) {

@@ -171,6 +171,7 @@ TEST(a_copy_out_is_cancelled_only_where_something_was_written) {
   ASSERT_TRUE(region != nullptr && region->count == 4);
   ASSERT_TRUE(t.core.transitions().start_out(lock, {region, 0, 4}, transfers));
   lock.unlock();
+  t.make_copies();
   ASSERT_EQ(t.write_range(a, t.chunk, t.chunk, 7), OOC_OK);  // both while they are copied
   ASSERT_EQ(t.call("and", {a.range(t.chunk, 1, OOC_READ), a.range(2 * t.chunk, 1, OOC_READ)}), OOC_OK);
   lock.lock();

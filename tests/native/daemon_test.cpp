@@ -157,7 +157,8 @@ TEST(what_is_written_during_its_write_back_is_not_clean) {
   ASSERT_TRUE(t.install(t.last, {{0, 0, 2, 2}}, {}, {{0, 0, 2, 0}}));
   t.use(0);
   t.use(1);
-  EXPECT_TRUE(t.tick_out());  // the copy is under way
+  EXPECT_TRUE(t.tick_out());
+  t.make_copies();
   EXPECT_EQ(t.update(t.v[0], 77, "writes 0"), OOC_OK);
   while (t.tick_out()) {}
   EXPECT_EQ(t.stats().write_back_bytes, uint64_t{0});
