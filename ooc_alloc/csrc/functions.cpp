@@ -197,7 +197,7 @@ inline int Core::begin_running(ThreadState& thread, CUstream stream, bool record
 bool Core::begin_on_stream(ThreadState& thread, CUstream stream, bool recorded) {
   thread.stream_handle = stream;
   StreamTimer& timer = *streams_.timer();
-  const Region* waits = streams_.still_arriving(thread.held);
+  const Region* waits = streams_.still_arriving(thread.stream, thread.held);
   const bool measure = recorded && iterations_.measures();
   const StreamTimer::Start waiting = waits != nullptr ? timer.start(stream) : nullptr;
   const StreamTimer::Start before = waits != nullptr && measure ? timer.start(stream) : nullptr;

@@ -120,11 +120,10 @@ bool StreamOrder::find_mark(uint32_t index, uint64_t number, const Mark*& mark) 
 bool StreamOrder::make_wait(uint32_t waiter, const Moments& moments, Edge edge) {
   if (omitted(edge)) return true;
   for (const Moment& moment : moments) {
-    if (moment.stream == waiter) continue;  // a stream is in order by itself
+    if (comes_after(waiter, moment)) continue;
     const uint32_t source = moment.stream;
     Stream& waiting = streams_[waiter];
     if (waiting.waits.size() <= source) waiting.waits.resize(streams_.size());
-    if (waiting.waits[source] >= moment.number) continue;
     const Mark* mark = nullptr;
     if (!find_mark(source, moment.number, mark)) return false;
     if (mark == nullptr) continue;

@@ -51,6 +51,12 @@ class StreamOrder {
   // Records an event here, so that who waits for now() later need not wait for work that comes in between.
   void mark(uint32_t stream);
 
+  // Whether what comes next on `waiter` starts after the moment anyhow, as far as is known without a call.
+  bool comes_after(uint32_t waiter, const Moment& moment) const {
+    const std::vector<uint64_t>& waits = streams_[waiter].waits;
+    return moment.stream == waiter || moment.number <= streams_[moment.stream].over ||
+           (moment.stream < waits.size() && moment.number <= waits[moment.stream]);
+  }
   // What is enqueued on `waiter` from now on starts after the moments.
   [[nodiscard]] bool make_wait(uint32_t waiter, const Moments& moments, Edge edge);
   // Whether the moments are known to be over; without a call where possible.

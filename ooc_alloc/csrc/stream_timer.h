@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <deque>
+#include <unordered_map>
 #include <vector>
 
 #include "clock.h"
@@ -22,10 +23,11 @@ class StreamTimer {
   StreamTimer(Device& device, Timeline& timeline) : device_(device), timeline_(timeline) {}
   ~StreamTimer() {
     drop_iteration();
-    for (const Span& span : spans_) {
-      give_back(span.start);
-      give_back(span.stop);
-    }
+    for (const auto& [stream, spans] : spans_)
+      for (const Span& span : spans) {
+        give_back(span.start);
+        give_back(span.stop);
+      }
     give_back(anchor_.event);
     give_back(next_anchor_);
     for (CUevent event : events_) driver().cuEventDestroy(event);
@@ -42,9 +44,10 @@ class StreamTimer {
       give_back(start);
       return;
     }
-    spans_.push_back({start, stop, sum, event});
+    std::deque<Span>& spans = spans_[stream];
+    spans.push_back({start, stop, sum, event});
     constexpr size_t kMostSpans = 256;
-    if (spans_.size() > kMostSpans) collect();
+    if (spans.size() > kMostSpans) collect(spans);
   }
 
   // Ties the device's clock to the host's, and waits for the stream to do so. Later times are then given in the host's.
@@ -97,26 +100,10 @@ class StreamTimer {
     complete_ = true;
   }
 
-  // Adds up what is over by now. Spans of several streams do not end in their order of entry: those that are not over
-  // are kept.
+  // Adds up what is over by now.
   void collect() {
     device_.bind_thread();
-    for (size_t left = spans_.size(); left > 0; --left) {
-      const Span span = spans_.front();
-      spans_.pop_front();
-      const CUresult state = driver().cuEventQuery(span.stop);
-      double seconds = 0;
-      if (state == CUDA_ERROR_NOT_READY) {
-        spans_.push_back(span);
-        continue;
-      }
-      if (state == CUDA_SUCCESS && elapsed(span.start, span.stop, seconds)) {
-        *span.sum += seconds;
-        if (span.event != Timeline::kNoEvent) tell(span, seconds);
-      }
-      give_back(span.start);
-      give_back(span.stop);
-    }
+    for (auto& [stream, spans] : spans_) collect(spans);
     if (next_anchor_ == nullptr || driver().cuEventQuery(next_anchor_) == CUDA_ERROR_NOT_READY) return;
     float milliseconds = 0;
     if (driver().cuEventElapsedTime(&milliseconds, anchor_.event, next_anchor_) == CUDA_SUCCESS) {
@@ -142,6 +129,22 @@ class StreamTimer {
     CUevent before, started;  // the same if it did not wait
   };
 
+  // The spans of a stream end in their order, so the first one that is not over is the last one that is asked for.
+  void collect(std::deque<Span>& spans) {
+    while (!spans.empty()) {
+      const Span span = spans.front();
+      const CUresult state = driver().cuEventQuery(span.stop);
+      if (state == CUDA_ERROR_NOT_READY) return;
+      spans.pop_front();
+      double seconds = 0;
+      if (state == CUDA_SUCCESS && elapsed(span.start, span.stop, seconds)) {
+        *span.sum += seconds;
+        if (span.event != Timeline::kNoEvent) tell(span, seconds);
+      }
+      give_back(span.start);
+      give_back(span.stop);
+    }
+  }
   CUevent record(CUstream stream) {
     device_.bind_thread();
     if (device_.captures(stream)) return nullptr;
@@ -185,7 +188,7 @@ class StreamTimer {
   Anchor anchor_;
   CUevent next_anchor_ = nullptr;  // not over yet
   std::vector<CUevent> events_;
-  std::deque<Span> spans_;
+  std::unordered_map<CUstream, std::deque<Span>> spans_;
   std::vector<Function> functions_;
   bool complete_ = true;  // no event of the iteration was refused
 };

@@ -87,14 +87,24 @@ class Streams {
   }
 
   // ---- functions: between the two calls, what it uses is enqueued on its stream
-  // The first held region of which some bytes have not arrived, or null. Nobody waits.
-  const Region* still_arriving(const std::vector<Hold>& held) {
-    const Region* first = nullptr;
+  // The first held region that keeps the stream waiting for a copy, or null. Nobody waits, and for the work of other
+  // functions nobody asks: they would run without us, too.
+  const Region* still_arriving(uint32_t stream, const std::vector<Hold>& held) {
+    const auto is_copy = [&](const Moment& moment) {
+      return !runs_functions(moment.stream) && !order_->comes_after(stream, moment) && !order_->over(moment);
+    };
+    const auto waits = [&](Moments& moments) {
+      order_->prune(moments);
+      return std::any_of(moments.begin(), moments.end(), is_copy);
+    };
     for (const Hold& hold : held) {
       Region* region = hold.get();
-      if (region != nullptr && still_arrives(region, hold) && first == nullptr) first = region;
+      if (region == nullptr) continue;
+      if (waits(region->order.arrival)) return region;
+      for (RegionOrder::Part& part : region->order.parts)
+        if (part.overlaps(hold.first, hold.end(region) - hold.first) && waits(part.arrival)) return region;
     }
-    return first;
+    return nullptr;
   }
   // The function's stream waits for what is under way to what the function holds.
   [[nodiscard]] bool begin_function(uint32_t stream, const std::vector<Hold>& held) {
@@ -178,18 +188,6 @@ class Streams {
     }
     order.parts.push_back({first, count, {}, {}});
     return order.parts.back();
-  }
-  bool still_arrives(Region* region, const Hold& hold) {
-    Moments& whole = region->order.arrival;
-    if (!whole.empty() && order_->over(whole)) whole.clear();
-    bool any = !whole.empty();
-    const uint32_t count = hold.end(region) - hold.first;
-    for (RegionOrder::Part& known : region->order.parts) {
-      if (known.arrival.empty() || !known.overlaps(hold.first, count)) continue;
-      if (order_->over(known.arrival)) known.arrival.clear();
-      any |= !known.arrival.empty();
-    }
-    return any;
   }
 
   Device& device_;
