@@ -16,6 +16,7 @@
 #include <condition_variable>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -62,7 +63,8 @@ class alignas(64) Core : public Mover {
   void set_measuring(bool on) { stand_ins_.set_on(on); }
   uint32_t function_id(const char* name);
   const char* function_name(uint32_t id);
-  int pin(const void* address, uint32_t access, uint64_t* token);
+  // The host waits for the variable's bytes, or the work on `stream` alone does.
+  int pin(const void* address, uint32_t access, uint64_t* token, std::optional<CUstream> stream = std::nullopt);
   int unpin(uint64_t token, uint32_t access);
   int detach();
   int evict_all();
@@ -138,7 +140,7 @@ class alignas(64) Core : public Mover {
   void* malloc_on(Lock& lock, uint64_t bytes, uint32_t stream);
   void* malloc_region(Lock& lock, uint64_t bytes, uint32_t stream);
   void* malloc_small(Lock& lock, uint64_t bytes, uint32_t stream);
-  void* malloc_in_place(uint64_t bytes);
+  void* malloc_in_place(Lock& lock, uint64_t bytes);
   void* malloc_failed(uint64_t bytes, Room room);
   Room back_slab(Lock& lock, uint64_t chunk);
   void begin_variable(Region* region, uint64_t bytes, const ThreadState* thread);

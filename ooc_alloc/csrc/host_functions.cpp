@@ -66,9 +66,9 @@ void Core::hold_in_place(ThreadState& thread, const std::vector<Hold>& runs, boo
 }
 
 // An allocation of such a function that fits no budget.
-void* Core::malloc_in_place(uint64_t bytes) {
+void* Core::malloc_in_place(Lock& lock, uint64_t bytes) {
   ThreadState* thread = threads_.find();
-  Region* region = table_.make(static_cast<uint32_t>(geometry_.chunks_for(bytes)));
+  Region* region = mappings_.make(lock, static_cast<uint32_t>(geometry_.chunks_for(bytes)));
   if (region == nullptr) return nullptr;
   region->bytes = bytes;
   region->in_ranges = true;

@@ -119,6 +119,17 @@ class Mappings {
     return all;
   }
 
+  // A region without chunks that no variable lives in. As many graves are undone as are dug, and where addresses run short
+  // all that nobody can touch any more; in the end the host waits for the others. Null, with an error, if there are no
+  // addresses left. The lock may be given up.
+  Region* make(Lock& lock, uint32_t count) {
+    bury_one(lock);
+    Region* region = table_.make(count);
+    while (region == nullptr && bury_one(lock)) region = table_.make(count);
+    if (region != nullptr || graves_.empty()) return region;
+    bury_all();
+    return table_.make(count);
+  }
   // Unmaps the oldest grave if nothing enqueued can touch it. Returns false if there is none such.
   bool bury_one(Lock& lock) {
     if (graves_.empty() || !streams_.over(graves_.front().after)) return false;
@@ -173,8 +184,6 @@ class Mappings {
     Grave grave{region->first, region->count, region->leaky, std::exchange(region->order.stale, {}), {}};
     for (const RegionOrder::Stale& stale : grave.mapped) grave.after.add(stale.after);
     graves_.push_back(std::move(grave));
-    constexpr size_t kMostGraves = 4096;  // when the daemon has no time, or there is none
-    if (graves_.size() > kMostGraves) bury_all();
   }
 
   const Geometry& geometry_;

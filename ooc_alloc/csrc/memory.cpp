@@ -36,9 +36,9 @@ void* Core::malloc_pinned(uint64_t bytes, CUstream stream, uint32_t access, uint
 
 void* Core::malloc_absent(uint64_t bytes) {
   if (bytes <= small_limit_ || detached_) return malloc(bytes);
-  const Lock lock(mutex_);
+  Lock lock(mutex_);
   if (!table_.fits(bytes)) return nullptr;
-  Region* region = table_.make(static_cast<uint32_t>(geometry_.chunks_for(bytes)));
+  Region* region = mappings_.make(lock, static_cast<uint32_t>(geometry_.chunks_for(bytes)));
   if (region == nullptr) return nullptr;
   for (Slot& slot : region->slots) slot.state = SlotState::kBlank;
   region->in_ranges = true;
@@ -75,9 +75,9 @@ void* Core::malloc_region(Lock& lock, uint64_t bytes, uint32_t stream) {
     if (const Room room = take_room(lock, count, chunks.data(), count); room != Room::kMade) {
       const ThreadState* thread = threads_.find();
       const bool on_host = thread != nullptr && thread->in_function && thread->on_host;
-      return on_host ? malloc_in_place(bytes) : malloc_failed(bytes, room);
+      return on_host ? malloc_in_place(lock, bytes) : malloc_failed(bytes, room);
     }
-    region = table_.make(count);
+    region = mappings_.make(lock, count);
     CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
     if (region != nullptr) {
       lock.unlock();
