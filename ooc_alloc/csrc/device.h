@@ -93,9 +93,9 @@ class Device {
 
   // Makes the context current in the calling thread (once a thread).
   void bind_thread() const {
-    thread_local const Device* bound = nullptr;
-    if (bound == this) return;
-    if (driver_->cuCtxSetCurrent(context_) == CUDA_SUCCESS) bound = this;  // else the call that needs it says so
+    thread_local uint64_t bound = 0;
+    if (bound == number_) return;
+    if (driver_->cuCtxSetCurrent(context_) == CUDA_SUCCESS) bound = number_;  // else the call that needs it says so
   }
 
   // What the calling thread does from now on does not count as unsafe for a stream that another one captures. Returns
@@ -294,6 +294,8 @@ class Device {
   std::unique_ptr<Driver> driver_;
   std::string name_;
   bool host_accessible_ = false;
+  inline static std::atomic<uint64_t> made_{0};
+  const uint64_t number_ = ++made_;  // unlike an address, never used again
   int ordinal_;
   CUdevice device_ = 0;
   CUcontext context_ = nullptr;

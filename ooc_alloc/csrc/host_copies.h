@@ -36,6 +36,7 @@ class HostCopies {
   // if there is no memory, or the device is lost; then nothing may be copied out.
   [[nodiscard]] bool ensure(Region* region, bool may_reclaim) {
     if (region->host != nullptr) return true;
+    device_.bind_thread();  // the arena pins what it takes
     region->host = arena_.allocate(region->bytes);
     if (region->host == nullptr && may_reclaim && reclaim(region->bytes)) region->host = arena_.allocate(region->bytes);
     if (region->host == nullptr) return false;
