@@ -247,10 +247,17 @@ class Core(TimelineCalls):
     def in_function(self) -> bool:
         return bool(self._library.ooc_core_in_function(self._core))
 
-    def pin(self, address: int, access: int = READ) -> int:
-        """Keeps the variable at an address on the device. Returns a token for `unpin`."""
+    def pin(self, address: int, access: int = READ, stream: int | None = None) -> int:
+        """Keeps the variable at an address on the device. Returns a token for `unpin`.
+
+        With the handle of a stream, that stream waits for what is still to arrive, and not the host: whoever uses the
+        variable does so there, or after it.
+        """
         token = ffi.new(NUMBER)
-        check(self._library.ooc_core_pin(self._core, address, access, token))
+        if stream is None:
+            check(self._library.ooc_core_pin(self._core, address, access, token))
+        else:
+            check(self._library.ooc_core_pin_on(self._core, address, access, stream, token))
         return int(token[0])
 
     def unpin(self, token: int, access: int = READ) -> None:

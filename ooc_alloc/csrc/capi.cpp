@@ -9,7 +9,17 @@ namespace {
 
 constexpr const char* kNoTrace = "no trace with this fingerprint is kept";
 
-CUstream stream_of(void* handle) { return static_cast<CUstream>(handle); }
+// The special handles of the driver: 1 is the default stream, as 0 is; 2 is a stream of the calling thread's.
+void* const kDefaultStream = reinterpret_cast<void*>(1);
+void* const kStreamOfThread = reinterpret_cast<void*>(2);
+
+// Other threads record events too, and would record them on streams of their own.
+CUstream stream_of(void* handle) {
+  if (handle == kStreamOfThread)
+    throw Failure(OOC_INVALID, "the default stream of a thread (handle 2) is known to no other thread, so its work cannot "
+                               "be ordered: use the default stream (0) or a stream that was created");
+  return static_cast<CUstream>(handle == kDefaultStream ? nullptr : handle);
+}
 
 }  // namespace
 
@@ -52,7 +62,7 @@ void* ooc_core_malloc_on(ooc_core* core, uint64_t bytes, void* stream) {
 void* ooc_core_malloc_absent(ooc_core* core, uint64_t bytes) { return gated(core, &Core::malloc_absent, bytes); }
 
 void* ooc_core_malloc_pinned(ooc_core* core, uint64_t bytes, void* stream, uint32_t access, uint64_t* token) {
-  return gated(core, &Core::malloc_pinned, bytes, stream_of(stream), access, token);
+  return gated([&] { return core->malloc_pinned(bytes, stream_of(stream), access, token); });
 }
 
 void ooc_core_free(ooc_core* core, void* address) {
@@ -60,15 +70,24 @@ void ooc_core_free(ooc_core* core, void* address) {
 }
 
 void ooc_core_free_on(ooc_core* core, void* address, void* stream) {
-  guarded([&] { core->free(address, stream_of(stream)); });
+  guarded([&] {
+    if (stream != kStreamOfThread) return core->free(address, stream_of(stream));
+    core->device().bind_thread();
+    core->device().drain(static_cast<CUstream>(stream));  // who frees can wait for its own stream
+    core->free(address);
+  });
 }
 
 void ooc_core_record_use(ooc_core* core, void* address, void* stream) {
-  guarded(core, &Core::record_use, address, stream_of(stream));
+  guarded([&] { core->record_use(address, stream_of(stream)); });
 }
 
 int ooc_core_pin(ooc_core* core, const void* address, uint32_t access, uint64_t* token) {
-  return gated(core, &Core::pin, address, access, token);
+  return gated(core, &Core::pin, address, access, token, std::nullopt);
+}
+
+int ooc_core_pin_on(ooc_core* core, const void* address, uint32_t access, void* stream, uint64_t* token) {
+  return gated([&] { return core->pin(address, access, token, stream_of(stream)); });
 }
 
 int ooc_core_unpin(ooc_core* core, uint64_t token, uint32_t access) {
@@ -97,7 +116,7 @@ int ooc_core_function_begin(ooc_core* core, uint32_t function_id, const ooc_oper
 
 int ooc_core_function_begin_on(ooc_core* core, uint32_t function_id, const ooc_operand* operands, uint32_t count,
                                void* stream) {
-  return begun(core, &Core::function_begin, function_id, operands, count, stream_of(stream));
+  return gated([&] { return begun(core, &Core::function_begin, function_id, operands, count, stream_of(stream)); });
 }
 
 int ooc_core_function_begin_host(ooc_core* core, uint32_t function_id, const ooc_operand* operands, uint32_t count) {

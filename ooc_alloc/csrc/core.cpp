@@ -54,7 +54,7 @@ ThreadState& Core::new_thread_state() {
 
 // ---- pins of users --------------------------------------------------------------------------------------------------
 
-int Core::pin(const void* address, uint32_t access, uint64_t* token) {
+int Core::pin(const void* address, uint32_t access, uint64_t* token, std::optional<CUstream> stream) {
   const RelaxedCaptures relaxed(streams_.capturable());
   ThreadState& thread = thread_state();
   Lock lock(mutex_);
@@ -75,8 +75,11 @@ int Core::pin(const void* address, uint32_t access, uint64_t* token) {
       return status;
     }
   if (handle.get() == nullptr) return OOC_OK;  // freed while it came in
-  // For users on no stream that we know.
-  if (!streams_.host_waits(Streams::arrival(region, 0, region->count), Edge::kInBeforeUse)) {
+  const Moments arrival = Streams::arrival(region, 0, region->count);
+  // A stream that is captured into a graph cannot wait for what is outside of it.
+  const bool waits_itself = stream && !(streams_.on() && device_.captures(*stream));
+  if (!(waits_itself ? streams_.wait_for_memory(streams_.index(*stream), arrival)
+                     : streams_.host_waits(arrival, Edge::kInBeforeUse))) {
     holds_.unpin_for_user(region, access);
     if (token != nullptr) *token = kNoToken;
     return fail(OOC_DRIVER_FAILURE, device_.describe_loss());

@@ -263,6 +263,8 @@ OOC_API int ooc_core_in_function(ooc_core* core);
 // effect. access OOC_WRITE: the memory may be written at any time until unpinned. *token (may be null) is for unpin,
 // which does nothing if the variable is gone by then.
 OOC_API int ooc_core_pin(ooc_core* core, const void* address, uint32_t access, uint64_t* token);
+// For a user whose work comes on the stream, or after it: the stream waits for what is still to arrive, and not the host.
+OOC_API int ooc_core_pin_on(ooc_core* core, const void* address, uint32_t access, void* stream, uint64_t* token);
 OOC_API int ooc_core_unpin(ooc_core* core, uint64_t token, uint32_t access);
 // Turns everything allocated into plain host memory at the same addresses and stops using the device, for good; only
 // where kernels run on the host. No function may be running. All or nothing: OOC_OUT_OF_MEMORY leaves all as it was.

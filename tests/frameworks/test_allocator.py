@@ -232,6 +232,15 @@ def test_streams_of_every_library(stream: Any, number: int) -> None:
     assert stream_of(stream) == number
 
 
+def test_special_streams(memory: Allocator) -> None:
+    """1 is the default stream. 2 is another one in each thread, and who waits for it may be a thread of ours."""
+    array = Array(memory, QUARTER, 1, stream=1)
+    with pytest.raises(OocError, match="handle 2"):
+        memory.allocate(QUARTER, 2)
+    memory.free(array.address, 2)
+    assert memory.allocated_bytes == 0
+
+
 def test_what_is_no_stream_and_no_array() -> None:
     with pytest.raises(TypeError, match="no CUDA stream"):
         stream_of("text")

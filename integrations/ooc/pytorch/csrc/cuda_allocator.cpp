@@ -149,7 +149,7 @@ void* CudaAllocator::raw_alloc_with_stream(size_t bytes, cudaStream_t stream) {
   if (bytes == 0) return nullptr;
   void* block = take(bytes, stream);
   if (ooc_core_in_function(managed_) == 0)
-    if (const int status = ooc_core_pin(managed_, block, OOC_READ | OOC_WRITE, nullptr)) {
+    if (const int status = ooc_core_pin_on(managed_, block, OOC_READ | OOC_WRITE, stream, nullptr)) {
       free_block(block, false);
       raise(status);
     }

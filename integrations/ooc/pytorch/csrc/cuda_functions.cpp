@@ -14,7 +14,13 @@ struct Allocations {
 };
 thread_local Allocations allocations;
 
-int pin_for_life(const void* address) { return ooc_core_pin(core, address, OOC_READ | OOC_WRITE, nullptr); }
+cudaStream_t current_stream() {
+  return c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(cuda_device)).stream();
+}
+
+int pin_for_life(const void* address) {
+  return ooc_core_pin_on(core, address, OOC_READ | OOC_WRITE, current_stream(), nullptr);
+}
 
 }  // namespace
 
@@ -31,7 +37,7 @@ void function_freed(void* block) {
 bool cuda_function_allocated() { return !allocations.blocks.empty(); }
 
 int cuda_function_begin(uint32_t id, const ooc_operand* operands, uint32_t count) {
-  const cudaStream_t stream = c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(cuda_device)).stream();
+  const cudaStream_t stream = current_stream();
   const RelaxedCapture relaxed(any_capture());
   if (captured(stream)) {
     for (uint32_t i = 0; i < count; ++i)

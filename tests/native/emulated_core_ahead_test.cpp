@@ -1,0 +1,159 @@
+// A program that is far ahead of its device, as every program on a GPU is: the order between functions costs it no calls of
+// the driver that nobody needs, and the host waits for nothing that the device can wait for.
+#include <atomic>
+#include <chrono>
+#include <thread>
+
+#include "core_fixture.h"
+#include "emulated_fixture.h"
+
+using namespace ooc;
+using namespace ooc::testing;
+
+namespace {
+
+constexpr auto kTimeToGoWrong = std::chrono::milliseconds(60);
+
+struct AheadTest : CoreTest {
+  explicit AheadTest(uint64_t budget_chunks = 64) : CoreTest(limits(budget_chunks)) {}
+  ~AheadTest() { EXPECT_OK(driver().cuStreamSynchronize(main.handle)); }
+  static Limits limits(uint64_t budget_chunks) {
+    Limits all;
+    all.budget_chunks = budget_chunks;
+    all.asynchronous = true;
+    return all;
+  }
+
+  // A function that reads one variable and makes another.
+  void* step(void* operand, uint64_t bytes) {
+    const ooc_operand read{operand, OOC_READ, 0, 0};
+    ASSERT_EQ(core.function_begin(id("step"), &read, operand != nullptr ? 1 : 0, main.handle), OOC_OK);
+    void* made = core.malloc(bytes, main.handle);
+    ASSERT_EQ(core.function_end(false), OOC_OK);
+    ASSERT_TRUE(made != nullptr);
+    return made;
+  }
+  void steps(int count) {
+    void* last = step(nullptr, 4 * chunk);
+    for (int i = 0; i < count; ++i) {
+      void* next = step(last, 4 * chunk);
+      core.free(last, main.handle);
+      last = next;
+    }
+    core.free(last, main.handle);
+  }
+  // Times of functions are measured in the first iterations only.
+  void warm_up() {
+    for (int i = 0; i < 6; ++i) {
+      steps(20);
+      ooc_iteration ended{};
+      ASSERT_EQ(core.boundary(&ended), OOC_OK);
+    }
+    EXPECT_OK(driver().cuStreamSynchronize(main.handle));
+  }
+
+  Stream main;
+};
+
+uint64_t waits_of_the_host() {
+  uint64_t all = 0;
+  for (const char* name : {"cuStreamSynchronize", "cuEventSynchronize", "cuCtxSynchronize"}) all += control().call_count(name);
+  return all;
+}
+
+}  // namespace
+
+TEST(a_device_that_is_behind_is_asked_nothing_where_nothing_is_swapped) {
+  AheadTest t;
+  t.warm_up();
+  Gate gate;
+  gate.close_on(t.main);
+  const uint64_t queries = control().call_count("cuEventQuery"), records = control().call_count("cuEventRecord");
+  t.steps(2000);
+  EXPECT_EQ(control().call_count("cuEventQuery"), queries);
+  EXPECT_EQ(control().call_count("cuEventRecord"), records);
+  gate.open();
+  EXPECT_EQ(t.stats().stall_seconds, 0.0);
+}
+
+TEST(addresses_of_an_idle_device_are_never_used_up) {
+  Limits limits = AheadTest::limits(64);
+  ooc_config config = make_config(limits);
+  config.address_space_bytes = 16 * config.budget_bytes;
+  Core core(config);
+  const Stream main;
+  const uint64_t waits = waits_of_the_host();
+  int failures = 0;
+  for (uint64_t i = 0; i < 3000; ++i) {
+    ASSERT_EQ(core.function_begin(core.function_id("make"), nullptr, 0, main.handle), OOC_OK);
+    void* made = core.malloc((57 - i % 40) * core.chunk_bytes(), main.handle);
+    ASSERT_EQ(core.function_end(false), OOC_OK);
+    if (made == nullptr) ++failures;
+    else core.free(made, main.handle);
+  }
+  EXPECT_EQ(failures, 0);
+  EXPECT_EQ(waits_of_the_host(), waits);
+  EXPECT_EQ(core.audit(), OOC_OK);
+}
+
+TEST(addresses_that_a_busy_device_holds_are_waited_for) {
+  Limits limits = AheadTest::limits(64);
+  ooc_config config = make_config(limits);
+  config.address_space_bytes = 4 * config.budget_bytes;
+  Core core(config);
+  const Stream main;
+  Gate gate;
+  gate.close_on(main);
+  std::thread opener([&] {
+    core.device().bind_thread();
+    std::this_thread::sleep_for(kTimeToGoWrong);
+    gate.open();
+  });
+  int failures = 0;
+  for (uint64_t i = 0; i < 100; ++i) {
+    ASSERT_EQ(core.function_begin(core.function_id("make"), nullptr, 0, main.handle), OOC_OK);
+    void* made = core.malloc((57 - i % 40) * core.chunk_bytes(), main.handle);
+    ASSERT_EQ(core.function_end(false), OOC_OK);
+    if (made == nullptr) ++failures;
+    else core.free(made, main.handle);
+  }
+  opener.join();
+  EXPECT_EQ(failures, 0);
+  EXPECT_OK(driver().cuStreamSynchronize(main.handle));
+}
+
+TEST(a_pin_for_a_stream_makes_the_stream_wait_and_not_the_host) {
+  AheadTest t;
+  t.warm_up();
+  Gate gate;
+  gate.close_on(t.main);
+  std::atomic<bool> opened{false};
+  std::thread opener([&] {
+    t.core.device().bind_thread();
+    std::this_thread::sleep_for(kTimeToGoWrong);
+    opened = true;
+    gate.open();
+  });
+  void* used = t.step(nullptr, 4 * t.chunk);
+  t.core.free(used, t.main.handle);
+  void* fresh = t.step(nullptr, 4 * t.chunk);
+  EXPECT_EQ(fresh, used);  // which the work that is enqueued may still touch
+  EXPECT_EQ(t.core.pin(fresh, OOC_READ | OOC_WRITE, nullptr, t.main.handle), OOC_OK);
+  EXPECT_TRUE(!opened);
+  EXPECT_EQ(t.core.pin(fresh, OOC_READ | OOC_WRITE, nullptr), OOC_OK);  // for nobody knows whom
+  EXPECT_TRUE(opened);
+  opener.join();
+  t.core.free(fresh, t.main.handle);
+}
+
+TEST(host_memory_is_pinned_by_a_thread_that_has_no_context_yet) {
+  AheadTest t(8);
+  void* first = t.step(nullptr, 6 * t.chunk);
+  t.step(nullptr, t.chunk);
+  void* second = nullptr;
+  std::thread([&] { second = t.step(nullptr, 6 * t.chunk); }).join();  // the first one has to leave
+  const ooc_stats stats = t.stats();
+  EXPECT_TRUE(stats.swap_out_bytes > 0);
+  EXPECT_EQ(stats.host_unpinned_bytes, uint64_t{0});
+  for (void* address : {first, second}) t.core.free(address, t.main.handle);
+}
