@@ -70,8 +70,8 @@ _plain_data_ptr: Callable[[Any], int] = torch.UntypedStorage.data_ptr
 def _pin_address(core: Core, address: int) -> int:
     try:
         # Who reaches memory of a CUDA device works on the current stream, or after it.
-        stream = torch.cuda.current_stream().cuda_stream if torch.cuda.is_initialized() else None
-        return core.pin(address, READ | WRITE, stream)
+        on_device = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        return core.pin(address, READ | WRITE, torch.cuda.current_stream().cuda_stream if on_device else None)
     except OutOfMemory as error:
         raise torch.OutOfMemoryError(
             f"{error} What reaches a tensor's memory without PyTorch (NumPy, pickle, data_ptr and the like) needs all "
