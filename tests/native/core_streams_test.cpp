@@ -157,6 +157,24 @@ TEST(edge_3_a_freed_chunk_is_not_overwritten_under_a_late_reader) {
   t.expect(next);
 }
 
+// As a library does that announces no functions.
+TEST(edge_3_freed_memory_waits_for_what_the_freeing_stream_reads_outside_of_functions) {
+  StreamsTest t({2});
+  const Variable freed = t.make_on(t.main, 2 * t.chunk, 1);
+  t.synchronize();
+  Gate gate;
+  gate.close_on(t.side);
+  const Pinned found(freed.bytes);
+  ASSERT_OK(driver().cuMemcpyDtoHAsync(found.data, freed.pointer(), freed.bytes, t.side.handle));
+  t.core.free(freed.address, t.side.handle);
+  const Variable next = t.make_on(t.main, 2 * t.chunk, 2);
+  EXPECT_EQ(next.address, freed.address);
+  open_later(gate);
+  t.synchronize();
+  EXPECT_TRUE(found.contents() == pattern(freed.bytes, 1));
+  t.expect(next);
+}
+
 TEST(edge_3_a_clean_chunk_is_not_overwritten_under_a_late_reader) {
   StreamsTest t({2});
   const Variable clean = t.make_on(t.main, 2 * t.chunk, 1);
