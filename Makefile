@@ -36,7 +36,7 @@ editable := $(pip) install --quiet --config-settings=wheel.cmake=false --editabl
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help venv native demo test lint unit-test native-test asan tsan test-slow test-all mutants test-strict test-faults fuzz fuzz-asan \
+.PHONY: help venv native demo test lint adapter unit-test native-test asan tsan test-slow test-all mutants test-strict test-faults fuzz fuzz-asan \
   soak test-gpu \
   check-cuda-build bench bench-splitting bench-gpu monitoring-tools dashboards wheel test-wheel clean
 .DELETE_ON_ERROR:
@@ -73,14 +73,18 @@ demo: $(installed) native ## train both examples in-core and out-of-core, compar
 	$(python) examples/demo.py
 
 test: venv ## lint, native tests, Python tests: what continuous integration runs
-	$(MAKE) --jobs 2 --output-sync=target lint native-test
+	$(MAKE) --jobs 3 --output-sync=target lint native-test adapter
 	$(MAKE) unit-test
 
 lint: venv ## ruff and mypy --strict
 	$(python) -m ruff check .
 	$(python) -m mypy
 
-unit-test: venv native monitoring-tools ## the Python tests alone; PYTEST="-k name -x" passes arguments on
+# Else the first test that needs the adapter would compile it, and say so on its standard error.
+adapter: venv
+	@PYTHONPATH=.:integrations $(python) -c 'from ooc.pytorch import build; build.build()'
+
+unit-test: venv native adapter monitoring-tools ## the Python tests alone; PYTEST="-k name -x" passes arguments on
 	$(pytest) $(PYTEST)
 
 # $(call native_build,directory,CMake arguments); the configuration's words are shown only when it fails.
