@@ -73,7 +73,8 @@ demo: $(installed) native ## train both examples in-core and out-of-core, compar
 	$(python) examples/demo.py
 
 test: venv ## lint, native tests, Python tests: what continuous integration runs
-	$(MAKE) --jobs 3 --output-sync=target lint native-test adapter
+	$(MAKE) native-test
+	$(MAKE) --jobs 2 --output-sync=target lint adapter
 	$(MAKE) unit-test
 
 lint: venv ## ruff and mypy --strict
@@ -81,7 +82,7 @@ lint: venv ## ruff and mypy --strict
 	$(python) -m mypy
 
 # Else the first test that needs the adapter would compile it, and say so on its standard error.
-adapter: venv
+adapter: venv native
 	@PYTHONPATH=.:integrations $(python) -c 'from ooc.pytorch import build; build.build()'
 
 unit-test: venv native adapter monitoring-tools ## the Python tests alone; PYTEST="-k name -x" passes arguments on

@@ -151,6 +151,7 @@ TEST(the_next_variable_of_a_region_waits_for_who_uses_ranges_of_the_last_one) {
   const Stream side;
   TwoParts t;
   t.read(1);
+  EXPECT_TRUE(gets_done(t.main.handle));
   std::memset(t.buffer, 0, 4 * t.chunk);
   Gate gate;
   gate.close_on(t.main);
