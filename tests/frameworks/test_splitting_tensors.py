@@ -129,6 +129,17 @@ def test_made_from_nothing(tmp_path: Path) -> None:
     assert figures["split_function_count"] > 5 and figures["split"] == "exact"
 
 
+def test_random_numbers_beside_memory_that_is_held(tmp_path: Path) -> None:
+    """To verify a division, its arguments are copied in parts, and such a part does not fit either."""
+    both(tmp_path, """
+        held = torch.ones(113_000).numpy()
+        integers = torch.randint(0, 100, (80_000,))
+        assert held.sum() == 113_000
+        del held
+        show("randint", integers)
+    """)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("threads", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_random_numbers_are_the_same(tmp_path: Path, threads: int) -> None:
