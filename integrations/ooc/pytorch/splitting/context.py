@@ -276,10 +276,10 @@ class Context:
         self._tally.add(self.layer)
 
     @contextmanager
-    def plain(self) -> Iterator[None]:
-        """While inside, this thread's memory comes from the host, and its operators are no functions."""
-        before = torch.ops.ooc.plain(True) if self._managed else False
-        verifying, _thread.verifying = self.verifying, True
+    def plain(self, plain: bool = True) -> Iterator[None]:
+        """While inside, this thread's memory comes from the host, and its operators are no functions; or they are."""
+        before = torch.ops.ooc.plain(plain) if self._managed else False
+        verifying, _thread.verifying = self.verifying, plain
         try:
             yield
         finally:
@@ -292,11 +292,8 @@ class Context:
         if not self._managed:
             target.copy_(source)
             return
-        before = torch.ops.ooc.plain(False)
-        try:
+        with self.plain(False):
             self.move(target, source)
-        finally:
-            torch.ops.ooc.plain(before)
 
 
 class _Trial:
