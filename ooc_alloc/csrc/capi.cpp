@@ -116,7 +116,7 @@ int ooc_core_function_begin(ooc_core* core, uint32_t function_id, const ooc_oper
 
 int ooc_core_function_begin_on(ooc_core* core, uint32_t function_id, const ooc_operand* operands, uint32_t count,
                                void* stream) {
-  return gated([&] { return begun(core, &Core::function_begin, function_id, operands, count, stream_of(stream)); });
+  return guarded([&] { return begun(core, &Core::function_begin, function_id, operands, count, stream_of(stream)); });
 }
 
 int ooc_core_function_begin_host(ooc_core* core, uint32_t function_id, const ooc_operand* operands, uint32_t count) {
