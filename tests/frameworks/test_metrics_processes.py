@@ -105,6 +105,7 @@ def test_torchrun_has_a_port_and_a_file_for_each_rank(tmp_path: Path) -> None:
         code(
             f"base = {base}",
             """
+            import sys
             import urllib.request
             import torch
             import torch.distributed as dist
@@ -121,7 +122,7 @@ def test_torchrun_has_a_port_and_a_file_for_each_rank(tmp_path: Path) -> None:
             dist.barrier()
             page = urllib.request.urlopen(f"http://127.0.0.1:{base + 1 - dist.get_rank()}/metrics").read().decode()
             assert f'ooc_functions_total{{rank="{1 - dist.get_rank()}"}}' in page
-            print("served at", served_at())
+            sys.stdout.write(f"served at {served_at()}\\n")  # at once: the ranks share the pipe
             dist.barrier()
             """,
         ),
