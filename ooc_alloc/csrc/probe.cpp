@@ -214,6 +214,7 @@ void measure_copy(const ooc_probe& probe, uint64_t bytes, uint32_t repeats, ooc_
     range.set_access();
     probe.check(probe.driver().cuMemsetD8(range.base(), 1, bytes), "cuMemsetD8");
   }
+  probe.check(probe.driver().cuStreamSynchronize(nullptr), "cuStreamSynchronize");
   HostBuffer hosts[2] = {{probe, bytes}, {probe, bytes}};
   for (HostBuffer& host : hosts) host.pin();
   const auto [out, in, both_out, both_in] = medians(repeats, [&] {

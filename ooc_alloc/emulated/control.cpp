@@ -139,6 +139,8 @@ OOC_EMULATED_API const char* ooc_emulated_sites(void) {
   return text.c_str();
 }
 
+OOC_EMULATED_API void ooc_emulated_synchronize(void) { Device::get().streams.synchronize_all(); }
+
 OOC_EMULATED_API int ooc_emulated_access(const void* address, uint64_t bytes) {
   Device& device = Device::get();
   const Guard lock(device.memory_mutex);

@@ -62,6 +62,9 @@ void ooc_emulated_watch_sites(void);
 /* The list (see sites.h), valid until the calling thread asks again. */
 const char* ooc_emulated_sites(void);
 
+/* Waits until every stream has done the work that it has now, as cuCtxSynchronize does. */
+void ooc_emulated_synchronize(void);
+
 /* The weakest access of the range: -1 if a byte of it is not mapped, else 0 (none), 1 (read) or 3 (read and write). */
 int ooc_emulated_access(const void* address, uint64_t bytes);
 

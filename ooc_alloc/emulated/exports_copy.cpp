@@ -13,8 +13,15 @@ bool is_accessible(Device& device, const void* address, size_t bytes, CUmemAcces
   return device.addresses->access(reinterpret_cast<CUdeviceptr>(address), bytes) >= access;
 }
 
-// A copy or a fill. `link`: null for work within the device.
-CUresult enqueue(Call call, CUstream stream, Link Device::*link, Command command,
+bool is_pinned(Device& device, const void* address, size_t bytes) {
+  return device.host.is_pinned(address, bytes) || is_accessible(device, address, bytes, CU_MEM_ACCESS_FLAGS_PROT_READ);
+}
+
+enum class Host { kGoesOn, kWaits };
+
+// A copy or a fill. `link`: null for work within the device. With pageable memory, too, the host may use its memory at once:
+// what is copied to the device is staged, what is copied from there has arrived.
+CUresult enqueue(Call call, CUstream stream, Link Device::*link, Command command, Host host = Host::kGoesOn,
                  const void* site = __builtin_return_address(0)) {
   return perform(call, [&](Device& device) {
     const size_t bytes = command.bytes;
@@ -30,7 +37,13 @@ CUresult enqueue(Call call, CUstream stream, Link Device::*link, Command command
       return CUDA_ERROR_INVALID_VALUE;
     }
     if (link != nullptr) command.link = &(device.*link);
-    return device.streams.enqueue(stream, std::move(command));
+    bool wait = host == Host::kWaits;
+    if (!wait && to_host) wait = !is_pinned(device, command.target, bytes);
+    if (!wait && from_host && !is_pinned(device, command.source, bytes)) {
+      const auto* first = static_cast<const unsigned char*>(command.source);
+      command.staged.assign(first, first + bytes);
+    }
+    return device.streams.enqueue(stream, std::move(command), wait);
   }, site);
 }
 
@@ -44,12 +57,12 @@ extern "C" {
 
 CUresult cuMemcpyHtoD_v2(CUdeviceptr target, const void* source, size_t bytes) {
   return enqueue(Call::cuMemcpyHtoD, nullptr, &Device::h2d,
-                 {.target = pointer(target), .source = source, .bytes = bytes});
+                 {.target = pointer(target), .source = source, .bytes = bytes}, Host::kWaits);
 }
 
 CUresult cuMemcpyDtoH_v2(void* target, CUdeviceptr source, size_t bytes) {
   return enqueue(Call::cuMemcpyDtoH, nullptr, &Device::d2h,
-                 {.target = target, .source = pointer(source), .bytes = bytes});
+                 {.target = target, .source = pointer(source), .bytes = bytes}, Host::kWaits);
 }
 
 CUresult cuMemcpyDtoD_v2(CUdeviceptr target, CUdeviceptr source, size_t bytes) {

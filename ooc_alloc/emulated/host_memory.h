@@ -58,6 +58,20 @@ class HostMemory {
     return CUDA_SUCCESS;
   }
 
+  // Whether every byte is pinned.
+  bool is_pinned(const void* pointer, uint64_t bytes) {
+    uint64_t address = reinterpret_cast<uint64_t>(pointer);
+    const uint64_t end = address + bytes;
+    const std::lock_guard<std::mutex> lock(mutex);
+    auto range = ranges_.upper_bound(address);
+    if (range == ranges_.begin()) return false;
+    for (--range; range != ranges_.end() && range->first <= address; ++range) {
+      address = range->first + range->second.bytes;
+      if (address >= end) return true;
+    }
+    return false;
+  }
+
   std::mutex mutex;  // public for the fork handlers; guards everything below
 
  private:

@@ -17,13 +17,12 @@ namespace {
 
 thread_local bool inside_host_function = false;
 
-// The legacy and the per-thread default stream have reserved handles; all are the null stream here.
-bool is_null_stream(CUstream stream) { return reinterpret_cast<uintptr_t>(stream) <= 2; }
+constexpr uintptr_t kLegacy = 1, kOfThread = 2;  // reserved handles of default streams; 0 is the legacy one too
 
 }  // namespace
 
-struct Streams::Stream {
-  bool is_blocking = true;  // with respect to the null stream
+struct Stream {
+  bool is_blocking = true;  // with respect to the default stream
   bool is_stopping = false;
   std::deque<Command> queue;
   uint64_t enqueued = 0;
@@ -40,7 +39,17 @@ struct Streams::Event {
 
 bool Streams::in_host_function() { return inside_host_function; }
 
-std::shared_ptr<Streams::Stream> Streams::find(CUstream stream) const {
+std::shared_ptr<Stream> Streams::find(CUstream stream) {
+  const auto handle = reinterpret_cast<uintptr_t>(stream);
+  if (handle <= kLegacy) {
+    if (default_ == nullptr) (default_ = std::make_shared<Stream>())->is_blocking = false;
+    return default_;
+  }
+  if (handle == kOfThread) {
+    thread_local std::shared_ptr<Stream> own;
+    if (own == nullptr) streams_.emplace(reinterpret_cast<CUstream>(last_handle_ += 16), own = std::make_shared<Stream>());
+    return own;
+  }
   const auto found = streams_.find(stream);
   return found == streams_.end() ? nullptr : found->second;
 }
@@ -61,8 +70,8 @@ CUresult Streams::create_stream(unsigned flags, CUstream& stream) {
   if (flags > CU_STREAM_NON_BLOCKING) return CUDA_ERROR_INVALID_VALUE;
   auto created = std::make_shared<Stream>();
   created->is_blocking = flags == CU_STREAM_DEFAULT;
-  stream = reinterpret_cast<CUstream>(created.get());
   const Lock lock(mutex);
+  stream = reinterpret_cast<CUstream>(last_handle_ += 16);
   streams_.emplace(stream, std::move(created));
   return CUDA_SUCCESS;
 }
@@ -70,8 +79,7 @@ CUresult Streams::create_stream(unsigned flags, CUstream& stream) {
 CUresult Streams::destroy_stream(CUstream handle) {
   Lock lock(mutex);
   const std::shared_ptr<Stream> stream = find(handle);
-  if (stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  streams_.erase(handle);
+  if (streams_.erase(handle) == 0) return CUDA_ERROR_INVALID_HANDLE;
   stream->is_stopping = true;
   stream->wake.notify_all();
   lock.unlock();
@@ -79,17 +87,29 @@ CUresult Streams::destroy_stream(CUstream handle) {
   return CUDA_SUCCESS;
 }
 
-CUresult Streams::push(const std::shared_ptr<Stream>& stream, Command command) {
+std::vector<std::pair<std::shared_ptr<Stream>, uint64_t>> Streams::barrier(const Stream& stream) const {
+  std::vector<std::pair<std::shared_ptr<Stream>, uint64_t>> before;
+  const auto add = [&](const std::shared_ptr<Stream>& other) {
+    if (other != nullptr && other->completed < other->enqueued) before.emplace_back(other, other->enqueued);
+  };
+  if (stream.is_blocking) add(default_);
+  if (&stream != default_.get()) return before;
+  for (const auto& entry : streams_)
+    if (entry.second->is_blocking) add(entry.second);
+  return before;
+}
+
+void Streams::push(const std::shared_ptr<Stream>& stream, Command command) {
   if (!stream->thread.joinable()) {
     const BlockSignals block;
     stream->thread = std::thread([this, stream] { work(*stream); });
   }
   command.ready = std::chrono::steady_clock::now();
   command.delay_seconds = Faults::take_delay();
+  command.barrier = barrier(*stream);
   stream->queue.push_back(std::move(command));
   stream->enqueued += 1;
   stream->wake.notify_one();
-  return CUDA_SUCCESS;
 }
 
 void Streams::work(Stream& stream) {
@@ -101,7 +121,15 @@ void Streams::work(Stream& stream) {
     if (stream.queue.empty()) return;
     const Command command = std::move(stream.queue.front());
     stream.queue.pop_front();
-    if (!delay(stream, lock, command.delay_seconds)) return;
+    for (const auto& [other, count] : command.barrier) {
+      await(lock, [&] { return other->completed >= count; });
+      stream.clock = std::max(stream.clock, other->clock);
+    }
+    if (!delay(stream, lock, command.delay_seconds)) {
+      stream.completed = stream.enqueued;  // nobody waits for it any more
+      progress_.notify_all();
+      return;
+    }
     const TimePoint late = command.delay_seconds > 0 ? std::chrono::steady_clock::now() : command.ready;
     const TimePoint start = std::max(late, stream.clock);
     if (command.kind == Command::Kind::kRecord) {
@@ -135,10 +163,11 @@ bool Streams::delay(Stream& stream, Lock& lock, double seconds) {
 }
 
 TimePoint Streams::execute(const Command& command, TimePoint start) {
+  const void* source = command.staged.empty() ? command.source : command.staged.data();
   switch (command.kind) {
     case Command::Kind::kCopy:
-      if (command.link != nullptr) return command.link->copy(command.target, command.source, command.bytes, start);
-      std::memmove(command.target, command.source, command.bytes);
+      if (command.link != nullptr) return command.link->copy(command.target, source, command.bytes, start);
+      std::memmove(command.target, source, command.bytes);
       break;
     case Command::Kind::kFill:
       std::memset(command.target, command.value, command.bytes);
@@ -155,55 +184,43 @@ TimePoint Streams::execute(const Command& command, TimePoint start) {
   return std::chrono::steady_clock::now();
 }
 
-CUresult Streams::enqueue(CUstream handle, Command command) {
+CUresult Streams::enqueue(CUstream handle, Command command, bool wait) {
   Lock lock(mutex);
-  if (!is_null_stream(handle)) {
-    const std::shared_ptr<Stream> stream = find(handle);
-    return stream == nullptr ? CUDA_ERROR_INVALID_HANDLE : push(stream, std::move(command));
-  }
-  finish_blocking_streams(lock);
-  lock.unlock();
-  if (const double seconds = Faults::take_delay(); seconds > 0)
-    std::this_thread::sleep_for(std::chrono::duration<double>(std::min(seconds, 60.0)));
-  execute(command, std::chrono::steady_clock::now());
+  const std::shared_ptr<Stream> stream = find(handle);
+  if (stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  push(stream, std::move(command));
+  if (wait) finish(lock, stream);
   return CUDA_SUCCESS;
 }
 
-bool Streams::blocking_streams_are_idle() const {
-  return std::all_of(streams_.begin(), streams_.end(), [](const auto& entry) {
-    return !entry.second->is_blocking || entry.second->completed == entry.second->enqueued;
-  });
-}
-
-// Waits for the work that is in the queues of blocking streams now.
-void Streams::finish_blocking_streams(Lock& lock) {
-  if (blocking_streams_are_idle()) return;
-  std::vector<std::pair<std::shared_ptr<Stream>, uint64_t>> targets;
-  for (const auto& entry : streams_) {
-    if (entry.second->is_blocking) targets.emplace_back(entry.second, entry.second->enqueued);
-  }
-  for (const auto& entry : targets) await(lock, [&] { return entry.first->completed >= entry.second; });
+// Waits for the work that the stream has now, and for what its next work would wait for.
+void Streams::finish(Lock& lock, const std::shared_ptr<Stream>& stream) {
+  const uint64_t target = stream->enqueued;
+  const auto others = barrier(*stream);
+  await(lock, [&] { return stream->completed >= target; });
+  for (const auto& [other, count] : others) await(lock, [&] { return other->completed >= count; });
 }
 
 CUresult Streams::synchronize_stream(CUstream handle) {
   Lock lock(mutex);
-  if (is_null_stream(handle)) {
-    finish_blocking_streams(lock);
-    return CUDA_SUCCESS;
-  }
   const std::shared_ptr<Stream> stream = find(handle);
   if (stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  const uint64_t target = stream->enqueued;
-  await(lock, [&] { return stream->completed >= target; });
+  finish(lock, stream);
   return CUDA_SUCCESS;
+}
+
+void Streams::synchronize_all() {
+  Lock lock(mutex);
+  std::vector<std::shared_ptr<Stream>> all{find(nullptr)};
+  for (const auto& entry : streams_) all.push_back(entry.second);
+  for (const auto& stream : all) finish(lock, stream);
 }
 
 CUresult Streams::query_stream(CUstream handle) {
   const Lock lock(mutex);
-  if (is_null_stream(handle)) return blocking_streams_are_idle() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
   const std::shared_ptr<Stream> stream = find(handle);
   if (stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  return stream->completed == stream->enqueued ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+  return stream->completed == stream->enqueued && barrier(*stream).empty() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
 CUresult Streams::create_event(unsigned flags, CUevent& event) {
@@ -222,36 +239,23 @@ CUresult Streams::destroy_event(CUevent event) {
 }
 
 CUresult Streams::record(CUevent event, CUstream handle) {
-  Lock lock(mutex);
+  const Lock lock(mutex);
   Event* marked = find(event);
-  const bool is_null = is_null_stream(handle);
-  const std::shared_ptr<Stream> stream = is_null ? nullptr : find(handle);
-  if (marked == nullptr || (!is_null && stream == nullptr)) return CUDA_ERROR_INVALID_HANDLE;
+  const std::shared_ptr<Stream> stream = find(handle);
+  if (marked == nullptr || stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
   auto record = std::make_shared<EventRecord>();
   marked->last = record;
-  if (!is_null) {
-    return push(stream, {.kind = Command::Kind::kRecord, .record = std::move(record)});
-  }
-  finish_blocking_streams(lock);
-  record->is_done = true;
-  record->time = std::chrono::steady_clock::now();
-  progress_.notify_all();
+  push(stream, {.kind = Command::Kind::kRecord, .record = std::move(record)});
   return CUDA_SUCCESS;
 }
 
 CUresult Streams::wait(CUstream handle, CUevent event) {
-  Lock lock(mutex);
+  const Lock lock(mutex);
   const Event* awaited = find(event);
-  const bool is_null = is_null_stream(handle);
-  const std::shared_ptr<Stream> stream = is_null ? nullptr : find(handle);
-  if (awaited == nullptr || (!is_null && stream == nullptr)) return CUDA_ERROR_INVALID_HANDLE;
-  const std::shared_ptr<EventRecord> record = awaited->last;
-  if (record == nullptr) return CUDA_SUCCESS;
-  if (!is_null) {
-    // The wait is enqueued even if the record is done, as it carries the record's time into the stream's clock.
-    return push(stream, {.kind = Command::Kind::kWait, .record = record});
-  }
-  await(lock, [&] { return record->is_done; });
+  const std::shared_ptr<Stream> stream = find(handle);
+  if (awaited == nullptr || stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  // The wait is enqueued even if the record is done, as it carries the record's time into the stream's clock.
+  if (awaited->last != nullptr) push(stream, {.kind = Command::Kind::kWait, .record = awaited->last});
   return CUDA_SUCCESS;
 }
 

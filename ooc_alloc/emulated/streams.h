@@ -3,8 +3,10 @@
 // A stream is a queue and a thread that works it off in order; the thread starts with the first work and is joined when
 // the stream is destroyed. An event stands for the last of its records; a record is done when the stream has come to it.
 //
-// The null stream is synchronous: work on it waits for every stream that was not created CU_STREAM_NON_BLOCKING, and is
-// done in the calling thread. A thread that waits sleeps.
+// The default stream (handles 0 and 1) is a stream like others, with the barriers of CUDA's legacy default stream: its work
+// begins when what was enqueued before on every stream that was not created CU_STREAM_NON_BLOCKING is done, and what those
+// streams get afterwards begins when its work is done. Handle 2 is the calling thread's own default stream, one of those.
+// Handles are never used again. A thread that waits sleeps.
 //
 // Each stream has a clock, which says when its work ended on the emulated device (see link.h); events take their times from it.
 #pragma once
@@ -14,6 +16,8 @@
 #include <memory>
 #include <mutex>
 #include <unordered_map>
+#include <utility>
+#include <vector>
 
 #include "cuda_abi.h"
 #include "link.h"
@@ -25,6 +29,8 @@ struct EventRecord {
   bool is_done = false;
   TimePoint time{};
 };
+
+struct Stream;
 
 struct Command {
   enum class Kind { kCopy, kFill, kHostFunction, kRecord, kWait };
@@ -39,6 +45,8 @@ struct Command {
   std::shared_ptr<EventRecord> record{};
   TimePoint ready{};  // when it was enqueued
   double delay_seconds = 0;  // on request (faults.h)
+  std::vector<unsigned char> staged{};  // what `source` points to, where the host may write its own memory at once
+  std::vector<std::pair<std::shared_ptr<Stream>, uint64_t>> barrier{};  // how far other streams have to be before
 };
 
 class Streams {
@@ -56,8 +64,9 @@ class Streams {
   CUresult query_event(CUevent event);
   CUresult elapsed(CUevent start, CUevent end, float& milliseconds);
 
-  // A copy, fill or host function. On the null stream it is done when this returns.
-  CUresult enqueue(CUstream stream, Command command);
+  // A copy, fill or host function. If `wait`, it is done when this returns.
+  CUresult enqueue(CUstream stream, Command command, bool wait = false);
+  void synchronize_all();
 
   // True inside a host function, where driver calls are forbidden.
   static bool in_host_function();
@@ -65,22 +74,24 @@ class Streams {
   std::mutex mutex;  // public for the fork handlers; guards everything below
 
  private:
-  struct Stream;
   struct Event;
   using Lock = std::unique_lock<std::mutex>;
 
-  std::shared_ptr<Stream> find(CUstream stream) const;
+  std::shared_ptr<Stream> find(CUstream stream);
   Event* find(CUevent event) const;
   template <class Over>
   void await(Lock& lock, Over over);
-  CUresult push(const std::shared_ptr<Stream>& stream, Command command);
-  bool blocking_streams_are_idle() const;
-  void finish_blocking_streams(Lock& lock);
+  void push(const std::shared_ptr<Stream>& stream, Command command);
+  // The work that `stream` may not overtake, beside its own.
+  std::vector<std::pair<std::shared_ptr<Stream>, uint64_t>> barrier(const Stream& stream) const;
+  void finish(Lock& lock, const std::shared_ptr<Stream>& stream);
   void work(Stream& stream);
   static bool delay(Stream& stream, Lock& lock, double seconds);
   static TimePoint execute(const Command& command, TimePoint start);
 
+  std::shared_ptr<Stream> default_;  // created when it is first used
   std::unordered_map<CUstream, std::shared_ptr<Stream>> streams_;
+  uintptr_t last_handle_ = 1 << 16;
   std::unordered_map<CUevent, std::shared_ptr<Event>> events_;
   std::condition_variable progress_;  // a record is done, or a stream has got further
   int waiting_ = 0;                   // threads that wait for progress_

@@ -73,6 +73,7 @@ struct Range {
     ASSERT_OK(driver().cuMemAddressReserve(&base, count * chunk, 0, 0, 0));
   }
   ~Range() {
+    (void)driver().cuStreamSynchronize(nullptr);  // fills are not waited for
     size_t refused = 0;
     for (size_t i = 0; i < mapped.size(); ++i) {
       if (mapped[i] && driver().cuMemUnmap(at(i), chunk) != CUDA_SUCCESS) ++refused;

@@ -4,7 +4,7 @@
 #include <chrono>
 #include <thread>
 
-#include "device_fixture.h"
+#include "pinned.h"
 
 using namespace ooc;
 using namespace ooc::testing;
@@ -14,29 +14,31 @@ TEST(a_stream_works_in_order) {
   range.fill(0);
   const Stream stream;
   constexpr size_t kSteps = 50;
-  Bytes seen(kSteps);
+  const Pinned seen(kSteps);
   for (size_t i = 0; i < kSteps; ++i) {
     ASSERT_OK(driver().cuMemsetD8Async(range.base, static_cast<unsigned char>(i + 1), range.chunk, stream.handle));
-    ASSERT_OK(driver().cuMemcpyDtoHAsync(&seen[i], range.base + range.chunk - 1, 1, stream.handle));
+    ASSERT_OK(driver().cuMemcpyDtoHAsync(&seen.data[i], range.base + range.chunk - 1, 1, stream.handle));
   }
   ASSERT_OK(driver().cuStreamSynchronize(stream.handle));
   EXPECT_OK(driver().cuStreamQuery(stream.handle));
-  for (size_t i = 0; i < kSteps; ++i) EXPECT_EQ(seen[i], static_cast<unsigned char>(i + 1));
+  for (size_t i = 0; i < kSteps; ++i) EXPECT_EQ(seen.data[i], static_cast<unsigned char>(i + 1));
 }
 
 TEST(an_event_orders_two_streams) {
   Range range(1);
   range.fill(0);
   ASSERT_OK(driver().cuMemsetD8(range.base, 1, range.chunk));
+  ASSERT_OK(driver().cuStreamSynchronize(nullptr));
   const Stream writer, reader;
+  const Pinned seen(1);
   const Event event;
   Gate gate;
   gate.close_on(writer);
   ASSERT_OK(driver().cuMemsetD8Async(range.base, 2, range.chunk, writer.handle));
   ASSERT_OK(driver().cuEventRecord(event.handle, writer.handle));
   ASSERT_OK(driver().cuStreamWaitEvent(reader.handle, event.handle, 0));
-  unsigned char seen = 0;
-  ASSERT_OK(driver().cuMemcpyDtoHAsync(&seen, range.base, 1, reader.handle));
+  *seen.data = 0;
+  ASSERT_OK(driver().cuMemcpyDtoHAsync(seen.data, range.base, 1, reader.handle));
   EXPECT_EQ(driver().cuEventQuery(event.handle), CUDA_ERROR_NOT_READY);
   EXPECT_EQ(driver().cuStreamQuery(writer.handle), CUDA_ERROR_NOT_READY);
   std::this_thread::sleep_for(std::chrono::milliseconds(5));  // time to get it wrong
@@ -44,7 +46,7 @@ TEST(an_event_orders_two_streams) {
   gate.open();
   ASSERT_OK(driver().cuStreamSynchronize(reader.handle));
   EXPECT_OK(driver().cuEventQuery(event.handle));
-  EXPECT_EQ(seen, static_cast<unsigned char>(2));
+  EXPECT_EQ(*seen.data, static_cast<unsigned char>(2));
 }
 
 TEST(a_wait_is_for_the_record_of_its_time) {

@@ -4,6 +4,7 @@
 #include <sstream>
 
 #include "emulated_fixture.h"
+#include "pinned.h"
 
 using namespace ooc;
 using namespace ooc::testing;
@@ -135,13 +136,13 @@ TEST(streams_share_a_direction) {
   settings.apply();
   Range range(2, 4 << 20);
   range.fill(0, 2);
-  Bytes first(range.chunk), second(range.chunk);
+  const Pinned first(range.chunk), second(range.chunk);
   const Stream one, other;
   const Event start, end_one, end_other;
   record(start, one);
   ASSERT_OK(driver().cuEventSynchronize(start.handle));
-  ASSERT_OK(driver().cuMemcpyDtoHAsync(first.data(), range.at(0), range.chunk, one.handle));
-  ASSERT_OK(driver().cuMemcpyDtoHAsync(second.data(), range.at(1), range.chunk, other.handle));
+  ASSERT_OK(driver().cuMemcpyDtoHAsync(first.data, range.at(0), range.chunk, one.handle));
+  ASSERT_OK(driver().cuMemcpyDtoHAsync(second.data, range.at(1), range.chunk, other.handle));
   record(end_one, one);
   record(end_other, other);
   EXPECT_TRUE(std::max(elapsed(start, end_one), elapsed(start, end_other)) >= 31.2f);
@@ -154,12 +155,12 @@ TEST(directions_are_independent) {
   settings.apply();
   Range range(2, 2 << 20);
   range.fill(0, 2);
-  Bytes down(range.chunk), up(range.chunk);
+  const Pinned down(range.chunk), up(range.chunk);
   const Stream slow, fast;
   bool was_overtaken = false;
   for (int attempt = 0; attempt < 5 && !was_overtaken; ++attempt) {
-    ASSERT_OK(driver().cuMemcpyDtoHAsync(down.data(), range.at(0), range.chunk, slow.handle));
-    ASSERT_OK(driver().cuMemcpyHtoDAsync(range.at(1), up.data(), range.chunk, fast.handle));
+    ASSERT_OK(driver().cuMemcpyDtoHAsync(down.data, range.at(0), range.chunk, slow.handle));
+    ASSERT_OK(driver().cuMemcpyHtoDAsync(range.at(1), up.data, range.chunk, fast.handle));
     ASSERT_OK(driver().cuStreamSynchronize(fast.handle));
     was_overtaken = driver().cuStreamQuery(slow.handle) == CUDA_ERROR_NOT_READY;
     ASSERT_OK(driver().cuStreamSynchronize(slow.handle));
@@ -270,21 +271,21 @@ TEST(work_can_be_done_late_or_never) {
   Range range(1);
   range.fill(0);
   write(range.base, Bytes(range.chunk, 7));
-  Bytes bytes(range.chunk);
+  const Pinned bytes(range.chunk);
   {
     const FaultsForTest faults("cuMemcpyDtoHAsync:delay=300ms,times=1");
     const Stream stream;
-    ASSERT_OK(driver().cuMemcpyDtoHAsync(bytes.data(), range.base, range.chunk, stream.handle));
+    ASSERT_OK(driver().cuMemcpyDtoHAsync(bytes.data, range.base, range.chunk, stream.handle));
     EXPECT_EQ(driver().cuStreamQuery(stream.handle), CUDA_ERROR_NOT_READY);
     ASSERT_OK(driver().cuStreamSynchronize(stream.handle));
-    EXPECT_EQ(bytes[0], 7);
+    EXPECT_EQ(bytes.data[0], 7);
   }
   {
     const FaultsForTest faults("cuEventRecord:delay=never");
     const Stream stream;
     const Event event;
     record(event, stream);
-    ASSERT_OK(driver().cuMemcpyDtoHAsync(bytes.data(), range.base, range.chunk, stream.handle));
+    ASSERT_OK(driver().cuMemcpyDtoHAsync(bytes.data, range.base, range.chunk, stream.handle));
     EXPECT_EQ(driver().cuEventQuery(event.handle), CUDA_ERROR_NOT_READY);
   }
   const auto start = std::chrono::steady_clock::now();

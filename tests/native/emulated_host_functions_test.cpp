@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "emulated_fixture.h"
+#include "pinned.h"
 #include "ranges_fixture.h"
 
 using namespace ooc;
@@ -83,18 +84,18 @@ TEST(where_functions_run_on_streams_its_end_is_the_end_of_its_work) {
   t.write_all(a, 3 * t.chunk, 1);
   ASSERT_EQ(t.core.function_begin(t.id("nothing"), nullptr, 0, main.handle), OOC_OK);
   ASSERT_EQ(t.core.function_end(false), OOC_OK);
-  Bytes copied(a.bytes.size());
+  const Pinned copied(a.bytes.size());
   ASSERT_EQ(t.begin_host({a.whole(OOC_READ)}), OOC_OK);
   Gate gate;
   gate.close_on(main);
-  EXPECT_OK(driver().cuMemcpyDtoHAsync(copied.data(), a.pointer(0), copied.size(), main.handle));
+  EXPECT_OK(driver().cuMemcpyDtoHAsync(copied.data, a.pointer(0), copied.bytes, main.handle));
   std::thread opener([&] {
     t.core.device().bind_thread();
     std::this_thread::sleep_for(std::chrono::milliseconds(60));
     gate.open();
   });
   ASSERT_EQ(t.core.function_end(false), OOC_OK);
-  EXPECT_TRUE(copied == a.bytes);
+  EXPECT_TRUE(copied.contents() == a.bytes);
   opener.join();
   EXPECT_OK(driver().cuStreamSynchronize(main.handle));
 }
