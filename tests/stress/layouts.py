@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy
 import torch
+import torch.nn.functional as F
+from torch.autograd import forward_ad
 
 CASES: dict[str, Callable[[], Any]] = {}
 PLANTED: dict[str, Callable[[], Any]] = {}
@@ -196,6 +198,20 @@ def composite_in_name_only() -> Any:
     except RuntimeError as error:  # no FBGEMM on this processor
         return [scale, zero, error]
     return [scale, zero, linear]
+
+
+@_case
+def a_composite_that_computes_at_times() -> Any:
+    """max_pool1d reads its input itself, or calls operators that read the tangent, or the input for a gradient, too."""
+    x, tangent = torch.randn(1, 2, 4096), torch.randn(1, 2, 4096)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, tangent)
+        _busy()
+        forward = list(forward_ad.unpack_dual(F.max_pool1d(dual, 3)))
+    leaf = x.clone().requires_grad_()
+    _busy()
+    F.max_pool1d(leaf, 3).sum().backward()
+    return [*forward, leaf.grad, F.max_pool1d(x, 3)]
 
 
 # ---- doors to memory ------------------------------------------------------------------------------------------------
