@@ -5,6 +5,8 @@
 // Built against the installed PyTorch at first use (integrations/ooc/pytorch/build.py); the library is reached as
 // torch.ops.ooc.*, so no Python headers are needed.
 #include <ATen/ops/_local_scalar_dense_native.h>
+#include <ATen/ops/max_pool1d_native.h>
+#include <ATen/ops/max_pool1d_ops.h>
 #include <ATen/EmptyTensor.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/AutogradState.h>
@@ -118,6 +120,14 @@ class Silence final : public c10::WarningHandler {
  public:
   void process(const c10::Warning&) override {}
 };
+
+// Where a gradient is wanted it calls other operators, which may need what is no operand of it; else it is a function.
+at::Tensor max_pool1d(c10::DispatchKeySet keys, const at::Tensor& self, at::IntArrayRef kernel, at::IntArrayRef stride,
+                      at::IntArrayRef padding, at::IntArrayRef dilation, bool ceil_mode) {
+  if ((self.requires_grad() && at::GradMode::is_enabled()) || self._fw_grad(0).defined())
+    return at::native::max_pool1d(self, kernel, stride, padding, dilation, ceil_mode);
+  return at::_ops::max_pool1d::redispatch(keys & c10::after_autograd_keyset, self, kernel, stride, padding, dilation, ceil_mode);
+}
 
 // ---- control, as torch.ops.ooc.* ------------------------------------------------------------------------------------
 
@@ -266,7 +276,7 @@ TORCH_LIBRARY_IMPL(_, Fake, m) { m.fallback(torch::CppFunction::makeFromBoxedFun
 TORCH_LIBRARY_IMPL(aten, AutogradCPU, m) {
   Silence silence;
   c10::WarningUtils::WarningHandlerGuard guard(&silence);
-  m.impl(kComputes, torch::CppFunction::makeFallthrough());
+  m.impl(kComputes, &max_pool1d);
 }
 
 TORCH_LIBRARY_IMPL(aten, Fake, m) {

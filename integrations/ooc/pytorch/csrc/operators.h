@@ -54,7 +54,7 @@ inline bool schema_hides_writes(std::string_view name) {
 }
 
 // This one is declared as composite, though it reads its input itself where no gradient is wanted. Composite operators
-// are called above our key, so this one is registered to pass it too.
+// are called above our key, so this one is registered to pass it too (adapter.cpp).
 constexpr const char* kComputes = "aten::max_pool1d";
 
 inline OperatorInfo inspect(const c10::OperatorHandle& op) {
