@@ -100,7 +100,8 @@ c10::Allocator* plain_cpu_allocator = nullptr;
 // the kernel that reads an element, and does what the fallback would do.
 template <auto plain>
 at::Scalar read_scalar(const at::Tensor& tensor) {
-  if (core == nullptr || ooc_core_in_function(core) || !owned(tensor.const_data_ptr())) return plain(tensor);
+  if (core == nullptr || tensor.is_cuda() != on_cuda() || ooc_core_in_function(core) || !owned(tensor.const_data_ptr()))
+    return plain(tensor);
   uint64_t token = 0;
   const int status = ooc_core_pin(core, tensor.const_data_ptr(), OOC_READ, &token);
   if (status == OOC_OUT_OF_MEMORY && splitting) {  // the variable does not fit, but its element does
@@ -145,6 +146,7 @@ void use_core(int64_t handle, int64_t slice) {
   ooc_core_read_stats(core, &stats);
   chunk_bytes = stats.chunk_bytes;
   ooc_core_address_range(core, &range_base, &range_bytes);
+  let_python_call_functions();
 }
 
 void install(int64_t handle, int64_t slice) {

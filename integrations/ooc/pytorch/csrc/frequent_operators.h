@@ -37,8 +37,11 @@ struct Direct<Op, Result(Arguments...)> {
   static Result call(c10::DispatchKeySet keys, Arguments... arguments) {
     static const c10::OperatorHandle op = c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name);
     const c10::DispatchKeySet below = keys & kBelow;
-    if (core == nullptr || keys.has(c10::DispatchKey::Python))
+    if (core == nullptr) return Op::redispatch(below, std::forward<Arguments>(arguments)...);
+    if (kAbovePython && keys.has(c10::DispatchKey::Python)) {
+      const IntoPython into;
       return Op::redispatch(below, std::forward<Arguments>(arguments)...);
+    }
     static const OperatorInfo& info = info_of(op);
     if (passes_on(op, info, keys)) return Op::redispatch(below, std::forward<Arguments>(arguments)...);
     if (any_remembered.load(std::memory_order_relaxed) && info.split->any.load(std::memory_order_relaxed)) {

@@ -17,6 +17,7 @@
 
 #include "function_scope.h"
 #include "operands.h"
+#include "python_key.h"
 #include "splitting.h"
 
 namespace ooc_torch __attribute__((visibility("hidden"))) {
@@ -258,9 +259,10 @@ inline bool passes_on(const c10::OperatorHandle& op, const OperatorInfo& info, c
 }
 
 inline void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  if (core == nullptr || keys.has(c10::DispatchKey::Python)) {
-    op.redispatchBoxed(keys & kBelow, stack);
-    return;
+  if (core == nullptr) return op.redispatchBoxed(keys & kBelow, stack);
+  if (kAbovePython && keys.has(c10::DispatchKey::Python)) {
+    const IntoPython into;
+    return op.redispatchBoxed(keys & kBelow, stack);
   }
   const OperatorInfo& info = info_of(op);
   if (passes_on(op, info, keys)) op.redispatchBoxed(keys & kBelow, stack);
