@@ -168,7 +168,13 @@ $(CUDA_VENV)/.installed:
 	@touch $@
 
 check-cuda-build: $(CUDA_VENV)/.installed native ## compile the part for CUDA against a CUDA build of PyTorch, and run it without a GPU
-	PYTHONPATH=.:integrations $(cuda_python) -m pytest tests/cuda_build $(PYTEST)
+	PYTHONPATH=.:integrations $(cuda_python) -m pytest tests/cuda_build/test_cuda_build.py $(PYTEST)
+
+test-cuda: $(CUDA_VENV)/.installed native ## whole programs with device="cuda", computed by the CPU on a stand-in for the device
+	PYTHONPATH=.:integrations $(cuda_python) -m pytest tests/cuda_build/test_programs.py $(PYTEST)
+
+cuda-run: $(CUDA_VENV)/.installed native ## one program so: SCRIPT=any.py ARGS="..." SEED=3, with OOC_* passed on
+	@PYTHONPATH=.:integrations $(cuda_python) -m tests.cuda_build.stand_in $(if $(SEED),--seed $(SEED)) $(SCRIPT) $(ARGS)
 
 bench: venv native ## measure: cost per operator, step times beside the bound, fragmentation by chunk size
 	$(python) -m benchmarks

@@ -1,8 +1,9 @@
 // A stand-in for the CUDA runtime and driver, for machines without a GPU: enough of both, over the emulated device, for a
 // CUDA build of PyTorch to allocate, copy, fill, order by streams and events, and capture and replay graphs of those.
 //
-// Kernels are not run: a launch succeeds and does nothing. So what is tested with it is the memory of CUDA tensors, by the
-// bytes that copies and fills put there; it says nothing of a GPU.
+// Kernels are not run: a launch succeeds and does nothing, so that the memory of CUDA tensors is tested by the bytes that
+// copies and fills put there. With computing.cpp operators are computed by the CPU, in the streams' own threads; a launch
+// then ends the process and says which kernel it was. Nothing here says how fast a GPU is.
 //
 //   LD_PRELOAD=stand_in.so    PyTorch's calls of the runtime (cuda*) end here
 //   dlopen("stand_in.so")     as a driver (cu*): the emulated driver's calls, but for what captures forbid
@@ -10,6 +11,9 @@
 // Stricter than the hardware where that finds mistakes: while any stream is captured, a driver call of ours on that
 // stream, and one in a thread that has not relaxed its capture mode, invalidates the capture.
 #include <cuda_runtime_api.h>
+#include <cxxabi.h>
+#include <dlfcn.h>
+#include <execinfo.h>
 
 #include <atomic>
 #include <cstdio>
@@ -207,7 +211,8 @@ EXPORTED cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
 EXPORTED cudaError_t cudaMemGetInfo(size_t* free, size_t* total) { return as_error(real().cuMemGetInfo(free, total)); }
 EXPORTED cudaError_t cudaDeviceSynchronize() {
   if (capturing > 0) return invalidate("cudaDeviceSynchronize"), cudaErrorStreamCaptureUnsupported;
-  return cudaSuccess;  // the null stream waits for the others, and every call of a test that matters synchronises itself
+  static const auto synchronize = reinterpret_cast<void (*)()>(dlsym(real().handle, "ooc_emulated_synchronize"));
+  return synchronize(), cudaSuccess;
 }
 
 // ---- streams and events ---------------------------------------------------------------------------------------------
@@ -336,14 +341,58 @@ EXPORTED cudaError_t cudaGraphExecDestroy(cudaGraphExec_t runnable) {
   return delete reinterpret_cast<Graph*>(runnable), cudaSuccess;
 }
 
-// ---- kernels: nothing is run ----------------------------------------------------------------------------------------
+// ---- kernels: none is run -------------------------------------------------------------------------------------------
+
+namespace {
+
+std::atomic<bool> computes{false};
+
+std::map<const void*, const char*>& kernel_names() {
+  static auto& names = *new std::map<const void*, const char*>;
+  return names;
+}
+
+void launched(const void* entry) {
+  if (!computes) return;
+  const auto found = kernel_names().find(entry);
+  int status = 0;
+  const char* name = found != kernel_names().end() ? found->second : "?";
+  const char* plain = abi::__cxa_demangle(name, nullptr, nullptr, &status);
+  std::fprintf(stderr, "stand-in: a kernel was launched that nothing computes: %.300s\n", plain != nullptr ? plain : name);
+  void* frames[40];
+  backtrace_symbols_fd(frames, backtrace(frames, 40), 2);
+  std::abort();
+}
+
+}  // namespace
+
+EXPORTED void ooc_stand_in_computes() { computes = true; }
+
+EXPORTED void __cudaRegisterFunction(void** module, const char* entry, char* symbol, const char* name, int limit, uint3* thread,
+                                     uint3* block, dim3* block_size, dim3* grid_size, int* warp) {
+  using Function = decltype(&__cudaRegisterFunction);
+  static const auto next = reinterpret_cast<Function>(dlsym(RTLD_NEXT, "__cudaRegisterFunction"));
+  kernel_names()[entry] = name;
+  next(module, entry, symbol, name, limit, thread, block, block_size, grid_size, warp);
+}
 
 EXPORTED cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* entry) {
   *kernel = reinterpret_cast<cudaKernel_t>(const_cast<void*>(entry));
   return cudaSuccess;
 }
-EXPORTED cudaError_t __cudaLaunchKernel(cudaKernel_t, dim3, dim3, void**, size_t, cudaStream_t) { return cudaSuccess; }
-EXPORTED cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t*, const void*, void**) { return cudaSuccess; }
+EXPORTED cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3, dim3, void**, size_t, cudaStream_t) {
+  return launched(kernel), cudaSuccess;
+}
+EXPORTED cudaError_t cudaLaunchKernel(const void* entry, dim3, dim3, void**, size_t, cudaStream_t) {
+  return launched(entry), cudaSuccess;
+}
+EXPORTED cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t*, const void* entry, void**) {
+  return launched(entry), cudaSuccess;
+}
+EXPORTED cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
+  const ooc::Driver& driver = real();
+  return enqueue(stream, [=, &driver](cudaStream_t on) { return as_error(driver.cuLaunchHostFunc(as_stream(on), function, data)); });
+}
 EXPORTED cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) { return cudaSuccess; }
 EXPORTED cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, const void*, int, size_t, unsigned) {
   return *blocks = 1, cudaSuccess;

@@ -18,6 +18,7 @@ import torch
 
 import ooc_alloc
 from ooc.pytorch import build
+from tests.cuda_build import stand_in
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -113,30 +114,55 @@ def test_without_a_gpu(adapter: Path) -> None:
     assert run(["-c", WITHOUT.format(alloc="auto")]).stdout == "emulated True True\n"
 
 
+PYTHON_KEY = """
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+import ooc.pytorch as ooc
+ooc.enable(alloc="emulated", budget="16MiB", chunk_size="64KiB", small_limit=1, policy="demand")
+core = ooc._active().core
+
+class Mode(TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        core.evict_all()
+        before = core.stats()["functions"]
+        result = function(*arguments, **(keywords or {}))
+        print(function, core.stats()["functions"] - before)
+        return result
+
+class Wrapped(torch.Tensor):
+    @classmethod
+    def __torch_dispatch__(cls, function, types, arguments=(), keywords=None):
+        inner = [each.inner if isinstance(each, cls) else each for each in arguments]
+        core.evict_all()
+        return function(*inner, **(keywords or {}))
+
+x = torch.arange(1 << 18, dtype=torch.float32)
+with Mode():
+    y = x.sin().mul_(2)
+wrapped = torch.Tensor._make_wrapper_subclass(Wrapped, x.shape, dtype=x.dtype)
+wrapped.inner = x
+z = wrapped.cos()
+torch.zeros(1).add_(1)
+core.evict_all()
+print(torch.equal(y, x.sin() * 2), torch.equal(z, x.cos()))
+"""
+
+
+def test_modes_and_subclasses_of_python_call_functions(adapter: Path) -> None:
+    done = run(["-c", PYTHON_KEY])
+    assert done.stdout == "aten.sin.default 1\naten.mul_.Tensor 1\nTrue True\n", f"{done.stdout}\n{done.stderr[-3000:]}"
+
+
 # ---- on the stand-in ------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="session")
-def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("stand_in")
-    library = folder / "stand_in.so"
-    includes = [flag for path in build.cuda_folders()[0] for flag in ("-isystem", str(path))]
-    native = ROOT / "ooc_alloc" / "csrc"
-    flags = ["-std=c++20", "-O1", "-g", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra", f"-I{native}"]
-    sources = [str(HERE / "stand_in.cpp"), str(native / "driver.cpp")]
-    command = [build.compiler(), *flags, *includes, *sources, "-ldl", "-o", str(library)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-6000:]
-    (folder / "libcuda.so.1").symlink_to(library.name)
-    return library
-
-
 @pytest.mark.parametrize("name", checks())
-def test_on_the_stand_in(name: str, adapter: Path, stand_in: Path) -> None:
+def test_on_the_stand_in(name: str, adapter: Path) -> None:
+    library = stand_in.stand_in()
     done = run(
         [str(HERE / "checks.py"), name],
-        LD_PRELOAD=str(stand_in),
-        LD_LIBRARY_PATH=str(stand_in.parent),
+        LD_PRELOAD=str(library),
+        LD_LIBRARY_PATH=str(library.parent),
         OOC_TEST_EMULATED_DRIVER=str(ooc_alloc.library_path("libooc_emulated_cuda.so")),
         OOC_EMULATED_MEMORY="1GiB",
         OOC_EMULATED_GRANULARITY="2MiB",  # a GPU's, which the session counts on

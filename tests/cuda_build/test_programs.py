@@ -1,0 +1,57 @@
+"""Whole programs with `device="cuda"` on the computing stand-in (`make test-cuda`).
+
+Each trains with memory for everything, and then with 1 / 2.5 of what lived at once, while the work of its streams comes late
+at random: every bit is the same, the budget is kept, and no address is touched that is not there.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.cuda_build import stand_in
+from tests.cuda_build.programs import PROGRAMS
+
+HERE = Path(__file__).resolve().parent
+SETTINGS = {"OOC_CHUNK_SIZE": "64KiB", "OOC_SMALL_LIMIT": "64KiB"}
+OVERSUBSCRIPTION = 2.5
+SEEDS = (1, 2, 3, 4, 5)
+TIMEOUT_SECONDS = 300
+
+pytestmark = pytest.mark.skipif(torch.version.cuda is None, reason="this PyTorch is built for the CPU alone")
+
+
+def run(name: str, budget_bytes: int, seed: int | None = None) -> dict[str, Any]:
+    environment = stand_in.environment(seed, OOC_BUDGET=str(budget_bytes), **SETTINGS)
+    command = stand_in.command(HERE / "programs.py", name)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False
+    )
+    assert done.returncode == 0, f"{done.stdout[-1000:]}\n{done.stderr[-6000:]}"
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+@functools.cache
+def with_room(name: str) -> dict[str, Any]:
+    result = run(name, 2 << 30)
+    assert result["summary"]["swap_out_bytes"] == 0
+    return result
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_every_bit_is_the_same(name: str, seed: int) -> None:
+    expected = with_room(name)
+    budget = int(expected["summary"]["live_peak_bytes"] / OVERSUBSCRIPTION)
+    result = run(name, budget, seed)
+    figures = result["summary"]
+    assert figures["device_peak_bytes"] <= figures["budget_bytes"] <= budget
+    assert figures["swap_in_bytes"] > 0
+    assert result["digest"] == expected["digest"]
