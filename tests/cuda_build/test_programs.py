@@ -1,7 +1,7 @@
 """Whole programs with `device="cuda"` on the computing stand-in (`make test-cuda`).
 
-Each trains with memory for everything, and then with 1 / 2.5 of what lived at once, while the work of its streams comes late
-at random: every bit is the same, the budget is kept, and no address is touched that is not there.
+Each trains with memory for everything, and then with 1 / 2.5 of what lived at once, while the work of its streams comes
+late at random: every bit is the same, the budget is kept, and no address is touched that is not there.
 """
 
 from __future__ import annotations
