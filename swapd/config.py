@@ -117,14 +117,16 @@ class Config:
             if (value := getattr(self, field.name)) != field.default
         }
 
-    def resolve_budget(self, total_bytes: int, free_bytes: int) -> int:
+    def resolve_budget(self, total_bytes: int, free_bytes: int, others_bytes: int = 0) -> int:
         """Budget in bytes on a device of `total_bytes`, of which `free_bytes` are free now.
+
+        By default a tenth of what is free is left, and `others_bytes` at least, but not more than half.
 
         Raises:
             ConfigError: the budget is more than the device has.
         """
         if self.budget is None:
-            budget = int(free_bytes * DEFAULT_BUDGET_FRACTION)
+            budget = min(int(free_bytes * DEFAULT_BUDGET_FRACTION), max(free_bytes - others_bytes, free_bytes // 2))
         else:
             budget = self.budget.resolve(total_bytes)
         if budget > total_bytes:

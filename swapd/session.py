@@ -26,6 +26,7 @@ log = logging.getLogger("ooc.swapd")
 SESSION_OF = "_OOC_SESSION_OF"  # set for child processes, which must not overwrite the parent's summary
 _CUDA_GRANULARITY, _EMULATED_GRANULARITY = 2 << 20, 64 << 10  # bytes: what a chunk's size is a multiple of
 _EMULATED = "libooc_emulated_cuda.so"
+_FOR_LIBRARIES = 3 << 29  # bytes that a default budget leaves on a GPU: modules and cuBLAS are loaded later
 _SUMMARY_EVERY_SECONDS = 1.0
 _AUDIT_EVERY_SECONDS = 60.0  # for followers: a recount holds the program up for a millisecond or so
 
@@ -84,7 +85,7 @@ def limits_of(config: Config, cuda: CudaDevice | None = None) -> Limits:
         if emulated and (refused := refused_settings(driver)):
             raise ConfigError(refused) from None
         raise
-    budget = config.resolve_budget(total, free)
+    budget = config.resolve_budget(total, free, 0 if emulated else _FOR_LIBRARIES)
     granularity = _CUDA_GRANULARITY if not emulated else config.emulated_granularity or _EMULATED_GRANULARITY
     return Limits(driver, budget, config.resolve_host_budget(), *config.resolve_chunks(budget, granularity))
 

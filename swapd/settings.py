@@ -220,7 +220,12 @@ SETTINGS = (
         parse_alloc,
         more="A call of `enable` means `auto` unless it says otherwise.",
     ),
-    Setting("budget", "BYTES|%", "device bytes the program may use [90% of free device memory]", parse_amount),
+    Setting(
+        "budget",
+        "BYTES|%",
+        "device bytes the program may use [90% of what is free; on a GPU 1.5 GiB are left]",
+        parse_amount,
+    ),
     Setting(
         "host_budget",
         "BYTES|%",

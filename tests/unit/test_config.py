@@ -214,7 +214,10 @@ def test_policies_are_those_of_the_planner() -> None:
 
 def test_budget() -> None:
     assert Config().resolve_budget(16 * GIB, 10 * GIB) == 9 * GIB
-    assert Config(budget=Amount(fraction=0.5)).resolve_budget(16 * GIB, 10 * GIB) == 8 * GIB
+    assert Config().resolve_budget(16 * GIB, 10 * GIB, others_bytes=2 * GIB) == 8 * GIB
+    assert Config().resolve_budget(80 * GIB, 80 * GIB, others_bytes=2 * GIB) == 72 * GIB
+    assert Config().resolve_budget(4 * GIB, 3 * GIB, others_bytes=2 * GIB) == 3 * GIB // 2
+    assert Config(budget=Amount(fraction=0.5)).resolve_budget(16 * GIB, 10 * GIB, 9 * GIB) == 8 * GIB
     assert Config(budget=Amount(bytes=3 * GIB)).resolve_budget(16 * GIB, GIB) == 3 * GIB
     with pytest.raises(ConfigError, match=r"OOC_BUDGET=17GiB is more than the device has, 16GiB"):
         Config(budget=Amount(bytes=17 * GIB)).resolve_budget(16 * GIB, 16 * GIB)
