@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Callable
 from typing import NoReturn
 
 log = logging.getLogger("ooc.pytorch")
@@ -26,22 +27,31 @@ def activate() -> None:
         return
     if any("torch/_inductor/compile_worker" in argument for argument in sys.argv[:1]):
         return  # a helper of torch.compile: it holds no tensors
+    _attempt(_enable)
+
+
+def _enable() -> None:
+    from ooc import pytorch
+
+    pytorch.enable_at_start(_attempt)
+
+
+def _attempt(turn_on: Callable[[], None]) -> None:
     try:
-        _enable()
-    except Exception as error:  # whatever it is: import torch must not break
+        _unless_settings_are_wrong(turn_on)
+    except Exception as error:  # whatever it is: the program must not break
         if os.environ.get("OOC_STRICT", "").strip().lower() in ("1", "true", "yes", "on"):
             raise
         _warn(error)
 
 
-def _enable() -> None:
-    from ooc import pytorch
+def _unless_settings_are_wrong(turn_on: Callable[[], None]) -> None:
     from swapd.config import ConfigError
     from swapd.ranks import is_child
     from swapd.session import SESSION_OF
 
     try:
-        pytorch.enable()
+        turn_on()
     except ConfigError as error:
         # The parent of a worker could use the same settings. So the machine is the reason: less memory is free by now.
         if not is_child(SESSION_OF):

@@ -6,7 +6,7 @@
 // then ends the process and says which kernel it was. Nothing here says how fast a GPU is.
 //
 //   LD_PRELOAD=stand_in.so    PyTorch's calls of the runtime (cuda*) end here
-//   dlopen("stand_in.so")     as a driver (cu*): the emulated driver's calls, but for what captures forbid
+//   dlopen("stand_in.so")     as a driver (cu*): the emulated driver's calls, but for what captures forbid; as NVML
 //
 // Stricter than the hardware where that finds mistakes: while any stream is captured, a driver call of ours on that
 // stream, and one in a thread that has not relaxed its capture mode, invalidates the capture.
@@ -175,6 +175,8 @@ EXPORTED int cuDevicePrimaryCtxGetState(int, unsigned* flags, int* active) {
 
 // The second one has no memory: it is there to be refused.
 thread_local int current_device = 0;
+EXPORTED int nvmlInit() { return 0; }
+EXPORTED int nvmlDeviceGetCount_v2(int* count) { return *count = 2, 0; }
 EXPORTED cudaError_t cudaGetDeviceCount(int* count) { return *count = 2, cudaSuccess; }
 EXPORTED cudaError_t cudaGetDevice(int* device) { return *device = current_device, cudaSuccess; }
 EXPORTED cudaError_t cudaSetDevice(int device) {

@@ -60,7 +60,9 @@ def _built(name: str, arguments: list[str]) -> Path:
             )
             assert done.returncode == 0, done.stderr[-6000:]
             part.rename(library)
-            (folder / "libcuda.so.1").symlink_to(library.name)
+        for other in ("libcuda.so.1", "libnvidia-ml.so.1"):
+            if not (folder / other).exists():
+                (folder / other).symlink_to(library.name)
     return library
 
 

@@ -156,6 +156,54 @@ def test_modes_and_subclasses_of_python_call_functions(adapter: Path) -> None:
 # ---- on the stand-in ------------------------------------------------------------------------------------------------
 
 
+AT_START = """
+import ctypes, os, threading
+import torch
+from ooc_alloc.autoload import activate
+activate()
+emulated = ctypes.CDLL(os.environ["OOC_TEST_EMULATED_DRIVER"])
+def calls():
+    names = (b"cuInit", b"cuDeviceGetCount", b"cuDevicePrimaryCtxRetain", b"cuMemCreate")
+    return sum(map(emulated.ooc_emulated_call_count, names))
+import ooc
+print(ooc.enabled(), calls(), torch.cuda.is_initialized())
+
+def use(seed):
+    numbers = [torch.randn(1 << 20, generator=torch.Generator().manual_seed(seed + n)) for n in range(12)]
+    tensors = [each.cuda() for each in numbers]
+    assert all(torch.equal(each.cpu(), right) for each, right in zip(tensors, numbers))
+    figures = ooc.summary()
+    assert figures["device_peak_bytes"] <= figures["budget_bytes"] == 32 << 20 and figures["swap_out_bytes"] > 0
+
+for _ in range(2):
+    child = os.fork()
+    if child == 0:
+        use(7)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+print(calls(), torch.cuda.is_initialized(), flush=True)
+thread = threading.Thread(target=use, args=(3,))
+thread.start()
+thread.join()
+use(5)  # in a thread that was there before
+print(calls() > 0, "done")
+"""
+
+
+def test_import_torch_makes_no_driver_call_and_forked_children_use_cuda(adapter: Path) -> None:
+    library = stand_in.stand_in()
+    done = run(
+        ["-c", AT_START],
+        LD_PRELOAD=str(library),
+        LD_LIBRARY_PATH=str(library.parent),
+        OOC_TEST_EMULATED_DRIVER=str(ooc_alloc.library_path("libooc_emulated_cuda.so")),
+        OOC_ALLOC="1",
+        OOC_BUDGET="32MiB",
+        OOC_CHUNK_SIZE="2MiB",
+    )
+    assert done.stdout == "True 0 False\n0 False\nTrue done\n", f"{done.stdout[-1000:]}\n{done.stderr[-5000:]}"
+
+
 @pytest.mark.parametrize("name", checks())
 def test_on_the_stand_in(name: str, adapter: Path) -> None:
     library = stand_in.stand_in()

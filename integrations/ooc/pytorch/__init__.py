@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ooc.pytorch.cuda import Waiting
     from ooc.pytorch.session import TorchSession
 
 __all__ = [
@@ -33,6 +35,7 @@ __all__ = [
 
 _lock = threading.Lock()
 _session: TorchSession | None = None
+_waiting: Waiting | None = None  # for CUDA to be initialised
 
 
 def enable(**settings: Any) -> None:
@@ -53,8 +56,9 @@ def enable(**settings: Any) -> None:
     global _session
     with _lock:
         config = wanted_config(settings)  # first, so that an unusable setting is reported at once
-        if _session is not None:
-            if config == _session.config:
+        on = _session or _waiting
+        if on is not None:
+            if config == on.config:
                 return
             raise OocError("the allocator is on already with other settings; call disable() first")
         from ooc.pytorch.session import TorchSession
@@ -62,17 +66,53 @@ def enable(**settings: Any) -> None:
         _session = TorchSession(config)
 
 
+def enable_at_start(attempt: Callable[[Callable[[], None]], None]) -> None:
+    """Turns the allocator on as the environment says, at the end of `import torch`.
+
+    Where it is to manage a CUDA device it waits until PyTorch initialises CUDA. Until then no driver call is made, so a
+    process that never uses CUDA has no context, and one that forks before has children that can use CUDA.
+
+    Args:
+        attempt: calls its argument, which turns the allocator on later, and deals with its errors.
+
+    Raises:
+        As :func:`enable`.
+    """
+    from swapd.session import wanted_config
+
+    global _waiting
+    config = wanted_config({})
+    if config.alloc != "emulated":
+        from ooc.pytorch import cuda
+
+        if cuda.can_wait():
+            with _lock:
+                _waiting = cuda.Waiting(config, lambda: attempt(_end_of_waiting))
+            return
+    enable()
+
+
+def _end_of_waiting() -> None:
+    global _waiting
+    with _lock:
+        waiting, _waiting = _waiting, None
+    if waiting is not None:
+        waiting.end()
+        enable()
+
+
 def _active() -> TorchSession:
     from ooc_alloc import OocError
 
+    _end_of_waiting()
     if _session is None:
         raise OocError("the allocator is off: set OOC_ALLOC=1 or call ooc.pytorch.enable()")
     return _session
 
 
 def enabled() -> bool:
-    """Whether the allocator is on."""
-    return _session is not None
+    """Whether the allocator is on, or will be when CUDA is initialised."""
+    return _session is not None or _waiting is not None
 
 
 def step() -> None:
@@ -85,8 +125,11 @@ def disable() -> None:
 
     The summary, if one was asked for, is written. Does nothing if the allocator is off.
     """
-    global _session
+    global _session, _waiting
     with _lock:
+        if _waiting is not None:
+            _waiting.end()
+            _waiting = None
         if _session is not None:
             _session.detach()
             _session = None

@@ -5,17 +5,22 @@ The allocator itself is in the adapter (csrc/cuda_allocator.h). It must be insta
 
 from __future__ import annotations
 
+import glob
 import os
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from ooc.pytorch import build, threads
 from ooc.pytorch.patches import Patches
 from ooc_alloc import Core, OocError
+from swapd.config import Config
 from swapd.session import CudaDevice
 
 DRIVER = "libcuda.so.1"
 _EMULATED = "set OOC_ALLOC=emulated to manage this process's CPU tensors on the emulated device"
+_DEVICE_FILES = ("/dev/nvidia[0-9]*", "/dev/dxg", "/dev/nvmap")  # of a GPU in a server, under WSL, and in a Jetson
 
 
 def choose(alloc: str) -> CudaDevice | None:
@@ -37,6 +42,42 @@ def choose(alloc: str) -> CudaDevice | None:
             "enable() before the first CUDA tensor, or set OOC_ALLOC=1 when the program starts"
         )
     return CudaDevice(ordinal=_ordinal(), driver=DRIVER)
+
+
+def can_wait() -> bool:
+    """Whether there is a CUDA device that PyTorch has not initialised, as far as can be seen without a driver call."""
+    if torch.version.cuda is None or torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return False
+    count: int = torch.cuda._device_count_nvml()
+    return count > 0 or (count < 0 and any(map(glob.glob, _DEVICE_FILES)))
+
+
+class Waiting:
+    """What there is until PyTorch initialises CUDA: threads whose operators will be seen, and a hook.
+
+    Args:
+        config: what the allocator will be turned on with.
+        start: turns it on, when PyTorch is about to initialise CUDA.
+    """
+
+    def __init__(self, config: Config, start: Callable[[], None]) -> None:
+        self.config = config
+        build.load()
+        torch.ops.ooc.intercept_thread(True)
+        self._patches = Patches()
+        threads.install(self._patches)
+
+        def before(initialise: Callable[[], None]) -> Callable[[], None]:
+            def cuda_init() -> None:
+                start()
+                initialise()
+
+            return cuda_init
+
+        self._patches.replace(torch._C, "_cuda_init", before)
+
+    def end(self) -> None:
+        self._patches.close()
 
 
 def _what_is_missing() -> str | None:

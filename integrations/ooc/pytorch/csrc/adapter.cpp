@@ -177,10 +177,10 @@ void uninstall() {
 }
 
 // While it is on, backward passes over CUDA tensors run in the thread that asks for them, not in one of the device. So there
-// is one sequence of functions, which is this thread's.
+// is one sequence of functions, which is this thread's. The device may be chosen later than the first thread is intercepted.
 void intercept_thread(bool on) {
   c10::impl::tls_set_dispatch_key_included(kKey, on);
-  if (on_cuda()) c10::AutogradState::get_tls_state().set_multithreading_enabled(!on);
+  if (kWithCuda && !allocating) c10::AutogradState::get_tls_state().set_multithreading_enabled(!on);
 }
 
 // Begins a function made of many operators that bypass the dispatcher (a compiled graph). Returns false if it is part of
