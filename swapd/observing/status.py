@@ -54,13 +54,16 @@ class Server:
         except OSError:
             self._socket.close()
             raise
-        threading.Thread(target=self._serve, name="ooc-status", daemon=True).start()
+        self._thread = threading.Thread(target=self._serve, name="ooc-status", daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
         """Stops listening."""
         self._closed = True
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_PATIENCE_SECONDS)  # until it has left accept() the name is not free
         self._socket.close()
 
     def in_child(self) -> None:
