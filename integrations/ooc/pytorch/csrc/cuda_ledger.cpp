@@ -222,7 +222,7 @@ native::SegmentInfo Ledger::segment(size_t address, size_t bytes, void* stream, 
 native::SnapshotInfo Ledger::snapshot(c10::MempoolId_t pool, const std::vector<IdleBlock>& idle, bool include_traces) {
   std::lock_guard<std::mutex> lock(mutex_);
   const bool all = pool == c10::MempoolId_t{0, 0};
-  native::SnapshotInfo result;
+  native::SnapshotInfo result{};
   for (const auto& [address, block] : blocks_) {
     if (!all && block.pool != pool) continue;
     native::SegmentInfo info = segment(reinterpret_cast<size_t>(address), block.rounded, block.stream, block.pool);
