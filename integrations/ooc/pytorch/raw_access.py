@@ -31,6 +31,7 @@ _COMPARE = (
     "torch.serialization.",
     "torch.multiprocessing.reductions.",
     "torch.nn.modules.rnn.",
+    "torch.cuda._sanitizer.",
     *("torch._functorch.", "torch._dynamo.", "torch._inductor.", "torch._subclasses.", "torch._prims_common."),
     *("torch.fx.", "torch.testing."),
     "transformers.pytorch_utils.id_tensor_storage.",

@@ -1,5 +1,6 @@
 #include "cuda_allocator.h"
 
+#include <c10/core/impl/GPUTrace.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAStream.h>
@@ -17,6 +18,13 @@ CudaAllocator* installed = nullptr;  // lives as long as the process
 
 void delete_block(void* block) {
   if (block != nullptr && installed != nullptr) installed->free_block(block, false);
+}
+
+// TORCH_CUDA_SANITIZER asks for these.
+using Traced = void (c10::impl::PyInterpreterVTable::*)(c10::DeviceType, uintptr_t) const;
+void trace(Traced event, const void* block) {
+  if (const c10::impl::PyInterpreter* interpreter = c10::impl::GPUTrace::get_trace())
+    (interpreter->vtable_->*event)(c10::DeviceType::CUDA, reinterpret_cast<uintptr_t>(block));
 }
 
 }  // namespace
@@ -85,6 +93,7 @@ void* CudaAllocator::take(size_t bytes, cudaStream_t stream) {
   }
   record.context = ledger_.gather(native::RecordContext::STATE);
   ledger_.allocated(block, std::move(record));
+  trace(&c10::impl::PyInterpreterVTable::trace_gpu_memory_allocation, block);
   return block;
 }
 
@@ -171,6 +180,7 @@ void CudaAllocator::free_block(void* address, bool must_be_known) {
   const std::optional<Block> block = ledger_.freed(address);
   TORCH_CHECK(block.has_value() || !must_be_known, "this address was not allocated here, or was freed already");
   if (!block.has_value()) return;
+  trace(&c10::impl::PyInterpreterVTable::trace_gpu_memory_deallocation, address);
   function_freed(address);
   if (block->pool != PoolId{0, 0}) {
     if (std::optional<Pools::Discarded> discarded = pools_.give(block->pool, address)) discard({*discarded});
