@@ -163,7 +163,7 @@ cuda_python := $(CUDA_VENV)/bin/python
 
 $(CUDA_VENV)/.installed:
 	test -x $(cuda_python) || $(PYTHON) -m venv $(CUDA_VENV)
-	$(cuda_python) -m pip --disable-pip-version-check install --quiet "$(CUDA_TORCH)" numpy cffi pytest
+	$(cuda_python) -m pip --disable-pip-version-check install --quiet "$(CUDA_TORCH)" numpy cffi pytest "transformers>=4.50"
 	@$(cuda_python) -c 'import sys, torch; sys.exit(torch.version.cuda is None and "$(CUDA_TORCH) is no build for CUDA here")'
 	@touch $@
 

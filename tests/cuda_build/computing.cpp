@@ -17,6 +17,8 @@
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <torch/library.h>
 
+#include <signal.h>
+
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -262,8 +264,33 @@ struct Work {
   bool once = true;  // else a graph's, which may be replayed for ever
 };
 
+thread_local const Work* under_way = nullptr;
+struct sigaction handler_before;
+
+// Says which operator touched an address that is not there, and as what; then the handler from before goes on.
+void faulted(int signal, siginfo_t* info, void*) {
+  if (const Work* work = std::exchange(under_way, nullptr)) {
+    const auto address = reinterpret_cast<uintptr_t>(info->si_addr);
+    std::fprintf(stderr, "stand-in: %s touched %#zx\n", c10::toString(work->op.operator_name()).c_str(), address);
+    const auto tell = [&](const char* kind, const std::vector<Tensor>& tensors) {
+      for (size_t i = 0; i < tensors.size(); ++i) {
+        if (!tensors[i].defined()) continue;
+        const auto first = reinterpret_cast<uintptr_t>(tensors[i].storage().data());
+        const size_t bytes = tensors[i].storage().nbytes();
+        const char* here = address >= first && address < first + bytes ? " <- here" : "";
+        std::fprintf(stderr, "  %s %zu: %zu bytes at %#zx%s\n", kind, i, bytes, first, here);
+      }
+    };
+    tell("argument", tensors_of(work->arguments));
+    tell("result", work->results);
+    tell("workspace", work->workspaces);
+  }
+  sigaction(signal, &handler_before, nullptr);
+}
+
 void execute(void* data) {
   auto* work = static_cast<Work*>(data);
+  under_way = work;
   try {
     const c10::InferenceMode no_gradients(false);
     const at::NoGradGuard guard;
@@ -285,6 +312,7 @@ void execute(void* data) {
     std::fprintf(stderr, "stand-in: %s: %s\n", c10::toString(work->op.operator_name()).c_str(), error.what());
     std::abort();
   }
+  under_way = nullptr;
   if (work->once) delete work;
 }
 
@@ -446,6 +474,10 @@ const bool registered = [] {
   }
   library.impl("copy_", torch::CppFunction::makeFromBoxedFunction<&copy>());
   c10::WarningUtils::set_warning_handler(before);
+  struct sigaction handler {};
+  handler.sa_sigaction = &faulted;
+  handler.sa_flags = SA_SIGINFO | SA_ONSTACK;
+  sigaction(SIGSEGV, &handler, &handler_before);
   ooc_stand_in_computes();
   return true;
 }();

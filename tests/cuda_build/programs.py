@@ -5,7 +5,10 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import os
+import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
 
@@ -201,7 +204,8 @@ def side_streams() -> None:
 def loader() -> None:
     """A loader with workers' pinned batches, the next one under way while this one is used."""
     data = torch.utils.data.TensorDataset(torch.randn(384 * 5, 256))
-    loading = torch.utils.data.DataLoader(data, batch_size=384, pin_memory=True, num_workers=1)
+    workers = 0 if os.environ.get("TORCH_CUDA_SANITIZER") else 1  # the sanitizer uses CUDA in the worker, too
+    loading = torch.utils.data.DataLoader(data, batch_size=384, pin_memory=True, num_workers=workers)
     model, side = mlp().to(CUDA), torch.cuda.Stream()
     optimizer = torch.optim.AdamW(model.parameters())
 
@@ -312,6 +316,75 @@ def evaluated_and_saved() -> None:
     other = copy.deepcopy(model)
     other.load_state_dict(saved)
     train(other.train(), torch.optim.SGD(other.parameters(), lr=0.1), batches(2))
+
+
+def hugging_face(model: nn.Module, words: int = 512) -> None:
+    model = model.to(CUDA).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    losses = []
+    for _ in range(4):
+        tokens = torch.randint(words, (8, 64), device=CUDA)
+        loss = model(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+    show([*losses, *model.parameters()])
+
+
+@program
+def hf_gpt2() -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    hugging_face(GPT2LMHeadModel(GPT2Config(vocab_size=512, n_positions=64, n_embd=192, n_layer=6, n_head=4)))
+
+
+@program
+def hf_llama() -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 6, "num_attention_heads": 4}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=512, num_key_value_heads=2, max_position_embeddings=64, **sizes))
+    model.gradient_checkpointing_enable()
+    hugging_face(model)
+
+
+@program
+def hf_bert() -> None:
+    from transformers import BertConfig, BertForMaskedLM
+
+    sizes = {"hidden_size": 192, "intermediate_size": 768, "num_hidden_layers": 6, "num_attention_heads": 4}
+    hugging_face(BertForMaskedLM(BertConfig(vocab_size=512, max_position_embeddings=64, **sizes)))
+
+
+@program
+def distributed() -> None:
+    """Two processes, each with a device of its own, whose gradients are summed by gloo."""
+    if "RANK" not in os.environ:
+        with tempfile.TemporaryDirectory() as folder:
+            where = {"WORLD_SIZE": "2", "PROGRAM_MEETS": os.path.join(folder, "meeting")}
+            ranks = [
+                subprocess.Popen(sys.orig_argv, env={**os.environ, **where, "RANK": str(rank)}, stdout=subprocess.PIPE)
+                for rank in range(2)
+            ]
+            lines = [rank.communicate()[0].splitlines()[-1] for rank in ranks]
+        assert all(rank.returncode == 0 for rank in ranks)
+        found = [json.loads(line) for line in lines]
+        assert found[0]["digest"] == found[1]["digest"]
+        print(json.dumps(found[0]))
+        os._exit(0)
+    dist = torch.distributed
+    rank = int(os.environ["RANK"])
+    dist.init_process_group("gloo", init_method=f"file://{os.environ['PROGRAM_MEETS']}", rank=rank, world_size=2)
+    model = nn.parallel.DistributedDataParallel(mlp().to(CUDA))
+    optimizer = torch.optim.AdamW(model.parameters())
+    torch.manual_seed(rank)
+    for batch in batches(4, 256):
+        model(batch).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    show(model.parameters())
+    dist.destroy_process_group()
 
 
 def main(name: str) -> None:
