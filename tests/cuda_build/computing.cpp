@@ -17,6 +17,7 @@
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <torch/library.h>
 
+#include <dlfcn.h>
 #include <signal.h>
 
 #include <cstdlib>
@@ -269,6 +270,10 @@ struct sigaction handler_before;
 
 // Says which operator touched an address that is not there, and as what; then the handler from before goes on.
 void faulted(int signal, siginfo_t* info, void*) {
+  static const auto access = reinterpret_cast<int (*)(const void*, uint64_t)>(
+      dlsym(dlopen(std::getenv("OOC_TEST_EMULATED_DRIVER"), RTLD_LAZY), "ooc_emulated_access"));
+  const int allowed = access(info->si_addr, 1);
+  std::fprintf(stderr, "stand-in: a fault at %p, which is %smapped on the device\n", info->si_addr, allowed < 0 ? "not " : "");
   if (const Work* work = std::exchange(under_way, nullptr)) {
     const auto address = reinterpret_cast<uintptr_t>(info->si_addr);
     std::fprintf(stderr, "stand-in: %s touched %#zx\n", c10::toString(work->op.operator_name()).c_str(), address);
