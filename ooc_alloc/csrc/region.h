@@ -77,7 +77,7 @@ struct RegionOrder {
     bool overlaps(uint32_t from, uint32_t slots) const { return first < from + slots && from < first + count; }
   };
   std::vector<Part> parts;  // where functions use ranges
-  Moment out;         // its last copy out
+  Moments out;        // its copies out: they may be settled in another order than they were enqueued in
   struct Stale {      // slots that lost their chunk and are still mapped to it
     uint32_t first, count;
     Moments after;

@@ -244,7 +244,7 @@ bool Transitions::settle_enqueued(Lock& lock, const Transfer& transfer) {
     lock.lock();
     moment = with_.streams.end_copy(Direction::kIn, nullptr, &counted_.copy_in_seconds, Timeline::kNoEvent);
   }
-  if (out) transfer.region->order.out = moment;
+  if (out) transfer.region->order.out.add(moment);
   else with_.streams.arrives(transfer.region, transfer.first, transfer.count, moment);
   return end_transition(transfer, copied);
 }
