@@ -1,4 +1,4 @@
-"""Which whole program notices that an edge of the order between streams is left out: `make cuda-edges`.
+"""Which whole program notices that an edge between streams is left out: `python -m tests.cuda_build.edges`.
 
 The core is built so that an edge can be left out (`stream_order.h`). Each program runs without each edge, with up to
 three seeds of random delays; it has noticed if a bit is wrong, if it faults or hangs, or if the core refuses to go on.

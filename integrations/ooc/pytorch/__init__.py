@@ -104,7 +104,8 @@ def _end_of_waiting() -> None:
 def _active() -> TorchSession:
     from ooc_alloc import OocError
 
-    _end_of_waiting()
+    if _waiting is not None:
+        _end_of_waiting()
     if _session is None:
         raise OocError("the allocator is off: set OOC_ALLOC=1 or call ooc.pytorch.enable()")
     return _session
