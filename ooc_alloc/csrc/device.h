@@ -179,6 +179,11 @@ class Device {
     return poll(Counted::kStreamSynchronize, "the wait for a stream (cuStreamQuery)",
                 [&] { return driver_->cuStreamQuery(stream); });
   }
+  // Until a question of the caller's, which asks for events, is answered with CUDA_SUCCESS.
+  template <typename Query>
+  CUresult await(Query query) {
+    return poll(Counted::kEventSynchronize, "the wait for events (cuEventQuery)", query);
+  }
   // Waits for all that was enqueued on the stream. The memory of work that may still be under way must not be unmapped,
   // so this does not give up easily; where it does, the device is lost.
   CUresult drain(CUstream stream) {

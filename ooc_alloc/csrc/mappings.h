@@ -6,6 +6,7 @@
 // is to be mapped again; of a region that is gone, the addresses are a grave until then. Guarded by the core's lock.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -36,21 +37,28 @@ class Mappings {
     return device_.map(address, chunks, count, pool_, geometry_.chunk_bytes);
   }
   // What the slots' addresses are still mapped to is unmapped, once nobody uses it. The slots are marked as moving, as
-  // the lock may be given up. Returns false if the device is lost; then the addresses may still be in use.
+  // the lock is given up meanwhile; the mappings of their neighbours, which others may bring in, stay as they are. Returns
+  // false if the device is lost; then the addresses may still be in use.
   [[nodiscard]] bool vacate(Lock& lock, const Piece& slots) {
     auto& stale = slots.region->order.stale;
-    for (size_t i = 0; i < stale.size();) {
-      if (stale[i].first >= slots.end() || slots.first >= stale[i].first + stale[i].count) {
-        ++i;
-        continue;
+    const auto next = [&] {
+      return std::ranges::find_if(stale, [&](const RegionOrder::Stale& old) {
+        return old.first < slots.end() && slots.first < old.end();
+      });
+    };
+    for (auto at = next(); at != stale.end(); at = next()) {
+      const RegionOrder::Stale old = *at;
+      stale.erase(at);
+      const uint32_t first = std::max(old.first, slots.first), end = std::min(old.end(), slots.end());
+      if (old.first < first) stale.push_back({old.first, first - old.first, old.after});
+      if (end < old.end()) stale.push_back({end, old.end() - end, old.after});
+      if (!streams_.host_waits(lock, old.after, Edge::kUseBeforeUnmap)) {
+        stale.push_back({first, end - first, old.after});
+        return false;
       }
-      const RegionOrder::Stale old = stale[i];
-      if (!streams_.host_waits(old.after, Edge::kUseBeforeUnmap)) return false;
-      stale.erase(stale.begin() + static_cast<std::ptrdiff_t>(i));
       lock.unlock();
-      undo(slots.region->first + old.first, old.count);
+      undo(slots.region->first + first, end - first);
       lock.lock();
-      i = 0;  // others may have changed the list meanwhile
     }
     return true;
   }

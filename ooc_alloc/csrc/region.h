@@ -81,6 +81,8 @@ struct RegionOrder {
   struct Stale {      // slots that lost their chunk and are still mapped to it
     uint32_t first, count;
     Moments after;
+
+    uint32_t end() const { return first + count; }
   };
   std::vector<Stale> stale;
 };

@@ -58,12 +58,15 @@ CUevent StreamOrder::take_event() {
 }
 
 // Events whose work is over go back to the pool, the oldest first.
-void StreamOrder::collect(Stream& stream) {
-  while (!stream.marks.empty() && driver().cuEventQuery(stream.marks.front().event) == CUDA_SUCCESS) {
+CUresult StreamOrder::collect(Stream& stream) {
+  while (!stream.marks.empty()) {
+    const CUresult result = driver().cuEventQuery(stream.marks.front().event);
+    if (result != CUDA_SUCCESS) return result;
     stream.over = std::max(stream.over, stream.marks.front().number);
     events_.push_back(stream.marks.front().event);
     stream.marks.pop_front();
   }
+  return CUDA_SUCCESS;
 }
 
 bool StreamOrder::drain(Stream& stream) {
@@ -137,19 +140,19 @@ bool StreamOrder::make_wait(uint32_t waiter, const Moments& moments, Edge edge) 
   return true;
 }
 
-bool StreamOrder::over(const Moments& moments) {
-  if (device_.lost()) return false;
+CUresult StreamOrder::ask(const Moments& moments) {
+  if (device_.lost()) return CUDA_ERROR_NOT_READY;
   for (const Moment& moment : moments) {
     Stream& stream = streams_[moment.stream];
     if (moment.number <= stream.over) continue;
     device_.bind_thread();
     const Mark* mark = nullptr;
-    if (!find_mark(moment.stream, moment.number, mark)) return false;
+    if (!find_mark(moment.stream, moment.number, mark)) return CUDA_ERROR_NOT_READY;
     if (mark == nullptr) continue;
-    collect(stream);
-    if (moment.number > stream.over) return false;
+    const CUresult result = collect(stream);
+    if (moment.number > stream.over) return result;
   }
-  return true;
+  return CUDA_SUCCESS;
 }
 
 void StreamOrder::prune(Moments& moments) {
@@ -170,6 +173,17 @@ bool StreamOrder::synchronize(const Moments& moments, Edge edge) {
     collect(stream);
   }
   return true;
+}
+
+bool StreamOrder::synchronize(std::unique_lock<std::mutex>& lock, const Moments& moments, Edge edge) {
+  if (omitted(edge)) return true;
+  lock.unlock();
+  const CUresult result = device_.await([&] {
+    const std::lock_guard<std::mutex> again(*lock.mutex());
+    return ask(moments);
+  });
+  lock.lock();
+  return result == CUDA_SUCCESS || synchronize(moments, edge);  // which can do without events
 }
 
 bool StreamOrder::all_over() {

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -60,9 +61,11 @@ class StreamOrder {
   // What is enqueued on `waiter` from now on starts after the moments.
   [[nodiscard]] bool make_wait(uint32_t waiter, const Moments& moments, Edge edge);
   // Whether the moments are known to be over; without a call where possible.
-  bool over(const Moments& moments);
+  bool over(const Moments& moments) { return ask(moments) == CUDA_SUCCESS; }
   // The host waits for the moments.
   [[nodiscard]] bool synchronize(const Moments& moments, Edge edge);
+  // The same, with the core's lock given up meanwhile.
+  [[nodiscard]] bool synchronize(std::unique_lock<std::mutex>& lock, const Moments& moments, Edge edge);
   // The host waits for all streams.
   [[nodiscard]] bool synchronize_all();
   // Whether nothing is under way on any stream; then it is known to be over. Asks the driver, of a lost device too.
@@ -90,7 +93,10 @@ class StreamOrder {
   [[nodiscard]] bool find_mark(uint32_t stream, uint64_t number, const Mark*& mark);
   // As mark(). Returns false if the device is lost: there is no mark then.
   [[nodiscard]] bool set_mark(uint32_t stream);
-  void collect(Stream& stream);
+  // Whether they are over, as cuEventQuery says it.
+  CUresult ask(const Moments& moments);
+  // Returns what the driver says of the first mark that is left; CUDA_SUCCESS if there is none.
+  CUresult collect(Stream& stream);
   // The host waits for all that was issued on the stream. Returns false if the device is lost.
   [[nodiscard]] bool drain(Stream& stream);
   CUevent take_event();

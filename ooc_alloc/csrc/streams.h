@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -51,6 +52,10 @@ class Streams {
   }
   [[nodiscard]] bool host_waits(const Moments& moments, Edge edge) {
     return !order_ || order_->synchronize(moments, edge);
+  }
+  // The lock is given up meanwhile.
+  [[nodiscard]] bool host_waits(std::unique_lock<std::mutex>& lock, const Moments& moments, Edge edge) {
+    return !order_ || order_->synchronize(lock, moments, edge);
   }
   [[nodiscard]] bool host_waits_for_all() { return !order_ || order_->synchronize_all(); }
 

@@ -157,3 +157,79 @@ TEST(host_memory_is_pinned_by_a_thread_that_has_no_context_yet) {
   EXPECT_EQ(stats.host_unpinned_bytes, uint64_t{0});
   for (void* address : {first, second}) t.core.free(address, t.main.handle);
 }
+
+namespace {
+
+// A variable of six chunks that was swapped out; all its slots are in one mapping that is not undone yet.
+struct SwappedTest : AheadTest {
+  SwappedTest() : AheadTest(8), address(static_cast<char*>(step(nullptr, contents.size()))) {
+    EXPECT_OK(driver().cuMemcpyHtoD(pointer(), contents.data(), contents.size()));
+    let_go();
+    swap_out();
+  }
+  void swap_out() {
+    ASSERT_EQ(core.evict_all(), OOC_OK);
+    ASSERT_EQ(region()->order.stale.size(), 1u);
+  }
+  CUdeviceptr pointer() const { return reinterpret_cast<CUdeviceptr>(address); }
+  Region* region() { return core.recorder().current().variables[0].handle.get(); }
+  void bring_in(uint32_t first, uint32_t count) {
+    core.device().bind_thread();
+    Lock lock(core.mutex());
+    std::vector<Transfer> transfers;
+    std::vector<Chunk> chunks(count);
+    ASSERT_TRUE(core.idle_chunks().take(count, chunks.data()));
+    ASSERT_TRUE(core.transitions().start_in(lock, {region(), first, count}, chunks.data(), transfers));
+    for (const Transfer& transfer : transfers) EXPECT_TRUE(core.transitions().settle(lock, transfer));
+  }
+  void end() {
+    EXPECT_EQ(core.synchronize(), OOC_OK);
+    for (uint64_t i = 0; i < 6; ++i) ASSERT_EQ(control().access(address + i * chunk, chunk), 3);
+    EXPECT_TRUE(read(pointer(), contents.size()) == contents);
+    EXPECT_EQ(core.audit(), OOC_OK);
+    core.free(address, main.handle);
+  }
+
+  const Bytes contents = pattern(6 * chunk, 3);
+  char* const address;
+};
+
+}  // namespace
+
+TEST(two_threads_that_bring_in_parts_of_one_variable_leave_each_others_mappings_alone) {
+  SwappedTest t;
+  {
+    const FaultsForTest late("cuMemUnmap:delay=60ms,times=1");
+    std::thread other([&] { t.bring_in(0, 3); });
+    std::this_thread::sleep_for(kTimeToGoWrong / 3);
+    t.bring_in(3, 3);
+    other.join();
+  }
+  t.end();
+}
+
+TEST(functions_go_on_while_a_variable_waits_for_its_addresses) {
+  SwappedTest t;
+  t.bring_in(0, 6);
+  void* other = t.step(nullptr, t.chunk);
+  Gate gate;
+  gate.close_on(t.main);
+  t.core.free(t.step(t.address, t.chunk), t.main.handle);  // enqueued, and not over
+  t.step(other, t.chunk);                                  // lets go of the variable, which is clean
+  t.swap_out();
+  std::thread prefetch([&] { t.bring_in(0, 6); });
+  std::atomic<bool> opened{false};
+  std::thread opener([&] {
+    t.core.device().bind_thread();
+    std::this_thread::sleep_for(kTimeToGoWrong);
+    opened = true;
+    gate.open();
+  });
+  std::this_thread::sleep_for(kTimeToGoWrong / 3);
+  t.step(other, t.chunk);
+  EXPECT_TRUE(!opened);
+  prefetch.join();
+  EXPECT_TRUE(opened);
+  opener.join();
+  t.end();
+}
