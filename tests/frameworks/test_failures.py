@@ -39,7 +39,8 @@ def test_no_output_can_be_written(tmp_path: Path, plain_training: str, fails: st
         path.write_text("old")
     places = {name: "/dev/full" if fails == "write" else str(path) for name, path in files.items()}
     script = write_script(tmp_path, code(refuse if fails == "rename" else "", TRAIN_SIX))
-    ended = run([script], {**EMULATED, "OOC_BUDGET": TRAINING_BUDGET, **places}).check()
+    # An interpreter of its own: a forked one begins the session before the script.
+    ended = run(["-s", script], {**EMULATED, "OOC_BUDGET": TRAINING_BUDGET, **places}).check()
     assert ended.output == plain_training
     assert "Traceback" not in ended.errors, ended.errors
     reason = "No space left on device" if fails == "write" else "Input/output error"
