@@ -92,11 +92,11 @@ class GPT(nn.Module):
     @torch.no_grad()
     def sample(self, prompt: bytes, length: int, generator: torch.Generator) -> bytes:
         """``prompt`` and ``length`` more bytes, each drawn from the model's distribution at temperature 0.8."""
-        tokens = torch.tensor([list(prompt)], dtype=torch.int64)
+        tokens = torch.tensor([list(prompt)], dtype=torch.int64, device=self.token.weight.device)
         for _ in range(length):
             logits = self(tokens[:, -self.context :])[:, -1] / 0.8
-            drawn = torch.multinomial(logits.softmax(dim=-1), 1, generator=generator)
-            tokens = torch.cat((tokens, drawn), dim=1)
+            drawn = torch.multinomial(logits.softmax(dim=-1).cpu(), 1, generator=generator)
+            tokens = torch.cat((tokens, drawn.to(tokens.device)), dim=1)
         return bytes(tokens[0].tolist())
 
 
@@ -116,7 +116,7 @@ def load_text(limit: int) -> Tensor:
 def draw_batch(text: Tensor, arguments: argparse.Namespace, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Random stretches of the text and the same stretches one byte later: two (batch, context) of int64."""
     starts = torch.randint(len(text) - arguments.context, (arguments.batch_size, 1), generator=generator)
-    stretch = text[starts + torch.arange(arguments.context + 1)].to(torch.int64)
+    stretch = text[starts + torch.arange(arguments.context + 1)].to(arguments.device, torch.int64)
     return stretch[:, :-1], stretch[:, 1:]
 
 
@@ -137,6 +137,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--learning-rate", type=float, default=1e-3, help="of AdamW (default %(default)s)")
     parser.add_argument("--text-bytes", type=int, default=8_000_000, help="of source to read (default %(default)s)")
     parser.add_argument("--sample-bytes", type=int, default=32, help="to write at the end (default %(default)s)")
+    parser.add_argument("--device", default="cpu", help="such as cuda (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of weights, data and sample (default %(default)s)")
     parser.add_argument("--save", metavar="FILE", help="write the final state and the losses with torch.save")
     return parser.parse_args()
@@ -155,7 +156,7 @@ def main() -> None:
     held = int(len(text) * VALIDATION_SHARE)
     text, held_text = text[:-held], text[-held:]
 
-    model = GPT(arguments.layers, arguments.heads, arguments.width, arguments.context)
+    model = GPT(arguments.layers, arguments.heads, arguments.width, arguments.context).to(arguments.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.learning_rate, betas=(0.9, 0.95), weight_decay=0.1)
     print(f"GPT, {sum(p.numel() for p in model.parameters()):,} parameters, {len(text):,} bytes of text")
 

@@ -96,8 +96,9 @@ def validate(model: nn.Module, pixels: Tensor, classes: Tensor, arguments: argpa
     loss, correct = 0.0, 0
     with torch.no_grad():
         for start in range(0, len(classes), arguments.batch_size):
-            target = classes[start : start + arguments.batch_size]
-            logits = model(enlarge(pixels[start : start + arguments.batch_size], arguments.image_size))
+            target = classes[start : start + arguments.batch_size].to(arguments.device)
+            images = pixels[start : start + arguments.batch_size].to(arguments.device)
+            logits = model(enlarge(images, arguments.image_size))
             loss += F.cross_entropy(logits, target, reduction="sum").item()
             correct += int((logits.argmax(dim=1) == target).sum().item())
     model.train()
@@ -110,6 +111,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--image-size", type=int, default=64, help="pixels on a side (default %(default)s)")
     parser.add_argument("--steps", type=int, default=8, help="training steps (default %(default)s)")
     parser.add_argument("--learning-rate", type=float, default=0.02, help="of SGD (default %(default)s)")
+    parser.add_argument("--device", default="cpu", help="such as cuda (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of weights and data order (default %(default)s)")
     parser.add_argument("--save", metavar="FILE", help="write the final state and the losses with torch.save")
     return parser.parse_args()
@@ -125,7 +127,7 @@ def main() -> None:
     held_pixels, held_classes = pixels[:VALIDATION_IMAGES], classes[:VALIDATION_IMAGES]
     pixels, classes = pixels[VALIDATION_IMAGES:], classes[VALIDATION_IMAGES:]
 
-    model = ResNet50(classes=10)
+    model = ResNet50(classes=10).to(arguments.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=arguments.learning_rate, momentum=0.9, weight_decay=1e-4)
     print(f"ResNet-50, {sum(p.numel() for p in model.parameters()):,} parameters, {len(classes)} digits")
 
@@ -133,7 +135,8 @@ def main() -> None:
     for step in range(arguments.steps):
         began = time.perf_counter()
         batch = torch.randint(len(classes), (arguments.batch_size,), generator=generator)
-        loss = F.cross_entropy(model(enlarge(pixels[batch], arguments.image_size)), classes[batch])
+        images, target = pixels[batch].to(arguments.device), classes[batch].to(arguments.device)
+        loss = F.cross_entropy(model(enlarge(images, arguments.image_size)), target)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

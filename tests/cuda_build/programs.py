@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import importlib
 import json
 import os
 import subprocess
@@ -355,6 +356,26 @@ def hf_bert() -> None:
 
     sizes = {"hidden_size": 192, "intermediate_size": 768, "num_hidden_layers": 6, "num_attention_heads": 4}
     hugging_face(BertForMaskedLM(BertConfig(vocab_size=512, max_position_embeddings=64, **sizes)))
+
+
+def example(name: str, *arguments: str) -> None:
+    """A script of `examples/`, whose final state counts."""
+    with tempfile.TemporaryDirectory() as folder:
+        sys.argv = [name, "--device", CUDA, "--save", os.path.join(folder, "state"), *arguments]
+        importlib.import_module(f"examples.{name}").main()
+        state = torch.load(sys.argv[4])
+    show(state["model"].values())
+    total.update(json.dumps(state["results"]).encode())
+
+
+@program
+def example_gpt() -> None:
+    example("gpt", "--layers", "4", "--width", "128", "--context", "64", "--batch-size", "16", "--text-bytes", "200000")
+
+
+@program
+def example_resnet50() -> None:
+    example("resnet50", "--batch-size", "8", "--image-size", "32", "--steps", "3")
 
 
 @program
