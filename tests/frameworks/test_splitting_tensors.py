@@ -131,13 +131,16 @@ def test_made_from_nothing(tmp_path: Path) -> None:
 
 def test_random_numbers_beside_memory_that_is_held(tmp_path: Path) -> None:
     """To verify a division, its arguments are copied in parts, and such a part does not fit either."""
-    both(tmp_path, """
+    both(
+        tmp_path,
+        """
         held = torch.ones(113_000).numpy()
         integers = torch.randint(0, 100, (80_000,))
         assert held.sum() == 113_000
         del held
         show("randint", integers)
-    """)
+    """,
+    )
 
 
 @pytest.mark.slow

@@ -3,13 +3,14 @@
 Each file of `patches/` is one mistake: two lines of words and a patch of a few lines::
 
     Costs: what a user would lose, in a sentence.
-    Suite: native core_demand_test | pytest tests/unit/test_plan.py -k words
+    Suite: native core_demand_test | pytest tests/unit/test_plan.py -k words | cuda side_streams graphs
     --- a/file
     +++ b/file
 
 A mistake is planted in a copy of the checkout, built there, and given to its suite, which must fail. Results are kept
 by a digest of the patch and of the file that it changes: a run goes on from where the last one stopped. A mistake in
 code that has changed since is planted again, and so is one that survived, as tests may have been written meanwhile.
+The suite `cuda` is some whole programs of `make test-cuda`, each with two seeds, in the environment of that target.
 
 A mistake that changes nothing which a program or its budget could show has a third line, `Equivalent: why`. It may
 survive, and is expected to.
@@ -27,6 +28,7 @@ import json
 import os
 import queue
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -42,6 +44,7 @@ PATCHES = Path(__file__).with_name("patches")
 RESULTS = ROOT / "benchmarks" / "results" / "emulated" / "mutants" / "results.jsonl"
 PLACE = ROOT / "build" / "mutants"  # the copies, each with its environment and its build
 TIMEOUT_SECONDS = 900  # of a suite
+CUDA_PYTHON = ROOT / os.environ.get("CUDA_VENV", ".venv-cuda") / "bin" / "python"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,7 +143,7 @@ class Copy:
 
     def make(self, *targets: str) -> bool:
         """Builds targets. Returns false if they do not compile."""
-        command = ["cmake", "--build", self.build, "--parallel", str(self.compilers), "--target", *targets]
+        command = ["cmake", "--build", str(self.build), "--parallel", str(self.compilers), "--target", *targets]
         return subprocess.run(command, capture_output=True).returncode == 0
 
     @contextlib.contextmanager
@@ -154,33 +157,46 @@ class Copy:
         finally:
             path.write_text(text, encoding="utf-8")
 
-    def passes(self, suite: str, timeout: float = TIMEOUT_SECONDS) -> bool | None:
-        """Whether a suite passes, in time, on the copy as it is; None if that does not compile."""
+    def failure(self, suite: str, timeout: float = TIMEOUT_SECONDS) -> str | None:
+        """The first test of a suite that fails on the copy as it is; empty if all pass, None if it does not compile."""
         kind, _, arguments = suite.partition(" ")
         if not self.make(*(arguments.split() if kind == "native" else ("ooc_alloc", "ooc_emulated_cuda"))):
             return None
         if kind == "native":
             command = ["ctest", "--test-dir", str(self.build), "-R", f"^({'|'.join(arguments.split())})$"]
         else:
-            command = [str(self.python), "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *arguments.split()]
+            python, words = self.python, arguments.split()
+            if kind == "cuda":
+                python, words = CUDA_PYTHON, ["tests/cuda_build/test_programs.py", "-k", " or ".join(words)]
+            command = [str(python), "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *words]
         kept = {name: value for name, value in os.environ.items() if not name.startswith("OOC_")}
+        kept["CUDA_SEEDS"] = "1 2"
         kept["PYTHONPATH"] = f"{self.tree}{os.pathsep}{self.tree / 'integrations'}"
-        silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        with subprocess.Popen(command, cwd=self.tree, env=kept, start_new_session=True, **silent) as process:
+        said = self.place / "output.txt"
+        with (
+            said.open("w") as file,
+            subprocess.Popen(
+                command, cwd=self.tree, env=kept, start_new_session=True, stdout=file, stderr=subprocess.STDOUT
+            ) as process,
+        ):
             try:
-                return process.wait(timeout) == 0
+                if process.wait(timeout) == 0:
+                    return ""
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)  # and whatever it has started
-                return False
+                return f"no end within {timeout:.0f} s"
+        found = re.search(r"^FAILED (?:\S+::)?(\S+)|^\s*\d+ - (\w+) \(", said.read_text(errors="replace"), re.MULTILINE)
+        return found[1] or found[2] if found else "how it ends"
 
 
 def plant(copy: Copy, mutant: Mutant, timeout: float) -> dict[str, object]:
     """Plants one mistake and returns what its suite made of it. A suite that takes longer hangs, and so notices it."""
     began = time.monotonic()
     with copy.planted(mutant):
-        outcome = {True: "survived", False: "noticed", None: "does not compile"}[copy.passes(mutant.suite, timeout)]
+        by = copy.failure(mutant.suite, timeout)
+    outcome = "does not compile" if by is None else "noticed" if by else "survived"
     seconds = round(time.monotonic() - began, 1)
-    return {"name": mutant.name, "outcome": outcome, "seconds": seconds, "digest": mutant.digest}
+    return {"name": mutant.name, "outcome": outcome, "by": by or "", "seconds": seconds, "digest": mutant.digest}
 
 
 def kept_results(path: Path) -> dict[str, dict[str, object]]:
@@ -195,6 +211,7 @@ def table(mutants: list[Mutant], results: dict[str, dict[str, object]]) -> str:
     for mutant in mutants:
         found = results.get(mutant.name, {})
         outcome, seconds = found.get("outcome", "not run"), found.get("seconds", "")
+        outcome = f"{outcome} by {found['by']}" if found.get("by") else outcome
         if mutant.equivalent:
             outcome = f"{outcome}; equivalent: {mutant.equivalent}"
         rows.append(f"| {mutant.name} | {mutant.costs} | `{mutant.suite}` | {outcome} | {seconds} |")
@@ -214,6 +231,9 @@ def main() -> int:
     if options.table:
         print(table(mutants, results), end="")
         return 0
+    if not CUDA_PYTHON.exists():
+        print("mistakes for whole programs on CUDA are left out: `make test-cuda` makes the environment", flush=True)
+        mutants = [mutant for mutant in mutants if not mutant.suite.startswith("cuda ")]
     chosen = [mutant for mutant in mutants if not options.only or any(word in mutant.name for word in options.only)]
     if options.sample is not None:
         chosen = random.Random(datetime.date.today().toordinal()).sample(chosen, min(options.sample, len(chosen)))
@@ -234,8 +254,8 @@ def main() -> int:
         copy = copies.get()
         try:
             began = time.monotonic()
-            if not copy.passes(suite):
-                print(f"{suite}: it does not pass without a mistake", flush=True)
+            if (by := copy.failure(suite)) != "":
+                print(f"{suite}: it does not pass without a mistake: {by or 'it does not compile'}", flush=True)
                 return False
             # The adapter may have to be compiled, which is no hang.
             timeout = min(300 + 5 * (time.monotonic() - began), TIMEOUT_SECONDS)
@@ -244,7 +264,7 @@ def main() -> int:
                 results[mutant.name] = row
                 with options.out.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(row) + "\n")
-                print(f"{row['outcome']}: {mutant.name} ({row['seconds']} s)", flush=True)
+                print(f"{row['outcome']}: {mutant.name} ({row['seconds']} s) {row['by']}", flush=True)
             return True
         finally:
             copies.put(copy)

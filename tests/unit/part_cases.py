@@ -38,9 +38,7 @@ class Ranged:
         return found
 
 
-def cut(
-    trace: Trace, first: NDArray[np.uint32], count: NDArray[np.uint32], most_chunks: int | None = None
-) -> Trace:
+def cut(trace: Trace, first: NDArray[np.uint32], count: NDArray[np.uint32], most_chunks: int | None = None) -> Trace:
     """The trace of parts."""
     return RangedTrace(trace, first, count, most_chunks).cut()
 

@@ -150,5 +150,5 @@ def test_user_errors(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_an_empty_iteration_can_be_drawn() -> None:
     problem = Problem.from_trace(Builder().trace(), 1)
     _, events = simulate_events(problem, Plan())
-    text = picture(scene_chart(Predicted(problem, events, Plan()).scene()), "<&\"")
+    text = picture(scene_chart(Predicted(problem, events, Plan()).scene()), '<&"')
     assert xml.etree.ElementTree.fromstring(text).tag == f"{SVG}svg"

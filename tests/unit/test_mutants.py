@@ -30,6 +30,9 @@ def suites_of(mutant: Mutant) -> list[Path]:
     words = arguments.split()
     if kind == "native":
         return [ROOT / "tests" / "native" / f"{word}.cpp" for word in words]
+    if kind == "cuda":
+        programs = ROOT / "tests" / "cuda_build" / "programs.py"
+        return [programs for word in words if f"def {word}(" in programs.read_text(encoding="utf-8")]
     assert kind == "pytest", mutant.suite
     return [ROOT / word.split("::")[0] for word in words if word.startswith("tests/")]
 

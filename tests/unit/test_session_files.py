@@ -82,9 +82,7 @@ def test_a_child_process_leaves_a_pipe_to_its_parent() -> None:
     assert run("once", OOC_SUMMARY="/dev/stdout", _OOC_SESSION_OF="1:/").stdout == "ready\n"
 
 
-def test_the_summary_of_a_job_is_its_first_ranks(
-    capfd: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_the_summary_of_a_job_is_its_first_ranks(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "s.rank0.json").write_text('{"device": "of yesterday"}')
     (tmp_path / "launch.py").write_text(
         "import os, pathlib; path = pathlib.Path(os.environ['OOC_SUMMARY'])\n"
