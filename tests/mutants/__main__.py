@@ -43,7 +43,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PATCHES = Path(__file__).with_name("patches")
 RESULTS = ROOT / "benchmarks" / "results" / "emulated" / "mutants" / "results.jsonl"
 PLACE = ROOT / "build" / "mutants"  # the copies, each with its environment and its build
-TIMEOUT_SECONDS = 900  # of a suite
+TIMEOUT_SECONDS = 1800  # of a suite
 CUDA_PYTHON = ROOT / os.environ.get("CUDA_VENV", ".venv-cuda") / "bin" / "python"
 
 
