@@ -4,10 +4,14 @@
 //
 // The kinds take turns, round by round, so that a disturbance of the machine hits all of them. Each round is short, so
 // that the smallest of many is one that nothing disturbed.
+#include <dlfcn.h>
+
 #include <chrono>
+#include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -35,7 +39,7 @@ void check(int status) {
   if (status != OOC_OK) fail("a call failed");
 }
 
-ooc_core* create(const char* driver) {
+ooc_core* create(const char* driver, bool on_streams = false) {
   ooc_config config{};
   config.struct_bytes = sizeof config;
   config.driver_library = driver;
@@ -44,6 +48,7 @@ ooc_core* create(const char* driver) {
   config.chunk_bytes = kChunk;
   config.small_limit_bytes = kChunk / 2;
   config.run_daemon = 1;
+  config.asynchronous = on_streams ? 1 : 0;
   ooc_core* core = ooc_core_create(&config);
   if (core == nullptr) fail("no core");
   return core;
@@ -68,6 +73,61 @@ Kind functions(ooc_core* core, std::string name, std::vector<ooc_operand> operan
               check(ooc_core_function_begin(core, id, operands.data(), static_cast<uint32_t>(operands.size())));
               check(ooc_core_function_end(core, 0));
             }
+          }, {}};
+}
+
+// A stream of the emulated device, which stands still while the gate is closed.
+class Device {
+ public:
+  explicit Device(const char* driver) : library_(dlopen(driver, RTLD_NOW)) {
+    if (call<int(void**, unsigned)>("cuStreamCreate")(&stream_, 1) != 0) fail("no stream");
+  }
+  void* stream() const { return stream_; }
+  void close_gate() {
+    open_ = false;
+    call<int(void*, void (*)(void*), void*)>("cuLaunchHostFunc")(stream_, [](void* device) {
+      auto* self = static_cast<Device*>(device);
+      std::unique_lock<std::mutex> lock(self->mutex_);
+      self->changed_.wait(lock, [self] { return self->open_; });
+    }, this);
+  }
+  void open_gate() {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      open_ = true;
+    }
+    changed_.notify_all();
+    call<int(void*)>("cuStreamSynchronize")(stream_);
+  }
+
+ private:
+  template <typename Function>
+  Function* call(const char* name) const {
+    return reinterpret_cast<Function*>(dlsym(library_, name));
+  }
+  void* library_;
+  void* stream_ = nullptr;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool open_ = false;
+};
+
+// Operators on a stream that read the last one's result and make another, while the device has done none of the round's.
+Kind behind(ooc_core* core, Device& device) {
+  const uint32_t id = ooc_core_function_id(core, "benchmark::behind");
+  return {"operator on a stream, the device up to 2,048 operators behind", kFunctions * kPairs, [=, &device] {
+            void* last = ooc_core_malloc_on(core, kChunk, device.stream());
+            device.close_gate();
+            for (int i = 0; i < kFunctions * kPairs; ++i) {
+              const ooc_operand read{last, OOC_READ, 0, 0};
+              check(ooc_core_function_begin_on(core, id, &read, 1, device.stream()));
+              void* made = ooc_core_malloc_on(core, kChunk, device.stream());
+              check(ooc_core_function_end(core, 0));
+              ooc_core_free_on(core, last, device.stream());
+              last = made;
+            }
+            device.open_gate();
+            ooc_core_free_on(core, last, device.stream());
           }, {}};
 }
 
@@ -114,6 +174,9 @@ int main(int count, char** arguments) {
   kinds.push_back(functions(core, "function begin and end, no operand", {}));
   kinds.push_back(functions(core, "function begin and end, 1 region", {operands[0]}));
   kinds.push_back(functions(core, "function begin and end, 3 regions", operands));
+  ooc_core* on_streams = create(arguments[1], true);
+  Device device(arguments[1]);
+  kinds.push_back(behind(on_streams, device));
   kinds.push_back(system_pairs("malloc and free of the C library, 256 B", 256));
   kinds.push_back(system_pairs("malloc and free of the C library, 8 MiB", 64 * kChunk));
   const int rounds = std::atoi(arguments[2]);
@@ -124,11 +187,13 @@ int main(int count, char** arguments) {
       const std::chrono::duration<double, std::nano> spent = std::chrono::steady_clock::now() - began;
       if (round >= 0) kind.nanoseconds.push_back(spent.count() / kind.calls);
       ooc_iteration ended;
-      check(ooc_core_boundary(core, &ended));  // the recorder starts afresh
+      for (ooc_core* each : {core, on_streams}) check(ooc_core_boundary(each, &ended));  // the recorder starts afresh
     }
   }
-  check(ooc_core_audit(core));
   print(kinds);
-  ooc_core_stop_daemon(core);
-  ooc_core_destroy(core);
+  for (ooc_core* each : {core, on_streams}) {
+    check(ooc_core_audit(each));
+    ooc_core_stop_daemon(each);
+    ooc_core_destroy(each);
+  }
 }
