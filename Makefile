@@ -163,7 +163,7 @@ cuda_python := $(CUDA_VENV)/bin/python
 
 $(CUDA_VENV)/.installed:
 	test -x $(cuda_python) || $(PYTHON) -m venv $(CUDA_VENV)
-	$(cuda_python) -m pip --disable-pip-version-check install --quiet "$(CUDA_TORCH)" numpy cffi pytest scikit-learn "transformers>=4.50"
+	$(cuda_python) -m pip --disable-pip-version-check install --quiet "$(CUDA_TORCH)" numpy cffi pytest pytest-xdist scikit-learn "transformers>=4.50"
 	@$(cuda_python) -c 'import sys, torch; sys.exit(torch.version.cuda is None and "$(CUDA_TORCH) is no build for CUDA here")'
 	@touch $@
 
@@ -172,7 +172,7 @@ check-cuda-build: $(CUDA_VENV)/.installed native ## compile the part for CUDA ag
 
 SEEDS ?= 1
 test-cuda: $(CUDA_VENV)/.installed native ## whole programs with device="cuda", computed by the CPU on a stand-in for the device; SEEDS="1 2 3"
-	CUDA_SEEDS="$(SEEDS)" PYTHONPATH=.:integrations $(cuda_python) -m pytest tests/cuda_build/test_programs.py $(PYTEST)
+	CUDA_SEEDS="$(SEEDS)" PYTHONPATH=.:integrations $(cuda_python) -m pytest --numprocesses $(JOBS) tests/cuda_build/test_programs.py $(PYTEST)
 
 cuda-run: $(CUDA_VENV)/.installed native ## one program so: SCRIPT=any.py ARGS="..." SEED=3, with OOC_* passed on
 	@PYTHONPATH=.:integrations $(cuda_python) -m tests.cuda_build.stand_in $(if $(SEED),--seed $(SEED)) $(SCRIPT) $(ARGS)
