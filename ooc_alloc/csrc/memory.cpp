@@ -67,7 +67,7 @@ void Core::begin_variable(Region* region, uint64_t bytes, const ThreadState* thr
 void* Core::malloc_region(Lock& lock, uint64_t bytes, uint32_t stream) {
   if (!table_.fits(bytes)) return nullptr;
   const auto count = static_cast<uint32_t>(geometry_.chunks_for(bytes));
-  Region* region = table_.take_cached(count);
+  Region* region = table_.take_cached(count, [&](Region* cached) { return streams_.idle_for(stream, cached); });
   if (region != nullptr) {
     streams_.begin_variable(region);
   } else {

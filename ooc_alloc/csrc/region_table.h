@@ -132,11 +132,17 @@ class RegionTable {
     resident_chunks_ += region->resident;
   }
   Region* oldest_cached() const { return cached_.oldest(); }
-  // A cached region of exactly so many chunks, uncached; null if there is none.
-  Region* take_cached(uint32_t count) {
+  // A cached region of exactly so many chunks, uncached; null if there is none. One that can be used at once comes first,
+  // idle(region), if there is such among the newest.
+  template <class Idle>
+  Region* take_cached(uint32_t count, Idle idle) {
     const auto same_size = cached_by_count_.find(count);
     if (same_size == cached_by_count_.end() || same_size->second.empty()) return nullptr;
-    Region* region = same_size->second.back();
+    constexpr std::ptrdiff_t kMostAsked = 8;
+    const auto newest = same_size->second.rbegin();
+    const auto end = newest + std::min(kMostAsked, std::ssize(same_size->second));
+    const auto found = std::find_if(newest, end, idle);
+    Region* region = found != end ? *found : *newest;
     uncache(region);
     ++cache_hits_;
     return region;

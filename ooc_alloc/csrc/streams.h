@@ -86,6 +86,13 @@ class Streams {
     if (!order_) return;
     (region->in_ranges ? part(region, first, count).arrival : region->order.arrival).add(moments);
   }
+  // Whether work on the stream need not wait for anybody who used the region, as far as is known without a call.
+  bool idle_for(uint32_t stream, const Region* region) const {
+    const auto comes_after = [&](const Moment& moment) { return order_->comes_after(stream, moment); };
+    return !order_ || (region->order.parts.empty() && std::ranges::all_of(region->order.uses, comes_after) &&
+                       std::ranges::all_of(region->order.arrival, comes_after) &&
+                       std::ranges::all_of(region->order.out, comes_after));
+  }
   // Another variable begins in the region: whoever used the memory comes before its first use.
   void begin_variable(Region* region) {
     if (order_) wait_for_all_users(region);

@@ -25,10 +25,11 @@ struct AheadTest : CoreTest {
   }
 
   // A function that reads one variable and makes another.
-  void* step(void* operand, uint64_t bytes) {
+  void* step(void* operand, uint64_t bytes) { return step(main, operand, bytes); }
+  void* step(const Stream& stream, void* operand, uint64_t bytes) {
     const ooc_operand read{operand, OOC_READ, 0, 0};
-    ASSERT_EQ(core.function_begin(id("step"), &read, operand != nullptr ? 1 : 0, main.handle), OOC_OK);
-    void* made = core.malloc(bytes, main.handle);
+    ASSERT_EQ(core.function_begin(id("step"), &read, operand != nullptr ? 1 : 0, stream.handle), OOC_OK);
+    void* made = core.malloc(bytes, stream.handle);
     ASSERT_EQ(core.function_end(false), OOC_OK);
     ASSERT_TRUE(made != nullptr);
     return made;
@@ -232,4 +233,24 @@ TEST(functions_go_on_while_a_variable_waits_for_its_addresses) {
   EXPECT_TRUE(opened);
   opener.join();
   t.end();
+}
+
+TEST(memory_that_another_stream_is_still_at_is_given_where_no_other_is_idle) {
+  AheadTest t;
+  t.warm_up();
+  const Stream side;
+  void* idle = t.step(side, nullptr, 4 * t.chunk);
+  void* busy = t.step(nullptr, 4 * t.chunk);
+  Gate gate;
+  gate.close_on(t.main);
+  t.core.free(idle, side.handle);
+  t.core.free(busy, t.main.handle);  // the newest, which its own stream gets
+  void* first = t.step(side, nullptr, 4 * t.chunk);
+  void* second = t.step(side, nullptr, 4 * t.chunk);
+  EXPECT_EQ(first, idle);
+  EXPECT_EQ(second, busy);
+  gate.open();
+  t.core.free(first, side.handle);
+  t.core.free(second, side.handle);
+  EXPECT_OK(driver().cuStreamSynchronize(side.handle));
 }
