@@ -56,7 +56,7 @@ template <class Body>
   return own_memory::ready() ? guarded(body) : refused<decltype(body())>(no_host_memory());
 }
 
-// The same for a method of the core's.
+// Guards a method of the core's likewise.
 template <class Method, class... Arguments>
 [[gnu::always_inline]] inline auto guarded(ooc_core* core, Method method, Arguments... arguments) {
   return guarded([&]() __attribute__((always_inline)) { return (core->*method)(arguments...); });

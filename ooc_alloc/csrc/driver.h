@@ -112,7 +112,7 @@ struct Driver {
     for (int attempt = 0; attempt < kAttempts && result != CUDA_SUCCESS; ++attempt) result = counted(call, body());
     return result;
   }
-  // Failures that stand in somebody's way: host memory that is not pinned serves all the same.
+  // Counts the failures that stand in somebody's way: host memory that could not be pinned serves all the same.
   uint64_t refusals() const { return failures() - failures(Counted::kHostRegister); }
   // "cuMemcpyDtoHAsync, with CUDA_ERROR_UNKNOWN (999): unknown error": the last of them.
   std::string last_refusal() const;
