@@ -42,7 +42,7 @@ class Probe:
         return as_dict(cost)
 
     def copy(self, size_bytes: int, repeats: int) -> dict[str, float]:
-        """Seconds of a copy: `out_seconds` and `in_seconds` alone, `both_*_seconds` while the other direction copies."""
+        """Seconds of a copy: `out_seconds`, `in_seconds` alone; `both_*_seconds` while the other direction copies."""
         cost = _probe.new("ooc_probe_copy *")
         check(self._library.ooc_probe_measure_copy(self._handle, size_bytes, repeats, cost))
         return as_dict(cost)

@@ -2,6 +2,7 @@
 // the driver that nobody needs, and the host waits for nothing that the device can wait for.
 #include <atomic>
 #include <chrono>
+#include <optional>
 #include <thread>
 
 #include "core_fixture.h"
@@ -56,6 +57,24 @@ struct AheadTest : CoreTest {
   Stream main;
 };
 
+// Opens a gate after a while, in a thread of its own.
+class OpensLater {
+ public:
+  OpensLater(Core& core, Gate& gate)
+      : thread_([&core, &gate, this] {
+          core.device().bind_thread();
+          std::this_thread::sleep_for(kTimeToGoWrong);
+          opened = true;
+          gate.open();
+        }) {}
+  ~OpensLater() { thread_.join(); }
+
+  std::atomic<bool> opened{false};
+
+ private:
+  std::thread thread_;
+};
+
 uint64_t waits_of_the_host() {
   uint64_t all = 0;
   for (const char* name : {"cuStreamSynchronize", "cuEventSynchronize", "cuCtxSynchronize"}) all += control().call_count(name);
@@ -105,11 +124,7 @@ TEST(addresses_that_a_busy_device_holds_are_waited_for) {
   const Stream main;
   Gate gate;
   gate.close_on(main);
-  std::thread opener([&] {
-    core.device().bind_thread();
-    std::this_thread::sleep_for(kTimeToGoWrong);
-    gate.open();
-  });
+  std::optional<OpensLater> opener(std::in_place, core, gate);
   int failures = 0;
   for (uint64_t i = 0; i < 100; ++i) {
     ASSERT_EQ(core.function_begin(core.function_id("make"), nullptr, 0, main.handle), OOC_OK);
@@ -118,7 +133,7 @@ TEST(addresses_that_a_busy_device_holds_are_waited_for) {
     if (made == nullptr) ++failures;
     else core.free(made, main.handle);
   }
-  opener.join();
+  opener.reset();
   EXPECT_EQ(failures, 0);
   EXPECT_OK(driver().cuStreamSynchronize(main.handle));
 }
@@ -128,22 +143,16 @@ TEST(a_pin_for_a_stream_makes_the_stream_wait_and_not_the_host) {
   t.warm_up();
   Gate gate;
   gate.close_on(t.main);
-  std::atomic<bool> opened{false};
-  std::thread opener([&] {
-    t.core.device().bind_thread();
-    std::this_thread::sleep_for(kTimeToGoWrong);
-    opened = true;
-    gate.open();
-  });
+  std::optional<OpensLater> opener(std::in_place, t.core, gate);
   void* used = t.step(nullptr, 4 * t.chunk);
   t.core.free(used, t.main.handle);
   void* fresh = t.step(nullptr, 4 * t.chunk);
   EXPECT_EQ(fresh, used);  // which the work that is enqueued may still touch
   EXPECT_EQ(t.core.pin(fresh, OOC_READ | OOC_WRITE, nullptr, t.main.handle), OOC_OK);
-  EXPECT_TRUE(!opened);
+  EXPECT_TRUE(!opener->opened);
   EXPECT_EQ(t.core.pin(fresh, OOC_READ | OOC_WRITE, nullptr), OOC_OK);  // for nobody knows whom
-  EXPECT_TRUE(opened);
-  opener.join();
+  EXPECT_TRUE(opener->opened);
+  opener.reset();
   t.core.free(fresh, t.main.handle);
 }
 
@@ -219,19 +228,13 @@ TEST(functions_go_on_while_a_variable_waits_for_its_addresses) {
   t.step(other, t.chunk);                                  // lets go of the variable, which is clean
   t.swap_out();
   std::thread prefetch([&] { t.bring_in(0, 6); });
-  std::atomic<bool> opened{false};
-  std::thread opener([&] {
-    t.core.device().bind_thread();
-    std::this_thread::sleep_for(kTimeToGoWrong);
-    opened = true;
-    gate.open();
-  });
+  std::optional<OpensLater> opener(std::in_place, t.core, gate);
   std::this_thread::sleep_for(kTimeToGoWrong / 3);
   t.step(other, t.chunk);
-  EXPECT_TRUE(!opened);
+  EXPECT_TRUE(!opener->opened);
   prefetch.join();
-  EXPECT_TRUE(opened);
-  opener.join();
+  EXPECT_TRUE(opener->opened);
+  opener.reset();
   t.end();
 }
 
