@@ -167,8 +167,14 @@ $(CUDA_VENV)/.installed:
 	@$(cuda_python) -c 'import sys, torch; sys.exit(torch.version.cuda is None and "$(CUDA_TORCH) is no build for CUDA here")'
 	@touch $@
 
-check-cuda-build: $(CUDA_VENV)/.installed native ## compile the part for CUDA against a CUDA build of PyTorch, and run it without a GPU
-	PYTHONPATH=.:integrations $(cuda_python) -m pytest tests/cuda_build/test_cuda_build.py $(PYTEST)
+# NVIDIA's headers of the oldest CUDA that we declare the driver for, and of the newest; cuda.h is the same on every machine.
+cuda_headers := $(addprefix build/cuda_headers/,11.7.99 13.5.37)
+build/cuda_headers/%: | $(CUDA_VENV)/.installed
+	$(cuda_python) -m pip --disable-pip-version-check install --quiet --no-deps --only-binary :all: \
+	  --platform manylinux2014_x86_64 --target $@ "nvidia-cuda-runtime$(if $(filter 11.%,$*),-cu11)==$*"
+
+check-cuda-build: $(CUDA_VENV)/.installed $(cuda_headers) native ## compile the part for CUDA against a CUDA build of PyTorch, and run it without a GPU
+	PYTHONPATH=.:integrations $(cuda_python) -m pytest tests/cuda_build/test_driver_abi.py tests/cuda_build/test_cuda_build.py $(PYTEST)
 
 test-cuda: $(CUDA_VENV)/.installed native ## whole programs with device="cuda", computed by the CPU on a stand-in for the device
 	PYTHONPATH=.:integrations $(cuda_python) -m pytest tests/cuda_build/test_programs.py $(PYTEST)

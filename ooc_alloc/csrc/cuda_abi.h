@@ -1,12 +1,9 @@
 // The part of the CUDA driver's binary interface that this project uses.
 //
-// Our own declarations, compatible with cuda.h (values and layouts compared with that of CUDA 12.9), so that no
+// Our own declarations, compared with cuda.h from CUDA 11.7 to 13.5 (tests/cuda_build/test_driver_abi.py), so that no
 // CUDA toolkit is needed to build. Everything is in namespace ooc: a file may also see the real cuda.h, included after
 // this one. Comments state what the driver promises where our code depends on it.
 #pragma once
-
-#include <cstddef>
-#include <cstdint>
 
 namespace ooc {
 
@@ -158,14 +155,5 @@ struct CUmemAccessDesc {
 };
 
 static_assert(sizeof(void*) == 8, "the CUDA driver exists for 64-bit systems only");
-static_assert(sizeof(CUresult) == 4 && sizeof(CUmemAccess_flags) == 4);
-static_assert(sizeof(CUdeviceptr) == 8 && sizeof(CUmemGenericAllocationHandle) == 8);
-static_assert(sizeof(CUmemLocation) == 8 && offsetof(CUmemLocation, id) == 4);
-static_assert(sizeof(CUmemAccessDesc) == 12 && offsetof(CUmemAccessDesc, flags) == 8);
-static_assert(sizeof(CUmemAllocationProp) == 32);
-static_assert(offsetof(CUmemAllocationProp, requestedHandleTypes) == 4);
-static_assert(offsetof(CUmemAllocationProp, location) == 8);
-static_assert(offsetof(CUmemAllocationProp, win32HandleMetaData) == 16);
-static_assert(offsetof(CUmemAllocationProp, allocFlags) == 24);
 
 }  // namespace ooc
