@@ -108,8 +108,8 @@ class Allocator(Managed):
     def free(self, address: int, stream: Any = None) -> None:
         """Gives memory back when the work enqueued on `stream` is done. Any thread may call it, also after `close`.
 
-        Without a stream, the memory is given back when functions that had it are done, and what was enqueued so far on the
-        default stream: another stream may have been destroyed by now.
+        Without a stream, the memory is given back when functions that had it are done, and what was enqueued so far on
+        the default stream: another stream may have been destroyed by now.
         """
         with self._lock:
             if self._sizes.pop(address, None) is None:
