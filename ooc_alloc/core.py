@@ -204,6 +204,10 @@ class Core(TimelineCalls):
         """Frees memory when the work enqueued on a stream (a CUstream) is done."""
         self._library.ooc_core_free_on(self._core, address, stream)
 
+    def record_use(self, address: int, stream: int) -> None:
+        """Says that work enqueued so far on a stream (a CUstream), which no function announced, uses the memory."""
+        self._library.ooc_core_record_use(self._core, address, stream)
+
     def set_default(self) -> None:
         """Makes this the core behind `ooc_malloc` and `ooc_free` (`csrc/ooc_alloc.h`), until it is closed."""
         self._library.ooc_set_default_core(self._core)

@@ -108,7 +108,8 @@ class Allocator(Managed):
     def free(self, address: int, stream: Any = None) -> None:
         """Gives memory back when the work enqueued on `stream` is done. Any thread may call it, also after `close`.
 
-        Without a stream, the memory is given back when everything enqueued so far on any known stream is done.
+        Without a stream, the memory is given back when functions that had it are done, and what was enqueued so far on
+        the default stream: another stream may have been destroyed by now.
         """
         with self._lock:
             if self._sizes.pop(address, None) is None:
@@ -132,6 +133,8 @@ class Allocator(Managed):
     def swappable(self, *things: Any) -> None:
         """From now on these arrays are used in declared functions only, and may leave the device between them.
 
+        What uses them by now is enqueued on the current stream, or over.
+
         Raises:
             OocError: the memory is not this allocator's, or it is a view's (give the array that owns the memory).
         """
@@ -140,6 +143,7 @@ class Allocator(Managed):
             with self._lock:
                 token = self._pins.pop(address, None)
             if token is not None:
+                self._core.record_use(address, stream_of(self.current_stream()))
                 self._core.unpin(token, READ | WRITE)
 
     def keep_resident(self, *things: Any) -> None:

@@ -53,14 +53,15 @@ class Memory(Allocator):
         Raises CuPy's own OutOfMemoryError, with our message. The memory is freed with the last array on it.
         """
         device_id = 0 if self.is_emulated else cupy.cuda.runtime.getDevice()
+        stream = self.current_stream()
         try:
-            address = self.allocate(size_bytes, self.current_stream(), device_id)
+            address = self.allocate(size_bytes, stream, device_id)
         except OutOfMemory as error:
             refused = cupy.cuda.memory.OutOfMemoryError(size_bytes, self.allocated_bytes, self.budget_bytes)
             refused.args = (f"{refused}: {error}",)
             raise refused from None
         owner = _Owner()
-        weakref.finalize(owner, self.free, address).atexit = False
+        weakref.finalize(owner, self.free, address, stream).atexit = False  # the stream lives as long as the array
         return cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(address, size_bytes, owner, device_id), 0)
 
     def current_stream(self) -> Any:

@@ -184,12 +184,13 @@ class Device {
   CUresult await(Query query) {
     return poll(Counted::kEventSynchronize, "the wait for events (cuEventQuery)", query);
   }
-  // Waits for all that was enqueued on the stream. The memory of work that may still be under way must not be unmapped,
-  // so this does not give up easily; where it does, the device is lost.
-  CUresult drain(CUstream stream) {
+  // Waits for all that was enqueued on the stream, or before the event. The memory of work that may still be under way must
+  // not be unmapped, so this does not give up easily; where it does, the device is lost.
+  template <typename Handle>
+  CUresult drain(Handle handle) {
     constexpr int kPatience = 20;
     CUresult result = CUDA_ERROR_UNKNOWN;
-    for (int attempt = 0; attempt < kPatience && result != CUDA_SUCCESS && !lost(); ++attempt) result = await(stream);
+    for (int attempt = 0; attempt < kPatience && result != CUDA_SUCCESS && !lost(); ++attempt) result = await(handle);
     if (result != CUDA_SUCCESS)
       lose("the driver does not say whether work is over: it refused " + driver_->last_refusal());
     return result;

@@ -54,6 +54,7 @@
   call(kRequired, cuStreamDestroy, cuStreamDestroy_v2, (CUstream stream))                                              \
   call(kRequired, cuStreamSynchronize, cuStreamSynchronize, (CUstream stream))                                         \
   call(kRequired, cuStreamQuery, cuStreamQuery, (CUstream stream))                                                     \
+  call(kOptional, cuStreamGetId, cuStreamGetId, (CUstream stream, unsigned long long* id))                             \
   call(kRequired, cuStreamWaitEvent, cuStreamWaitEvent, (CUstream stream, CUevent event, unsigned flags))              \
   call(kOptional, cuThreadExchangeStreamCaptureMode, cuThreadExchangeStreamCaptureMode, (CUstreamCaptureMode * mode))  \
   call(kOptional, cuStreamIsCapturing, cuStreamIsCapturing, (CUstream stream, CUstreamCaptureStatus * status))         \

@@ -272,6 +272,7 @@ int Core::function_end(bool keep_allocations) {
   if (streams_.on()) {
     const bool awaited = scheduler_ != nullptr && scheduler_->waits_for_last_function();
     streams_.end_function(thread.stream, thread.held, awaited, transitions_.anything_left());
+    if (iterations_.measures() && iterations_.records(&thread)) streams_.timer()->function_ended(thread.stream_handle);
     // What it enqueued uses addresses that change their memory. Of a device that is lost nothing changes any more.
     if (thread.on_host) (void)streams_.host_waits_for_all();
   }

@@ -120,7 +120,7 @@ class Iterations {
     timer.collect();
     if (left_to_measure_ == 0) return;
     --left_to_measure_;
-    const std::vector<double> seconds = timer.finish_iteration(thread_ != nullptr ? thread_->stream_handle : nullptr);
+    const std::vector<double> seconds = timer.finish_iteration();
     if (seconds.size() != trace.seconds.size() || trace.overflow) return;
     trace.seconds = seconds;
     double start = 0;

@@ -220,8 +220,8 @@ OOC_API void ooc_core_free(ooc_core* core, void* address);
 
 // The same where functions run on streams (config.asynchronous); `stream` is a CUstream. Memory may be used on the
 // stream it was allocated for at once, and is freed when what is enqueued on the given stream, and on those of
-// functions that had it as an operand, is done. Without a stream: the thread's last one for malloc, all of them for
-// free.
+// functions that had it as an operand, is done. Without a stream: the thread's last one for malloc; for free the default
+// one. A stream that is given to a call has not been destroyed, and it may be destroyed afterwards.
 OOC_API void* ooc_core_malloc_on(ooc_core* core, uint64_t bytes, void* stream);
 OOC_API void ooc_core_free_on(ooc_core* core, void* address, void* stream);
 // Memory that somebody uses who announces no functions: pinned from the start until unpinned (*token, as of
@@ -282,9 +282,8 @@ OOC_API void ooc_core_release_cached(ooc_core* core);
 // OOC_OUT_OF_MEMORY: what is in use, or the host memory, does not let it; then the budget is as it was. Plans go by the
 // budget they were made for: forget them. Not within a function.
 OOC_API int ooc_core_set_budget(ooc_core* core, uint64_t bytes);
-// Waits for everything that is enqueued on the device: copies, and functions on streams that the core knows. Has to
-// come before such a stream is captured into a graph, as what is enqueued on it cannot be waited for meanwhile; what
-// the graph uses has to be pinned.
+// Waits for everything that is enqueued on the device: copies, and functions on streams that the core knows. While a stream
+// is captured into a graph nothing is enqueued on it; what the graph uses has to be pinned.
 OOC_API int ooc_core_synchronize(ooc_core* core);
 
 // Ends the iteration. The calling thread is the one whose functions are recorded from now on.

@@ -31,16 +31,32 @@ StreamOrder::~StreamOrder() {
 }
 
 uint32_t StreamOrder::compute_stream(CUstream handle) {
-  for (uint32_t i = kFirstCompute; i < streams_.size(); ++i)
-    if (streams_[i].handle == handle) return i;
+  unsigned long long id = 0;
+  if (handle != nullptr && driver().cuStreamGetId != nullptr) {
+    device_.bind_thread();
+    driver().cuStreamGetId(handle, &id);
+  }
+  for (uint32_t i = kFirstCompute; i < streams_.size(); ++i) {
+    if (streams_[i].handle != handle) continue;
+    if (streams_[i].id != id) {
+      // The driver gave the handle of a destroyed stream, whose work may be under way, to a new one, which waited for nobody.
+      (void)drain(streams_[i]);  // where the device is lost, whoever waits for its moments is told so
+      streams_[i].id = id;
+      streams_[i].waits.clear();
+    }
+    return i;
+  }
   streams_.emplace_back();
   streams_.back().handle = handle;
+  streams_.back().id = id;
+  streams_.back().may_end = handle != nullptr;
   return static_cast<uint32_t>(streams_.size() - 1);
 }
 
 Moments StreamOrder::now_everywhere() {
   Moments moments;
-  for (uint32_t i = kFirstCompute; i < streams_.size(); ++i) moments.add(now(i));
+  for (uint32_t i = kFirstCompute; i < streams_.size(); ++i)
+    moments.add(streams_[i].may_end ? Moment{i, streams_[i].issued} : now(i));
   return moments;
 }
 
@@ -69,10 +85,16 @@ CUresult StreamOrder::collect(Stream& stream) {
   return CUDA_SUCCESS;
 }
 
-bool StreamOrder::drain(Stream& stream) {
+bool StreamOrder::drain(Stream& stream, bool is_there) {
   device_.bind_thread();
   const uint64_t issued = stream.issued;
-  if (device_.drain(stream.handle) != CUDA_SUCCESS) return false;
+  if (!stream.may_end || is_there) {
+    if (device_.drain(stream.handle) != CUDA_SUCCESS) return false;
+  } else if (stream.over < issued) {
+    // Only where the device was lost is there no mark.
+    if (stream.marks.empty() || stream.marks.back().number < issued) return false;
+    if (device_.drain(stream.marks.back().event) != CUDA_SUCCESS) return false;
+  }
   stream.over = std::max(stream.over, issued);
   for (const Mark& mark : stream.marks) events_.push_back(mark.event);
   stream.marks.clear();
@@ -84,28 +106,35 @@ void StreamOrder::mark(uint32_t index) {
   if (!device_.lost()) (void)set_mark(index);
 }
 
-bool StreamOrder::set_mark(uint32_t index) {
+bool StreamOrder::set_mark(uint32_t index, bool moves) {
   Stream& stream = streams_[index];
-  if (!stream.marks.empty() && stream.marks.back().number == stream.issued) return true;
+  if (!stream.marks.empty() && stream.marks.back().number == stream.issued) {
+    stream.marks.back().moves &= moves;
+    return true;
+  }
   device_.bind_thread();
-  // Nothing that is enqueued on it now runs, and an event would become part of the graph. Whoever began the capture has
-  // waited for what came before (ooc_core_synchronize).
+  // Nothing that is enqueued on it now runs, and an event would become part of the graph. What came before has its event, as
+  // the default stream, which has none, cannot be captured.
   if (device_.captures(stream.handle)) {
-    stream.over = stream.issued;
+    if (stream.marks.empty()) stream.over = stream.issued;
+    else stream.marks.back().number = stream.issued;
     return true;
   }
   constexpr size_t kMostMarks = 64;
   if (stream.marks.size() > kMostMarks) collect(stream);
-  const CUevent event = take_event();
+  const bool again = !stream.marks.empty() && stream.marks.back().moves;
+  const CUevent event = again ? stream.marks.back().event : take_event();
   if (event != nullptr) {
     const auto record = [&] { return driver().cuEventRecord(event, stream.handle); };
-    if (driver().retried(Counted::kEventRecord, record) == CUDA_SUCCESS) {
-      stream.marks.push_back({stream.issued, event});
+    const bool recorded = driver().retried(Counted::kEventRecord, record) == CUDA_SUCCESS;
+    if (again) stream.marks.pop_back();
+    if (recorded) {
+      stream.marks.push_back({stream.issued, event, moves});
       return true;
     }
     events_.push_back(event);
   }
-  return drain(stream);
+  return drain(stream, true);
 }
 
 bool StreamOrder::find_mark(uint32_t index, uint64_t number, const Mark*& mark) {
@@ -115,8 +144,10 @@ bool StreamOrder::find_mark(uint32_t index, uint64_t number, const Mark*& mark) 
   if (device_.lost()) return false;
   if ((stream.marks.empty() || stream.marks.back().number < number) && !set_mark(index)) return false;
   if (number <= stream.over) return true;
-  mark = &*std::lower_bound(stream.marks.begin(), stream.marks.end(), number,
-                            [](const Mark& known, uint64_t value) { return known.number < value; });
+  const auto found = std::lower_bound(stream.marks.begin(), stream.marks.end(), number,
+                                      [](const Mark& known, uint64_t value) { return known.number < value; });
+  found->moves = false;
+  mark = &*found;
   return true;
 }
 
@@ -189,7 +220,9 @@ bool StreamOrder::synchronize(std::unique_lock<std::mutex>& lock, const Moments&
 bool StreamOrder::all_over() {
   device_.bind_thread();
   for (Stream& stream : streams_)
-    if (driver().cuStreamQuery(stream.handle) != CUDA_SUCCESS) return false;
+    if (stream.may_end ? collect(stream) != CUDA_SUCCESS || stream.over < stream.issued
+                       : driver().cuStreamQuery(stream.handle) != CUDA_SUCCESS)
+      return false;
   for (Stream& stream : streams_) {
     stream.over = stream.issued;
     for (const Mark& mark : stream.marks) events_.push_back(mark.event);

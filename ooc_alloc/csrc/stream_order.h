@@ -2,6 +2,9 @@
 // "all work of this stream up to this number". A stream is made to wait for a moment by an event, which is recorded
 // only where somebody is going to wait, and taken from a pool: none is created in steady state.
 //
+// The program may destroy a stream of its own, and the driver says nothing and must not be asked about it then: so each
+// moment of such a stream gets an event at once, and its handle is used only by a call that was given it.
+//
 // Guarded by the core's lock. A driver that refuses an event costs a wait on the host, never the order. Where even that
 // wait fails the device is lost, and every call that would order something returns false: its caller enqueues nothing,
 // and gives no memory away.
@@ -41,13 +44,17 @@ class StreamOrder {
   StreamOrder(const StreamOrder&) = delete;
   StreamOrder& operator=(const StreamOrder&) = delete;
 
-  // Index of a stream on which functions run; a new one is added.
+  // Index of a stream on which functions run, and which is there; a new one is added.
   uint32_t compute_stream(CUstream stream);
   uint32_t streams() const { return static_cast<uint32_t>(streams_.size()); }
 
   // Everything enqueued on the stream so far.
-  Moment now(uint32_t stream) { return {stream, ++streams_[stream].issued}; }
-  // Everything enqueued so far on any stream where functions run.
+  Moment now(uint32_t stream) {
+    const uint64_t number = ++streams_[stream].issued;
+    if (streams_[stream].may_end) (void)set_mark(stream, true);  // where it fails the device is lost
+    return {stream, number};
+  }
+  // Everything enqueued so far on the default stream, and on others up to their last moments.
   Moments now_everywhere();
   // Records an event here, so that who waits for now() later need not wait for work that comes in between.
   void mark(uint32_t stream);
@@ -81,9 +88,12 @@ class StreamOrder {
   struct Mark {
     uint64_t number;
     CUevent event;
+    bool moves;  // nobody has asked for it: the next mark takes its event
   };
   struct Stream {
     CUstream handle = nullptr;
+    unsigned long long id = 0;  // unlike the handle, never another stream's; 0 where the driver does not say (before CUDA 12)
+    bool may_end = false;       // the program's, which may have destroyed it
     uint64_t issued = 0, over = 0;
     std::deque<Mark> marks;          // ascending; those not known to be over
     std::vector<uint64_t> waits;     // [streams] number up to which this stream waits for the others already
@@ -92,13 +102,13 @@ class StreamOrder {
   // A mark at or after the number, or null if that work is over. Returns false if the device is lost.
   [[nodiscard]] bool find_mark(uint32_t stream, uint64_t number, const Mark*& mark);
   // As mark(). Returns false if the device is lost: there is no mark then.
-  [[nodiscard]] bool set_mark(uint32_t stream);
+  [[nodiscard]] bool set_mark(uint32_t stream, bool moves = false);
   // Whether they are over, as cuEventQuery says it.
   CUresult ask(const Moments& moments);
   // Returns what the driver says of the first mark that is left; CUDA_SUCCESS if there is none.
   CUresult collect(Stream& stream);
   // The host waits for all that was issued on the stream. Returns false if the device is lost.
-  [[nodiscard]] bool drain(Stream& stream);
+  [[nodiscard]] bool drain(Stream& stream, bool is_there = false);
   CUevent take_event();
   const Driver& driver() const { return device_.driver(); }
 

@@ -71,11 +71,15 @@ class StreamTimer {
     complete_ = complete_ && started != nullptr && (!waited || before != nullptr);
     functions_.push_back({waited ? before : started, started});
   }
-  // Ends the iteration on the stream of its last function, waits for it, and gives one time for each function that was
-  // started; empty if an event was refused.
-  std::vector<double> finish_iteration(CUstream stream) {
+  // The stream may be destroyed before the iteration ends.
+  void function_ended(CUstream stream) {
+    give_back(ended_);
+    ended_ = record(stream);
+  }
+  // Waits for the iteration's last function, and gives one time for each that was started; empty if an event was refused.
+  std::vector<double> finish_iteration() {
     std::vector<double> seconds;
-    const CUevent end = complete_ && !functions_.empty() ? record(stream) : nullptr;
+    const CUevent end = complete_ && !functions_.empty() ? ended_ : nullptr;
     if (end != nullptr && device_.await(end) == CUDA_SUCCESS) {
       for (size_t i = 0; i < functions_.size(); ++i) {
         const CUevent next = i + 1 < functions_.size() ? functions_[i + 1].before : end;
@@ -87,7 +91,6 @@ class StreamTimer {
         seconds.push_back(time);
       }
     }
-    give_back(end);
     drop_iteration();
     return seconds;
   }
@@ -97,6 +100,8 @@ class StreamTimer {
       if (function.before != function.started) give_back(function.before);
     }
     functions_.clear();
+    give_back(ended_);
+    ended_ = nullptr;
     complete_ = true;
   }
 
@@ -190,6 +195,7 @@ class StreamTimer {
   std::vector<CUevent> events_;
   std::unordered_map<CUstream, std::deque<Span>> spans_;
   std::vector<Function> functions_;
+  CUevent ended_ = nullptr;  // the last of them
   bool complete_ = true;  // no event of the iteration was refused
 };
 

@@ -23,6 +23,12 @@ CUresult cuStreamQuery(CUstream stream) {
   return perform(Call::cuStreamQuery, [=](Device& device) { return device.streams.query_stream(stream); });
 }
 
+CUresult cuStreamGetId(CUstream stream, unsigned long long* id) {
+  return perform(Call::cuStreamGetId, [=](Device& device) {
+    return id == nullptr ? CUDA_ERROR_INVALID_VALUE : device.streams.stream_id(stream, *id);
+  });
+}
+
 CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
   return perform(Call::cuStreamWaitEvent, [=](Device& device) {
     return flags != 0 ? CUDA_ERROR_INVALID_VALUE : device.streams.wait(stream, event);

@@ -4,6 +4,8 @@
 #include <sys/prctl.h>
 
 #include <algorithm>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <thread>
@@ -24,6 +26,7 @@ constexpr uintptr_t kLegacy = 1, kOfThread = 2;  // reserved handles of default 
 struct Stream {
   bool is_blocking = true;  // with respect to the default stream
   bool is_stopping = false;
+  unsigned long long id = 0;
   std::deque<Command> queue;
   uint64_t enqueued = 0;
   uint64_t completed = 0;
@@ -51,7 +54,12 @@ std::shared_ptr<Stream> Streams::find(CUstream stream) {
     return own;
   }
   const auto found = streams_.find(stream);
-  return found == streams_.end() ? nullptr : found->second;
+  if (found != streams_.end()) return found->second;
+  if (std::find(destroyed_.begin(), destroyed_.end(), stream) != destroyed_.end()) {
+    std::fprintf(stderr, "emulated driver: a stream was used after it was destroyed, which is undefined behaviour\n");
+    std::abort();
+  }
+  return nullptr;
 }
 
 Streams::Event* Streams::find(CUevent event) const {
@@ -71,7 +79,13 @@ CUresult Streams::create_stream(unsigned flags, CUstream& stream) {
   auto created = std::make_shared<Stream>();
   created->is_blocking = flags == CU_STREAM_DEFAULT;
   const Lock lock(mutex);
-  stream = reinterpret_cast<CUstream>(last_handle_ += 16);
+  created->id = ++last_id_;
+  if (destroyed_.empty()) {
+    stream = reinterpret_cast<CUstream>(last_handle_ += 16);
+  } else {
+    stream = destroyed_.back();
+    destroyed_.pop_back();
+  }
   streams_.emplace(stream, std::move(created));
   return CUDA_SUCCESS;
 }
@@ -80,6 +94,7 @@ CUresult Streams::destroy_stream(CUstream handle) {
   Lock lock(mutex);
   const std::shared_ptr<Stream> stream = find(handle);
   if (streams_.erase(handle) == 0) return CUDA_ERROR_INVALID_HANDLE;
+  destroyed_.push_back(handle);
   stream->is_stopping = true;
   stream->wake.notify_all();
   lock.unlock();
@@ -221,6 +236,14 @@ CUresult Streams::query_stream(CUstream handle) {
   const std::shared_ptr<Stream> stream = find(handle);
   if (stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
   return stream->completed == stream->enqueued && barrier(*stream).empty() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+
+CUresult Streams::stream_id(CUstream handle, unsigned long long& id) {
+  const Lock lock(mutex);
+  const std::shared_ptr<Stream> stream = find(handle);
+  if (stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  id = stream->id;
+  return CUDA_SUCCESS;
 }
 
 CUresult Streams::create_event(unsigned flags, CUevent& event) {

@@ -6,7 +6,8 @@
 // The default stream (handles 0 and 1) is a stream like others, with the barriers of CUDA's legacy default stream: its work
 // begins when what was enqueued before on every stream that was not created CU_STREAM_NON_BLOCKING is done, and what those
 // streams get afterwards begins when its work is done. Handle 2 is the calling thread's own default stream, one of those.
-// Handles are never used again. A thread that waits sleeps.
+// As with the driver, the handle of a destroyed stream is the next new one's. To use it before is undefined behaviour
+// there; here it ends the process, so that a test finds it. A thread that waits sleeps.
 //
 // Each stream has a clock, which says when its work ended on the emulated device (see link.h); events take their times from it.
 #pragma once
@@ -55,6 +56,7 @@ class Streams {
   CUresult destroy_stream(CUstream stream);  // waits for its work
   CUresult synchronize_stream(CUstream stream);
   CUresult query_stream(CUstream stream);  // CUDA_SUCCESS or CUDA_ERROR_NOT_READY
+  CUresult stream_id(CUstream stream, unsigned long long& id);
 
   CUresult create_event(unsigned flags, CUevent& event);
   CUresult destroy_event(CUevent event);
@@ -92,6 +94,8 @@ class Streams {
   std::shared_ptr<Stream> default_;  // created when it is first used
   std::unordered_map<CUstream, std::shared_ptr<Stream>> streams_;
   uintptr_t last_handle_ = 1 << 16;
+  std::vector<CUstream> destroyed_;  // handles that are no stream's now
+  unsigned long long last_id_ = 0;
   std::unordered_map<CUevent, std::shared_ptr<Event>> events_;
   std::condition_variable progress_;  // a record is done, or a stream has got further
   int waiting_ = 0;                   // threads that wait for progress_

@@ -334,6 +334,34 @@ def several_streams() -> None:
     assert ooc.summary()["device_peak_bytes"] <= BUDGET and stats()["swap_in_bytes"] > 0
 
 
+def created_stream() -> ctypes.c_void_p:
+    """A stream that PyTorch knows nothing of, as a library makes it."""
+    stream = ctypes.c_void_p()
+    assert runtime().cudaStreamCreateWithFlags(ctypes.byref(stream), 1) == 0
+    return stream
+
+
+def destroyed_streams() -> None:
+    """What was allocated and used on a stream that is destroyed stays right, and the stream is not used again."""
+    start()
+    every: list[torch.Tensor] = []
+    for seed in range(4):
+        handle, another = created_stream(), created_stream()  # the handles of those before, perhaps
+        external = torch.cuda.ExternalStream(handle.value)
+        with torch.cuda.stream(external):
+            managed = [numbers(seed=10 * seed + n).cuda() for n in range(3)]
+            every += [tensor.clone() for tensor in managed]
+        with torch.cuda.stream(torch.cuda.ExternalStream(another.value)):
+            every[-1].add_(0)
+        torch.cuda.synchronize()
+        assert runtime().cudaStreamDestroy(handle) == runtime().cudaStreamDestroy(another) == 0
+        del managed  # of a stream that is gone
+        assert make(6)[1][0].numel() > 0  # what is there has to leave
+    assert same([numbers(seed=10 * seed + n) for seed in range(4) for n in range(3)], every)
+    ooc.step()
+    torch.cuda.empty_cache()
+
+
 def backward_thread() -> None:
     start()
     ran_in: list[int] = []
@@ -410,8 +438,13 @@ def cpu_tensors() -> None:
     square = torch.randn(100, 100)
     before = stats()["functions"]
     assert (square @ square + square).relu().shape == (100, 100)
+    assert torch.zeros(10).sum() == 0 and torch.empty(3).shape == (3,) and torch.arange(3).tolist() == [0, 1, 2]
+    assert torch.rand(3, 3).numel() == 9 and torch.full((2,), 7).tolist() == [7, 7] and torch.eye(2).trace() == 2
+    assert torch.scalar_tensor(2).item() == 2 and torch.empty_strided((2, 2), (2, 1)).stride() == (2, 1)
     assert stats()["functions"] == before, "operators over CPU tensors alone are none of our functions"
     assert stats()["allocations"] == 0
+    made = [torch.zeros(10, device="cuda"), torch.empty(3, device="cuda"), torch.rand(3, device="cuda")]
+    assert stats()["functions"] >= before + len(made) and stats()["allocations"] == len(made)
     sparse = torch.sparse_coo_tensor([[0, 2]], torch.tensor([1.0, 2.0]), (4,)).cuda()
     assert torch.equal(sparse.cpu().to_dense(), torch.tensor([1.0, 0, 2.0, 0]))
     assert torch.tensor([1.0, 2.0, 3.0]).cuda()[1].item() == 2.0
@@ -540,6 +573,38 @@ def capture_after_late_work() -> None:
     del gate
 
 
+def capture_without_a_pool() -> None:
+    """A library captures a stream by itself. What is used and allocated meanwhile stays where it is."""
+    start()
+    side = torch.cuda.Stream()
+    stream, graph, runnable = ctypes.c_void_p(side.cuda_stream), ctypes.c_void_p(), ctypes.c_void_p()
+    source, target = numbers(seed=8).cuda(), numbers(seed=9).cuda()
+    late, host = numbers(seed=5).cuda(), numbers(seed=6).pin_memory()
+    torch.cuda.synchronize()
+    gate, opened = closed_gate(side)
+    with torch.cuda.stream(side):
+        late.copy_(host, non_blocking=True)
+        assert runtime().cudaStreamBeginCapture(stream, 0) == 0
+        first = source.clone()
+        second = first.clone()
+        target.copy_(second)
+        threading.Timer(0.3, opened.set).start()
+        others = [torch.empty(UNIT // 4, device="cuda") for _ in range(4)]  # `late` has to leave
+        assert runtime().cudaStreamEndCapture(stream, ctypes.byref(graph)) == 0
+    del others
+    assert runtime().cudaGraphInstantiateWithFlags(ctypes.byref(runnable), graph, ctypes.c_ulonglong(0)) == 0
+    for seed in (1, 2):
+        plain, managed = make(10)
+        source.copy_(numbers(seed=seed))
+        torch.cuda.synchronize()
+        assert runtime().cudaGraphLaunch(runnable, stream) == 0
+        side.synchronize()
+        assert torch.equal(target.cpu(), numbers(seed=seed)) and torch.equal(first.cpu(), numbers(seed=seed))
+        assert same(plain, managed)
+    assert torch.equal(late.cpu(), host)
+    del gate
+
+
 def pool_states() -> None:
     """What torch.compile's trees of CUDA graphs ask for."""
     start()
@@ -591,7 +656,11 @@ def refusals() -> None:
     child = os.fork()
     if child == 0:
         try:
-            refused(lambda: tensor.clone(), "spawn")
+            for use in (tensor.clone, tensor.cpu, lambda: tensor.add_(1), lambda: torch.empty_like(tensor)):
+                refused(use, "forked process", "'spawn'", "fork before")
+            refused(lambda: torch.empty(3, device="cuda"), "'spawn'")  # PyTorch's own
+            assert torch.zeros(3).add(1).sum() == 3
+            del tensor
             os._exit(0)
         except BaseException as error:
             print("child:", error, file=sys.stderr)

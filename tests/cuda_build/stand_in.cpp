@@ -14,6 +14,7 @@
 #include <cxxabi.h>
 #include <dlfcn.h>
 #include <execinfo.h>
+#include <pthread.h>
 
 #include <atomic>
 #include <cstdio>
@@ -32,6 +33,8 @@
 
 namespace {
 
+bool in_forked_child = false;  // after CUDA was initialised: the runtime's calls fail there
+
 const ooc::Driver& real() {
   static const ooc::Driver* driver = [] {
     std::string error;
@@ -40,6 +43,7 @@ const ooc::Driver& real() {
       std::fprintf(stderr, "stand-in: %s\n", error.c_str());
       std::abort();
     }
+    pthread_atfork(nullptr, nullptr, [] { in_forked_child = true; });
     return loaded.release();
   }();
   thread_local const bool bound = [] {
@@ -114,7 +118,7 @@ struct Forward<member> {
   // Those that only ask are allowed at any time.
   static constexpr bool harmless(const char* name) {
     for (const char* each : {"cuInit", "cuCtxSetCurrent", "cuCtxGetCurrent", "cuGetErrorName", "cuGetErrorString",
-                             "cuDriverGetVersion"})
+                             "cuDriverGetVersion", "cuStreamGetId"})
       if (std::strcmp(each, name) == 0) return true;
     return false;
   }
@@ -178,7 +182,10 @@ thread_local int current_device = 0;
 EXPORTED int nvmlInit() { return 0; }
 EXPORTED int nvmlDeviceGetCount_v2(int* count) { return *count = 2, 0; }
 EXPORTED cudaError_t cudaGetDeviceCount(int* count) { return *count = 2, cudaSuccess; }
-EXPORTED cudaError_t cudaGetDevice(int* device) { return *device = current_device, cudaSuccess; }
+EXPORTED cudaError_t cudaGetDevice(int* device) {
+  if (in_forked_child) return cudaErrorInitializationError;
+  return *device = current_device, cudaSuccess;
+}
 EXPORTED cudaError_t cudaSetDevice(int device) {
   if (device < 0 || device > 1) return cudaErrorInvalidDevice;
   return current_device = device, cudaSuccess;
@@ -298,6 +305,7 @@ EXPORTED cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* 
   return cudaSuccess;
 }
 EXPORTED cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
+  if (in_forked_child) return cudaErrorInitializationError;
   *status = status_of(as_stream(stream));
   return cudaSuccess;
 }
@@ -354,8 +362,9 @@ std::map<const void*, const char*>& kernel_names() {
   return names;
 }
 
-void launched(const void* entry) {
-  if (!computes) return;
+cudaError_t launched(const void* entry) {
+  if (in_forked_child) return cudaErrorInitializationError;
+  if (!computes) return cudaSuccess;
   const auto found = kernel_names().find(entry);
   int status = 0;
   const char* name = found != kernel_names().end() ? found->second : "?";
@@ -383,13 +392,13 @@ EXPORTED cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* entry) {
   return cudaSuccess;
 }
 EXPORTED cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3, dim3, void**, size_t, cudaStream_t) {
-  return launched(kernel), cudaSuccess;
+  return launched(kernel);
 }
 EXPORTED cudaError_t cudaLaunchKernel(const void* entry, dim3, dim3, void**, size_t, cudaStream_t) {
-  return launched(entry), cudaSuccess;
+  return launched(entry);
 }
 EXPORTED cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t*, const void* entry, void**) {
-  return launched(entry), cudaSuccess;
+  return launched(entry);
 }
 EXPORTED cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
   const ooc::Driver& driver = real();

@@ -339,6 +339,38 @@ TEST(every_missing_edge_is_noticed) {
   }
 }
 
+// ---- streams that end ------------------------------------------------------------------------------------------------
+
+// The emulated driver ends a process that uses a stream which was destroyed.
+TEST(a_destroyed_stream_is_not_used_again) {
+  StreamsTest t({4, 64});
+  std::vector<Variable> variables;
+  uint64_t token = 0;
+  Variable kept{}, freed{};
+  for (unsigned i = 0; i < 3; ++i) {
+    const Stream ends, also_ends;  // their handles are used again from the second time on
+    variables.push_back(t.make_on(ends, 2 * t.chunk, i + 1));
+    kept = t.make_on(also_ends, t.chunk, 10 + i);
+    freed = t.make_on(ends, t.chunk, 20 + i);
+    for (const Stream* stream : {&ends, &also_ends}) ASSERT_OK(driver().cuStreamSynchronize(stream->handle));
+    const Pinned& found = t.read_later(also_ends, variables[0]);
+    ASSERT_EQ(t.core.pin(kept.address, OOC_READ, &token), OOC_OK);
+    t.core.record_use(freed.address, also_ends.handle);
+    ASSERT_OK(driver().cuStreamSynchronize(also_ends.handle));
+    EXPECT_TRUE(found.contents() == pattern(2 * t.chunk, 1));
+    if (i < 2) ASSERT_EQ(t.core.unpin(token, OOC_READ), OOC_OK);
+  }
+  ooc_iteration ended{};
+  ASSERT_EQ(t.core.boundary(&ended), OOC_OK);  // its functions are timed
+  t.core.free(freed.address);
+  ASSERT_EQ(t.core.unpin(token, OOC_READ), OOC_OK);
+  for (unsigned i = 0; i < 3; ++i) variables.push_back(t.make_on(t.main, 2 * t.chunk, i + 4));  // all have to leave
+  ASSERT_EQ(t.core.synchronize(), OOC_OK);
+  t.core.release_cached();
+  t.expect_intact(variables);
+  t.expect(kept);
+}
+
 // ---- running ahead --------------------------------------------------------------------------------------------------
 
 TEST(the_host_runs_ahead_of_a_stream_that_stands_still) {

@@ -89,9 +89,13 @@ TEST(a_device_that_is_behind_is_asked_nothing_where_nothing_is_swapped) {
   Gate gate;
   gate.close_on(t.main);
   const uint64_t queries = control().call_count("cuEventQuery"), records = control().call_count("cuEventRecord");
-  t.steps(2000);
+  const uint64_t events = control().call_count("cuEventCreate");
+  constexpr unsigned kSteps = 2000;
+  t.steps(kSteps);
   EXPECT_EQ(control().call_count("cuEventQuery"), queries);
-  EXPECT_EQ(control().call_count("cuEventRecord"), records);
+  // The program may destroy its stream, so each function and each free is recorded, by one event that moves on.
+  EXPECT_TRUE(control().call_count("cuEventRecord") - records <= 2 * kSteps + 2);
+  EXPECT_TRUE(control().call_count("cuEventCreate") - events <= 1);
   gate.open();
   EXPECT_EQ(t.stats().stall_seconds, 0.0);
 }

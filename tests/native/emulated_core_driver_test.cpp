@@ -74,6 +74,56 @@ TEST(a_captured_stream_gets_no_events_and_is_not_waited_for) {
   t.expect_intact(variables);
 }
 
+namespace {
+unsigned long long stream_id = 7;
+CUstream waiting_stream = nullptr;
+int stream_waits = 0;
+CUresult (*plain_wait)(CUstream, CUevent, unsigned) = nullptr;
+}  // namespace
+
+// A real driver destroys a stream whose work is under way, and may give the handle to the next one meanwhile. Here the id
+// changes under one.
+TEST(a_handle_that_is_used_again_is_another_stream) {
+  Limits limits{4};
+  limits.asynchronous = true;
+  CoreTest t(limits);
+  Driver& table = const_cast<Driver&>(t.core.device().driver());
+  table.cuStreamGetId = [](CUstream, unsigned long long* id) { return *id = stream_id, CUDA_SUCCESS; };
+  plain_wait = table.cuStreamWaitEvent;
+  table.cuStreamWaitEvent = [](CUstream stream, CUevent event, unsigned flags) {
+    if (stream == waiting_stream) ++stream_waits;
+    return plain_wait(stream, event, flags);
+  };
+  Stream stream;
+  waiting_stream = stream.handle;
+  const std::vector<Variable> variables = t.make_many(1, 2 * t.chunk);
+  t.let_go();
+  ASSERT_EQ(t.core.evict_all(), OOC_OK);
+  Gate in;  // the variable is on its way for as long as it is closed
+  in.close_on(t.core.device().stream(Direction::kIn));
+  const ooc_operand operand = reads(variables[0]);
+  const auto waits_of_a_function = [&] {
+    stream_waits = 0;
+    EXPECT_EQ(t.core.function_begin(t.id("read"), &operand, 1, stream.handle), OOC_OK);
+    EXPECT_EQ(t.core.function_end(false), OOC_OK);
+    return stream_waits;
+  };
+  EXPECT_EQ(waits_of_a_function(), 1);
+  EXPECT_EQ(waits_of_a_function(), 0);
+  ++stream_id;
+  std::atomic<bool> opened{false};
+  std::thread opener([&] {
+    t.core.device().bind_thread();
+    std::this_thread::sleep_for(std::chrono::milliseconds(60));
+    opened = true;
+    in.open();
+  });
+  waits_of_a_function();
+  EXPECT_TRUE(opened);  // the host has waited for what the destroyed stream still had to do
+  opener.join();
+  t.expect_intact(variables);
+}
+
 TEST(capture_modes_are_kept_by_thread) {
   CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
   EXPECT_OK(driver().cuThreadExchangeStreamCaptureMode(&mode));

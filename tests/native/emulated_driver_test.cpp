@@ -319,17 +319,44 @@ TEST(a_host_function_may_not_call_the_driver) {
   EXPECT_EQ(seen, CUDA_ERROR_NOT_PERMITTED);
 }
 
-TEST(destroyed_streams_and_events_are_refused) {
-  CUstream stream = nullptr;
+TEST(destroyed_events_are_refused) {
   CUevent event = nullptr;
-  ASSERT_OK(driver().cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
   ASSERT_OK(driver().cuEventCreate(&event, CU_EVENT_DEFAULT));
-  ASSERT_OK(driver().cuStreamDestroy(stream));
   ASSERT_OK(driver().cuEventDestroy(event));
-  EXPECT_EQ(driver().cuStreamSynchronize(stream), CUDA_ERROR_INVALID_HANDLE);
-  EXPECT_EQ(driver().cuStreamDestroy(stream), CUDA_ERROR_INVALID_HANDLE);
   EXPECT_EQ(driver().cuEventRecord(event, nullptr), CUDA_ERROR_INVALID_HANDLE);
   EXPECT_EQ(driver().cuEventDestroy(event), CUDA_ERROR_INVALID_HANDLE);
+}
+
+TEST(the_handle_of_a_destroyed_stream_is_used_again_with_another_id) {
+  CUstream first = nullptr, second = nullptr;
+  unsigned long long first_id = 0, second_id = 0;
+  ASSERT_OK(driver().cuStreamCreate(&first, CU_STREAM_NON_BLOCKING));
+  ASSERT_OK(driver().cuStreamGetId(first, &first_id));
+  ASSERT_OK(driver().cuStreamDestroy(first));
+  ASSERT_OK(driver().cuStreamCreate(&second, CU_STREAM_NON_BLOCKING));
+  ASSERT_OK(driver().cuStreamGetId(second, &second_id));
+  EXPECT_TRUE(second == first && second_id != first_id && first_id != 0);
+  ASSERT_OK(driver().cuStreamDestroy(second));
+}
+
+// This program again, for the use of a stream that was destroyed.
+TEST(the_use_of_a_destroyed_stream_ends_the_process) {
+  if (getenv("OOC_USE_DESTROYED") != nullptr) {
+    CUstream stream = nullptr;
+    ASSERT_OK(driver().cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    ASSERT_OK(driver().cuStreamDestroy(stream));
+    driver().cuStreamQuery(stream);
+    return;
+  }
+  const pid_t child = fork();
+  if (child == 0) {
+    setenv("OOC_USE_DESTROYED", "1", 1);
+    execl("/proc/self/exe", "emulated_driver_test", "the_use_of_a_destroyed_stream_ends_the_process", nullptr);
+    _exit(0);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT);
 }
 
 TEST(destroying_a_stream_finishes_its_work) {

@@ -5,6 +5,8 @@
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAStream.h>
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <optional>
 
@@ -50,14 +52,16 @@ void CudaAllocator::check_device(c10::DeviceIndex device) const {
 }
 
 c10::DeviceIndex CudaAllocator::current_device() const {
+  refuse_forked_child();
   c10::DeviceIndex device = -1;
   C10_CUDA_CHECK(c10::cuda::GetDevice(&device));
   check_device(device);
   return device;
 }
 
+// With a pool of PyTorch's or without, as libraries do it. The default stream cannot be captured.
 bool CudaAllocator::captures(cudaStream_t stream) const {
-  if (!pools_.active()) return false;
+  if (stream == nullptr) return false;
   cudaStreamCaptureStatus status{cudaStreamCaptureStatusNone};
   C10_CUDA_CHECK(cudaStreamIsCapturing(stream, &status));
   return status == cudaStreamCaptureStatusActive;
@@ -80,14 +84,17 @@ c10::DataPtr CudaAllocator::allocate(size_t bytes) {
 c10::DeleterFnPtr CudaAllocator::raw_deleter() const { return &delete_block; }
 
 void* CudaAllocator::take(size_t bytes, cudaStream_t stream) {
-  const RelaxedCapture relaxed(pools_.active());
+  const bool is_captured = captures(stream);
+  const RelaxedCapture relaxed(is_captured || pools_.active());
   Block record{bytes, Block::round(bytes), stream, {0, 0}, {}, nullptr};
+  // The id of a stream of PyTorch's own is no handle.
+  record.is_external = stream != nullptr && c10::cuda::getCurrentCUDAStream(device_).id() == reinterpret_cast<c10::StreamId>(stream);
   void* block = nullptr;
   if (const std::optional<PoolId> pool = pools_.pool_for(stream)) {
     record.pool = *pool;
     block = take_from_pool(*pool, bytes, stream, record.rounded);
   } else {
-    block = take_from_core(bytes, stream);
+    block = is_captured ? take_ready(bytes) : take_from_core(bytes, stream);
     if (!in_slab(block)) function_allocated(block);
     if (!in_slab(block) && places_wanted.load(std::memory_order_relaxed)) note_place(block);
   }
@@ -109,12 +116,25 @@ void* CudaAllocator::take_from_core(size_t bytes, cudaStream_t stream) {
     if (block == nullptr && ooc_last_status() == OOC_DRIVER_FAILURE) raise(OOC_DRIVER_FAILURE);
     if (block == nullptr) out_of_memory(bytes, message);
   }
-  if (owned(block)) return block;
-  ooc_core_free(managed_, block);  // plain host memory
-  TORCH_CHECK(false, "a forked process cannot use the CUDA memory of its parent: start processes that use CUDA with 'spawn'");
+  return block;
 }
 
-// The memory is ready before it is handed out, as a captured stream cannot wait for anything outside its graph.
+// The memory is ready before it is handed out, as a captured stream cannot wait for anything outside its graph, and stays where
+// it is until it is freed, as every replay uses its address.
+void* CudaAllocator::take_ready(size_t bytes) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (pool_stream_ == nullptr) C10_CUDA_CHECK(cudaStreamCreateWithFlags(&pool_stream_, cudaStreamNonBlocking));
+  }
+  void* block = take_from_core(bytes, pool_stream_);
+  C10_CUDA_CHECK(cudaStreamSynchronize(pool_stream_));
+  if (const int status = ooc_core_pin(managed_, block, OOC_READ | OOC_WRITE, nullptr)) {
+    ooc_core_free(managed_, block);
+    raise(status);
+  }
+  return block;
+}
+
 void* CudaAllocator::take_from_pool(PoolId pool, size_t bytes, cudaStream_t stream, size_t& rounded) {
   if (void* again = pools_.take(pool, rounded, stream)) return again;
   void* block = nullptr;
@@ -122,12 +142,7 @@ void* CudaAllocator::take_from_pool(PoolId pool, size_t bytes, cudaStream_t stre
     block = source->raw_alloc_with_stream(rounded, stream);
     if (block == nullptr) out_of_memory(bytes, "the allocator of the memory pool has no memory left");
   } else {
-    block = take_from_core(rounded, pool_stream_);
-    C10_CUDA_CHECK(cudaStreamSynchronize(pool_stream_));
-    if (const int status = ooc_core_pin(managed_, block, OOC_READ | OOC_WRITE, nullptr)) {
-      ooc_core_free(managed_, block);
-      raise(status);
-    }
+    block = take_ready(rounded);
   }
   pools_.add(pool, block, rounded, stream);
   return block;
@@ -179,20 +194,22 @@ void CudaAllocator::raw_delete(void* block) {
 void CudaAllocator::free_block(void* address, bool must_be_known) {
   const std::optional<Block> block = ledger_.freed(address);
   TORCH_CHECK(block.has_value() || !must_be_known, "this address was not allocated here, or was freed already");
-  if (!block.has_value()) return;
+  if (!block.has_value() || in_forked_child) return;
   trace(&c10::impl::PyInterpreterVTable::trace_gpu_memory_deallocation, address);
   function_freed(address);
   if (block->pool != PoolId{0, 0}) {
     if (std::optional<Pools::Discarded> discarded = pools_.give(block->pool, address)) discard({*discarded});
     return;
   }
-  const RelaxedCapture relaxed(pools_.active());
+  const cudaStream_t current = c10::cuda::getCurrentCUDAStream(device_).stream();
+  if (block->is_external && block->stream != current) return discard({{address, nullptr}});
+  const RelaxedCapture relaxed(pools_.active() || captures(current));
   for (void* stream : block->other_streams) ooc_core_record_use(managed_, address, stream);
   ooc_core_free_on(managed_, address, block->stream);
 }
 
-// Graphs that use these blocks may be running, on streams that nobody told us of, so everything has to be over first. That
-// cannot be waited for while a stream is captured.
+// Work that uses these blocks may be under way on streams that nobody told us of, such as a replayed graph, or that may be
+// destroyed, so everything has to be over first. That cannot be waited for while a stream is captured.
 void CudaAllocator::discard(std::vector<Pools::Discarded> blocks) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -236,12 +253,6 @@ void CudaAllocator::recordStream(const c10::DataPtr& data, c10::cuda::CUDAStream
 
 void CudaAllocator::beginAllocateToPool(c10::DeviceIndex device, PoolId pool, Pools::Filter filter) {
   check_device(device);
-  if (!pools_.active()) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (pool_stream_ == nullptr) C10_CUDA_CHECK(cudaStreamCreateWithFlags(&pool_stream_, cudaStreamNonBlocking));
-    // What was enqueued on a stream that is going to be captured cannot be waited for afterwards.
-    if (const int status = ooc_core_synchronize(managed_)) raise(status);
-  }
   pools_.begin(pool, std::move(filter));
 }
 
@@ -300,6 +311,7 @@ void install_cuda_allocator(ooc_core* managed, c10::DeviceIndex device) {
   torch::cuda::CUDAPluggableAllocator::changeCurrentAllocator(*allocator);  // refuses if CUDA is initialised
   c10::SetAllocator(c10::DeviceType::CUDA, allocator->get(), 100);
   installed = allocator->get();
+  pthread_atfork(nullptr, nullptr, [] { in_forked_child = true; });
 }
 
 }  // namespace ooc_torch

@@ -89,6 +89,7 @@ class CudaAllocator final : public torch::cuda::CUDAPluggableAllocator::CUDAPlug
  private:
   void* take(size_t bytes, cudaStream_t stream);
   void* take_from_core(size_t bytes, cudaStream_t stream);
+  void* take_ready(size_t bytes);
   void* take_from_pool(PoolId pool, size_t bytes, cudaStream_t stream, size_t& rounded);
   [[noreturn]] void out_of_memory(size_t bytes, const std::string& message);
   void discard(std::vector<Pools::Discarded> blocks);
@@ -104,7 +105,7 @@ class CudaAllocator final : public torch::cuda::CUDAPluggableAllocator::CUDAPlug
   std::mutex mutex_;                         // guards what follows
   std::vector<Pools::Discarded> discarded_;  // they are given back when no stream is captured
   std::vector<native::OutOfMemoryObserver> observers_;
-  cudaStream_t pool_stream_ = nullptr;       // memory for pools is made ready on it; it is never captured
+  cudaStream_t pool_stream_ = nullptr;       // memory for captured streams is made ready on it; it is never captured
 };
 
 // Makes PyTorch use it. Throws if PyTorch has initialised CUDA already.

@@ -34,12 +34,20 @@ void function_freed(void* block) {
   if (found != blocks.rend()) blocks.erase(std::prev(found.base()));
 }
 
+void refuse_forked_child() {
+  TORCH_CHECK(!in_forked_child, "a forked process cannot use the CUDA memory of its parent: start processes that use CUDA with "
+              "'spawn' (torch.multiprocessing.set_start_method('spawn')), or fork before CUDA is used for the first time");
+}
+
 bool cuda_function_allocated() { return !allocations.blocks.empty(); }
 
 int cuda_function_begin(uint32_t id, const ooc_operand* operands, uint32_t count) {
+  if (in_forked_child && count == 0) return OOC_NESTED;
+  refuse_forked_child();
   const cudaStream_t stream = current_stream();
-  const RelaxedCapture relaxed(any_capture());
-  if (captured(stream)) {
+  const bool is_captured = captured(stream);
+  const RelaxedCapture relaxed(is_captured || any_capture());
+  if (is_captured) {
     for (uint32_t i = 0; i < count; ++i)
       if (const int status = pin_for_life(operands[i].address)) return status;
     return OOC_NESTED;

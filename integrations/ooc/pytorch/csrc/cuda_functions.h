@@ -24,7 +24,10 @@ class RelaxedCapture {
 void function_allocated(void* block);
 void function_freed(void* block);
 
-bool any_capture();  // cuda_allocator.cpp
+bool any_capture();  // into a pool of PyTorch's; cuda_allocator.cpp
 bool captured(cudaStream_t stream);
+
+inline bool in_forked_child = false;  // after CUDA was initialised
+void refuse_forked_child();           // throws there, before a call of the runtime fails and says less
 
 }  // namespace ooc_torch

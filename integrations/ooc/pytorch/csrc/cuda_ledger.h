@@ -34,6 +34,7 @@ struct Block {
   c10::MempoolId_t pool{0, 0};        // {0, 0}: none
   std::vector<void*> other_streams;   // that record_stream named
   std::shared_ptr<c10::GatheredContext> context;
+  bool is_external = false;           // the stream is none of PyTorch's: the program may have destroyed it since
 
   static size_t round(size_t bytes) { return (bytes + 511) / 512 * 512; }
 };

@@ -43,7 +43,15 @@ struct Direct<Op, Result(Arguments...)> {
       return Op::redispatch(below, std::forward<Arguments>(arguments)...);
     }
     static const OperatorInfo& info = info_of(op);
-    if (passes_on(op, info, keys)) return Op::redispatch(below, std::forward<Arguments>(arguments)...);
+    const auto device = [&] {
+      std::optional<at::Device> found;
+      const auto look = [&found](const auto& argument) {
+        if constexpr (std::is_same_v<decltype(argument), const std::optional<at::Device>&>) found = argument;
+      };
+      (look(arguments), ...);
+      return found;
+    };
+    if (passes_on(op, info, keys, device)) return Op::redispatch(below, std::forward<Arguments>(arguments)...);
     if (any_remembered.load(std::memory_order_relaxed) && info.split->any.load(std::memory_order_relaxed)) {
       torch::jit::Stack stack = c10::impl::boxArgs<Arguments...>(arguments...);
       const Way way = remembered_way(info, stack);

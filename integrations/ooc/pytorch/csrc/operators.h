@@ -40,6 +40,7 @@ struct OperatorInfo {
   bool keep_allocations = false; // the result hides memory from us (custom classes)
   bool hold_operands = false;    // the work goes on after the operator has returned, or the result refers to them
   std::vector<uint32_t> access;  // of each argument
+  size_t device_argument = SIZE_MAX;  // where a factory's result is to be; SIZE_MAX: there is none
   SplitState* split = nullptr;   // what to do if it does not fit; lives as long as the process
 };
 
@@ -73,6 +74,7 @@ inline OperatorInfo inspect(const c10::OperatorHandle& op) {
     writes |= write;
     info.access.push_back(write || !trusted || schema_hides_writes(name) ? OOC_READ | OOC_WRITE : OOC_READ);
     tensors |= argument.type()->isSubtypeOf(*c10::TensorType::get());
+    if (argument.type()->str() == "Device?") info.device_argument = info.access.size() - 1;
   }
   for (const auto& result : schema.returns()) {
     aliases |= result.alias_info() != nullptr && !result.alias_info()->isWrite();
@@ -251,10 +253,15 @@ inline void run_in_slices(const c10::OperatorHandle& op, const OperatorInfo& inf
   if (returns) stack->emplace_back(std::move(results));
 }
 
-inline bool passes_on(const c10::OperatorHandle& op, const OperatorInfo& info, c10::DispatchKeySet keys) {
+// `device` gives the argument that says where the result is to be. It is asked where no tensor says so.
+template <class GetDevice>
+bool passes_on(const c10::OperatorHandle& op, const OperatorInfo& info, c10::DispatchKeySet keys, GetDevice device) {
   if (info.pass_on || (info.view && !any_unusual(keys)) || in_mode(kPlain)) return true;
-  if (on_cuda() && keys.has_backend(c10::BackendComponent::CPUBit) && !keys.has_backend(c10::BackendComponent::CUDABit))
-    return true;  // the memory of CPU tensors is not ours then; operators that it calls come here by themselves
+  // The memory of CPU tensors is not ours then; operators that it calls come here by themselves.
+  if (on_cuda() && !keys.has_backend(c10::BackendComponent::CUDABit)) {
+    if (keys.has_backend(c10::BackendComponent::CPUBit)) return true;
+    if (info.device_argument != SIZE_MAX && !device().value_or(c10::kCPU).is_cuda()) return true;
+  }
   return info.composite && !op.hasKernelForDispatchKey((keys & kBelow).highestPriorityTypeId());
 }
 
@@ -265,7 +272,8 @@ inline void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, to
     return op.redispatchBoxed(keys & kBelow, stack);
   }
   const OperatorInfo& info = info_of(op);
-  if (passes_on(op, info, keys)) op.redispatchBoxed(keys & kBelow, stack);
+  const auto device = [&] { return (*stack)[stack->size() - info.access.size() + info.device_argument].toOptional<at::Device>(); };
+  if (passes_on(op, info, keys, device)) op.redispatchBoxed(keys & kBelow, stack);
   else if (info.whole_list) run_in_slices(op, info, keys, stack);
   else run(op, info, keys, stack);
 }
