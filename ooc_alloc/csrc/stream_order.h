@@ -36,7 +36,9 @@ class StreamOrder {
  public:
   static constexpr uint32_t kOut = 0, kIn = 1, kFirstCompute = 2;
 
-  explicit StreamOrder(Device& device);
+  // `safe`: the host waits for whatever is noted here, unless it is captured into a graph. So every order holds whatever
+  // the driver makes of events, and nothing runs at the same time.
+  StreamOrder(Device& device, bool safe);
   ~StreamOrder();
   StreamOrder(const StreamOrder&) = delete;
   StreamOrder& operator=(const StreamOrder&) = delete;
@@ -46,7 +48,11 @@ class StreamOrder {
   uint32_t streams() const { return static_cast<uint32_t>(streams_.size()); }
 
   // Everything enqueued on the stream so far.
-  Moment now(uint32_t stream) { return {stream, ++streams_[stream].issued}; }
+  Moment now(uint32_t stream) {
+    const Moment moment{stream, ++streams_[stream].issued};
+    if (safe_) end_now(streams_[stream]);
+    return moment;
+  }
   // Everything enqueued so far on any stream where functions run.
   Moments now_everywhere();
   // Records an event here, so that who waits for now() later need not wait for work that comes in between.
@@ -99,10 +105,12 @@ class StreamOrder {
   CUresult collect(Stream& stream);
   // The host waits for all that was issued on the stream. Returns false if the device is lost.
   [[nodiscard]] bool drain(Stream& stream);
+  void end_now(Stream& stream);
   CUevent take_event();
   const Driver& driver() const { return device_.driver(); }
 
   Device& device_;
+  const bool safe_;
   std::vector<Stream> streams_;
   std::vector<CUevent> events_;
   uint64_t created_ = 0;
