@@ -22,7 +22,10 @@ const bool safe = getenv("OOC_TEST_SAFE") != nullptr;
 
 struct StreamsTest : CoreTest {
   explicit StreamsTest(Limits limits) : CoreTest((limits.asynchronous = true, limits.safe = safe, limits)) {}
-  ~StreamsTest() { synchronize(); }
+  ~StreamsTest() {
+    synchronize();
+    if (safe) EXPECT_EQ(stats().event_create_count, uint64_t{0});  // nothing waits for an event
+  }
 
   void synchronize() {
     for (const Stream* stream : {&main, &side}) EXPECT_OK(driver().cuStreamSynchronize(stream->handle));
