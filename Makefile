@@ -178,7 +178,7 @@ check-cuda-build: $(CUDA_VENV)/.installed native ## compile the part for CUDA ag
 	PYTHONPATH=.:integrations $(cuda_python) -m pytest tests/cuda_build/test_cuda_build.py $(PYTEST)
 
 test-cuda: $(CUDA_VENV)/.installed native ## whole programs with device="cuda", computed by the CPU on a stand-in for the device
-	PYTHONPATH=.:integrations $(cuda_python) -m pytest tests/cuda_build/test_programs.py $(PYTEST)
+	PYTHONPATH=.:integrations $(cuda_python) -m pytest tests/cuda_build/test_programs.py tests/cuda_build/test_first_run.py $(PYTEST)
 
 cuda-run: $(CUDA_VENV)/.installed native ## one program so: SCRIPT=any.py ARGS="..." SEED=3, with OOC_* passed on
 	@PYTHONPATH=.:integrations $(cuda_python) -m tests.cuda_build.stand_in $(if $(SEED),--seed $(SEED)) $(SCRIPT) $(ARGS)
