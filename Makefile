@@ -144,13 +144,20 @@ soak: venv native ## an hour of training under random signals and changing budge
 gpu_there = $(PYTHON) -c 'import ctypes as c, sys; d = c.CDLL("libcuda.so.1"); n = c.c_int(); \
   sys.exit(not (d.cuInit(0) == 0 and d.cuDeviceGetCount(c.byref(n)) == 0 and n.value > 0))' 2>/dev/null
 
-test-gpu: ## on an NVIDIA GPU: the driver's contract, the core, PyTorch; offline from a checkout with VENV=system
-	@if $(gpu_there); then $(MAKE) gpu-native-test gpu-torch-test; \
+test-gpu: ## on an NVIDIA GPU: the first run, the driver's contract, the core, PyTorch; offline from a checkout with VENV=system
+	@if $(gpu_there); then $(MAKE) --keep-going gpu-first-run gpu-torch-test; \
 	  else echo "make test-gpu: this machine has no NVIDIA GPU, or no driver for it (libcuda.so.1): nothing was tested"; fi
 
-.PHONY: gpu-native-test gpu-torch-test
-gpu-native-test: $(cmake_needs)
-	$(call native_tests,build/gpu,-DCMAKE_BUILD_TYPE=$(BUILD_TYPE) -DOOC_INPLACE=ON -DOOC_TEST_DRIVER=libcuda.so.1)
+.PHONY: gpu-native gpu-first-run gpu-native-test gpu-torch-test
+gpu-native: $(cmake_needs)
+	$(call native_build,build/gpu,-DCMAKE_BUILD_TYPE=$(BUILD_TYPE) -DOOC_INPLACE=ON -DOOC_TEST_DRIVER=libcuda.so.1 -DOOC_BUILD_TESTS=ON)
+
+# It comes first, so that its file (docs/first-run.md) is there whatever the tests do.
+gpu-first-run: $(if $(filter system,$(VENV)),,$(installed)) gpu-native
+	PYTHONPATH=.:integrations $(python) -m swapd.devices.first_run
+
+gpu-native-test: gpu-native
+	$(CTEST) --test-dir build/gpu --parallel $(JOBS) --output-on-failure --no-tests=error
 
 gpu-torch-test: $(if $(filter system,$(VENV)),,$(installed)) gpu-native-test
 	PYTHONPATH=.:integrations $(python) tests/gpu/test_gpu.py
@@ -178,7 +185,7 @@ check-cuda-build: $(CUDA_VENV)/.installed $(cuda_headers) native ## compile the 
 
 SEEDS ?= 1
 test-cuda: $(CUDA_VENV)/.installed native ## whole programs with device="cuda", computed by the CPU on a stand-in for the device; SEEDS="1 2 3"
-	CUDA_SEEDS="$(SEEDS)" PYTHONPATH=.:integrations $(cuda_python) -m pytest --numprocesses $(JOBS) tests/cuda_build/test_programs.py $(PYTEST)
+	CUDA_SEEDS="$(SEEDS)" PYTHONPATH=.:integrations $(cuda_python) -m pytest --numprocesses $(JOBS) tests/cuda_build/test_programs.py tests/cuda_build/test_first_run.py $(PYTEST)
 
 cuda-run: $(CUDA_VENV)/.installed native ## one program so: SCRIPT=any.py ARGS="..." SEED=3, with OOC_* passed on
 	@PYTHONPATH=.:integrations $(cuda_python) -m tests.cuda_build.stand_in $(if $(SEED),--seed $(SEED)) $(SCRIPT) $(ARGS)

@@ -111,6 +111,7 @@ class Core(TimelineCalls):
         strict: evict everything before every function and verify clean copies.
         run_daemon: start the swap threads.
         asynchronous: functions run on streams of the device, and the host does not wait for them.
+        safe: there, the host waits for every copy and every function.
 
     Raises:
         OocError: the driver cannot be loaded or initialised, or a number is impossible; the message says which.
@@ -131,6 +132,7 @@ class Core(TimelineCalls):
         strict: bool = False,
         run_daemon: bool = True,
         asynchronous: bool = False,
+        safe: bool = False,
         wait_limit_seconds: float = 0.0,
     ) -> None:
         self._library = load_library()
@@ -149,6 +151,7 @@ class Core(TimelineCalls):
             "strict": strict,
             "run_daemon": run_daemon,
             "asynchronous": asynchronous,
+            "safe": safe,
             "wait_limit_seconds": wait_limit_seconds,
         }
         self._core = self._library.ooc_core_create(ffi.new(_CONFIG, config))

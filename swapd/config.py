@@ -67,6 +67,7 @@ class Config:
     metrics_job: str = "ooc"
     wait_limit: float = 1800.0  # seconds
     strict: bool = False
+    safe: bool = False
     timeline: Path | None = None
     report: Path | None = None
     status: bool = False

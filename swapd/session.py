@@ -134,6 +134,7 @@ class Session:
             device_ordinal=self.device_ordinal,
             strict=config.strict,
             asynchronous=cuda is not None,
+            safe=config.safe,
             wait_limit_seconds=config.wait_limit,
         )
         self.budget_bytes = int(self.core.stats()["budget_bytes"])

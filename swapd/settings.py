@@ -302,6 +302,14 @@ SETTINGS = (
         "Clean copies are verified, too. For tests.",
     ),
     Setting(
+        "safe",
+        "0|1",
+        "the host waits for every copy and every function on a GPU [0]",
+        parse_switch,
+        _switch_text,
+        "Slow. For finding out whether wrong bits or faults come from the order between streams.",
+    ),
+    Setting(
         "timeline",
         "FILE",
         "write a Perfetto trace of what happened last there at exit (.json, .json.gz) [none]",

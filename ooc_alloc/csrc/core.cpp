@@ -14,7 +14,7 @@ Core::Core(const ooc_config& config)
       device_(config.driver_library, config.device_ordinal),
       geometry_(config, device_),
       pool_(device_.driver(), device_.ordinal(), geometry_.chunk_bytes, geometry_.budget_bytes / geometry_.chunk_bytes),
-      streams_(device_, timeline_, config.asynchronous != 0),
+      streams_(device_, timeline_, config.asynchronous != 0, config.safe != 0),
       table_(geometry_),
       mappings_(geometry_, device_, pool_, streams_, table_),
       slabs_(geometry_, config.small_alignment, device_, pool_, streams_, mappings_),

@@ -48,6 +48,7 @@ typedef struct {
   int32_t strict;                // 1: every unpinned region leaves before every function, and clean copies are verified
   int32_t run_daemon;            // 1: start the worker threads (0: plans are carried out by nobody; for tests)
   int32_t asynchronous;          // 1: functions run on streams of the device, and the host does not wait for them
+  int32_t safe;                  // 1: there the host waits for every copy and function, and nothing relies on events
   double wait_limit_seconds;     // a wait for the device that takes longer ends with an error; 0: 1800
 } ooc_config;
 

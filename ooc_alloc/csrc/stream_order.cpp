@@ -19,7 +19,7 @@ constexpr bool omitted(Edge) { return false; }
 
 }  // namespace
 
-StreamOrder::StreamOrder(Device& device) : device_(device), streams_(kFirstCompute) {
+StreamOrder::StreamOrder(Device& device, bool safe) : device_(device), safe_(safe), streams_(kFirstCompute) {
   streams_[kOut].handle = device.stream(Direction::kOut);
   streams_[kIn].handle = device.stream(Direction::kIn);
 }
@@ -101,6 +101,11 @@ bool StreamOrder::drain(Stream& stream, bool is_there) {
   return true;
 }
 
+// Where the device is lost the moment is not over, and whoever waits for it later is told so.
+void StreamOrder::end_now(Stream& stream) {
+  if (!device_.lost() && !device_.captures(stream.handle)) (void)drain(stream, true);
+}
+
 void StreamOrder::mark(uint32_t index) {
   // Where the device is lost there is no mark, and whoever waits for this moment later is told so.
   if (!device_.lost()) (void)set_mark(index);
@@ -108,6 +113,7 @@ void StreamOrder::mark(uint32_t index) {
 
 bool StreamOrder::set_mark(uint32_t index, bool moves) {
   Stream& stream = streams_[index];
+  if (stream.over == stream.issued) return true;
   if (!stream.marks.empty() && stream.marks.back().number == stream.issued) {
     stream.marks.back().moves &= moves;
     return true;

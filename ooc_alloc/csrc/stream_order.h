@@ -39,7 +39,9 @@ class StreamOrder {
  public:
   static constexpr uint32_t kOut = 0, kIn = 1, kFirstCompute = 2;
 
-  explicit StreamOrder(Device& device);
+  // `safe`: the host waits for whatever is noted here, unless it is captured into a graph. So every order holds whatever
+  // the driver makes of events, and nothing runs at the same time.
+  StreamOrder(Device& device, bool safe);
   ~StreamOrder();
   StreamOrder(const StreamOrder&) = delete;
   StreamOrder& operator=(const StreamOrder&) = delete;
@@ -51,7 +53,8 @@ class StreamOrder {
   // Everything enqueued on the stream so far.
   Moment now(uint32_t stream) {
     const uint64_t number = ++streams_[stream].issued;
-    if (streams_[stream].may_end) (void)set_mark(stream, true);  // where it fails the device is lost
+    if (safe_) end_now(streams_[stream]);
+    else if (streams_[stream].may_end) (void)set_mark(stream, true);  // where it fails the device is lost
     return {stream, number};
   }
   // Everything enqueued so far on the default stream, and on others up to their last moments.
@@ -109,10 +112,12 @@ class StreamOrder {
   CUresult collect(Stream& stream);
   // The host waits for all that was issued on the stream. Returns false if the device is lost.
   [[nodiscard]] bool drain(Stream& stream, bool is_there = false);
+  void end_now(Stream& stream);
   CUevent take_event();
   const Driver& driver() const { return device_.driver(); }
 
   Device& device_;
+  const bool safe_;
   std::vector<Stream> streams_;
   std::vector<CUevent> events_;
   uint64_t created_ = 0;

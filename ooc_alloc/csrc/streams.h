@@ -20,9 +20,9 @@ namespace ooc {
 
 class Streams {
  public:
-  Streams(Device& device, Timeline& timeline, bool on)
+  Streams(Device& device, Timeline& timeline, bool on, bool safe)
       : device_(device),
-        order_(on ? std::make_unique<StreamOrder>(device) : nullptr),
+        order_(on ? std::make_unique<StreamOrder>(device, safe) : nullptr),
         timer_(on ? std::make_unique<StreamTimer>(device, timeline) : nullptr) {}
 
   bool on() const { return order_ != nullptr; }

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import click
 from rich.console import RenderableType
 from rich.text import Text
 
-from swapd.cli.output import console, json_option, print_json, progress_bar, text_table
+from swapd.cli.output import OUTPUT, console, json_option, print_json, progress_bar, text_table
 from swapd.devices.doctor import Report, examine
+from swapd.devices.first_run import FILE, first_run
 
 _COLORS = {"ok": "green", "warn": "yellow", "no": "red"}
 
 
 @click.command("doctor")
+@click.option("--first-run", "tried", is_flag=True, help="Try all of it on the GPU, in some minutes, and write a file.")
+@click.option("--out", type=OUTPUT, default=FILE, show_default=True, help="The file of --first-run (JSON lines).")
 @json_option
-def command(as_json: bool) -> int:
+def command(tried: bool, out: Path, as_json: bool) -> int:
     """Check this machine: devices, PyTorch, compiler, limits, settings.
 
-    The exit status is 0 when programs can run out-of-core on at least one kind of device, else 1.
+    The exit status is 0 when programs can run out-of-core on at least one kind of device, else 1. With --first-run it
+    is 0 when everything passed, and OOC_ALLOC=emulated tries the emulated device in place of a GPU.
     """
+    if tried:
+        return first_run(out)
     with progress_bar() as progress:
         report = examine(progress)
     if as_json:

@@ -28,8 +28,8 @@ TIMEOUT_SECONDS = 300
 pytestmark = pytest.mark.skipif(torch.version.cuda is None, reason="this PyTorch is built for the CPU alone")
 
 
-def run(name: str, budget_bytes: int, seed: int | None = None) -> dict[str, Any]:
-    environment = stand_in.environment(seed, OOC_BUDGET=str(budget_bytes), **SETTINGS)
+def run(name: str, budget_bytes: int, seed: int | None = None, **variables: str) -> dict[str, Any]:
+    environment = stand_in.environment(seed, OOC_BUDGET=str(budget_bytes), **SETTINGS, **variables)
     command = stand_in.command(HERE / "programs.py", name)
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False
@@ -54,5 +54,14 @@ def test_every_bit_is_the_same(name: str, seed: int) -> None:
     result = run(name, budget, seed)
     figures = result["summary"]
     assert figures["device_peak_bytes"] <= figures["budget_bytes"] <= budget
+    assert figures["swap_in_bytes"] > 0
+    assert result["digest"] == expected["digest"]
+
+
+@pytest.mark.parametrize("name", ["graphs", "loader", "mixed_precision", "side_streams", "two_threads"])
+def test_every_bit_is_the_same_in_safe_mode(name: str) -> None:
+    expected = with_room(name)
+    result = run(name, int(expected["summary"]["live_peak_bytes"] / OVERSUBSCRIPTION), 1, OOC_SAFE="1")
+    figures = result["summary"]
     assert figures["swap_in_bytes"] > 0
     assert result["digest"] == expected["digest"]

@@ -23,6 +23,7 @@ struct Limits {
   uint64_t piece_chunks = 2;
   bool strict = false;
   bool asynchronous = false;
+  bool safe = false;
 };
 
 inline ooc_config make_config(const Limits& limits) {
@@ -39,6 +40,7 @@ inline ooc_config make_config(const Limits& limits) {
   config.copy_piece_bytes = limits.piece_chunks * chunk;
   config.strict = limits.strict ? 1 : 0;
   config.asynchronous = limits.asynchronous ? 1 : 0;
+  config.safe = limits.safe ? 1 : 0;
   return config;
 }
 

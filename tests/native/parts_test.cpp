@@ -26,7 +26,7 @@ struct Ground {
         device(config.driver_library, 0),
         geometry(config, device),
         pool(device.driver(), 0, geometry.chunk_bytes, budget_chunks),
-        streams(device, timeline, false),
+        streams(device, timeline, false, false),
         table(geometry),
         mappings(geometry, device, pool, streams, table) {}
   ~Ground() { pool.release_free(); }

@@ -65,6 +65,7 @@ def test_every_setting_is_read_and_written_back() -> None:
         "OOC_METRICS_PUSH": "http://gateway.example:9091",
         "OOC_METRICS_JOB": "night",
         "OOC_STRICT": "1",
+        "OOC_SAFE": "1",
         "OOC_WAIT_LIMIT": "90.0s",
         "OOC_EMULATED_MEMORY": "16GiB",
         "OOC_EMULATED_BANDWIDTH": "h2d=8GiB/s,d2h=1234567B/s,h2d_latency=20000ns",
