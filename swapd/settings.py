@@ -335,9 +335,10 @@ SETTINGS = (
     Setting(
         "emulated_faults",
         "RULES",
-        "driver calls that fail, such as cuMemMap:every=50,error=2 [none]",
+        "driver calls that fail, such as cuMemMap:every=50,error=2, or take time [none]",
         str.strip,
-        more="`ooc_alloc/emulated/faults.h` has the grammar.",
+        more="`published` gives memory calls the time that they were seen to take on an A100. "
+        "`ooc_alloc/emulated/faults.h` has the grammar.",
     ),
 )
 
