@@ -29,6 +29,7 @@ _MOST_PLACED = 64  # sequences whose plans, and whose variables' places, are kep
 _MOST_NEW_IN_A_ROW = 8  # after more, no new sequence is planned: with growing shapes, none ever comes back
 _FALLBACK_BYTES_PER_SECOND = 8e9  # of a link that was never measured
 _ENOUGH_BYTES = 16 << 20  # moved one way before the speed counts: less would be the speed of a few small copies
+_ENOUGH_CHUNKS = 8  # mapped or unmapped before the time of each counts
 
 
 class Planner:
@@ -43,6 +44,7 @@ class Planner:
             (:func:`swapd.devices.profile.known_machine`).
         trace_path: the file that gets, when the program ends, the trace of the sequence whose iterations took the most
             time in all.
+        asynchronous: as the core is.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class Planner:
         machine: Machine | None = None,
         expected: Machine | None = None,
         trace_path: Path | None = None,
+        asynchronous: bool = False,
     ) -> None:
         self.core = core
         self.policy = policy
@@ -63,6 +66,7 @@ class Planner:
             out_bytes_per_second=_FALLBACK_BYTES_PER_SECOND, in_bytes_per_second=_FALLBACK_BYTES_PER_SECOND
         )
         self.trace_path = trace_path
+        self.asynchronous = asynchronous
         self.steps = StepTimes()
         self.planning_seconds = 0.0
         self.last_plan: Plan | None = None
@@ -163,7 +167,7 @@ class Planner:
             del self.plans[next(iter(self.plans))]
 
     def link(self) -> Machine:
-        """Link speeds in bytes per second: given, or achieved by this process's own transfers, or expected."""
+        """Speeds and costs: given, or achieved by this process's own transfers and calls, or expected."""
         if self.machine is not None:
             return self.machine
         stats = self.core.stats()
@@ -174,7 +178,15 @@ class Planner:
 
         known = self.expected
         out_speed, in_speed = speed("out", known.out_bytes_per_second), speed("in", known.in_bytes_per_second)
-        return Machine(out_speed, in_speed, known.latency_seconds)
+
+        def cost(call: str, chunks: float, expected: float) -> float:
+            return stats[f"{call}_seconds"] / chunks if chunks >= _ENOUGH_CHUNKS else expected
+
+        mapping = cost("map", stats["driver_calls_map"], known.map_seconds)
+        unmapping = cost("unmap", stats["unmapped_bytes"] / stats["chunk_bytes"], known.unmap_seconds)
+        if self.asynchronous:  # a chunk is unmapped when its address is wanted again, ahead of the next map
+            mapping, unmapping = mapping + unmapping, 0.0
+        return Machine(out_speed, in_speed, known.latency_seconds, mapping, unmapping)
 
     def trace(self, ended: Iteration) -> Trace:
         """Returns the recorded sequence of an iteration that `boundary` returned.

@@ -31,7 +31,8 @@ class Counters:
 
     def __init__(self, **moved: float) -> None:
         names = ("swap_out_bytes", "swap_in_bytes", "copy_out_seconds", "copy_in_seconds")
-        self.figures = {name: moved.get(name, 0.0) for name in names}
+        names += ("map_seconds", "unmap_seconds", "driver_calls_map", "unmapped_bytes")
+        self.figures = {name: moved.get(name, 0.0) for name in names} | {"chunk_bytes": 2 * MIB}
 
     def stats(self) -> dict[str, Any]:
         return self.figures
@@ -55,6 +56,16 @@ def test_the_process_own_transfers_count_more() -> None:
 
 def test_a_few_small_copies_are_no_measurement() -> None:
     assert link(PROBED, swap_in_bytes=MIB, copy_in_seconds=1.0) == PROBED
+
+
+def test_memory_calls_cost_what_they_took_by_the_chunk() -> None:
+    calls = {"map_seconds": 0.5, "driver_calls_map": 10, "unmap_seconds": 0.4, "unmapped_bytes": 20 * MIB}
+    assert link(PROBED, **calls) == replace(PROBED, map_seconds=0.05, unmap_seconds=0.04)
+    # Where functions run on streams, addresses are unmapped when they are wanted again: ahead of the next map.
+    on_streams = Planner(cast(Core, Counters(**calls)), expected=PROBED, asynchronous=True)
+    assert on_streams.link() == replace(PROBED, map_seconds=0.05 + 0.04, unmap_seconds=0.0)
+    expected = replace(PROBED, map_seconds=1e-3, unmap_seconds=2e-3)
+    assert link(expected, map_seconds=0.5, driver_calls_map=2) == expected  # too few to tell
 
 
 def test_a_given_machine_is_not_measured() -> None:
