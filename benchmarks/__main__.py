@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks import allocation, fragmentation, interception, machine, results, step_time
+from benchmarks import allocation, fragmentation, interception, machine, mapping, results, step_time
 from benchmarks.monitoring import scrapes
 from benchmarks.runs import ROOT, RunFailed
 
@@ -20,6 +20,7 @@ BENCHMARKS: dict[str, tuple[Any, str]] = {
     "interception": (interception, "Cost of interception"),
     "allocation": (allocation, "Cost when everything fits"),
     "fragmentation": (fragmentation, "Fragmentation by chunk size"),
+    "mapping": (mapping, "Costs of memory calls"),
     "monitoring": (scrapes, "Cost of being watched"),
 }
 
@@ -53,6 +54,9 @@ def measure(options: argparse.Namespace) -> None:
         step_time.measure(target, quick=quick, rounds=rounds, steps=6 if quick else 8, say=say)
     if "fragmentation" in options.only:
         fragmentation.measure(target, quick=quick, steps=6 if quick else 7, say=say)
+    if "mapping" in options.only:
+        rounds = options.rounds or (1 if quick else 2)
+        mapping.measure(target, quick=quick, rounds=rounds, steps=6 if quick else 10, say=say)
     if "monitoring" in options.only:
         rounds, steps = (1, 5) if quick else (5, 30)
         scrapes.measure(target, quick=quick, rounds=rounds, steps=steps, count=50 if quick else 1000, say=say)

@@ -15,14 +15,11 @@ import json
 import runpy
 import sys
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
-
-from ooc import pytorch
+from benchmarks import machine
 from swapd.planner import Planner
 from swapd.planning.lower_bound import bound
 from swapd.planning.problem import Problem
@@ -32,7 +29,7 @@ COUNTERS = """
     swap_out_bytes swap_in_bytes swap_out_count swap_in_count demand_swap_in_count demand_swap_in_bytes
     demand_swap_out_bytes clean_drop_bytes cancelled_swap_out_count divergence_count
     stall_seconds stall_swap_in_seconds stall_room_seconds copy_out_seconds copy_in_seconds
-    driver_calls_map driver_calls_unmap driver_calls_set_access functions
+    driver_calls_map driver_calls_unmap driver_calls_set_access functions map_seconds unmap_seconds
 """.split()
 
 
@@ -44,6 +41,7 @@ class Watch:
         self.trace_path = trace_path
         self.steps: list[dict[str, Any]] = []
         self.before = self._counters()
+        self.waited = machine.waited_seconds()
         self.began = time.perf_counter()
 
     def _counters(self) -> dict[str, Any]:
@@ -55,12 +53,14 @@ class Watch:
     def step(self, *_: Any) -> None:
         """The hook."""
         entry: dict[str, Any] = {"seconds": time.perf_counter() - self.began}
+        entry["waited_seconds"] = machine.waited_seconds() - self.waited
         now = self._counters()
         entry |= {name: value - self.before[name] for name, value in now.items()}
         if self.planner is not None:
             entry |= self._plan(self.planner) | self._phases(self.planner)
         self.steps.append(entry)
         self.before = now
+        self.waited = machine.waited_seconds()
         self.began = time.perf_counter()
 
     @staticmethod
@@ -86,10 +86,15 @@ class Watch:
         trace.save(self.trace_path)
         problem = Problem.from_trace(trace, int(planner.core.stats()["budget_bytes"]))
         terms = bound(problem)
-        replayed = {}
+        replayed: dict[str, Any] = {}
         if planner.last_plan is not None and ended.followed_plan:
-            machine = planner.link()  # as the process's own transfers were
-            replayed["simulated_seconds"] = simulate(replace(problem, machine=machine), planner.last_plan).seconds
+            link = planner.link()  # as the process's own transfers were
+            free = replace(link, map_seconds=0.0, unmap_seconds=0.0)
+            replayed = {
+                "simulated_seconds": simulate(replace(problem, machine=link), planner.last_plan).seconds,
+                "simulated_free_calls_seconds": simulate(replace(problem, machine=free), planner.last_plan).seconds,
+                "machine": asdict(link),
+            }
         return replayed | {
             "fingerprint": f"{ended.fingerprint:016x}",
             "forward_seconds": terms.forward_seconds,
@@ -102,6 +107,11 @@ class Watch:
 
 def main() -> None:
     """Runs the script, then writes what was seen."""
+    import torch
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    from ooc import pytorch
+
     output, script, *arguments = sys.argv[1:]
     planner = pytorch._active().planner if pytorch.enabled() else None
     watch = Watch(planner, Path(output).with_suffix(".trace"))

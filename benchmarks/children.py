@@ -14,8 +14,10 @@ from benchmarks import machine
 from benchmarks.runs import ROOT, TIMEOUT_SECONDS, RunFailed
 
 
-def measure_in_child(module: str, *arguments: str) -> dict[str, Any]:
+def measure_in_child(module: str, *arguments: str, **variables: str) -> dict[str, Any]:
     """Runs ``python -m benchmarks.MODULE OUTPUT ARGUMENT...`` and returns what it wrote, with the machine.
+
+    `variables` are set in its environment.
 
     Raises:
         RunFailed: it ended with an error or hung.
@@ -29,7 +31,7 @@ def measure_in_child(module: str, *arguments: str) -> dict[str, Any]:
             done = subprocess.run(
                 command,
                 cwd=ROOT,
-                env=environment | {"OMP_NUM_THREADS": "1"},
+                env=environment | {"OMP_NUM_THREADS": "1"} | variables,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,

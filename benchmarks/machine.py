@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import platform
@@ -37,6 +38,15 @@ def stolen_seconds() -> float:
         return int(words[8]) / os.sysconf("SC_CLK_TCK")
     except (OSError, IndexError, ValueError):
         return 0.0
+
+
+def waited_seconds() -> float:
+    """Seconds for which this process's threads were ready to run and got no processor; 0 if the kernel does not say."""
+    waited = 0
+    for path in Path("/proc/self/task").glob("*/schedstat"):
+        with contextlib.suppress(OSError, IndexError, ValueError):  # the thread may be gone
+            waited += int(path.read_text(encoding="utf-8").split()[1])
+    return waited * 1e-9
 
 
 def describe() -> dict[str, Any]:

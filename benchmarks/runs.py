@@ -36,6 +36,7 @@ def run(
     budget_bytes: int | None = None,
     bytes_per_second: float | None = None,
     policy: str = "auto",
+    faults: str = "",
     trace_path: Path | None = None,
 ) -> dict[str, Any]:
     """Trains `workload` for so many steps and returns the record of the run.
@@ -45,6 +46,7 @@ def run(
         alloc: False is plain PyTorch.
         budget_bytes: None is as much as the device has.
         bytes_per_second: of the link, each way; None is as fast as memcpy.
+        faults: rules of ``OOC_EMULATED_FAULTS``.
         trace_path: gets the trace of the last step.
 
     Raises:
@@ -62,6 +64,8 @@ def run(
             variables["OOC_BUDGET"] = str(budget_bytes)
         if bytes_per_second is not None:
             variables["OOC_EMULATED_BANDWIDTH"] = f"{bytes_per_second:.0f}B/s"
+        if faults:
+            variables["OOC_EMULATED_FAULTS"] = faults
     description, stolen = machine.describe(), machine.stolen_seconds()
     with tempfile.TemporaryDirectory(prefix="ooc-bench-") as folder:
         output, state = Path(folder) / "child.json", Path(folder) / "state.pt"

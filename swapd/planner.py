@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from ooc_alloc import Core, Iteration
 from swapd.planning.plan import Plan
 from swapd.planning.problem import InfeasibleError, Problem
 from swapd.policies import make_plan
+from swapd.simulation.simulator import simulate
 from swapd.step_times import Step, StepTimes
 from swapd.trace.ranged import RangedTrace, recorded_plan
 from swapd.trace.trace import Machine, Trace
@@ -29,6 +31,9 @@ _MOST_PLACED = 64  # sequences whose plans, and whose variables' places, are kep
 _MOST_NEW_IN_A_ROW = 8  # after more, no new sequence is planned: with growing shapes, none ever comes back
 _FALLBACK_BYTES_PER_SECOND = 8e9  # of a link that was never measured
 _ENOUGH_BYTES = 16 << 20  # moved one way before the speed counts: less would be the speed of a few small copies
+_PLANS = 2  # for a sequence
+_PREDICTIONS = 3  # of the last one's step, each with the times of another step under it
+_ENOUGH_CHUNKS = 8  # mapped or unmapped before the time of each counts
 
 
 class Planner:
@@ -43,6 +48,7 @@ class Planner:
             (:func:`swapd.devices.profile.known_machine`).
         trace_path: the file that gets, when the program ends, the trace of the sequence whose iterations took the most
             time in all.
+        asynchronous: as the core is.
     """
 
     def __init__(
@@ -54,6 +60,7 @@ class Planner:
         machine: Machine | None = None,
         expected: Machine | None = None,
         trace_path: Path | None = None,
+        asynchronous: bool = False,
     ) -> None:
         self.core = core
         self.policy = policy
@@ -63,6 +70,7 @@ class Planner:
             out_bytes_per_second=_FALLBACK_BYTES_PER_SECOND, in_bytes_per_second=_FALLBACK_BYTES_PER_SECOND
         )
         self.trace_path = trace_path
+        self.asynchronous = asynchronous
         self.steps = StepTimes()
         self.planning_seconds = 0.0
         self.last_plan: Plan | None = None
@@ -70,6 +78,7 @@ class Planner:
         self.planned_step_seconds: float | None = None  # of the last iteration that ran under last_plan
         self.seconds: defaultdict[int, float] = defaultdict(float)  # spent in iterations, by fingerprint
         self._measured: Counter[int] = Counter()
+        self._predictions = 0  # of last_plan, after the first
         self._new_in_a_row = 0
         self._failed: set[int] = set()
         self._trace_of: tuple[int, Trace] | None = None
@@ -86,6 +95,7 @@ class Planner:
         self.steps.add(Step(ended.seconds, ended.stall_seconds, ended.followed_plan, ended.fingerprint))
         if ended.followed_plan and self.last_plan is not None and self.last_plan.fingerprint == ended.fingerprint:
             self.planned_step_seconds = ended.seconds
+            self._predict_again(ended, self.last_plan)
         self.seconds[ended.fingerprint] += ended.seconds
         self.last_iteration = ended
         if self.trace_path is not None:
@@ -93,6 +103,14 @@ class Planner:
         if self._worth_planning(ended):
             self._plan(ended)
         return ended
+
+    def _predict_again(self, ended: Iteration, plan: Plan) -> None:
+        """What a step of the last plan takes, by the times of steps under it; it was made from those of one before."""
+        if self._measured[ended.fingerprint] < _PLANS or self._predictions >= _PREDICTIONS:
+            return
+        self._predictions += 1
+        problem = Problem.from_trace(self.trace(ended), int(self.core.stats()["budget_bytes"]))
+        self.last_plan = replace(plan, predicted_seconds=simulate(problem, plan).seconds)
 
     def figures(self) -> dict[str, Any]:
         """What is shown of the last plan, or of the settings before the first one, by the keys of the summary."""
@@ -118,7 +136,7 @@ class Planner:
         if ended.planned:
             # The first iteration under a plan is the first one that is recorded without demand stalls, so its times
             # are worth a second plan.
-            return ended.followed_plan and self._measured[ended.fingerprint] < 2
+            return ended.followed_plan and self._measured[ended.fingerprint] < _PLANS
         return ended.swapped_bytes > 0 and self._new_in_a_row <= _MOST_NEW_IN_A_ROW
 
     def _plan(self, ended: Iteration) -> None:
@@ -141,7 +159,7 @@ class Planner:
         self._keep_plan(ended.fingerprint, known)
         self.core.install_plan(ended.fingerprint, outs, ins, write_backs)
         self._measured[ended.fingerprint] += 1
-        self.last_plan, self.planned_step_seconds = plan, None
+        self.last_plan, self.planned_step_seconds, self._predictions = plan, None, 0
         seconds = time.perf_counter() - began
         self.planning_seconds += seconds
         log.debug(
@@ -163,7 +181,7 @@ class Planner:
             del self.plans[next(iter(self.plans))]
 
     def link(self) -> Machine:
-        """Link speeds in bytes per second: given, or achieved by this process's own transfers, or expected."""
+        """Speeds and costs: given, or achieved by this process's own transfers and calls, or expected."""
         if self.machine is not None:
             return self.machine
         stats = self.core.stats()
@@ -174,7 +192,15 @@ class Planner:
 
         known = self.expected
         out_speed, in_speed = speed("out", known.out_bytes_per_second), speed("in", known.in_bytes_per_second)
-        return Machine(out_speed, in_speed, known.latency_seconds)
+
+        def cost(call: str, chunks: float, expected: float) -> float:
+            return stats[f"{call}_seconds"] / chunks if chunks >= _ENOUGH_CHUNKS else expected
+
+        mapping = cost("map", stats["driver_calls_map"], known.map_seconds)
+        unmapping = cost("unmap", stats["unmapped_bytes"] / stats["chunk_bytes"], known.unmap_seconds)
+        if self.asynchronous:  # a chunk is unmapped when its address is wanted again, ahead of the next map
+            mapping, unmapping = mapping + unmapping, 0.0
+        return Machine(out_speed, in_speed, known.latency_seconds, mapping, unmapping)
 
     def trace(self, ended: Iteration) -> Trace:
         """Returns the recorded sequence of an iteration that `boundary` returned.

@@ -146,6 +146,7 @@ class Session:
             window_bytes=config.window,
             expected=self.expected_link,
             trace_path=_own_path(config.trace),
+            asynchronous=cuda is not None,
         )
         self.summary_path = _own_path(config.summary)
         self._rewritten = self.summary_path is not None and not is_stream(self.summary_path)

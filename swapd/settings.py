@@ -236,7 +236,7 @@ SETTINGS = (
     Setting(
         "chunk_size",
         "BYTES",
-        "size of a physical chunk [2MiB, or less on the emulated device]",
+        "size of a physical chunk [2MiB; 4MiB for 8GiB or more on a GPU; less on the emulated device]",
         parse_bytes,
         exact_bytes,
         "The emulated device takes less where fewer than 64 chunks would be the budget. Large chunks waste memory "
@@ -343,9 +343,10 @@ SETTINGS = (
     Setting(
         "emulated_faults",
         "RULES",
-        "driver calls that fail, such as cuMemMap:every=50,error=2 [none]",
+        "driver calls that fail, such as cuMemMap:every=50,error=2, or take time [none]",
         str.strip,
-        more="`ooc_alloc/emulated/faults.h` has the grammar.",
+        more="`published` gives memory calls the time that they were seen to take on an A100. "
+        "`ooc_alloc/emulated/faults.h` has the grammar.",
     ),
 )
 

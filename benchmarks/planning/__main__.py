@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import results
-from benchmarks.planning import scale, suite, table1, vdnn
+from benchmarks.planning import chunks, scale, suite, table1, vdnn
 from benchmarks.runs import ROOT
 
 BENCHMARKS: dict[str, tuple[Any, str]] = {
@@ -20,6 +20,7 @@ BENCHMARKS: dict[str, tuple[Any, str]] = {
     "suite": (suite, "Every policy beside the lower bound"),
     "vdnn": (vdnn, "vDNN: memory and speed"),
     "scale": (scale, "Planning time"),
+    "chunks": (chunks, "Chunk sizes where memory calls cost time"),
 }
 
 

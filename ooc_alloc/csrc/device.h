@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "chunk_pool.h"
+#include "clock.h"
 #include "driver.h"
 #include "host_chunks.h"
 
@@ -124,6 +125,8 @@ class Device {
   }
   CUresult unmap(char* address, uint64_t bytes) {
     bind_thread();
+    const Spent spent(calls_.unmap_seconds);
+    calls_.unmapped_bytes += bytes;
     return driver_->retried(Counted::kMemUnmap, [&] {
       ++calls_.unmap;
       return driver_->cuMemUnmap(reinterpret_cast<CUdeviceptr>(address), bytes);
@@ -236,12 +239,24 @@ class Device {
   CUstream stream(Direction direction) const { return direction == Direction::kOut ? out_ : in_; }
 
   struct Calls {
-    std::atomic<uint64_t> map{0}, unmap{0}, set_access{0};
+    std::atomic<uint64_t> map{0}, unmap{0}, set_access{0}, unmapped_bytes{0};
+    std::atomic<double> map_seconds{0}, unmap_seconds{0};  // map_seconds: with the access
   };
   const Calls& calls() const { return calls_; }
 
  private:
   static constexpr int kRetries = 3;
+
+  struct Spent {
+    explicit Spent(std::atomic<double>& sum) : sum_(sum) {}
+    ~Spent() { sum_ += now_seconds() - began_; }
+    Spent(const Spent&) = delete;
+    Spent& operator=(const Spent&) = delete;
+
+   private:
+    std::atomic<double>& sum_;
+    const double began_ = now_seconds();
+  };
 
   static void require(const Driver& driver, CUresult result, const std::string& what) {
     if (result != CUDA_SUCCESS) throw std::runtime_error(what + " failed: " + describe(driver, result));
@@ -250,6 +265,7 @@ class Device {
   template <typename HandleOf>
   CUresult map_each(char* address, uint32_t count, uint64_t chunk_bytes, HandleOf handle_of) {
     bind_thread();
+    const Spent spent(calls_.map_seconds);
     const auto start = reinterpret_cast<CUdeviceptr>(address);
     CUresult result = CUDA_SUCCESS;
     uint32_t mapped = 0;

@@ -98,7 +98,9 @@ typedef struct {
   uint64_t driver_failures_event_create, driver_failures_event_record, driver_failures_event_synchronize;
   uint64_t driver_failures_stream_synchronize, driver_failures_stream_wait_event;
   uint64_t host_backed_function_count;  // functions for which host memory stood in (ooc_core_function_begin_host)
+  uint64_t unmapped_bytes;
   double stall_seconds, stall_swap_in_seconds, stall_room_seconds, copy_out_seconds, copy_in_seconds;
+  double map_seconds, unmap_seconds;  // in calls of the driver, which are no part of copy_*_seconds; map: with the access
 } ooc_stats;
 
 // Recorded iteration: sizes first, then ooc_trace_copy into arrays of these lengths.

@@ -67,6 +67,9 @@ void Core::read_stats(ooc_stats* stats) {
   s.driver_calls_map = device_.calls().map;
   s.driver_calls_unmap = device_.calls().unmap;
   s.driver_calls_set_access = device_.calls().set_access;
+  s.unmapped_bytes = device_.calls().unmapped_bytes;
+  s.map_seconds = device_.calls().map_seconds;
+  s.unmap_seconds = device_.calls().unmap_seconds;
   s.driver_calls_create = pool_.create_calls();
   s.event_create_count = streams_.events_created();
   const Scheduler::Counts planned = scheduler_ != nullptr ? scheduler_->counts() : scheduler_counts_;

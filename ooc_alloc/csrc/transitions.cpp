@@ -147,6 +147,7 @@ bool Transitions::start_in(Lock& lock, const Piece& piece, const Chunk* chunks, 
   const bool mapped = vacant && with_.mappings.map(piece, chunks) == CUDA_SUCCESS;
   StreamTimer::Start timed = nullptr;
   if (mapped && !blank) {
+    transfer.started = now_seconds();  // the time of the calls above is counted by itself
     if (with_.streams.on()) {
       lock.lock();
       timed = with_.streams.start_copy(Direction::kIn);

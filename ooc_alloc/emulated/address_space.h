@@ -166,6 +166,15 @@ class AddressSpace {
     return true;
   }
 
+  // 0 unless the range is whole mappings without a gap.
+  uint64_t mappings_in(uint64_t address, uint64_t bytes) {
+    Range range;
+    if (!find_range(address, bytes, range) || !covers_whole_mappings(range)) return 0;
+    uint64_t count = 0;
+    for (const Granule* granule = range.first; granule < range.last; granule += granules_of(*granule)) ++count;
+    return count;
+  }
+
   // The weakest access of a range: -1 if a byte is not mapped, else a CUmemAccess_flags.
   int access(uint64_t address, uint64_t bytes) const {
     uint64_t base = 0;

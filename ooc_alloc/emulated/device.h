@@ -81,6 +81,7 @@ template <typename Body>
 CUresult perform(Call call, Needs needs, Body&& body, const void* site = __builtin_return_address(0)) noexcept {
   const CUresult refusal = enter(call, needs, site);
   if (refusal != CUDA_SUCCESS) return refusal;
+  const Faults::Cost cost;
   try {
     return body(Device::get());
   } catch (const std::bad_alloc&) {

@@ -10,6 +10,7 @@ namespace ooc {
 using emulated::Call;
 using emulated::Command;
 using emulated::Device;
+using emulated::Faults;
 using emulated::Link;
 using emulated::Needs;
 using emulated::perform;

@@ -97,6 +97,7 @@ CUresult cuMemHostAlloc(void** pointer, size_t bytes, unsigned flags) {
   return perform(Call::cuMemHostAlloc, [=](Device& device) {
     constexpr unsigned kKnown = kMemHostAllocPortable | kMemHostAllocDeviceMap | kMemHostAllocWriteCombined;
     if (pointer == nullptr || (flags & ~kKnown) != 0) return CUDA_ERROR_INVALID_VALUE;
+    Faults::covers(1, bytes);
     return device.host.allocate(bytes, *pointer);
   });
 }
@@ -109,6 +110,7 @@ CUresult cuMemHostRegister_v2(void* pointer, size_t bytes, unsigned flags) {
   return perform(Call::cuMemHostRegister, [=](Device& device) {
     constexpr unsigned kKnown = kMemHostRegisterPortable | kMemHostRegisterDeviceMap | kMemHostRegisterReadOnly;
     if ((flags & ~kKnown) != 0) return CUDA_ERROR_INVALID_VALUE;
+    Faults::covers(1, bytes);
     return device.host.register_range(pointer, bytes);
   });
 }

@@ -56,6 +56,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, size_t size, const CU
     if (refusal != CUDA_SUCCESS) return refusal;
     std::unique_lock<std::mutex> lock(device.memory_mutex);
     if (size == 0 || size % device.granularity != 0) return CUDA_ERROR_INVALID_VALUE;
+    Faults::covers(1, size);
     uint64_t offset = 0;
     const bool on_host = prop->location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA;
     if (!device.memory->take(size, on_host, offset)) return CUDA_ERROR_OUT_OF_MEMORY;
@@ -76,6 +77,7 @@ CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
     const Guard lock(device.memory_mutex);
     const int64_t slot = device.memory->find(handle);
     if (slot < 0) return CUDA_ERROR_INVALID_VALUE;
+    Faults::covers(1, device.memory->allocation(static_cast<uint32_t>(slot)).bytes);
     device.memory->release(static_cast<uint32_t>(slot));
     return CUDA_SUCCESS;
   });
@@ -107,6 +109,7 @@ CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemGenericA
     const Guard lock(device.memory_mutex);
     const int64_t slot = device.memory->find(handle);
     if (slot < 0) return CUDA_ERROR_INVALID_VALUE;
+    Faults::covers(1, size);
     return device.addresses->map(address, size, static_cast<uint32_t>(slot));
   });
 }
@@ -114,6 +117,7 @@ CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemGenericA
 CUresult cuMemUnmap(CUdeviceptr address, size_t size) {
   return perform(Call::cuMemUnmap, Needs::kDevice, [=](Device& device) {
     const Guard lock(device.memory_mutex);
+    Faults::covers(device.addresses->mappings_in(address, size), size);
     return device.addresses->unmap(address, size);
   });
 }
@@ -134,6 +138,7 @@ CUresult cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessDesc*
     }
     const Guard lock(device.memory_mutex);
     if (for_host != nullptr && !device.addresses->is_all_on_host(address, size)) return CUDA_ERROR_INVALID_VALUE;
+    Faults::covers(device.addresses->mappings_in(address, size), size);
     return device.addresses->set_access(address, size, (for_device != nullptr ? for_device : for_host)->flags);
   });
 }

@@ -18,6 +18,16 @@ namespace ooc::emulated {
 using std::chrono::steady_clock;
 using TimePoint = steady_clock::time_point;
 
+// steady_clock is CLOCK_MONOTONIC; an absolute time does not drift when a signal interrupts.
+inline void sleep_until(TimePoint time) {
+  const auto since_start = time.time_since_epoch();
+  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(since_start);
+  const auto rest = std::chrono::duration_cast<std::chrono::nanoseconds>(since_start - seconds);
+  const timespec target{static_cast<time_t>(seconds.count()), static_cast<long>(rest.count())};
+  while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &target, nullptr) == EINTR) {
+  }
+}
+
 struct LinkStats {
   uint64_t bytes = 0;
   uint64_t copies = 0;
@@ -88,16 +98,6 @@ class Link {
     const auto duration = std::chrono::nanoseconds(static_cast<int64_t>(seconds * 1e9) + 1);
     free_at_ = std::max(earliest, free_at_) + std::chrono::duration_cast<steady_clock::duration>(duration);
     return free_at_;
-  }
-
-  // steady_clock is CLOCK_MONOTONIC; an absolute time does not drift when a signal interrupts.
-  static void sleep_until(TimePoint time) {
-    const auto since_start = time.time_since_epoch();
-    const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(since_start);
-    const auto rest = std::chrono::duration_cast<std::chrono::nanoseconds>(since_start - seconds);
-    const timespec target{static_cast<time_t>(seconds.count()), static_cast<long>(rest.count())};
-    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &target, nullptr) == EINTR) {
-    }
   }
 
   static constexpr size_t kPieceBytes = 1 << 20;

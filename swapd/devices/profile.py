@@ -22,9 +22,11 @@ from typing import Any
 from swapd.files import write_whole
 from swapd.settings import Link
 from swapd.trace.trace import Machine
+from swapd.units import MIB
 
 FORMAT = "ooc-machine"
 VERSION = 1
+_PIECE_BYTES = 4 * MIB  # which the executor maps, and unmaps, at a time
 
 
 class MachineError(ValueError):
@@ -74,8 +76,13 @@ class Profile:
     copies: tuple[CopyCost, ...]  # by rising size
 
     def machine(self) -> Machine:
-        """Link speeds for planning: those of the largest copy, in both directions at once, without the latency."""
+        """Link speeds for planning: those of the largest copy, in both directions at once, without the latency.
+
+        Chunks take as long to map and to unmap as they did by the piece.
+        """
         largest = self.copies[-1]
+        memory = min(self.memory, key=lambda row: abs(row.chunks * row.chunk_bytes - _PIECE_BYTES), default=None)
+        mapping = 0.0 if memory is None else memory.map_seconds + memory.set_access_seconds / memory.chunks
         latency = min(self.out_latency_seconds, self.in_latency_seconds)
 
         def speed(seconds: float, start: float) -> float:
@@ -85,6 +92,8 @@ class Profile:
             out_bytes_per_second=speed(largest.both_out_seconds, self.out_latency_seconds),
             in_bytes_per_second=speed(largest.both_in_seconds, self.in_latency_seconds),
             latency_seconds=latency,
+            map_seconds=mapping,
+            unmap_seconds=0.0 if memory is None else memory.unmap_seconds / memory.chunks,
         )
 
     def to_json(self) -> str:

@@ -139,6 +139,11 @@ class Problem:
             array.flags.writeable = False
         return problem
 
+    @cached_property
+    def link(self) -> Machine:
+        """The machine with links as fast as chunks can follow each other, which is what policies go by."""
+        return self.machine.paced(self.chunk_bytes)
+
     @property
     def functions(self) -> int:
         """Number of functions, n."""

@@ -50,7 +50,7 @@ def _shortened(problem: Problem, intervals: Intervals, margin: float) -> tuple[C
     """The intervals, shortened by `margin` times their variable's copy out at the start, and in at the end."""
     if margin == 0:
         return intervals.start, intervals.stop
-    n, machine = problem.functions, problem.machine
+    n, machine = problem.functions, problem.link
     times = start_times(problem)
     size = margin * intervals.chunks * problem.chunk_bytes
     out = times[intervals.start + n] + size / machine.out_bytes_per_second

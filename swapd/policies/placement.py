@@ -68,7 +68,7 @@ def _piece_chunks(problem: Problem, count: int, bytes_per_second: float, latenci
 def _place_outs(problem: Problem, intervals: Intervals, taken: NDArray[np.int64], latencies: int) -> list[Piece]:
     """Outs in the order in which their intervals start. At each start, clean chunks come first: they leave at once."""
     clean = np.minimum(host_valid(intervals, taken), taken)
-    rate = problem.machine.out_bytes_per_second
+    rate = problem.link.out_bytes_per_second
     rows: list[tuple[int, int, int, Piece]] = []
     for interval in np.flatnonzero(taken).tolist():
         count, dropped = int(taken[interval]), int(clean[interval])
@@ -84,7 +84,7 @@ def _place_outs(problem: Problem, intervals: Intervals, taken: NDArray[np.int64]
 
 def _place_ins(problem: Problem, intervals: Intervals, taken: NDArray[np.int64], latencies: int) -> list[Piece]:
     """Ins in the order of need, each at the earliest useful function from which on there is room for it."""
-    n, rate = problem.functions, problem.machine.in_bytes_per_second
+    n, rate = problem.functions, problem.link.in_bytes_per_second
     held = make_usage(problem.live)
     moved = np.flatnonzero(taken)
     starts, stops = intervals.start.tolist(), intervals.stop.tolist()
@@ -125,12 +125,12 @@ def _useful_starts(
     times = start_times(problem)
     n, iteration = problem.functions, problem.compute_seconds
     needs = times[intervals.stop[order] + n]
-    rate = problem.chunk_bytes / problem.machine.in_bytes_per_second
+    rate = problem.chunk_bytes / problem.link.in_bytes_per_second
     latest = np.zeros(len(order))
     begin = np.inf
     for lap in (iteration, 0.0):
         for index in range(len(order) - 1, -1, -1):
-            begin = min(begin, needs[index] + lap) - taken[order[index]] * rate
+            begin = min(begin, needs[index] + lap - problem.machine.map_seconds) - taken[order[index]] * rate
             latest[index] = begin - lap
     useful = np.searchsorted(times, latest - _LEAD * iteration, side="right") - 1 - n
     return [int(function) for function in np.minimum(useful, intervals.stop[order])]
@@ -266,7 +266,7 @@ def _write_backs(problem: Problem, intervals: Intervals, taken: NDArray[np.int64
             continue
         written[over] = stop
         variable, function = int(intervals.out_variable[over]), int(intervals.after[over])
-        size = _piece_chunks(problem, stop - start, problem.machine.out_bytes_per_second)
+        size = _piece_chunks(problem, stop - start, problem.link.out_bytes_per_second)
         found += [Out(variable, first, min(size, stop - first), function) for first in range(start, stop, size)]
     return sorted(found, key=lambda move: move.after_function)
 

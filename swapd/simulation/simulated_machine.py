@@ -4,54 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass, field
 
 from swapd.planning.plan import Plan
 from swapd.planning.problem import Problem
-from swapd.simulation.events import Copy, Event, Held, Run, Stall
-from swapd.simulation.steps import steps_of
+from swapd.simulation.events import Copy, Event, Held, Run, SimulationResult, Stall
+from swapd.simulation.steps import lowest, mask_of, steps_of
 
 _NEVER = math.inf
-
-
-@dataclass
-class SimulationResult:
-    """What one iteration of the steady state does."""
-
-    seconds: float = 0.0  # from the end of the iteration before to the end of this one
-    compute_seconds: float = 0.0
-    stall_seconds: float = 0.0  # seconds - compute_seconds
-    out_bytes: int = 0  # copied to the host
-    write_back_bytes: int = 0  # the part of `out_bytes` that was copied ahead of leaving
-    in_bytes: int = 0  # copied to the device
-    dropped_bytes: int = 0  # left clean, without a copy
-    out_count: int = 0
-    in_count: int = 0
-    demand_in_count: int = 0  # swap-ins that no plan asked for
-    demand_out_count: int = 0  # swap-outs and drops that no plan asked for
-    peak_chunks: int = 0  # most chunks held while a function runs
-    average_chunks: float = 0.0
-    starts: list[float] = field(default_factory=list)  # [n] when each function starts
-    stall_by_function: dict[int, float] = field(default_factory=dict)  # seconds that it waited
-    stall_by_variable: dict[int, float] = field(default_factory=dict)  # by what was waited for last; -1 is room
-
-
-def _mask(first: int, count: int) -> int:
-    return ((1 << count) - 1) << first
-
-
-def _lowest(mask: int, count: int) -> int:
-    """The `count` lowest set bits of `mask`, or all when it has fewer."""
-    if mask.bit_count() <= count:
-        return mask
-    low, high = 0, mask.bit_length()
-    while low < high:
-        middle = (low + high) // 2
-        if (mask & ((1 << middle) - 1)).bit_count() < count:
-            low = middle + 1
-        else:
-            high = middle
-    return mask & ((1 << low) - 1)
+_PIECE_BYTES = 4 << 20  # of one copy of the executor: the next piece is mapped, and the last unmapped, meanwhile
 
 
 class SimulatedMachine:
@@ -63,7 +23,8 @@ class SimulatedMachine:
         self.outs: deque[tuple[int, int, int]] = deque()  # variable, mask, after_function
         self.ins: deque[tuple[int, int, int, int]] = deque()  # variable, mask, after_function, outs to complete
         self.backs: deque[tuple[int, int, int]] = deque()  # write-backs: variable, mask, after_function
-        # Variable (-1 if freed meanwhile), mask, whether it is an out of the plan, whether it is a write-back.
+        # Variable (-1 if freed meanwhile), mask, whether it is an out of the plan, whether it is a write-back. Where
+        # unmapping takes time, also what is dropped.
         self.out_copy: tuple[int, int, bool, bool] | None = None
         self.in_copy: tuple[int, int] | None = None
         self.outs_queued = self.outs_done = 0  # of all iterations
@@ -75,12 +36,16 @@ class SimulatedMachine:
         self.latency = machine.latency_seconds
         self.out_rate = problem.chunk_bytes / machine.out_bytes_per_second
         self.in_rate = problem.chunk_bytes / machine.in_bytes_per_second
+        self.map, self.unmap = machine.map_seconds, machine.unmap_seconds
+        self.piece = max(1, _PIECE_BYTES // problem.chunk_bytes)
+        self.mapped_from = _NEVER  # since when the next in has been mapped, beside the copy under way
+        self.unmapping = 0.0  # of the last out, after its copy
         self.out_moves, self.back_moves = (
-            [(m.variable, _mask(m.first_chunk, m.chunk_count), m.after_function) for m in moves]
+            [(m.variable, mask_of(m.first_chunk, m.chunk_count), m.after_function) for m in moves]
             for moves in (plan.outs, plan.write_backs)
         )
         self.in_moves = [
-            (m.variable, _mask(m.first_chunk, m.chunk_count), m.after_function, m.after_outs) for m in plan.ins
+            (m.variable, mask_of(m.first_chunk, m.chunk_count), m.after_function, m.after_outs) for m in plan.ins
         ]
         self.timeline = SimulationResult()
         self.log: list[Event] | None = None  # of this iteration, copies still under way as it began included
@@ -124,6 +89,8 @@ class SimulatedMachine:
                 self._start_function()
             if self.in_end == _NEVER:
                 self._start_ins()
+            if self.map and self.in_end != _NEVER and self.mapped_from == _NEVER and self._next_in_is_due():
+                self.mapped_from = self.now
             if min(self.function_end, self.out_end, self.in_end) == _NEVER:
                 self._unblock()
             self._advance()
@@ -215,10 +182,13 @@ class SimulatedMachine:
             if v >= 0 and self.alive[v] and self.ran[v] <= after and v not in self.steps.pins[self.ended + 1]:
                 if self.in_copy is not None and self.in_copy[0] == v and self.in_copy[1] & mask:
                     return
-                mask = self._drop(v, mask & self.steps.full[v] & ~self.absent[v])
-                if mask:
-                    self._copy_out(v, mask, True)
-                    self.outs.popleft()
+                mask = self._drop(v, mask & self.steps.full[v] & ~self.absent[v], True)
+                if mask and self.out_copy is None:
+                    self._copy_out(v, mask, True, self.now - self.ready if after == self.ended else _NEVER)
+                    mask = 0
+                if self.out_copy is not None:
+                    if not mask:
+                        self.outs.popleft()
                     return
             self.outs.popleft()
             self.outs_done += 1
@@ -231,20 +201,32 @@ class SimulatedMachine:
             return
         mask &= self.steps.full[v] & ~self.absent[v] & ~self.valid[v]
         if mask:
-            self._copy_out(v, mask, False, stays=True)
+            self._copy_out(v, mask, False, self.now - self.ready if after == self.ended else _NEVER, stays=True)
 
-    def _drop(self, v: int, mask: int) -> int:
+    def _drop(self, v: int, mask: int, planned: bool = False) -> int:
         """Drop the clean chunks of `mask`. Returns the mask of those that have to be copied."""
         clean = mask & self.valid[v]
-        self.absent[v] |= clean
-        self.free += clean.bit_count()
-        self.timeline.dropped_bytes += clean.bit_count() * self.problem.chunk_bytes
+        count = clean.bit_count()
+        self.timeline.dropped_bytes += count * self.problem.chunk_bytes
+        if clean and self.unmap:
+            self.out_copy = (v, clean, planned and clean == mask, False)
+            self.out_end, self.unmapping = self.now + count * self.unmap, 0.0
+        else:
+            self.absent[v] |= clean
+            self.free += count
         return mask & ~clean
 
-    def _copy_out(self, v: int, mask: int, planned: bool, stays: bool = False) -> None:
+    def _copy_out(self, v: int, mask: int, planned: bool, waited: float = 0.0, stays: bool = False) -> None:
+        """Copy out what could have begun `waited` seconds ago, had the link been free."""
         count = mask.bit_count()
         self.out_copy = (v, mask, planned, stays)
         self.out_end = self.now + self.latency + count * self.out_rate
+        if self.unmap:
+            first = min(count, self.piece)
+            self.out_end -= min(self.unmapping, first * self.out_rate, waited)  # copied while the last was unmapped
+            self.unmapping = 0.0 if stays else first * self.unmap
+            self.out_end += self.unmapping
+            self.out_end += 0.0 if stays else (count - first) * max(0.0, self.unmap - self.out_rate)
         self.timeline.out_bytes += count * self.problem.chunk_bytes
         self.timeline.write_back_bytes += stays * count * self.problem.chunk_bytes
         self.timeline.out_count += 1
@@ -268,11 +250,27 @@ class SimulatedMachine:
                     return
             self.ins.popleft()
 
+    def _next_in_is_due(self) -> bool:
+        """Whether an in could start if the link were free."""
+        if self.function_end == _NEVER and self.ended + 1 < self.n and self.in_copy is not None:
+            needs = (v for v in self.steps.needs[self.ended + 1] if self.absent[v] and v != self.in_copy[0])
+            if any(self.absent[v].bit_count() <= self.free for v in needs):
+                return True
+        if not self.ins or self.ins[0][2] > self.ended or self.outs_done < self.ins[0][3]:
+            return False
+        v, mask, _, _ = self.ins[0]
+        return v >= 0 and self.alive[v] and (mask & self.absent[v]).bit_count() <= self.free
+
     def _copy_in(self, v: int, mask: int, planned: bool) -> None:
         count = mask.bit_count()
         self.free -= count
         self.in_copy = (v, mask)
         self.in_end = self.now + self.latency + count * self.in_rate
+        if self.map:
+            first = min(count, self.piece)
+            lead = min(max(0.0, self.now - self.mapped_from), self.piece * self.in_rate)
+            self.in_end += max(0.0, first * self.map - lead) + (count - first) * max(0.0, self.map - self.in_rate)
+            self.mapped_from = _NEVER
         self.timeline.in_bytes += count * self.problem.chunk_bytes
         self.timeline.in_count += 1
         if self.log is not None:
@@ -349,7 +347,7 @@ class SimulatedMachine:
                     best, victim = distance, v
         if victim >= 0:
             self.timeline.demand_out_count += 1
-            mask = self._drop(victim, _lowest(full[victim] & ~self.absent[victim], count))
+            mask = self._drop(victim, lowest(full[victim] & ~self.absent[victim], count))
             if mask:
                 self._copy_out(victim, mask, False)
 

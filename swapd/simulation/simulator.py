@@ -8,7 +8,9 @@ order, and memory is counted in chunks. The rules:
 - Outs and ins follow their lists, as `planning.plan` says. A move is skipped when its variable is not live, when its
   chunks have moved already, and when it is late: a function that uses the variable has come since `after_function`
   (for an out: or is about to run). A late out is not needed, as a sound plan counts the variable as resident by then.
-- Chunks with a valid host copy are dropped, which takes no time.
+- Chunks with a valid host copy are dropped, which takes no time but that of unmapping them.
+- Where mapping takes time, a piece of an in is mapped before it is copied, beside the copy of the piece before it if it
+  was due by then; a piece of an out is unmapped after its copy, beside the copy of the next one.
 - An in of a variable that the iteration before still has to swap out waits for that.
 - What a function needs and no waiting in brings is swapped in on demand, ahead of the list.
 - When nothing else can make progress, the unpinned variable whose next use is furthest makes room.
@@ -24,8 +26,8 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 
 from swapd.planning.plan import Plan
 from swapd.planning.problem import Problem
-from swapd.simulation.events import Copy, Event, Events, Held, Run, Stall
-from swapd.simulation.simulated_machine import SimulatedMachine, SimulationResult
+from swapd.simulation.events import Copy, Event, Events, Held, Run, SimulationResult, Stall
+from swapd.simulation.simulated_machine import SimulatedMachine
 
 __all__ = ["SimulationResult", "simulate", "simulate_events"]
 

@@ -60,3 +60,22 @@ class Steps:
             return uses[at]
         later = self.uses[self.successor[v]] if self.successor[v] >= 0 else []
         return n + later[0] if later else 3 * n
+
+
+def mask_of(first: int, count: int) -> int:
+    """A mask of `count` bits from bit `first` on."""
+    return ((1 << count) - 1) << first
+
+
+def lowest(mask: int, count: int) -> int:
+    """The `count` lowest set bits of `mask`, or all when it has fewer."""
+    if mask.bit_count() <= count:
+        return mask
+    low, high = 0, mask.bit_length()
+    while low < high:
+        middle = (low + high) // 2
+        if (mask & ((1 << middle) - 1)).bit_count() < count:
+            low = middle + 1
+        else:
+            high = middle
+    return mask & ((1 << low) - 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from swapd.files import write_whole
 from swapd.trace import trace_file
-from swapd.trace.trace_file import ARRAYS, OPTIONAL, PARTS, TraceError, lengths
+from swapd.trace.trace_file import ARRAYS, COSTS, OPTIONAL, PARTS, TraceError, lengths
 
 READ = 1
 WRITE = 2
@@ -22,18 +22,37 @@ LARGEST_SECONDS = 1e9
 
 @dataclass(frozen=True)
 class Machine:
-    """Speed of the link between device and host; the two directions do not slow each other down."""
+    """Speed of the link between device and host; the two directions do not slow each other down.
+
+    A chunk is mapped before it is copied in, and unmapped after it was copied out or dropped. That happens while other
+    chunks are copied, as far as there are any.
+    """
 
     out_bytes_per_second: float = 12e9
     in_bytes_per_second: float = 12e9
     latency_seconds: float = 0.0  # of one copy, before its first byte
+    map_seconds: float = 0.0  # of one chunk, with the access
+    unmap_seconds: float = 0.0  # of one chunk
 
     def __post_init__(self) -> None:
         for name in ("out_bytes_per_second", "in_bytes_per_second"):
             if not (getattr(self, name) > 0 and math.isfinite(getattr(self, name))):
                 raise ValueError(f"{name} must be a positive number, not {getattr(self, name)!r}")
-        if not (self.latency_seconds >= 0 and math.isfinite(self.latency_seconds)):
-            raise ValueError(f"latency_seconds must not be negative, not {self.latency_seconds!r}")
+        for name in ("latency_seconds", *COSTS):
+            if not (getattr(self, name) >= 0 and math.isfinite(getattr(self, name))):
+                raise ValueError(f"{name} must not be negative, not {getattr(self, name)!r}")
+
+    def paced(self, chunk_bytes: int) -> Machine:
+        """The same with links that are no faster than chunks of this size are mapped and unmapped."""
+
+        def pace(bytes_per_second: float, seconds: float) -> float:
+            return min(bytes_per_second, chunk_bytes / seconds) if seconds else bytes_per_second
+
+        return replace(
+            self,
+            out_bytes_per_second=pace(self.out_bytes_per_second, self.unmap_seconds),
+            in_bytes_per_second=pace(self.in_bytes_per_second, self.map_seconds),
+        )
 
 
 @dataclass(frozen=True, eq=False)

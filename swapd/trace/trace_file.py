@@ -3,7 +3,8 @@
     header.json             {"format": "swapd-trace", "version": 1 or 2, "functions": n, "variables": V, "uses": m,
                              "fingerprint": "16 hex digits", "dormant_bytes": int, "chunk_bytes": int,
                              "slab_chunks_peak": int, "machine": null | {"out_bytes_per_second": float,
-                             "in_bytes_per_second": float, "latency_seconds": float}, "function_names": [str] * n}
+                             "in_bytes_per_second": float, "latency_seconds": float}, "function_names": [str] * n,
+                             optional, of the machine: "map_seconds": float, "unmap_seconds": float}
     function_start.npy      float64[n]    seconds since the iteration began, without time stalled for transfers
     function_seconds.npy    float64[n]    seconds the function itself took
     variable_bytes.npy      int64[V]
@@ -51,6 +52,7 @@ ARRAYS: dict[str, type] = {
 
 PARTS = ("part_of", "part_first_chunk")
 OPTIONAL = ("variable_place", *PARTS)  # int32[V] or None
+COSTS = ("map_seconds", "unmap_seconds")  # of the machine. Beside it, where older releases do not look; 0 is left out
 
 FORMAT = "swapd-trace"
 VERSION = 2  # of traces with parts; a trace without parts is written as version 1, which older releases read too
@@ -102,11 +104,14 @@ def read(content: bytes) -> dict[str, Any]:
             names.append("variable_place")
         length = lengths(*(header[key] for key in LARGEST_COUNTS))
         arrays = {name: _read_array(archive, name, length[name]) for name in names}
+    machine = header.get("machine")
+    if machine is not None:
+        machine = {**machine, **{name: header[name] for name in COSTS if name in header}}
     return {
         "function_names": tuple(header["function_names"]),
         "fingerprint": int(header["fingerprint"], 16),
         **{name: int(header[name]) for name in ("dormant_bytes", "chunk_bytes", "slab_chunks_peak")},
-        "machine": header.get("machine"),
+        "machine": machine,
         "places": places,
         **arrays,
     }
@@ -123,7 +128,8 @@ def lengths(functions: int, variables: int, uses: int) -> dict[str, int]:
 
 
 def _header(trace: Mapping[str, Any]) -> dict[str, Any]:
-    machine = trace["machine"]
+    machine = {} if trace["machine"] is None else dict(vars(trace["machine"]))
+    costs = {name: machine.pop(name, 0.0) for name in COSTS}
     return {
         "format": FORMAT,
         "version": WITHOUT_PARTS if trace["part_of"] is None else VERSION,
@@ -132,8 +138,9 @@ def _header(trace: Mapping[str, Any]) -> dict[str, Any]:
         "uses": len(trace["use_variables"]),
         "fingerprint": f"{trace['fingerprint']:016x}",
         **{name: int(trace[name]) for name in ("dormant_bytes", "chunk_bytes", "slab_chunks_peak")},
-        "machine": None if machine is None else dict(vars(machine)),
+        "machine": machine or None,
         "function_names": list(trace["function_names"]),
+        **{name: seconds for name, seconds in costs.items() if seconds},
     }
 
 

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from benchmarks import allocation, fragmentation, interception, results, step_time
+from benchmarks import allocation, fragmentation, interception, mapping, results, step_time
 from benchmarks.__main__ import main, write_tables
 from benchmarks.monitoring import scrapes
 
@@ -165,6 +165,43 @@ def test_a_scrape_is_held_against_the_processor_time_of_steps() -> None:
     assert "| scraped once a second | 7 | 500.0 | +0.00% | 500.0 to 500.0 | 420.0 | +5.00% | 420.0 to 420.0 |" in made
     assert "One scrape costs 400 us" in made and "0.048% of the processor time" in made
     assert scrapes.table([]) == ""
+
+
+def test_memory_calls_cost_as_much_of_a_copy_as_published() -> None:
+    assert mapping.costs("none", 1e9) == ""
+    link = 50e9 / 1000 / mapping.SCALE  # a chunk's copy takes 1000 times as long as one of 2 MiB at 50 GB/s
+    by_chunk = "cuMemMap:chunk_cost=2000000ns;cuMemSetAccess:chunk_cost=36000000ns;cuMemUnmap:chunk_cost=30000000ns"
+    assert mapping.costs("chunk", link) == by_chunk
+    assert mapping.costs("byte", link).startswith("cuMemMap:mib_cost=16000000ns;")  # eight chunks of 128 KiB
+
+
+def mapped(mode: str, kind: str, seconds: list[float], chunk: int = CHUNK, **more: Any) -> dict[str, Any]:
+    figures = {"map_seconds": 0.2, "unmap_seconds": 0.1, "driver_calls_map": 50, "simulated_seconds": 4.8}
+    figures |= {"simulated_free_calls_seconds": 4.0, "swap_out_bytes": 10 << 20, "swap_in_bytes": 20 << 20}
+    figures |= {"waited_seconds": 0.25, "machine": {"map_seconds": 4e-3, "unmap_seconds": 2e-3}}
+    record = out_of_core(mode, [])
+    made = steps(seconds, **figures)
+    # What is predicted after a step is for the next one.
+    made = [{"waited_seconds": 4.95} | step | {"predicted_seconds": place} for place, step in enumerate(made)]
+    waste = {"internal_fragmentation_ratio": 0.125, "min_budget_bytes": 3 << 20}
+    return record | {"kind": kind, "chunk_bytes": chunk, "summary": record["summary"] | waste, "steps": made} | more
+
+
+def test_predictions_are_held_against_steps_and_chunk_sizes_against_each_other() -> None:
+    run = mapped(mapping.RUN, "none", [5.0] * 3)
+    assert mapping.predictions([run]) == [step_time.WARM_UP / 5.0, (step_time.WARM_UP + 1) / 5.0]
+    replay = mapped(mapping.REPLAY, "chunk", [5.0, 6.0, 5.0])
+    del replay["digest"]
+    failed = mapped(mapping.REPLAY, "chunk", [], 16 * CHUNK, failed="too large")
+    text = mapping.table([in_core([4.0]), run, replay, failed])
+    figures = "5.000 | 5.000 to 5.000 | 0.900 | 0.960 | 0.800 | 4000 | 2000 | 5% | yes |"
+    assert f"| run: gpt 2x, cost by none, 128 KiB | {figures}" in text
+    assert "| replay: gpt 2x, cost by chunk, 128 KiB | 5.000 | 5.000 to 5.000 | 0.833 | 0.960 | 0.800 |" in text
+    by_size = "5.000 | 5.000 to 5.000 | 0.300 | 50 | 30.0 | 12.50% | 3.0 |"
+    assert f"| replay: gpt 2x, cost by chunk | 128 KiB for 2 MiB | {by_size}" in text
+    assert "| replay: gpt 2x, cost by chunk | 2 MiB for 32 MiB | too large |" in text
+    assert "cost by none | 128 KiB for" not in text
+    assert mapping.table([]) == ""
 
 
 def test_reason_is_the_last_error() -> None:

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch")
 
 from benchmarks import results
-from benchmarks.planning import scale, suite, table1, vdnn
+from benchmarks.planning import chunks, scale, suite, table1, vdnn
 from benchmarks.planning.__main__ import main, tables
 from benchmarks.planning.cases import planned
 from swapd.devices.roofline import GIB
@@ -163,7 +163,7 @@ def test_the_kept_tables_are_those_of_the_kept_raw_data():
 
 
 def test_everything_kept_says_that_it_is_simulated():
-    for benchmark in (table1, suite, vdnn, scale):
+    for benchmark in (table1, suite, vdnn, scale, chunks):
         records = results.load(KEPT, benchmark.NAME)
         assert records, benchmark.NAME
         assert all("simulated" in record["kind"] and "no GPU" in record["kind"] for record in records)
@@ -182,6 +182,26 @@ def test_the_suite_is_complete_and_its_summary_counts():
         row["seconds"] = row.get("seconds", 1.0) * (2.0 if row["policy"] == "auto" else 1.0)
     assert "Another policy is faster on" in suite.summary(worse)
     assert suite.feasible(worse)[0][0] in suite.summary(worse).split("gives up for")[1]
+
+
+def test_chunk_sizes_are_compared_with_what_lies_in_slabs_left_out():
+    lives = {"born": [0] * 3, "died": [0] * 3, "previous": [-1] * 3}
+    uses = {"use_offsets": [0, 0], "use_variables": [], "use_flags": []}
+    trace = Trace(("f",), [0.0], [1.0], [3 * GIB + 1, 100, 200], **lives, **uses)
+    cut, slabs, waste = chunks.in_slabs(trace, GIB)
+    assert (cut.variable_bytes.tolist(), slabs) == ([3 * GIB + 1, 0, 0], 1)
+    assert waste == pytest.approx((GIB - 1) / (3 * GIB + 301))
+    assert [chunks.seconds_of(kind, 4 << 20) for kind in chunks.KINDS] == [0.0, 2 * chunks.CALLS_SECONDS, 68e-6]
+
+
+def test_larger_chunks_hide_the_cost_of_a_chunk_and_none_hides_that_of_a_byte():
+    for record in results.load(KEPT, chunks.NAME):
+        for made in record["cases"]:
+            steps = {kind: ways["planned"] for kind, ways in made.get("steps", {}).items()}
+            if steps and made["chunk_bytes"] > chunks.CHUNKS[0]:
+                assert steps["chunk"] == pytest.approx(steps["none"], rel=1e-3) and steps["byte"] >= steps["none"]
+            elif steps:
+                assert steps["chunk"] == steps["byte"] >= steps["none"]
 
 
 def test_a_quick_run_writes_raw_data_and_tables(tmp_path):

@@ -1,7 +1,9 @@
 // The emulated device under control: configuration, the pace of the links, and failures on request.
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <sstream>
+#include <thread>
 
 #include "emulated_fixture.h"
 #include "pinned.h"
@@ -296,7 +298,64 @@ TEST(work_can_be_done_late_or_never) {
   EXPECT_TRUE(std::chrono::steady_clock::now() - start >= std::chrono::milliseconds(20));
 }
 
+TEST(a_call_takes_the_time_that_it_costs) {
+  Range range(3);
+  range.fill(0, 3);
+  const auto seconds = [](auto call) {
+    const auto start = std::chrono::steady_clock::now();
+    EXPECT_OK(call());
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  };
+  const auto access = [&] { return set_access(range.base, 3 * range.chunk); };
+  control().reset_stats();
+  {
+    const FaultsForTest costs("cuMemSetAccess:cost=2ms;cuMemSetAccess:chunk_cost=5ms;cuEventRecord:cost=4ms");
+    EXPECT_TRUE(seconds(access) >= 0.017);  // rules add up, and one call covers three chunks
+    const Stream stream;
+    const Event event;
+    EXPECT_TRUE(seconds([&] { return driver().cuEventRecord(event.handle, stream.handle); }) >= 0.004);  // the host's time
+  }
+  {
+    const FaultsForTest costs("cuMemSetAccess:mib_cost=80ms");
+    EXPECT_TRUE(seconds(access) >= 0.080 * static_cast<double>(3 * range.chunk) / (1 << 20));
+  }
+  {
+    const FaultsForTest costs("published");
+    EXPECT_TRUE(seconds(access) >= 3 * 36e-6);
+  }
+  {
+    const FaultsForTest refused("cuMemSetAccess:cost=10s;cuMemSetAccess:error=2");  // what is refused does nothing
+    const auto start = std::chrono::steady_clock::now();
+    EXPECT_EQ(access(), CUDA_ERROR_OUT_OF_MEMORY);
+    EXPECT_TRUE(std::chrono::steady_clock::now() - start < std::chrono::seconds(5));
+    EXPECT_EQ(get_stats().injected_faults, uint64_t{1});  // a cost is no fault
+  }
+}
+
+// A call that takes long holds nothing that a copy, or another thread's call, needs.
+TEST(copies_go_on_while_a_call_takes_its_time) {
+  Range range(2);
+  range.fill(0, 2);
+  const Pinned bytes(range.chunk);
+  const FaultsForTest costs("cuMemSetAccess:cost=2s");
+  std::atomic<bool> over{false};
+  CUcontext context = nullptr;
+  ASSERT_OK(driver().cuCtxGetCurrent(&context));
+  std::thread slow([&] {
+    EXPECT_OK(driver().cuCtxSetCurrent(context));
+    EXPECT_OK(set_access(range.at(1), range.chunk));
+    over = true;
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  ASSERT_OK(driver().cuMemcpyDtoH(bytes.data, range.base, range.chunk));
+  EXPECT_TRUE(!over);
+  slow.join();
+}
+
 TEST(wrong_fault_rules_are_explained) {
+  EXPECT_TRUE(contains(refusal("cuMemGetInfo:cost=2min"), "cost=2min"));
+  EXPECT_TRUE(contains(refusal("cuMemGetInfo:cost=2us,error=2"), "two rules"));
+  EXPECT_TRUE(contains(refusal("cuMemGetInfo:cost=2us,delay=2us"), "two rules"));
   EXPECT_TRUE(contains(refusal("cuMemGetInfo:site=somewhere"), "site=somewhere"));
   EXPECT_TRUE(contains(refusal("cuMemGetInfo:delay=2min"), "delay=2min"));
   EXPECT_TRUE(contains(refusal("cuMemGetInfo:delay=never"), "delay=never"));  // nobody would come back from it

@@ -65,6 +65,23 @@ TEST(every_failed_call_is_counted_under_its_name) {
   }
 }
 
+// Where functions run on the host, the core sees both and keeps them apart; on streams, the device times its copies itself.
+TEST(the_time_of_memory_calls_is_counted_and_is_no_time_of_copies) {
+  for (const bool asynchronous : {false, true}) {
+    const FaultsForTest costs("cuMemMap:cost=3ms;cuMemSetAccess:chunk_cost=4ms;cuMemUnmap:chunk_cost=5ms");
+    CoreTest t({6, 64, 0, 1, false, asynchronous});
+    swap_back_and_forth(t);
+    const ooc_stats s = t.stats();
+    ASSERT_TRUE(s.swap_in_count > 0 && s.swap_out_count > 0);
+    EXPECT_TRUE(s.map_seconds >= 0.007 * static_cast<double>(s.driver_calls_map));
+    EXPECT_EQ(s.unmapped_bytes % t.chunk, uint64_t{0});
+    EXPECT_TRUE(s.unmapped_bytes > 0 && s.unmapped_bytes <= s.driver_calls_map * t.chunk);
+    EXPECT_TRUE(s.unmap_seconds >= 0.005 * static_cast<double>(s.unmapped_bytes / t.chunk));
+    // A copy of a chunk takes no time to speak of; 7 ms each if the map before it counted.
+    EXPECT_TRUE(s.copy_in_seconds < 0.005 * static_cast<double>(s.swap_in_count));
+  }
+}
+
 TEST(chunks_by_state_add_up_and_agree_with_the_variables) {
   constexpr uint64_t kSmall = 1024;
   CoreTest t({12, 64, kSmall, 1});

@@ -324,12 +324,16 @@ def test_the_kernel_may_have_less_than_the_limit(tmp_path: Path) -> None:
         ({}, 5_000_000, 16 * KIB, 64 * KIB, 32 * KIB),  # 76 chunks
         ({}, 1_000_000, 16 * KIB, 16 * KIB, 8 * KIB),
         ({}, 5_000_000, 2 * MIB, 2 * MIB, MIB),  # a GPU's
+        ({}, 8 * GIB - 1, 2 * MIB, 2 * MIB, MIB),
+        ({}, 8 * GIB, 2 * MIB, 4 * MIB, 2 * MIB),  # which is large
+        ({}, 8 * GIB, 64 * KIB, 2 * MIB, MIB),
+        ({"chunk_size": "2MiB"}, 8 * GIB, 2 * MIB, 2 * MIB, MIB),
         ({"small_limit": "4KiB"}, 5_000_000, 64 * KIB, 64 * KIB, 4 * KIB),
         ({"chunk_size": "256KiB"}, 5_000_000, 64 * KIB, 256 * KIB, MIB),
         ({"chunk_size": "2MiB", "small_limit": "1KiB"}, 5_000_000, 64 * KIB, 2 * MIB, KIB),
     ],
 )
-def test_chunks_are_smaller_where_the_budget_has_few(
+def test_the_size_of_chunks_goes_by_the_budget_and_the_device(
     settings: dict[str, str], budget: int, granularity: int, chunk: int, small: int
 ) -> None:
     assert Config.from_environment({}, **settings).resolve_chunks(budget, granularity) == (chunk, small)

@@ -82,6 +82,8 @@ def test_planning_uses_both_directions_at_once() -> None:
     assert machine.out_bytes_per_second == pytest.approx(1e9, rel=1e-3)
     assert machine.in_bytes_per_second == pytest.approx(2e9, rel=1e-3)
     assert machine.latency_seconds == pytest.approx(LATENCY, rel=0.01)
+    # by the piece, of two chunks: 4 us a chunk to map, 8 us for the access of both; 10 us to unmap both
+    assert (machine.map_seconds, machine.unmap_seconds) == (pytest.approx(8e-6), pytest.approx(5e-6))
 
 
 def test_a_slow_link_is_not_measured_for_ever() -> None:

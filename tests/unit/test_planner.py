@@ -19,7 +19,8 @@ from ooc_alloc import Core
 from ooc_alloc.core import Iteration
 from swapd import planner
 from swapd.planner import Planner, offsets_of
-from swapd.planning.problem import InfeasibleError
+from swapd.planning.problem import InfeasibleError, Problem
+from swapd.simulation.simulator import simulate
 from swapd.trace.trace import Machine, Trace
 
 MIB = 1 << 20
@@ -31,7 +32,8 @@ class Counters:
 
     def __init__(self, **moved: float) -> None:
         names = ("swap_out_bytes", "swap_in_bytes", "copy_out_seconds", "copy_in_seconds")
-        self.figures = {name: moved.get(name, 0.0) for name in names}
+        names += ("map_seconds", "unmap_seconds", "driver_calls_map", "unmapped_bytes")
+        self.figures = {name: moved.get(name, 0.0) for name in names} | {"chunk_bytes": 2 * MIB}
 
     def stats(self) -> dict[str, Any]:
         return self.figures
@@ -55,6 +57,16 @@ def test_the_process_own_transfers_count_more() -> None:
 
 def test_a_few_small_copies_are_no_measurement() -> None:
     assert link(PROBED, swap_in_bytes=MIB, copy_in_seconds=1.0) == PROBED
+
+
+def test_memory_calls_cost_what_they_took_by_the_chunk() -> None:
+    calls = {"map_seconds": 0.5, "driver_calls_map": 10, "unmap_seconds": 0.4, "unmapped_bytes": 20 * MIB}
+    assert link(PROBED, **calls) == replace(PROBED, map_seconds=0.05, unmap_seconds=0.04)
+    # Where functions run on streams, addresses are unmapped when they are wanted again: ahead of the next map.
+    on_streams = Planner(cast(Core, Counters(**calls)), expected=PROBED, asynchronous=True)
+    assert on_streams.link() == replace(PROBED, map_seconds=0.05 + 0.04, unmap_seconds=0.0)
+    expected = replace(PROBED, map_seconds=1e-3, unmap_seconds=2e-3)
+    assert link(expected, map_seconds=0.5, driver_calls_map=2) == expected  # too few to tell
 
 
 def test_a_given_machine_is_not_measured() -> None:
@@ -93,6 +105,42 @@ def test_a_sequence_without_a_plan_is_tried_once_and_counted(monkeypatch: pytest
         made.boundary()
     assert tried == [7]
     assert made.unplannable_sequences == 1
+
+
+def test_the_first_steps_under_the_last_plan_say_again_what_a_step_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = replace(resnet50(1), fingerprint=7)
+    budget = Problem.from_trace(trace, 1 << 40).min_budget_bytes * 3 // 2
+    installed = []
+
+    class Slower(Loop):
+        """Each step takes longer than the one before it."""
+
+        def boundary(self) -> Iteration:
+            return replace(super().boundary(), planned=self.ended > 1, followed_plan=self.ended > 1)
+
+        def install_plan(self, *plan: Any) -> None:
+            installed.append(plan)
+
+    def traced(step: int) -> Trace:
+        return replace(
+            trace, function_start=trace.function_start * step, function_seconds=trace.function_seconds * step
+        )
+
+    core = Slower()
+    core.figures["budget_bytes"] = budget
+    monkeypatch.setattr(Planner, "recorded", lambda self, ended: SimpleNamespace(cut=lambda: traced(core.ended)))
+    monkeypatch.setattr(planner, "recorded_plan", lambda plan, trace: plan)
+    made = Planner(cast(Core, core))
+    predicted, plans = [], []
+    for _ in range(7):
+        made.boundary()
+        assert made.last_plan is not None
+        predicted.append(made.last_plan.predicted_seconds)
+        plans.append((made.last_plan.outs, made.last_plan.ins))
+    plan = made.last_plan
+    expected = [simulate(Problem.from_trace(traced(step), budget), plan).seconds for step in (2, 3, 4, 5)]
+    assert predicted[1:] == [*expected, expected[-1], expected[-1]]  # planned by the second step; then three more
+    assert len(installed) == 2 and plans[1] == plans[-1]
 
 
 def test_the_trace_that_is_kept_is_of_what_took_most_of_the_time(

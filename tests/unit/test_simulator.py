@@ -1,6 +1,7 @@
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from planning_traces import Builder, gpt, random_trace
 
@@ -54,6 +55,54 @@ def test_a_timeline_by_hand():
     assert timeline.average_chunks == pytest.approx(4.0)
 
 
+CHUNK = 4 << 20  # one piece of a copy
+
+
+def in_pieces(map_seconds: float, unmap_seconds: float, capacity: int = 4) -> Problem:
+    """Like `five`, in chunks that are a piece each; 0.5 s a chunk out, 1 s a chunk in."""
+    problem, machine = five(capacity), Machine(2.0 * CHUNK, 1.0 * CHUNK, 0.0, map_seconds, unmap_seconds)
+    return replace(problem, chunk_bytes=CHUNK, variable_bytes=problem.variable_bytes * CHUNK, machine=machine)
+
+
+def test_mapping_is_hidden_behind_copies_but_for_the_first_piece_and_the_last():
+    # f0 0-1, out 1-3, unmapped until 3.25, f1, f2 until 5.25, the first chunk mapped until 5.75, in until 9.75
+    timeline = simulate(in_pieces(0.5, 0.25), PLAN, 1)
+    assert timeline.starts == [0, 3.25, 4.25, 5.25, 9.75]
+    assert timeline.stall_by_variable == {-1: 2.25, A: 3.5}
+    assert (timeline.out_bytes, timeline.in_bytes) == (4 * CHUNK, 4 * CHUNK)
+    # Several moves in a row are like one.
+    outs = (Out(A, 0, 2, 0), Out(A, 2, 2, 0))
+    ins = (In(A, 0, 2, 2, 2, 4), In(A, 2, 2, 2, 2, 4))
+    assert simulate(in_pieces(0.5, 0.25), Plan(outs, ins), 1).starts == timeline.starts
+    # A move that becomes due when the link is idle hides nothing: in 5.25-7.75, nothing until f3 has ended at 8.25.
+    late = (ins[0], In(A, 2, 2, 3, 2, 4))
+    slow = in_pieces(0.5, 0.25)
+    slow = replace(slow, seconds=slow.seconds + np.array([0, 0, 0, 2, 0]))
+    assert simulate(slow, Plan(outs, late), 1).starts == [0, 3.25, 4.25, 5.25, 8.25 + 0.5 + 2]
+
+
+def test_mapping_that_is_slower_than_the_link_is_what_a_move_takes():
+    # out: a copy of 0.5 and 4 chunks unmapped, 1 each; in: 4 chunks mapped, 2 each, and a copy of 1.
+    assert simulate(in_pieces(2.0, 1.0), PLAN, 1).starts == [0, 5.5, 6.5, 7.5, 16.5]
+    outs = (Out(A, 0, 2, 0), Out(A, 2, 2, 0))
+    ins = (In(A, 0, 2, 2, 2, 4), In(A, 2, 2, 2, 2, 4))
+    assert simulate(in_pieces(2.0, 1.0), Plan(outs, ins), 1).starts == [0, 5.5, 6.5, 7.5, 16.5]
+
+
+def test_demand_pays_for_mapping():
+    free = simulate(in_pieces(0.0, 0.0, 6), Plan(), 1)
+    # Two chunks leave for f1, unmapped as they do; none for f2; they come in on demand for f4, mapped one by one.
+    timeline = simulate(in_pieces(0.5, 0.25, 6), Plan(), 1)
+    assert (free.starts, timeline.starts) == ([0, 2, 3, 4, 7], [0, 2.25, 3.25, 4.25, 7.75])
+
+
+def test_policies_know_how_fast_chunks_can_follow_each_other():
+    assert in_pieces(0.0, 0.0).link == in_pieces(0.0, 0.0).machine
+    assert in_pieces(0.5, 0.25).link == in_pieces(0.5, 0.25).machine  # hidden behind the copies
+    slow = in_pieces(4.0, 1.0).link
+    assert (slow.out_bytes_per_second, slow.in_bytes_per_second) == (CHUNK / 1.0, CHUNK / 4.0)
+
+
 BACK = (Out(A, 0, 4, 0),)
 
 
@@ -77,6 +126,9 @@ def test_what_was_written_back_leaves_at_once():
     assert (timeline.seconds, timeline.starts) == (10.0, [0, 1, 4, 9])
     assert (timeline.out_bytes, timeline.write_back_bytes, timeline.dropped_bytes, timeline.in_bytes) == (4, 4, 4, 4)
     assert timeline.average_chunks == pytest.approx((4 * 4 + 1 * 4 + 4 * 4 + 1 * 4) / 10)
+    # A drop takes the time of unmapping: f2 at 5.
+    unmapped = replace(idle_a(), machine=Machine(2.0, 1.0, unmap_seconds=0.25))
+    assert simulate(unmapped, replace(plan, write_backs=BACK), 1).starts == [0, 1, 5, 10]
 
 
 def test_a_write_back_is_of_no_use_once_the_variable_was_used():

@@ -111,6 +111,8 @@ def test_a_damaged_file_is_an_error_or_has_lost_nothing():
         ("header.json", header(fingerprint="xyz"), "damaged header"),
         ("header.json", header(machine={"speed": 1}), "damaged header"),
         ("header.json", header(machine={"out_bytes_per_second": -1}), "damaged header"),
+        ("header.json", header(map_seconds=-1), "damaged header"),
+        ("header.json", header(unmap_seconds="long"), "damaged header"),
         ("born.npy", b"\x93NUMPY\x01\x00", "born.npy is damaged"),
     ],
 )
@@ -181,6 +183,17 @@ def test_describe_names_everything():
     assert text.startswith("trace 0000000000005eed: 3 functions, 3 variables, live peak 2200 bytes")
     assert "f2 update 0.125000000s live=1700 uses: 2r 0w" in text
     assert "v0 1000 bytes born=-1 died=3 previous=0" in text
+
+
+def test_costs_of_memory_calls_are_beside_the_machine_where_older_releases_do_not_look():
+    costly = changed(machine=Machine(1.5e9, 2.5e9, 1e-5, 2e-6, 3e-6))
+    assert Trace.from_bytes(costly.to_bytes()) == costly != small()
+    machine = {"out_bytes_per_second": 1.5e9, "in_bytes_per_second": 2.5e9, "latency_seconds": 1e-5}
+    for trace, costs in ((costly, {"map_seconds": 2e-6, "unmap_seconds": 3e-6}), (small(), {})):
+        with zipfile.ZipFile(io.BytesIO(trace.to_bytes())) as archive:
+            found = json.loads(archive.read("header.json"))
+        assert found["machine"] == machine
+        assert {name: found[name] for name in found if name.endswith("map_seconds")} == costs
 
 
 def test_places_are_kept_and_shown():
