@@ -78,6 +78,9 @@ void ooc_core_free_on(ooc_core* core, void* address, void* stream) {
   });
 }
 
+void ooc_core_stream_lasts(ooc_core* core, void* stream) {
+  guarded([&] { core->stream_lasts(stream_of(stream)); });
+}
 void ooc_core_record_use(ooc_core* core, void* address, void* stream) {
   guarded([&] { core->record_use(address, stream_of(stream)); });
 }

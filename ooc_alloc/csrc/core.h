@@ -55,6 +55,7 @@ class alignas(64) Core : public Mover {
   void free(void* address);
   void free(void* address, CUstream stream);
   void record_use(void* address, CUstream stream);
+  void stream_lasts(CUstream stream);
   int function_begin(uint32_t function, const ooc_operand* operands, uint32_t count, CUstream stream = nullptr);
   int function_begin_host(uint32_t function, const ooc_operand* operands, uint32_t count);
   int function_end(bool keep_allocations);
@@ -107,6 +108,7 @@ class alignas(64) Core : public Mover {
   bool move_in(Lock& lock, const Piece& piece, std::vector<Transfer>& transfers) final;
   bool settle(Lock& lock, const Transfer& transfer) final { return transitions_.settle(lock, transfer); }
   bool bury_one(Lock& lock) final { return mappings_.bury_one(lock); }
+  bool pin_ahead(Lock& lock) final { return !detached_ && host_.pin_ahead(lock); }
 
   // Fork; in this order, with the lock held from the first to the last (fork.cpp).
   void before_fork();

@@ -127,9 +127,10 @@ void Core::thread_exits(ThreadState* thread) {
 void Core::before_fork() {
   Lock lock(mutex_);
   paused_ = true;
-  while (!detached_ && transitions_.moving() > 0 && !device_lost(lock)) wait_a_while(lock);
-  // The child copies what is there; of a lost device, as far as it has come.
-  if (!detached_) (void)streams_.host_waits_for_all();
+  if (device_.host_accessible() && !detached_) {  // the child copies what is there; of a lost device, as far as it has come
+    while (transitions_.moving() > 0 && !device_lost(lock)) wait_a_while(lock);
+    (void)streams_.host_waits_for_all();
+  }
   lock.release();  // held until after_fork
 }
 

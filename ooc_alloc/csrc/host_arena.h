@@ -2,9 +2,14 @@
 // blocks from memory of the system, pinned in large extents and given out in whole pages; mappable ones from physical
 // chunks of the driver's, given out in whole chunks, which can be mapped at a variable's own address too. Best fit,
 // merged on free.
+//
+// The core's lock guards all of it, but for what says that it is called without.
 #pragma once
 
+#include <linux/mempolicy.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -14,6 +19,7 @@
 #include <mutex>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "driver.h"
 #include "free_extents.h"
@@ -80,11 +86,14 @@ class HostRange {
 class HostArena {
  public:
   // throws std::runtime_error
-  HostArena(const Driver& driver, uint64_t budget_bytes)
+  HostArena(const Driver& driver, CUdevice device, uint64_t budget_bytes)
       : driver_(driver),
         budget_((budget_bytes + kPage - 1) / kPage * kPage),
-        pages_(reserve(budget_), budget_, kPage) {}
+        pages_(reserve(budget_), budget_, kPage) {
+    prefer_node(host_node(driver, device));
+  }
   ~HostArena() {
+    adopt();
     for (const auto& [start, bytes] : pinned_) driver_.cuMemHostUnregister(start);
     munmap(pages_.base(), budget_);
   }
@@ -93,6 +102,7 @@ class HostArena {
   void prepare_mappable(CUdevice device, uint64_t chunk_bytes) {
     if (mappable_) return;
     auto chunks = std::make_unique<HostChunks>(driver_, device, budget_, chunk_bytes);
+    const std::lock_guard<std::mutex> lock(growth_);
     mappable_ = std::make_unique<HostRange>(chunks->base(), budget_ / chunk_bytes * chunk_bytes, chunk_bytes);
     chunks_ = std::move(chunks);
   }
@@ -100,6 +110,23 @@ class HostArena {
   char* allocate(uint64_t bytes) { return allocate_in(pages_, bytes); }
   char* allocate_mappable(uint64_t bytes) { return allocate_in(*mappable_, bytes); }
   void free(char* block, uint64_t bytes) { range_of(block).free(block, bytes); }
+
+  // Little is left of what the system gave, and there may be more.
+  bool runs_low() const {
+    const uint64_t committed = pages_.committed();
+    return committed > 0 && !mappable_ && committed - pages_.used() < extent() / 2 && left() >= extent() &&
+           refusal_ != Refusal::kSystem;
+  }
+  // Takes and pins the next extent, which lasts, for the next allocation that needs one. Called without the lock.
+  void grow_ahead() {
+    const std::lock_guard<std::mutex> lock(growth_);
+    if (ahead_.bytes == 0 && left() >= extent()) ahead_ = commit_pages(extent());  // others may have taken it since
+  }
+  // What grow_ahead() took belongs to the arena now.
+  void adopt() {
+    const std::lock_guard<std::mutex> lock(growth_);
+    adopt_ahead();
+  }
 
   // Whether a block can be mapped at another address, and the chunks that it lies in.
   bool is_mappable(const char* block) const { return mappable_ && mappable_->contains(block); }
@@ -136,6 +163,10 @@ class HostArena {
   static constexpr uint64_t kPage = 4096;
 
  private:
+  struct Extent {
+    uint64_t bytes = 0;
+    bool pinned = false;
+  };
   static char* reserve(uint64_t bytes) {
     void* range = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (range == MAP_FAILED)
@@ -148,35 +179,59 @@ class HostArena {
   char* allocate_in(HostRange& range, uint64_t bytes) {
     char* block = range.allocate(bytes);
     if (block == nullptr) {
-      if (!grow(range, bytes)) return nullptr;
-      block = range.allocate(bytes);
+      const std::lock_guard<std::mutex> lock(growth_);
+      if (adopt_ahead()) block = range.allocate(bytes);
+      if (block == nullptr) {
+        if (!grow(range, bytes)) return nullptr;
+        block = range.allocate(bytes);
+      }
     }
     refusal_ = Refusal::kNone;
     return block;
   }
   bool grow(HostRange& range, uint64_t bytes) {
     const uint64_t missing = range.missing(bytes);
-    const uint64_t left = (budget_ - std::min(budget_, committed())) / range.unit() * range.unit();
+    const uint64_t most = left() / range.unit() * range.unit();
     refusal_ = Refusal::kBudget;
-    if (missing > left) return false;
-    const uint64_t extent = std::min(left, range.rounded(std::max(std::min(kExtent, budget_ / kExtents), missing)));
+    if (missing > most) return false;
+    const uint64_t taken = std::min(most, range.rounded(std::max(extent(), missing)));
     refusal_ = Refusal::kSystem;
-    if (!commit(range, extent)) return false;
-    range.grow(extent);
+    if (&range != &pages_) {
+      if (!chunks_->extend(taken)) return false;
+      range.grow(taken);
+      return true;
+    }
+    ahead_ = commit_pages(taken);
+    return adopt_ahead();
+  }
+  // Memory behind the next bytes of the ordinary range; none if the system has no more.
+  Extent commit_pages(uint64_t bytes) const {
+    char* start = pages_.next();
+    if (mprotect(start, bytes, PROT_READ | PROT_WRITE) != 0) return {};
+    const bool pinned = driver_.counted(Counted::kHostRegister, driver_.cuMemHostRegister(start, bytes, 0)) == CUDA_SUCCESS;
+    return {bytes, pinned};
+  }
+  bool adopt_ahead() {
+    const Extent extent = std::exchange(ahead_, {});
+    if (extent.bytes == 0) return false;
+    if (extent.pinned) pinned_[pages_.next()] = extent.bytes;
+    else unpinned_ += extent.bytes;
+    pages_.grow(extent.bytes);
     return true;
   }
-  // Memory behind the next bytes of the range.
-  bool commit(const HostRange& range, uint64_t bytes) {
-    if (&range != &pages_) return chunks_->extend(bytes);
-    if (mprotect(range.next(), bytes, PROT_READ | PROT_WRITE) != 0) return false;
-    if (driver_.counted(Counted::kHostRegister, driver_.cuMemHostRegister(range.next(), bytes, 0)) == CUDA_SUCCESS)
-      pinned_[range.next()] = bytes;
-    else unpinned_ += bytes;
-    return true;
+  // Where the system has no nodes, or refuses, memory is slower, not wrong.
+  void prefer_node(int node) const {
+    unsigned long nodes[16] = {};
+    constexpr int kBits = 8 * sizeof(unsigned long), kMost = 16 * kBits;
+    if (node < 0 || node >= kMost) return;
+    nodes[node / kBits] = 1ul << (node % kBits);
+    (void)!syscall(SYS_mbind, pages_.base(), budget_, MPOL_PREFERRED, nodes, kMost + 1, 0);
   }
 
   // What is taken at a time: so much, and of a small budget a part, as the two ranges share it.
   static constexpr uint64_t kExtent = uint64_t{64} << 20, kExtents = 16;
+  uint64_t left() const { return budget_ - std::min(budget_, committed()); }
+  uint64_t extent() const { return pages_.rounded(std::min(kExtent, budget_ / kExtents)); }
 
   const Driver& driver_;
   uint64_t budget_;
@@ -186,6 +241,8 @@ class HostArena {
   Refusal refusal_ = Refusal::kNone;
   uint64_t unpinned_ = 0;
   std::map<char*, uint64_t> pinned_;  // extents that the driver pinned
+  std::mutex growth_;                 // nobody else takes more from the system; after the core's lock, or without it
+  Extent ahead_;                      // the next one, guarded by growth_
 };
 
 }  // namespace ooc

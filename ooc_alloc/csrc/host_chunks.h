@@ -2,6 +2,7 @@
 // device can use. A chunk of it can be mapped at a second address (docs/decisions/0004-host-backed-memory.md).
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <stdexcept>
 #include <string>
@@ -11,19 +12,24 @@
 
 namespace ooc {
 
+// The node of the host's memory that is nearest to the device; -1 where the driver knows of none.
+inline int host_node(const Driver& driver, CUdevice device) {
+  int node = -1;
+  return driver.cuDeviceGetAttribute(&node, CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, device) == CUDA_SUCCESS ? node : -1;
+}
+
 class HostChunks {
  public:
   // Throws std::runtime_error if the driver cannot do that, or has no addresses.
   HostChunks(const Driver& driver, CUdevice device, uint64_t bytes, uint64_t chunk_bytes)
       : driver_(driver), bytes_(bytes / chunk_bytes * chunk_bytes), chunk_bytes_(chunk_bytes) {
     const std::string needed_by = "a function that fits no budget and cannot be cut";
-    int supported = 0, node = 0;
+    int supported = 0;
     const CUdevice_attribute support = CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED;
     if (driver.cuDeviceGetAttribute(&supported, support, device) != CUDA_SUCCESS || supported == 0)
       throw std::runtime_error(needed_by + " needs a driver that makes physical host memory (cuMemCreate with "
                                "CU_MEM_LOCATION_TYPE_HOST_NUMA); this one does not");
-    if (driver.cuDeviceGetAttribute(&node, CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, device) != CUDA_SUCCESS || node < 0) node = 0;
-    properties_ = memory_at({CU_MEM_LOCATION_TYPE_HOST_NUMA, node});
+    properties_ = memory_at({CU_MEM_LOCATION_TYPE_HOST_NUMA, std::max(0, host_node(driver, device))});
     size_t granularity = 0;
     if (driver.cuMemGetAllocationGranularity(&granularity, &properties_, CU_MEM_ALLOC_GRANULARITY_MINIMUM) !=
             CUDA_SUCCESS ||

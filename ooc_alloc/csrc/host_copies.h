@@ -30,7 +30,7 @@ class HostCopies {
         streams_(streams),
         table_(table),
         asked_bytes_(budget_bytes),
-        arena_(device.driver(), std::max(budget_bytes, geometry.chunk_bytes)) {}
+        arena_(device.driver(), device.device(), std::max(budget_bytes, geometry.chunk_bytes)) {}
 
   // A block for the region, if it has none. With `may_reclaim`, resident variables may lose theirs for it. Returns false
   // if there is no memory, or the device is lost; then nothing may be copied out.
@@ -44,6 +44,17 @@ class HostCopies {
     arena_.free(region->host, region->bytes);
     region->host = nullptr;
     return false;
+  }
+  // Where copies out will soon need more of the system's memory, pins it with the lock given up, in one thread at a time.
+  // Returns false if there is no need.
+  bool pin_ahead(std::unique_lock<std::mutex>& lock) {
+    if (!arena_.runs_low()) return false;
+    const uint64_t before = arena_.committed();
+    lock.unlock();
+    arena_.grow_ahead();
+    lock.lock();
+    arena_.adopt();
+    return arena_.committed() > before;
   }
   // The region has no block any more, and its addresses do not lead there.
   void release(Region* region) {

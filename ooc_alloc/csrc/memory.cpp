@@ -232,6 +232,11 @@ void Core::record_use(void* address, CUstream stream) {
   else if (geometry_.in_slabs(address)) slabs_.used(address, now);
 }
 
+void Core::stream_lasts(CUstream stream) {
+  const Lock lock(mutex_);
+  streams_.lasts(stream);
+}
+
 void Core::release_cached() {
   const RelaxedCaptures relaxed(streams_.capturable());
   const Lock lock(mutex_);

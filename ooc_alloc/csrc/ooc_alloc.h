@@ -233,6 +233,8 @@ OOC_API void ooc_core_free_on(ooc_core* core, void* address, void* stream);
 OOC_API void* ooc_core_malloc_pinned(ooc_core* core, uint64_t bytes, void* stream, uint32_t access, uint64_t* token);
 // Work enqueued so far on a stream uses the memory, though no function with it as an operand said so.
 OOC_API void ooc_core_record_use(ooc_core* core, void* address, void* stream);
+// The stream is never destroyed. Of another, what is enqueued is recorded at once, at every function and free.
+OOC_API void ooc_core_stream_lasts(ooc_core* core, void* stream);
 
 // Stable id of a function's name.
 OOC_API uint32_t ooc_core_function_id(ooc_core* core, const char* name);

@@ -76,6 +76,8 @@ class Mover {
   // Work for a thread that has nothing to move: takes the memory from under an address that nobody uses any more.
   // Returns false if there is no such address now.
   virtual bool bury_one(Lock& lock) = 0;
+  // Likewise: pins host memory that swap-outs will soon need. Returns false if there is enough.
+  virtual bool pin_ahead(Lock& lock) = 0;
 };
 
 }  // namespace ooc

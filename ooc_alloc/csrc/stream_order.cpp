@@ -31,13 +31,15 @@ StreamOrder::~StreamOrder() {
 }
 
 uint32_t StreamOrder::compute_stream(CUstream handle) {
+  uint32_t i = kFirstCompute;
+  while (i < streams_.size() && streams_[i].handle != handle) ++i;
+  if (i < streams_.size() && streams_[i].recorded != Recorded::kAtOnce) return i;
   unsigned long long id = 0;
   if (handle != nullptr && driver().cuStreamGetId != nullptr) {
     device_.bind_thread();
     driver().cuStreamGetId(handle, &id);
   }
-  for (uint32_t i = kFirstCompute; i < streams_.size(); ++i) {
-    if (streams_[i].handle != handle) continue;
+  if (i < streams_.size()) {
     if (streams_[i].id != id) {
       // The driver gave the handle of a destroyed stream, whose work may be under way, to a new one, which waited for nobody.
       (void)drain(streams_[i]);  // where the device is lost, whoever waits for its moments is told so
@@ -49,14 +51,14 @@ uint32_t StreamOrder::compute_stream(CUstream handle) {
   streams_.emplace_back();
   streams_.back().handle = handle;
   streams_.back().id = id;
-  streams_.back().may_end = handle != nullptr;
+  if (handle != nullptr) streams_.back().recorded = Recorded::kAtOnce;
   return static_cast<uint32_t>(streams_.size() - 1);
 }
 
 Moments StreamOrder::now_everywhere() {
   Moments moments;
   for (uint32_t i = kFirstCompute; i < streams_.size(); ++i)
-    moments.add(streams_[i].may_end ? Moment{i, streams_[i].issued} : now(i));
+    moments.add(streams_[i].recorded == Recorded::kAtOnce ? Moment{i, streams_[i].issued} : now(i));
   return moments;
 }
 
@@ -88,7 +90,7 @@ CUresult StreamOrder::collect(Stream& stream) {
 bool StreamOrder::drain(Stream& stream, bool is_there) {
   device_.bind_thread();
   const uint64_t issued = stream.issued;
-  if (!stream.may_end || is_there) {
+  if (stream.recorded != Recorded::kAtOnce || is_there) {
     if (device_.drain(stream.handle) != CUDA_SUCCESS) return false;
   } else if (stream.over < issued) {
     // Only where the device was lost is there no mark.
@@ -119,7 +121,7 @@ bool StreamOrder::set_mark(uint32_t index, bool moves) {
     return true;
   }
   device_.bind_thread();
-  // Nothing that is enqueued on it now runs, and an event would become part of the graph. What came before has its event, as
+  // Nothing that is enqueued on it now runs, and an event would become part of the graph. Functions before have theirs, as
   // the default stream, which has none, cannot be captured.
   if (device_.captures(stream.handle)) {
     if (stream.marks.empty()) stream.over = stream.issued;

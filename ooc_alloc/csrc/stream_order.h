@@ -3,7 +3,8 @@
 // only where somebody is going to wait, and taken from a pool: none is created in steady state.
 //
 // The program may destroy a stream of its own, and the driver says nothing and must not be asked about it then: so each
-// moment of such a stream gets an event at once, and its handle is used only by a call that was given it.
+// moment of a stream that nobody vouches for gets an event at once, and its handle is used only by a call that was given it.
+// A stream that lasts may be captured into a graph, and cannot be asked then, so its functions' ends get events at once.
 //
 // Guarded by the core's lock. A driver that refuses an event costs a wait on the host, never the order. Where even that
 // wait fails the device is lost, and every call that would order something returns false: its caller enqueues nothing,
@@ -48,13 +49,20 @@ class StreamOrder {
 
   // Index of a stream on which functions run, and which is there; a new one is added.
   uint32_t compute_stream(CUstream stream);
+  // The stream, on which functions run, is never destroyed.
+  void lasts(CUstream stream) {
+    Stream& known = streams_[compute_stream(stream)];
+    if (known.recorded == Recorded::kAtOnce) known.recorded = Recorded::kAtFunctions;
+  }
   uint32_t streams() const { return static_cast<uint32_t>(streams_.size()); }
 
   // Everything enqueued on the stream so far.
-  Moment now(uint32_t stream) {
+  Moment now(uint32_t stream, bool function_ends = false) {
     const uint64_t number = ++streams_[stream].issued;
+    const Recorded recorded = streams_[stream].recorded;
     if (safe_) end_now(streams_[stream]);
-    else if (streams_[stream].may_end) (void)set_mark(stream, true);  // where it fails the device is lost
+    else if (recorded == Recorded::kAtOnce || (recorded == Recorded::kAtFunctions && function_ends))
+      (void)set_mark(stream, true);  // where it fails the device is lost
     return {stream, number};
   }
   // Everything enqueued so far on the default stream, and on others up to their last moments.
@@ -93,10 +101,15 @@ class StreamOrder {
     CUevent event;
     bool moves;  // nobody has asked for it: the next mark takes its event
   };
+  enum class Recorded {
+    kWhenAsked,    // the default stream, and those that copy
+    kAtFunctions,  // the stream lasts
+    kAtOnce,       // the program may have destroyed it
+  };
   struct Stream {
     CUstream handle = nullptr;
     unsigned long long id = 0;  // unlike the handle, never another stream's; 0 where the driver does not say (before CUDA 12)
-    bool may_end = false;       // the program's, which may have destroyed it
+    Recorded recorded = Recorded::kWhenAsked;
     uint64_t issued = 0, over = 0;
     std::deque<Mark> marks;          // ascending; those not known to be over
     std::vector<uint64_t> waits;     // [streams] number up to which this stream waits for the others already

@@ -30,6 +30,9 @@ class Streams {
   const Device* capturable() const { return order_ ? &device_ : nullptr; }
   // The index of a stream on which functions run; a new one is added. A null stream is the default one.
   uint32_t index(CUstream stream) { return order_ ? order_->compute_stream(stream) : 0; }
+  void lasts(CUstream stream) {
+    if (order_) order_->lasts(stream);
+  }
   bool runs_functions(uint32_t stream) const { return stream >= StreamOrder::kFirstCompute; }
 
   // ---- moments
@@ -133,7 +136,7 @@ class Streams {
   // The function ends: what it held was used. An event is recorded where somebody is going to wait for the functions so
   // far: a move that is `awaited`, or the next user of what was freed, if data move at all.
   void end_function(uint32_t stream, const std::vector<Hold>& held, bool awaited, bool data_move) {
-    const Moment moment = order_->now(stream);
+    const Moment moment = order_->now(stream, true);
     for (const Hold& hold : held)
       if (Region* region = hold.get())
         (hold.whole() ? region->order.uses : part(region, hold.first, hold.count).uses).add(moment);

@@ -186,22 +186,30 @@ bool Transitions::start_in(Lock& lock, const Piece& piece, const Chunk* chunks, 
 // ---- room -----------------------------------------------------------------------------------------------------------
 
 std::vector<Piece> Transitions::choose_victims(uint64_t chunks, bool clean_only, const Scheduler* scheduler) const {
-  std::vector<std::pair<uint64_t, Region*>> candidates;
+  struct Candidate {
+    uint64_t next;  // use
+    size_t age;     // the oldest has the least
+    Region* region;
+  };
+  std::vector<Candidate> candidates;
   bool known = false;
   for (Region* region = with_.table.oldest(); region != nullptr; region = region->newer) {
     if (region->pins > 0 || region->resident == 0 || (region->moving > 0 && !region->in_ranges)) continue;
     const uint64_t next = scheduler != nullptr ? scheduler->next_use(region) : Scheduler::kUnknown;
     known |= next < Scheduler::kUnknown;
-    candidates.emplace_back(next, region);
+    candidates.push_back({next, candidates.size(), region});
   }
-  if (known)
-    std::stable_sort(candidates.begin(), candidates.end(),
-                     [](const auto& a, const auto& b) { return a.first > b.first; });
+  const auto stays = [known](const Candidate& a, const Candidate& b) {
+    return known && a.next != b.next ? a.next < b.next : a.age > b.age;
+  };
+  std::ranges::make_heap(candidates, stays);  // few of many are taken
   const auto can_leave = [clean_only](const Slot& slot) {
     return slot.at_rest() && slot.pins == 0 && (slot.host_valid || !clean_only);
   };
   std::vector<Piece> victims;
-  for (const auto& [next, region] : candidates) {
+  for (; chunks > 0 && !candidates.empty(); candidates.pop_back()) {
+    std::ranges::pop_heap(candidates, stays);
+    Region* region = candidates.back().region;
     for (uint32_t end = region->count; end > 0 && chunks > 0;) {
       if (!can_leave(region->slots[end - 1])) {
         --end;
@@ -213,7 +221,6 @@ std::vector<Piece> Transitions::choose_victims(uint64_t chunks, bool clean_only,
       chunks -= end - first;
       end = first;
     }
-    if (chunks == 0) break;
   }
   return victims;
 }

@@ -98,7 +98,7 @@ bool Daemon::tick_out(Lock& lock) {
     start_piece_out(lock, run, kind);
     return true;
   }
-  if (flying_out_.empty()) return core_.bury_one(lock);
+  if (flying_out_.empty()) return core_.bury_one(lock) || core_.pin_ahead(lock);
   const InFlight oldest = flying_out_.front();
   if (oldest.transfer.region != nullptr) core_.settle(lock, oldest.transfer);
   flying_out_.pop_front();

@@ -33,7 +33,7 @@ bool intact(const Block& block) {
 
 TEST(random_blocks_keep_their_bytes_within_the_budget) {
   constexpr uint64_t kBudget = 8 * kMiB;
-  HostArena arena(driver(), kBudget);
+  HostArena arena(driver(), 0, kBudget);
   std::vector<Block> blocks;
   std::mt19937_64 random(11);
   uint64_t used = 0;
@@ -70,7 +70,7 @@ TEST(random_blocks_keep_their_bytes_within_the_budget) {
 }
 
 TEST(the_budget_is_exact) {
-  HostArena arena(driver(), 3 * kPage);
+  HostArena arena(driver(), 0, 3 * kPage);
   EXPECT_EQ(arena.budget(), 3 * kPage);
   EXPECT_TRUE(arena.allocate(3 * kPage + 1) == nullptr);
   char* first = arena.allocate(1);
@@ -81,7 +81,7 @@ TEST(the_budget_is_exact) {
 }
 
 TEST(it_tells_its_budget_from_a_system_that_gives_no_more) {
-  HostArena arena(driver(), 4 * kPage);
+  HostArena arena(driver(), 0, 4 * kPage);
   EXPECT_TRUE(arena.allocate(5 * kPage) == nullptr && arena.refusal() == Refusal::kBudget);
   rlimit before{};
   ASSERT_EQ(getrlimit(RLIMIT_DATA, &before), 0);
@@ -94,7 +94,7 @@ TEST(it_tells_its_budget_from_a_system_that_gives_no_more) {
 }
 
 TEST(a_block_may_lie_across_extents_and_a_copy_can_be_split_there) {
-  HostArena arena(driver(), 200 * kMiB);
+  HostArena arena(driver(), 0, 200 * kMiB);
   char* first = arena.allocate(kMiB);  // the first extent is larger than this: 64 MiB
   const uint64_t extent = arena.committed();
   ASSERT_TRUE(extent > kMiB && extent < 200 * kMiB);
@@ -106,4 +106,34 @@ TEST(a_block_may_lie_across_extents_and_a_copy_can_be_split_there) {
   EXPECT_EQ(arena.extent_left(first + extent - 1), uint64_t{1});
   EXPECT_TRUE(arena.extent_left(first + extent) >= 8 * kMiB);
   across[0] = across[rest - 1] = 1;  // all of it can be used
+}
+
+TEST(the_next_extent_can_be_pinned_before_it_is_needed) {
+  HostArena arena(driver(), 0, 16 * kMiB);  // extents of 1 MiB
+  EXPECT_TRUE(!arena.runs_low());           // nobody has asked for any
+  char* first = arena.allocate(kMiB);
+  EXPECT_TRUE(arena.runs_low());
+  arena.grow_ahead();
+  EXPECT_EQ(arena.committed(), kMiB);  // it is nobody's yet
+  EXPECT_TRUE(arena.allocate(4 * kPage) == first + kMiB);
+  EXPECT_EQ(arena.committed(), 2 * kMiB);
+  EXPECT_EQ(arena.extent_left(first), kMiB);
+  EXPECT_TRUE(!arena.runs_low());
+  char* rest = arena.allocate(14 * kMiB);
+  EXPECT_TRUE(rest != nullptr && !arena.runs_low());  // the budget has no room for more
+  arena.grow_ahead();                                 // others may have taken what there was
+  arena.adopt();
+  EXPECT_EQ(arena.committed(), arena.budget());
+}
+
+TEST(memory_is_taken_near_the_device) {
+  HostArena arena(driver(), 0, 16 * kMiB);
+  int node = -1, policy = -1;
+  if (driver().cuDeviceGetAttribute(&node, CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, 0) != CUDA_SUCCESS || node < 0 || node > 63)
+    SKIP("the driver names no node");
+  char* block = arena.allocate(kPage);
+  unsigned long nodes = 0;
+  if (syscall(SYS_get_mempolicy, &policy, &nodes, 65, block, MPOL_F_ADDR) != 0) SKIP("the system has no policies of memory");
+  EXPECT_EQ(policy, MPOL_PREFERRED);
+  EXPECT_EQ(nodes, 1ul << node);
 }

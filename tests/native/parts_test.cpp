@@ -138,7 +138,7 @@ TEST(slabs_keep_the_memory_of_freed_blocks_until_it_is_taken_back) {
 TEST(both_kinds_of_host_memory_share_one_budget) {
   Ground ground;
   const uint64_t chunk = ground.geometry.chunk_bytes;
-  HostArena arena(ground.device.driver(), 8 * chunk);
+  HostArena arena(ground.device.driver(), ground.device.device(), 8 * chunk);
   arena.prepare_mappable(ground.device.device(), chunk);
   char* ordinary = arena.allocate(5 * chunk);
   char* mappable = arena.allocate_mappable(2 * chunk + 1);

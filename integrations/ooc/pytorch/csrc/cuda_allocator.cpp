@@ -87,8 +87,8 @@ void* CudaAllocator::take(size_t bytes, cudaStream_t stream) {
   const bool is_captured = captures(stream);
   const RelaxedCapture relaxed(is_captured || pools_.active());
   Block record{bytes, Block::round(bytes), stream, {0, 0}, {}, nullptr};
-  // The id of a stream of PyTorch's own is no handle.
-  record.is_external = stream != nullptr && c10::cuda::getCurrentCUDAStream(device_).id() == reinterpret_cast<c10::StreamId>(stream);
+  const c10::cuda::CUDAStream current = c10::cuda::getCurrentCUDAStream(device_);
+  record.is_external = current.stream() == stream && is_external(current);
   void* block = nullptr;
   if (const std::optional<PoolId> pool = pools_.pool_for(stream)) {
     record.pool = *pool;
@@ -253,6 +253,9 @@ void CudaAllocator::recordStream(const c10::DataPtr& data, c10::cuda::CUDAStream
 
 void CudaAllocator::beginAllocateToPool(c10::DeviceIndex device, PoolId pool, Pools::Filter filter) {
   check_device(device);
+  // What is enqueued on a stream that is going to be captured may have no event, and cannot be waited for afterwards.
+  if (!pools_.active())
+    if (const int status = ooc_core_synchronize(managed_)) raise(status);
   pools_.begin(pool, std::move(filter));
 }
 

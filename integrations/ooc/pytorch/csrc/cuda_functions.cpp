@@ -1,7 +1,5 @@
 #include "cuda_functions.h"
 
-#include <c10/cuda/CUDAStream.h>
-
 #include <algorithm>
 #include <vector>
 
@@ -15,7 +13,14 @@ struct Allocations {
 thread_local Allocations allocations;
 
 cudaStream_t current_stream() {
-  return c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(cuda_device)).stream();
+  const c10::cuda::CUDAStream current = c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(cuda_device));
+  const cudaStream_t stream = current.stream();
+  thread_local cudaStream_t known = nullptr;  // the default one, or one of PyTorch's, which are never destroyed
+  if (stream != known && !is_external(current)) {
+    ooc_core_stream_lasts(core, stream);
+    known = stream;
+  }
+  return stream;
 }
 
 int pin_for_life(const void* address) {

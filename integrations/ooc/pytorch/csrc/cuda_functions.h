@@ -2,6 +2,7 @@
 #pragma once
 
 #include <c10/cuda/CUDAGraphsC10Utils.h>
+#include <c10/cuda/CUDAStream.h>
 
 #include <optional>
 
@@ -26,6 +27,10 @@ void function_freed(void* block);
 
 bool any_capture();  // into a pool of PyTorch's; cuda_allocator.cpp
 bool captured(cudaStream_t stream);
+// Whether the stream is the program's own, which it may destroy: the id of one of PyTorch's is no handle.
+inline bool is_external(c10::cuda::CUDAStream stream) {
+  return stream.stream() != nullptr && stream.id() == reinterpret_cast<c10::StreamId>(stream.stream());
+}
 
 inline bool in_forked_child = false;  // after CUDA was initialised
 void refuse_forked_child();           // throws there, before a call of the runtime fails and says less
