@@ -296,8 +296,8 @@ class Recorder {
   struct Freed {
     uint32_t variable, chunks;
   };
-  double stalled_ = 0;
   uint64_t chunks_now_ = 0, chunks_peak_ = 0, chunks_sum_ = 0;
+  double stalled_ = 0;
   std::vector<Freed> workspaces_;
 
   // As it was before the function that began last, to go back there.
