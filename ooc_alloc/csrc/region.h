@@ -145,7 +145,7 @@ bool each_run(const Piece& piece, Key key, Visit visit) {
   return true;
 }
 
-// A region at a time: the variable that lived there when the handle was made.
+// The variable that lived in a region when the handle was made. It is null once that variable is freed.
 struct RegionHandle {
   Region* region = nullptr;
   uint32_t generation = 0;

@@ -35,7 +35,7 @@ class Copy(NamedTuple):
 
 
 class Held(NamedTuple):
-    """So many chunks are taken from `start` until the next event of this kind."""
+    """The memory that is taken, in chunks, from the time `start` until the next event of this kind."""
 
     start: float
     chunks: int
