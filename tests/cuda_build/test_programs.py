@@ -55,6 +55,7 @@ def test_every_bit_is_the_same(name: str, seed: int) -> None:
     figures = result["summary"]
     assert figures["device_peak_bytes"] <= figures["budget_bytes"] <= budget
     assert figures["swap_in_bytes"] > 0
+    assert figures["driver_failure_count"] == 0
     assert result["digest"] == expected["digest"]
 
 

@@ -10,7 +10,8 @@ Each file of `patches/` is one mistake: two lines of words and a patch of a few 
 A mistake is planted in a copy of the checkout, built there, and given to its suite, which must fail. Results are kept
 by a digest of the patch and of the file that it changes: a run goes on from where the last one stopped. A mistake in
 code that has changed since is planted again, and so is one that survived, as tests may have been written meanwhile.
-The suite `cuda` is some whole programs of `make test-cuda`, each with two seeds, in the environment of that target.
+The suite `cuda` is some whole programs of `make test-cuda`, each with two seeds, in the environment of that target;
+`cuda-checks` is some of `make check-cuda-build`.
 
 A mistake that changes nothing which a program or its budget could show has a third line, `Equivalent: why`. It may
 survive, and is expected to.
@@ -44,6 +45,7 @@ PATCHES = Path(__file__).with_name("patches")
 RESULTS = ROOT / "benchmarks" / "results" / "emulated" / "mutants" / "results.jsonl"
 PLACE = ROOT / "build" / "mutants"  # the copies, each with its environment and its build
 TIMEOUT_SECONDS = 1800  # of a suite
+CUDA_TESTS = {"cuda": "tests/cuda_build/test_programs.py", "cuda-checks": "tests/cuda_build/test_cuda_build.py"}
 CUDA_PYTHON = ROOT / os.environ.get("CUDA_VENV", ".venv-cuda") / "bin" / "python"
 
 
@@ -166,8 +168,8 @@ class Copy:
             command = ["ctest", "--test-dir", str(self.build), "-R", f"^({'|'.join(arguments.split())})$"]
         else:
             python, words = self.python, arguments.split()
-            if kind == "cuda":
-                python, words = CUDA_PYTHON, ["tests/cuda_build/test_programs.py", "-k", " or ".join(words)]
+            if kind in CUDA_TESTS:
+                python, words = CUDA_PYTHON, [CUDA_TESTS[kind], "-k", " or ".join(words)]
             command = [str(python), "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *words]
         kept = {name: value for name, value in os.environ.items() if not name.startswith("OOC_")}
         kept["CUDA_SEEDS"] = "1 2"
@@ -233,7 +235,7 @@ def main() -> int:
         return 0
     if not CUDA_PYTHON.exists():
         print("mistakes for whole programs on CUDA are left out: `make test-cuda` makes the environment", flush=True)
-        mutants = [mutant for mutant in mutants if not mutant.suite.startswith("cuda ")]
+        mutants = [mutant for mutant in mutants if mutant.suite.split()[0] not in CUDA_TESTS]
     chosen = [mutant for mutant in mutants if not options.only or any(word in mutant.name for word in options.only)]
     if options.sample is not None:
         chosen = random.Random(datetime.date.today().toordinal()).sample(chosen, min(options.sample, len(chosen)))

@@ -489,9 +489,9 @@ TEST(a_wait_of_a_stream_is_a_stall_and_a_copy_has_its_own_time) {
   t.expect(second);
 }
 
-TEST(a_recorded_use_keeps_memory_from_its_next_user) {
-  StreamsTest t({2});
-  const Variable freed = t.make_on(t.main, 2 * t.chunk, 1);
+void a_recorded_use_keeps_memory(const Limits& limits, uint64_t bytes) {
+  StreamsTest t(limits);
+  const Variable freed = t.make_on(t.main, bytes, 1);
   t.synchronize();
   Gate gate;
   gate.close_on(t.side);
@@ -500,11 +500,17 @@ TEST(a_recorded_use_keeps_memory_from_its_next_user) {
   ASSERT_OK(driver().cuMemcpyDtoHAsync(found.data, freed.pointer(), freed.bytes, t.side.handle));
   t.core.record_use(freed.address, t.side.handle);
   t.core.free(freed.address, t.main.handle);
-  const Variable next = t.make_on(t.main, 2 * t.chunk, 2);
+  const Variable next = t.make_on(t.main, bytes, 2);
   EXPECT_EQ(next.address, freed.address);
   open_later(gate);
   t.synchronize();
   EXPECT_TRUE(found.contents() == pattern(freed.bytes, 1));
+}
+TEST(a_recorded_use_keeps_memory_from_its_next_user) { a_recorded_use_keeps_memory({2}, 2 * granularity()); }
+TEST(a_recorded_use_keeps_a_small_block_from_its_next_user) {
+  Limits limits;
+  limits.small_limit = granularity();
+  a_recorded_use_keeps_memory(limits, 1 << 10);
 }
 
 TEST(a_pinned_variable_has_arrived) {

@@ -253,9 +253,6 @@ void CudaAllocator::recordStream(const c10::DataPtr& data, c10::cuda::CUDAStream
 
 void CudaAllocator::beginAllocateToPool(c10::DeviceIndex device, PoolId pool, Pools::Filter filter) {
   check_device(device);
-  // What is enqueued on a stream that is going to be captured may have no event, and cannot be waited for afterwards.
-  if (!pools_.active())
-    if (const int status = ooc_core_synchronize(managed_)) raise(status);
   pools_.begin(pool, std::move(filter));
 }
 
