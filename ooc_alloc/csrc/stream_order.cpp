@@ -90,23 +90,17 @@ CUresult StreamOrder::collect(Stream& stream) {
 bool StreamOrder::drain(Stream& stream, bool is_there) {
   device_.bind_thread();
   const uint64_t issued = stream.issued;
-  if (is_there || !only_events(stream)) {
+  if (is_there || stream.recorded != Recorded::kAtOnce) {
     if (device_.drain(stream.handle) != CUDA_SUCCESS) return false;
   } else if (stream.over < issued) {
-    // Only where the device was lost is there no mark at the last moment of a stream that is recorded at once.
-    const bool complete = !stream.marks.empty() && stream.marks.back().number == issued;
-    if (stream.recorded == Recorded::kAtOnce && !complete) return false;
-    if (!stream.marks.empty() && device_.drain(stream.marks.back().event) != CUDA_SUCCESS) return false;
+    // Only where the device was lost is there no mark.
+    if (stream.marks.empty() || stream.marks.back().number < issued) return false;
+    if (device_.drain(stream.marks.back().event) != CUDA_SUCCESS) return false;
   }
   stream.over = std::max(stream.over, issued);
   for (const Mark& mark : stream.marks) events_.push_back(mark.event);
   stream.marks.clear();
   return true;
-}
-
-// Whether the stream cannot be asked itself.
-bool StreamOrder::only_events(const Stream& stream) const {
-  return stream.recorded == Recorded::kAtOnce || (stream.recorded == Recorded::kAtFunctions && device_.captures(stream.handle));
 }
 
 // Where the device is lost the moment is not over, and whoever waits for it later is told so.
@@ -234,8 +228,8 @@ bool StreamOrder::synchronize(std::unique_lock<std::mutex>& lock, const Moments&
 bool StreamOrder::all_over() {
   device_.bind_thread();
   for (Stream& stream : streams_)
-    if (only_events(stream) ? collect(stream) != CUDA_SUCCESS || (stream.recorded == Recorded::kAtOnce && stream.over < stream.issued)
-                            : driver().cuStreamQuery(stream.handle) != CUDA_SUCCESS)
+    if (stream.recorded == Recorded::kAtOnce ? collect(stream) != CUDA_SUCCESS || stream.over < stream.issued
+                                             : driver().cuStreamQuery(stream.handle) != CUDA_SUCCESS)
       return false;
   for (Stream& stream : streams_) {
     stream.over = stream.issued;

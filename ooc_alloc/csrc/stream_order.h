@@ -126,7 +126,6 @@ class StreamOrder {
   // The host waits for all that was issued on the stream. Returns false if the device is lost.
   [[nodiscard]] bool drain(Stream& stream, bool is_there = false);
   void end_now(Stream& stream);
-  bool only_events(const Stream& stream) const;
   CUevent take_event();
   const Driver& driver() const { return device_.driver(); }
 

@@ -484,6 +484,27 @@ def memory_pools() -> None:
     assert stats()["live_bytes"] == UNIT and pinned >= UNIT
 
 
+def memory_of_a_pool_is_ready() -> None:
+    """What another stream still reads is not handed out, as nothing in a graph could wait for it."""
+    start()
+    side = torch.cuda.Stream()
+    managed, host = numbers().cuda(), torch.empty(UNIT // 4).pin_memory()
+    address = address_of(managed)
+    torch.cuda.synchronize()
+    gate, opened = closed_gate(side)
+    to_host(host, address, UNIT, side.cuda_stream)
+    managed.record_stream(side)
+    del managed
+    threading.Timer(0.2, opened.set).start()
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        other = torch.empty(UNIT // 4, device="cuda")
+    assert opened.is_set() and address_of(other) == address
+    side.synchronize()
+    assert torch.equal(host, numbers())
+    del other, gate
+
+
 def graphs() -> None:
     start()
     source, target = torch.zeros(UNIT // 4, device="cuda"), torch.zeros(UNIT // 4, device="cuda")
