@@ -594,6 +594,26 @@ def capture_after_late_work() -> None:
     del gate
 
 
+def memory_that_a_captured_stream_freed() -> None:
+    """The next user of memory that is freed during a capture asks nothing of the captured stream."""
+    start()
+    side, elsewhere = torch.cuda.Stream(), torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        freed, source = numbers(seed=1).cuda(), numbers(seed=2).cuda()
+        graph = torch.cuda.CUDAGraph()
+        address = address_of(freed)
+        torch.cuda.synchronize()
+        graph.capture_begin()
+        result = source.clone()
+        del freed
+        with torch.cuda.stream(elsewhere):
+            again = numbers(seed=3).cuda()
+        graph.capture_end()
+    graph.replay()
+    assert torch.equal(result.cpu(), numbers(seed=2)) and torch.equal(again.cpu(), numbers(seed=3))
+    assert address_of(again) == address
+
+
 def capture_without_a_pool() -> None:
     """A library captures a stream by itself. What is used and allocated meanwhile stays where it is."""
     start()
