@@ -120,14 +120,13 @@ void* CudaAllocator::take_from_core(size_t bytes, cudaStream_t stream) {
 }
 
 // The memory is ready before it is handed out, as a captured stream cannot wait for anything outside its graph, and stays where
-// it is until it is freed, as every replay uses its address.
+// it is until it is freed, as every replay uses its address. The pin waits.
 void* CudaAllocator::take_ready(size_t bytes) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (pool_stream_ == nullptr) C10_CUDA_CHECK(cudaStreamCreateWithFlags(&pool_stream_, cudaStreamNonBlocking));
   }
   void* block = take_from_core(bytes, pool_stream_);
-  C10_CUDA_CHECK(cudaStreamSynchronize(pool_stream_));
   if (const int status = ooc_core_pin(managed_, block, OOC_READ | OOC_WRITE, nullptr)) {
     ooc_core_free(managed_, block);
     raise(status);
