@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstring>
 #include <thread>
+#include <tuple>
 
 #include "audit_check.h"
 #include "clock.h"
@@ -186,30 +187,21 @@ bool Transitions::start_in(Lock& lock, const Piece& piece, const Chunk* chunks, 
 // ---- room -----------------------------------------------------------------------------------------------------------
 
 std::vector<Piece> Transitions::choose_victims(uint64_t chunks, bool clean_only, const Scheduler* scheduler) const {
-  struct Candidate {
-    uint64_t next;  // use
-    size_t age;     // the oldest has the least
-    Region* region;
-  };
-  std::vector<Candidate> candidates;
-  bool known = false;
+  // A heap, as few of many are taken: the furthest next use first, and the oldest of those that are as far.
+  std::vector<std::tuple<uint64_t, int64_t, Region*>> candidates;
   for (Region* region = with_.table.oldest(); region != nullptr; region = region->newer) {
     if (region->pins > 0 || region->resident == 0 || (region->moving > 0 && !region->in_ranges)) continue;
     const uint64_t next = scheduler != nullptr ? scheduler->next_use(region) : Scheduler::kUnknown;
-    known |= next < Scheduler::kUnknown;
-    candidates.push_back({next, candidates.size(), region});
+    candidates.emplace_back(next, -static_cast<int64_t>(candidates.size()), region);
   }
-  const auto stays = [known](const Candidate& a, const Candidate& b) {
-    return known && a.next != b.next ? a.next < b.next : a.age > b.age;
-  };
-  std::ranges::make_heap(candidates, stays);  // few of many are taken
+  std::ranges::make_heap(candidates);
   const auto can_leave = [clean_only](const Slot& slot) {
     return slot.at_rest() && slot.pins == 0 && (slot.host_valid || !clean_only);
   };
   std::vector<Piece> victims;
   for (; chunks > 0 && !candidates.empty(); candidates.pop_back()) {
-    std::ranges::pop_heap(candidates, stays);
-    Region* region = candidates.back().region;
+    std::ranges::pop_heap(candidates);
+    Region* region = std::get<Region*>(candidates.back());
     for (uint32_t end = region->count; end > 0 && chunks > 0;) {
       if (!can_leave(region->slots[end - 1])) {
         --end;
