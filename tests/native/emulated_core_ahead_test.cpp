@@ -277,6 +277,7 @@ TEST(host_memory_is_pinned_ahead_while_the_program_goes_on) {
   for (int i = 0; i < 4; ++i) made.push_back(t.step(nullptr, 4 * t.chunk));  // three of them leave
   const uint64_t before = t.stats().host_bytes;
   FaultsForTest slow("cuMemHostRegister:delay=500ms");
+  const uint64_t calls = control().call_count("cuMemHostRegister");
   std::atomic<bool> pinned{false};
   std::thread ahead([&] {
     t.core.device().bind_thread();
@@ -285,7 +286,6 @@ TEST(host_memory_is_pinned_ahead_while_the_program_goes_on) {
     }
     pinned = true;
   });
-  const uint64_t calls = control().call_count("cuMemHostRegister");
   while (control().call_count("cuMemHostRegister") == calls && !pinned) std::this_thread::yield();
   { const Lock lock(t.core.mutex()); }  // while the driver pins
   EXPECT_TRUE(!pinned);
