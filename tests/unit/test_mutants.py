@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -30,9 +31,11 @@ def suites_of(mutant: Mutant) -> list[Path]:
     words = arguments.split()
     if kind == "native":
         return [ROOT / "tests" / "native" / f"{word}.cpp" for word in words]
-    if kind == "cuda":
-        programs = ROOT / "tests" / "cuda_build" / "programs.py"
-        return [programs for word in words if f"def {word}(" in programs.read_text(encoding="utf-8")]
+    if kind in ("cuda", "cuda-checks"):  # a program has the word for its name, a check has it in its name
+        file = ROOT / "tests" / "cuda_build" / ("programs.py" if kind == "cuda" else "checks.py")
+        named = r"^def {}\(" if kind == "cuda" else r"^def \w*{}\w*\("
+        text = file.read_text(encoding="utf-8")
+        return [file for word in words if re.search(named.format(word), text, re.MULTILINE)]
     assert kind == "pytest", mutant.suite
     return [ROOT / word.split("::")[0] for word in words if word.startswith("tests/")]
 
