@@ -233,13 +233,13 @@ class Core(TimelineCalls):
         array = _operand_array(operands)
         check(self._library.ooc_core_function_begin_on(self._core, identifier, array, len(array), stream or 0))
 
-    def function_begin_host(self, identifier: int, operands: Iterable[Operand]) -> None:
+    def function_begin_host(self, identifier: int, operands: Iterable[Operand], stream: int | None = None) -> None:
         """As `function_begin`, for a function that fits no budget: what is not on the device is used in host memory.
 
         Raises OocError where the driver cannot map host memory in place of device memory.
         """
         array = _operand_array(operands)
-        check(self._library.ooc_core_function_begin_host(self._core, identifier, array, len(array)))
+        check(self._library.ooc_core_function_begin_host(self._core, identifier, array, len(array), stream or 0))
 
     def set_measuring(self, on: bool) -> None:
         """Sets whether a function that only reads and does not fit runs to its end in host memory, to learn its need.

@@ -122,8 +122,9 @@ int ooc_core_function_begin_on(ooc_core* core, uint32_t function_id, const ooc_o
   return guarded([&] { return begun(core, &Core::function_begin, function_id, operands, count, stream_of(stream)); });
 }
 
-int ooc_core_function_begin_host(ooc_core* core, uint32_t function_id, const ooc_operand* operands, uint32_t count) {
-  return begun(core, &Core::function_begin_host, function_id, operands, count);
+int ooc_core_function_begin_host(ooc_core* core, uint32_t function_id, const ooc_operand* operands, uint32_t count,
+                                 void* stream) {
+  return guarded([&] { return begun(core, &Core::function_begin_host, function_id, operands, count, stream_of(stream)); });
 }
 
 void ooc_core_set_measuring(ooc_core* core, int on) { core->set_measuring(on != 0); }

@@ -57,7 +57,7 @@ class alignas(64) Core : public Mover {
   void record_use(void* address, CUstream stream);
   void stream_lasts(CUstream stream);
   int function_begin(uint32_t function, const ooc_operand* operands, uint32_t count, CUstream stream = nullptr);
-  int function_begin_host(uint32_t function, const ooc_operand* operands, uint32_t count);
+  int function_begin_host(uint32_t function, const ooc_operand* operands, uint32_t count, CUstream stream = nullptr);
   int function_end(bool keep_allocations);
   bool in_function() const;
   void undo_begin();  // after an exception of function_begin
@@ -142,6 +142,7 @@ class alignas(64) Core : public Mover {
   void* malloc_on(Lock& lock, uint64_t bytes, uint32_t stream);
   void* malloc_region(Lock& lock, uint64_t bytes, uint32_t stream);
   void* malloc_small(Lock& lock, uint64_t bytes, uint32_t stream);
+  bool runs_on_host() const;  // the calling thread's function
   void* malloc_in_place(Lock& lock, uint64_t bytes);
   void* malloc_failed(uint64_t bytes, Room room);
   Room back_slab(Lock& lock, uint64_t chunk);

@@ -240,16 +240,16 @@ int Core::function_begin(uint32_t function, const ooc_operand* operands, uint32_
 }
 
 // The same on host memory (host_functions.cpp).
-int Core::function_begin_host(uint32_t function, const ooc_operand* operands, uint32_t count) {
+int Core::function_begin_host(uint32_t function, const ooc_operand* operands, uint32_t count, CUstream stream) {
   ThreadState& thread = thread_state();
   if (thread.in_function) return fail(OOC_NESTED, "a function began within a function of the same thread");
   Lock lock(mutex_);
+  thread.stream = streams_.index(stream);
   if (const int status = enter(lock, thread, true); status != OOC_OK || thread.in_function) return status;
   const std::vector<Hold> runs = runs_of(geometry_, table_, serial_, operands, count);
   // From here on the lock is not given up.
   const bool still = wait_until_still(lock, runs) && streams_.host_waits_for_all() && mappings_.vacate_all();
   if (!still) return fail(OOC_DRIVER_FAILURE, device_.describe_loss());
-  if (!streams_.runs_functions(thread.stream)) thread.stream = streams_.index(nullptr);
   if (const int status = map_in_place(runs)) return status;
   const bool recorded = iterations_.begin_function(&thread, function);
   thread.writes = false;
@@ -257,7 +257,7 @@ int Core::function_begin_host(uint32_t function, const ooc_operand* operands, ui
   thread.function = function;
   hold_in_place(thread, runs, recorded);
   commence(thread, recorded);
-  return begin_running(thread, thread.stream_handle, recorded);
+  return begin_running(thread, stream, recorded);
 }
 
 int Core::function_end(bool keep_allocations) {

@@ -64,6 +64,11 @@ void Core::begin_variable(Region* region, uint64_t bytes, const ThreadState* thr
   watch_.allocated(region);
 }
 
+bool Core::runs_on_host() const {
+  const ThreadState* thread = threads_.find();
+  return thread != nullptr && thread->in_function && thread->on_host;
+}
+
 void* Core::malloc_region(Lock& lock, uint64_t bytes, uint32_t stream) {
   if (!table_.fits(bytes)) return nullptr;
   const auto count = static_cast<uint32_t>(geometry_.chunks_for(bytes));
@@ -73,9 +78,7 @@ void* Core::malloc_region(Lock& lock, uint64_t bytes, uint32_t stream) {
   } else {
     std::vector<Chunk> chunks(count);
     if (const Room room = take_room(lock, count, chunks.data(), count); room != Room::kMade) {
-      const ThreadState* thread = threads_.find();
-      const bool on_host = thread != nullptr && thread->in_function && thread->on_host;
-      return on_host ? malloc_in_place(lock, bytes) : malloc_failed(bytes, room);
+      return runs_on_host() ? malloc_in_place(lock, bytes) : malloc_failed(bytes, room);
     }
     region = mappings_.make(lock, count);
     CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
@@ -123,7 +126,7 @@ void* Core::malloc_small(Lock& lock, uint64_t bytes, uint32_t stream) {
   if (room == Room::kMade && !slabs_.wait_for_block(offset, stream)) room = Room::kRefused;
   if (room != Room::kMade) {
     slabs_.abandon(offset);
-    return malloc_failed(bytes, room);
+    return runs_on_host() ? malloc_in_place(lock, bytes) : malloc_failed(bytes, room);
   }
   slabs_.begin_block(bytes);
   count_allocation();

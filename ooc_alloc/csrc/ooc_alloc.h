@@ -249,10 +249,9 @@ OOC_API int ooc_core_function_begin_on(ooc_core* core, uint32_t function_id, con
 // For a function that fits no budget and cannot be cut: operands' chunks that are not on the device stay in host memory,
 // and their addresses lead there until the function has ended (it runs, slowly). So does what it allocates and does not
 // fit. Its host bytes count as such, never as device bytes. Where functions run on streams, the host waits for all that
-// is enqueued, before it begins and when it ends; its work is on streams that functions ran on before, or the default
-// one. OOC_INVALID: the driver has no such memory.
+// is enqueued, before it begins and when it ends. OOC_INVALID: the driver has no such memory.
 OOC_API int ooc_core_function_begin_host(ooc_core* core, uint32_t function_id, const ooc_operand* operands,
-                                         uint32_t count);
+                                         uint32_t count, void* stream);
 // 0: an allocation that does not fit fails at once. 1, as at first: where kernels use host memory, a function that only
 // reads is run to its end with such memory, so that the error can say what it needs (see ooc_core_function_end).
 OOC_API void ooc_core_set_measuring(ooc_core* core, int on);

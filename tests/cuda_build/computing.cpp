@@ -331,8 +331,11 @@ Tensor on_device(const Result& result) {
   return at::empty_strided(result.sizes, result.strides, at::TensorOptions(c10::kCUDA).dtype(result.type));
 }
 
-// Returns the results in the form of the schema.
+// Puts the results in the place of the arguments, in the form of the schema. Those of its types that are no tensors, and
+// how long its lists are, are as in `made`; if that is empty, the one list has what is left. Until then the arguments
+// stay, as they do with PyTorch's own kernels: who catches an exception may want them.
 void give(const c10::FunctionSchema& schema, const std::vector<Tensor>& results, const Stack& made, Stack& stack) {
+  torch::jit::drop(stack, schema.arguments().size());
   size_t next = 0;
   for (size_t i = 0; i < schema.returns().size(); ++i) {
     const std::string type = schema.returns()[i].type()->str();
@@ -340,7 +343,8 @@ void give(const c10::FunctionSchema& schema, const std::vector<Tensor>& results,
       stack.emplace_back(results[next++]);
     } else if (type == "Tensor[]" || type == "List[Tensor]") {
       c10::List<Tensor> list;
-      for (size_t n = made[i].toTensorVector().size(); n > 0; --n) list.push_back(results[next++]);
+      for (size_t n = made.empty() ? results.size() - next : made[i].toTensorVector().size(); n > 0; --n)
+        list.push_back(results[next++]);
       stack.emplace_back(std::move(list));
     } else {
       stack.push_back(made[i]);
@@ -400,7 +404,6 @@ std::vector<Tensor> workspaces(cudaStream_t stream, Tensor& own) {
 void compute(const c10::OperatorHandle& op, Stack* stack) {
   const c10::FunctionSchema& schema = op.schema();
   const Stack given(stack->end() - static_cast<std::ptrdiff_t>(schema.arguments().size()), stack->end());
-  torch::jit::drop(*stack, schema.arguments().size());
   const int generator = generator_at(schema);
   const Outcome& outcome = outcome_of(op, given, generator);
   if (outcome.synchronous) return compute_now(op, given, generator, *stack);
@@ -428,15 +431,7 @@ void compute(const c10::OperatorHandle& op, Stack* stack) {
   if (kWithWorkspace.count(op.operator_name().name) != 0) work->workspaces = workspaces(stream, own);
   work->once = !captured(stream);
   C10_CUDA_CHECK(cudaLaunchHostFunc(stream, &execute, work.release()));
-
-  size_t next = 0;
-  for (const c10::Argument& each : schema.returns()) {
-    if (each.type()->str() == "Tensor") {
-      stack->emplace_back(results[next++]);
-    } else {  // the only list that it returns
-      stack->emplace_back(c10::List<Tensor>(std::vector<Tensor>(results.begin() + static_cast<std::ptrdiff_t>(next), results.end())));
-    }
-  }
+  give(schema, results, {}, *stack);
 }
 
 // Between host and device PyTorch's own copy does nothing but call the runtime.
@@ -444,9 +439,9 @@ void copy(const c10::OperatorHandle& op, Stack* stack) {
   const Tensor target = (*stack)[stack->size() - 3].toTensor(), source = (*stack)[stack->size() - 2].toTensor();
   if (target.is_cuda() && source.is_cuda()) return compute(op, stack);
   const bool non_blocking = stack->back().toBool();
-  torch::jit::drop(*stack, 3);
   Tensor written = target;
   at::native::copy_(written, source, non_blocking);
+  torch::jit::drop(*stack, 3);
   stack->emplace_back(written);
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import importlib
+import io
 import json
 import os
 import subprocess
@@ -376,6 +377,35 @@ def example_gpt() -> None:
 @program
 def example_resnet50() -> None:
     example("resnet50", "--batch-size", "8", "--image-size", "32", "--steps", "3")
+
+
+@program
+def functions_in_parts() -> None:
+    """Functions that do not fit the device: some are divided, and what cannot be divided uses host memory in place."""
+    words, width = 6144, 32
+    embedding, norm, head = nn.Embedding(words, width), nn.LayerNorm(width), nn.Linear(width, words)
+    model = nn.Sequential(embedding, norm, nn.Dropout(0.1), head).to(CUDA)
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    losses = []
+    for _ in range(2):
+        tokens = torch.randint(words, (256,), device=CUDA)
+        logits = model(tokens)
+        loss = F.cross_entropy(logits, tokens.flip(0)) + logits.cumsum(0).tanh().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+    images = torch.randn(2, 3, 160, 160, device=CUDA, requires_grad=True)
+    convolved = F.max_pool2d(F.gelu(F.conv2d(images, torch.randn(16, 3, 3, 3, device=CUDA), padding=1)), 2)
+    pairs = torch.cat([convolved, convolved.transpose(2, 3)], 1).double()
+    pairs.std(dim=(2, 3)).sum().backward()
+    pairs = pairs.detach()
+    late = copy.deepcopy(torch.zeros_like(pairs).copy_(pairs.cpu()).sort(dim=-1).values)
+    file = io.BytesIO()
+    torch.save({"late": late, "large": late.repeat(2, 1, 1, 1)}, file)
+    file.seek(0)
+    show([torch.tensor(late.tolist()), *torch.load(file).values()])
+    show([*losses, *model.parameters(), images.grad, pairs, late, torch.randn(3, device=CUDA)])
 
 
 @program

@@ -307,7 +307,8 @@ void host(Program& p) {
     std::vector<ooc_operand> operands;
     for (const Variable& variable : p.live) operands.push_back({variable.address, OOC_READ | OOC_WRITE, 0, 0});
     const uint32_t id = ooc_core_function_id(p.core, "on the host");
-    if (ooc_core_function_begin_host(p.core, id, operands.data(), static_cast<uint32_t>(operands.size())) != OOC_OK) {
+    if (ooc_core_function_begin_host(p.core, id, operands.data(), static_cast<uint32_t>(operands.size()),
+                                     p.stream) != OOC_OK) {
       p.refused("on the host");
     } else {
       for (Variable& variable : p.live) {

@@ -24,9 +24,9 @@ struct HostFunctionsTest : RangesTest {
     return all;
   }
 
-  int begin_host(const std::vector<ooc_operand>& operands, const char* name = "on the host") {
+  int begin_host(const std::vector<ooc_operand>& operands, CUstream stream = nullptr) {
     try {
-      return core.function_begin_host(id(name), operands.data(), static_cast<uint32_t>(operands.size()));
+      return core.function_begin_host(id("on the host"), operands.data(), static_cast<uint32_t>(operands.size()), stream);
     } catch (const std::runtime_error& error) {  // as in capi.cpp
       set_last_error(error.what());
       return OOC_INVALID;
@@ -82,10 +82,8 @@ TEST(where_functions_run_on_streams_its_end_is_the_end_of_its_work) {
   const Stream main;
   Array a = t.make_absent(12 * t.chunk);
   t.write_all(a, 3 * t.chunk, 1);
-  ASSERT_EQ(t.core.function_begin(t.id("nothing"), nullptr, 0, main.handle), OOC_OK);
-  ASSERT_EQ(t.core.function_end(false), OOC_OK);
   const Pinned copied(a.bytes.size());
-  ASSERT_EQ(t.begin_host({a.whole(OOC_READ)}), OOC_OK);
+  ASSERT_EQ(t.begin_host({a.whole(OOC_READ)}, main.handle), OOC_OK);
   Gate gate;
   gate.close_on(main);
   EXPECT_OK(driver().cuMemcpyDtoHAsync(copied.data, a.pointer(0), copied.bytes, main.handle));
@@ -118,6 +116,26 @@ TEST(chunks_on_the_device_are_used_there_and_stay) {
   t.swap_out();
   EXPECT_EQ(t.stats().swap_out_bytes - before.swap_out_bytes, 3 * t.chunk);  // its writes there were not lost
   t.check_all(a, 4 * t.chunk);
+}
+
+// A small variable has no slab then. Where there is none for it, the function has no room for a number.
+TEST(a_small_variable_is_had_though_operands_take_the_whole_device) {
+  HostFunctionsTest t;
+  Array a = t.make_absent(12 * t.chunk);
+  t.write_all(a, t.chunk, 1);
+  ASSERT_EQ(t.check_range(a, 0, kBudget * t.chunk), OOC_OK);
+  t.let_go();
+  ASSERT_EQ(t.begin_host({a.whole(OOC_READ)}), OOC_OK);
+  ASSERT_EQ(t.stats().pinned_bytes, kBudget * t.chunk);
+  auto* small = static_cast<char*>(t.core.malloc(256));
+  ASSERT_TRUE(small != nullptr);
+  std::memset(small, 3, 256);
+  ASSERT_EQ(t.core.function_end(false), OOC_OK);
+  EXPECT_TRUE(t.plain_holds(a));
+  EXPECT_EQ(small[255], 3);
+  EXPECT_EQ(t.core.audit(), OOC_OK);
+  t.core.free(small);
+  EXPECT_EQ(t.core.audit(), OOC_OK);
 }
 
 TEST(a_clean_chunk_is_dropped_without_loss_though_its_host_copy_has_moved) {

@@ -44,8 +44,9 @@ class TorchSession(swapd.session.Session):
         compiled.install(self._patches)
         boundaries.install(self._patches, self.automatic_boundary)
         self._runtime: runtime.Runtime | None = None
-        if config.split != "off" and device is None:  # divisions are verified on the CPU, for its kernels
-            self._runtime = runtime.Runtime(self.core, config.split, config.split_store)
+        if config.split != "off":
+            where = torch.device("cpu") if device is None else torch.device("cuda", device.ordinal)
+            self._runtime = runtime.Runtime(self.core, config.split, config.split_store, where)
             runtime.install(self._runtime)
             self._patches.callback(runtime.uninstall)
         if device is not None:

@@ -216,22 +216,26 @@ void use_splitting(bool on) {
 
 bool ranges(bool on) { return set_mode(kRanges, on); }
 bool plain(bool on) { return set_mode(kPlain, on); }
+bool undivided(bool on) { return set_mode(kUndivided, on); }
 
+c10::DataPtr allocate_absent(size_t bytes) {
+  if constexpr (kWithCuda)
+    if (on_cuda()) return cuda_allocate_absent(bytes);
+  void* address = ooc_core_malloc_absent(core, bytes);
+  if (address == nullptr) raise(ooc_last_status());
+  if (places_wanted.load(std::memory_order_relaxed)) note_place(address);
+  return {address, address, &free_block, c10::Device(c10::DeviceType::CPU)};
+}
+
+// A tensor of the memory that is managed, of which nothing is on the device yet. In plain mode the memory is plain.
 at::Tensor empty_absent(at::IntArrayRef size, at::IntArrayRef stride, at::ScalarType type) {
   const caffe2::TypeMeta meta = c10::scalarTypeToTypeMeta(type);
   const size_t bytes = at::detail::computeStorageNbytes(size, stride, meta.itemsize());
-  c10::DataPtr memory;
-  if (in_mode(kPlain) || bytes <= small_bytes) {
-    memory = cpu_allocator.allocate(bytes);
-  } else {
-    void* address = ooc_core_malloc_absent(core, bytes);
-    if (address == nullptr) raise(ooc_last_status());
-    if (places_wanted.load(std::memory_order_relaxed)) note_place(address);
-    memory = {address, address, &free_block, c10::Device(c10::DeviceType::CPU)};
-  }
+  c10::Allocator* allocator = on_cuda() ? c10::GetAllocator(c10::DeviceType::CUDA) : &cpu_allocator;
+  auto memory = in_mode(kPlain) || bytes <= small_bytes ? allocator->allocate(bytes) : allocate_absent(bytes);
   auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes, std::move(memory),
-                                                       &cpu_allocator, /*resizable=*/true);
-  const c10::DispatchKeySet keys(c10::DispatchKey::CPU);
+                                                       allocator, /*resizable=*/true);
+  const c10::DispatchKeySet keys(on_cuda() ? c10::DispatchKey::CUDA : c10::DispatchKey::CPU);
   at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), keys, meta);
   tensor.unsafeGetTensorImpl()->set_sizes_and_strides(size, stride);
   return tensor;
@@ -254,6 +258,7 @@ TORCH_LIBRARY(ooc, m) {
   m.def("splitting(bool on) -> ()", use_splitting);
   m.def("ranges(bool on) -> bool", ranges);
   m.def("plain(bool on) -> bool", plain);
+  m.def("undivided(bool on) -> bool", undivided);
   m.def("empty_absent(int[] size, int[] stride, ScalarType dtype) -> Tensor", empty_absent);
   m.def("cannot_split(str reason, bool inexact, bool raised) -> ()", refuse);
   m.def("record_places(bool on, str[] skipped, str here) -> ()", record_places);

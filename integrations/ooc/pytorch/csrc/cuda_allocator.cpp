@@ -12,6 +12,7 @@
 
 #include "cuda_functions.h"
 #include "places.h"
+#include "splitting.h"
 
 namespace ooc_torch {
 namespace {
@@ -81,6 +82,18 @@ c10::DataPtr CudaAllocator::allocate(size_t bytes) {
   return {block, block, &delete_block, c10::Device(c10::DeviceType::CUDA, device)};
 }
 
+c10::DataPtr CudaAllocator::allocate_absent(size_t bytes) {
+  const c10::DeviceIndex device = current_device();
+  void* block = ooc_core_malloc_absent(managed_, bytes);
+  if (block == nullptr) raise(ooc_last_status());
+  if (places_wanted.load(std::memory_order_relaxed)) note_place(block);
+  Block record{bytes, Block::round(bytes), c10::cuda::getCurrentCUDAStream(device).stream(), {0, 0}, {}, nullptr};
+  record.context = ledger_.gather(native::RecordContext::STATE);
+  ledger_.allocated(block, std::move(record));
+  trace(&c10::impl::PyInterpreterVTable::trace_gpu_memory_allocation, block);
+  return {block, block, &delete_block, c10::Device(c10::DeviceType::CUDA, device)};
+}
+
 c10::DeleterFnPtr CudaAllocator::raw_deleter() const { return &delete_block; }
 
 void* CudaAllocator::take(size_t bytes, cudaStream_t stream) {
@@ -114,6 +127,8 @@ void* CudaAllocator::take_from_core(size_t bytes, cudaStream_t stream) {
       block = ooc_core_malloc_on(managed_, bytes, stream);
     }
     if (block == nullptr && ooc_last_status() == OOC_DRIVER_FAILURE) raise(OOC_DRIVER_FAILURE);
+    // The storage of a tensor that operators use in parts: torch.load makes such ones outside of them.
+    if (block == nullptr && splitting && !ooc_core_in_function(managed_)) block = ooc_core_malloc_absent(managed_, bytes);
     if (block == nullptr) out_of_memory(bytes, message);
   }
   return block;
@@ -301,6 +316,7 @@ native::CheckpointDelta CudaAllocator::setCheckpointPoolState(c10::DeviceIndex, 
 // ---- functions ------------------------------------------------------------------------------------------------------
 
 bool any_capture() { return installed != nullptr && installed->any_capture(); }
+c10::DataPtr cuda_allocate_absent(size_t bytes) { return installed->allocate_absent(bytes); }
 bool captured(cudaStream_t stream) { return installed != nullptr && installed->captures(stream); }
 
 void install_cuda_allocator(ooc_core* managed, c10::DeviceIndex device) {

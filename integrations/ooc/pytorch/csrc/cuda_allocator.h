@@ -85,6 +85,7 @@ class CudaAllocator final : public torch::cuda::CUDAPluggableAllocator::CUDAPlug
   bool any_capture() const { return pools_.active(); }
   bool captures(cudaStream_t stream) const;
   void free_block(void* block, bool must_be_known);
+  c10::DataPtr allocate_absent(size_t bytes);
 
  private:
   void* take(size_t bytes, cudaStream_t stream);

@@ -44,9 +44,10 @@ void refuse_forked_child() {
               "'spawn' (torch.multiprocessing.set_start_method('spawn')), or fork before CUDA is used for the first time");
 }
 
+bool cuda_capturing() { return captured(current_stream()); }
 bool cuda_function_allocated() { return !allocations.blocks.empty(); }
 
-int cuda_function_begin(uint32_t id, const ooc_operand* operands, uint32_t count) {
+int cuda_function_begin(uint32_t id, const ooc_operand* operands, uint32_t count, bool on_host) {
   if (in_forked_child && count == 0) return OOC_NESTED;
   refuse_forked_child();
   const cudaStream_t stream = current_stream();
@@ -57,7 +58,8 @@ int cuda_function_begin(uint32_t id, const ooc_operand* operands, uint32_t count
       if (const int status = pin_for_life(operands[i].address)) return status;
     return OOC_NESTED;
   }
-  const int status = ooc_core_function_begin_on(core, id, operands, count, stream);
+  const int status = on_host ? ooc_core_function_begin_host(core, id, operands, count, stream)
+                             : ooc_core_function_begin_on(core, id, operands, count, stream);
   if (status != OOC_OK) return status;
   allocations.inside = true;
   allocations.blocks.clear();

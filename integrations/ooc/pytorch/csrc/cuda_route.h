@@ -8,11 +8,15 @@ namespace ooc_torch __attribute__((visibility("hidden"))) {
 
 // Begins a function on the current stream. It also returns OOC_NESTED while that stream is captured into a graph. The
 // operands then stay on the device until they are freed, as every replay uses their addresses.
-int cuda_function_begin(uint32_t id, const ooc_operand* operands, uint32_t count);
+int cuda_function_begin(uint32_t id, const ooc_operand* operands, uint32_t count, bool on_host);
 // Ends it. What it has allocated and does not return, but what lives on, belongs to a library (cuBLAS workspaces). It stays
 // on the device until it is freed.
 int cuda_function_end(bool keep_allocations, const Operands& results);
 // Whether the thread's function has allocated anything; if not, its results need not be looked at.
 bool cuda_function_allocated();
+// Whether the current stream is captured into a graph.
+bool cuda_capturing();
+// A variable of which nothing is on the device yet (ooc_core_malloc_absent). Throws if it cannot be had.
+c10::DataPtr cuda_allocate_absent(size_t bytes);
 
 }  // namespace ooc_torch

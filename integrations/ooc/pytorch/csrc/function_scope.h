@@ -9,8 +9,7 @@ class FunctionScope {
  public:
   // on_host: what is not on the device is used in host memory. If the driver has none to give, the function does not fit.
   FunctionScope(uint32_t id, const Operands& operands, bool on_host = false) {
-    const int status = on_host ? ooc_core_function_begin_host(core, id, operands.begin(), operands.size())
-                               : begin(id, operands);
+    const int status = begin(id, operands, on_host);
     ended_ = nested_ = status == OOC_NESTED;
     if (status != OOC_OK && !nested_) raise(on_host && status != OOC_DRIVER_FAILURE ? OOC_OUT_OF_MEMORY : status);
   }
@@ -29,10 +28,11 @@ class FunctionScope {
   }
   bool nested() const { return nested_; }
 
-  static int begin(uint32_t id, const Operands& operands) {
+  static int begin(uint32_t id, const Operands& operands, bool on_host = false) {
     if constexpr (kWithCuda)
-      if (on_cuda()) return cuda_function_begin(id, operands.begin(), operands.size());
-    return ooc_core_function_begin(core, id, operands.begin(), operands.size());
+      if (on_cuda()) return cuda_function_begin(id, operands.begin(), operands.size(), on_host);
+    return on_host ? ooc_core_function_begin_host(core, id, operands.begin(), operands.size(), nullptr)
+                   : ooc_core_function_begin(core, id, operands.begin(), operands.size());
   }
   template <class AddResults>
   static int finish(bool keep_allocations, [[maybe_unused]] AddResults add_results) {

@@ -37,8 +37,10 @@ class Dividing {
 // A part that does not fit is not divided again, as who divides can make smaller parts, and every way would be tried on
 // every level. The bound is for operators that divide into parts of each other.
 bool must_run_whole(const SplitState& state) {
-  return dividing.size() >= kDeepest || std::find(dividing.begin(), dividing.end(), &state) != dividing.end() ||
-         ooc_core_in_function(core);
+  if (in_mode(kUndivided) || ooc_core_in_function(core) || dividing.size() >= kDeepest) return true;
+  if constexpr (kWithCuda)
+    if (on_cuda() && cuda_capturing()) return true;  // a graph has the addresses of all that it uses
+  return std::find(dividing.begin(), dividing.end(), &state) != dividing.end();
 }
 
 // ---- what is remembered ---------------------------------------------------------------------------------------------
@@ -183,6 +185,12 @@ class Attempt {
     TORCH_CHECK_WITH(OutOfMemoryError, false, failure_, reasons_);
   }
 
+  // On host memory, whatever the operator is.
+  void run_undivided(const c10::OutOfMemoryError& first) {
+    failure_ = first.what_without_backtrace();
+    TORCH_CHECK_WITH(OutOfMemoryError, once(true), failure_, reasons_);
+  }
+
  private:
   void give_arguments() {
     stack_->resize(below_);
@@ -291,8 +299,11 @@ void run_in_way(Way way, const c10::OperatorHandle& op, const OperatorInfo& info
 
 void recover(const c10::OperatorHandle& op, const OperatorInfo& info, c10::DispatchKeySet keys,
              torch::jit::Stack* stack, bool began, const c10::OutOfMemoryError& error) {
-  if (must_run_whole(*info.split) || (began && info.split->writes)) throw;
-  Attempt(op, info, keys, stack).run(Way::kRanges, &error);
+  const bool undivided = in_mode(kUndivided) && !ooc_core_in_function(core);
+  if ((!undivided && must_run_whole(*info.split)) || (began && info.split->writes)) throw;
+  Attempt attempt(op, info, keys, stack);
+  if (undivided) attempt.run_undivided(error);
+  else attempt.run(Way::kRanges, &error);
 }
 
 void cannot_split(std::string reason, bool inexact, bool raised) {

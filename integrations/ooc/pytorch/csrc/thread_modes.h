@@ -10,6 +10,7 @@ namespace ooc_torch __attribute__((visibility("hidden"))) {
 enum : uint32_t {
   kRanges = 1,  // of a variable, a view uses only the ranges that it reaches
   kPlain = 2,   // memory comes from the host, and operators are no functions
+  kUndivided = 4,  // operators run in one piece, on host memory where they do not fit
 };
 
 inline std::atomic<bool> modes_used{false};  // some thread has used a mode so far

@@ -15,31 +15,49 @@ from pathlib import Path
 import torch
 
 FOLDER = Path(__file__).parent
+_CPU = torch.device("cpu")
 _PACKAGE = __name__.rpartition(".")[0]
 
 
 @cache
-def processor() -> str:
-    """The processor and the instructions that PyTorch uses of it; where both are the same, results are the same."""
+def processor(device: torch.device = _CPU) -> str:
+    """The GPU, or the processor and the instructions that PyTorch uses of it: what results depend on."""
+    if device.type == "cuda":
+        found = torch.cuda.get_device_properties(device)
+        return f"{found.name}, {found.major}.{found.minor}, {found.multi_processor_count} multiprocessors"
     name = platform.processor() or platform.machine()
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
         name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), name)
     return f"{name}, {torch.backends.cpu.get_cpu_capability()}"
 
 
-def library(module: str) -> str:
+def library(module: str, device: torch.device = _CPU) -> str:
     """PyTorch's version, those of its settings that choose kernels, and the version of one of our modules."""
-    settings = [
-        f"{torch.get_num_threads()} threads",
-        "oneDNN" if torch._C._get_mkldnn_enabled() else "no oneDNN",
-        f"matmul {torch.get_float32_matmul_precision()}",
-    ]
+    settings = _gpu() if device.type == "cuda" else _cpu()
+    settings.append(f"matmul {torch.get_float32_matmul_precision()}")
     if torch.are_deterministic_algorithms_enabled():
         settings.append("deterministic")
-    known = " ".join(
-        f"{name}={os.environ[name]}" for name in sorted(os.environ) if name.startswith(("MKL_", "ONEDNN_"))
-    )
+    libraries = ("MKL_", "ONEDNN_", "CUBLAS_", "CUDNN_")
+    known = " ".join(f"{name}={os.environ[name]}" for name in sorted(os.environ) if name.startswith(libraries))
     return f"torch {torch.__version__}, {', '.join(settings)}, ways {version(module)}" + (f", {known}" if known else "")
+
+
+def _cpu() -> list[str]:
+    return [f"{torch.get_num_threads()} threads", "oneDNN" if torch._C._get_mkldnn_enabled() else "no oneDNN"]
+
+
+def _gpu() -> list[str]:
+    cudnn, products = torch.backends.cudnn, torch.backends.cuda.matmul
+    chosen = {
+        "benchmark": cudnn.benchmark,
+        "deterministic": cudnn.deterministic,
+        "TF32": cudnn.allow_tf32,
+        "products in TF32": products.allow_tf32,
+        "sums of float16": products.allow_fp16_reduced_precision_reduction,
+        "sums of bfloat16": products.allow_bf16_reduced_precision_reduction,
+    }
+    number = cudnn.version() if cudnn.enabled else None  # type: ignore[no-untyped-call]
+    return [f"cuDNN {number}", *(name for name, on in chosen.items() if on)]
 
 
 @cache

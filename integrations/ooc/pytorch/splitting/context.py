@@ -29,10 +29,12 @@ from ooc.pytorch.splitting.verification import (
     map_tensors,
     put_special,
     random_like,
+    storage_line,
     tensors_in,
 )
 from swapd.splitting.store import Key, Store, Verdict
 
+_CPU = torch.device("cpu")
 _SEED = 20181213  # of the verification's random numbers
 _ENOUGH_ELEMENTS, _MOST_TURNS = 4096, 16  # so many numbers are compared, from at most so many results
 _MOST_ROUNDING = 0.02  # of the largest value; a few units in the last place of bfloat16
@@ -134,7 +136,7 @@ class Context:
         verdicts: where verdicts are kept; by default they are those of this call alone.
         tally: where the call is counted.
         device, library: what the verdicts' keys have under these names.
-        managed: whether a core manages CPU memory (`torch.ops.ooc`).
+        managed: the device whose memory a core manages (`torch.ops.ooc`), if one does.
     """
 
     def __init__(
@@ -148,7 +150,7 @@ class Context:
         tally: Tally | None = None,
         device: str = "cpu",
         library: str = "",
-        managed: bool = False,
+        managed: torch.device | None = None,
     ) -> None:
         self.call = call
         self.part_bytes = part_bytes
@@ -158,7 +160,8 @@ class Context:
         self._verdicts = verdicts if verdicts is not None else Store(None)
         self._tally = tally if tally is not None else Tally()
         self._key = Key(device, library, call.operator, call.shapes)
-        self._managed = managed
+        self.device = managed or _CPU  # of the operator's large tensors
+        self._managed = managed is not None
         self.layer: SplitRecord | None = None  # what `used` noted last
 
     # ---- memory ----------------------------------------------------------------------------------------------------
@@ -170,20 +173,22 @@ class Context:
         size: Sequence[int] | None = None,
         stride: Sequence[int] | None = None,
         dtype: torch.dtype | None = None,
+        device: torch.device | None = None,
     ) -> Tensor:
         """A large result, not initialised, of which nothing is on the device until it is written in parts.
 
         `like` (it may be on the device "meta") gives the sizes, strides and type that the other arguments leave out.
-        If nothing gives strides, the result is contiguous.
+        If nothing gives strides, the result is contiguous. `device` is the context's or the CPU; by default the first.
         """
         shape = tuple(size if size is not None else like.shape if like is not None else ())
         kind = dtype if dtype is not None else like.dtype if like is not None else torch.get_default_dtype()
         if stride is None:
             stride = like.stride() if like is not None and size is None else geometry.contiguous(shape)
-        if self._managed and not self.verifying:
+        here = device is None or device.type == self.device.type
+        if self._managed and here and (not self.verifying or self.on_gpu):
             made: Tensor = torch.ops.ooc.empty_absent(list(shape), list(stride), kind)
             return made
-        return torch.empty_strided(shape, tuple(stride), dtype=kind)
+        return torch.empty_strided(shape, tuple(stride), dtype=kind, device=_CPU)
 
     def move(self, target: Tensor, source: Tensor) -> int:
         """Copies `source` to `target`, in as many parts as needed; returns how many. `source` may be broadcast."""
@@ -193,11 +198,16 @@ class Context:
             parts += 1
         return parts
 
+    @property
+    def on_gpu(self) -> bool:
+        """Whether kernels cannot use plain memory."""
+        return self.device.type != "cpu"
+
     # ---- which division --------------------------------------------------------------------------------------------
 
     @property
     def verifying(self) -> bool:
-        """Whether this thread is verifying a division, in plain memory."""
+        """Whether this thread is verifying a division: in plain memory, except on a GPU."""
         return bool(getattr(_thread, "verifying", False))
 
     def choose(
@@ -227,6 +237,9 @@ class Context:
         """
         if self.verifying:
             return candidates[0]
+        overload = registry.overload_of(self.call.operator)
+        if self.on_gpu and overload is not None and torch.Tag.nondeterministic_seeded in overload.tags:
+            raise CannotSplit("a GPU draws other random numbers in parts")
         trial = _Trial(self, whole, sample, specials)
         best: tuple[Verdict, Split] | None = None
         full = replace(self._key, shapes=f"{self._key.shapes} {key}".rstrip())
@@ -287,6 +300,39 @@ class Context:
             if self._managed:
                 torch.ops.ooc.plain(before)
 
+    @contextmanager
+    def trial(self) -> Iterator[None]:
+        """While inside, this thread verifies a division: as in `plain`, except that a GPU's operators are functions."""
+        if not self.on_gpu:
+            with self.plain():
+                yield
+            return
+        verifying, _thread.verifying = self.verifying, True
+        try:
+            yield
+        finally:
+            _thread.verifying = verifying
+
+    @contextmanager
+    def undivided(self) -> Iterator[None]:
+        """While inside, a GPU's operators run in one piece, on host memory where they do not fit."""
+        before = torch.ops.ooc.undivided(True) if self.on_gpu else False
+        try:
+            yield
+        finally:
+            if self.on_gpu:
+                torch.ops.ooc.undivided(before)
+
+    def copied(self, tensor: Tensor, device: torch.device) -> Tensor:
+        """A copy with the same strides and offset: in plain memory, or managed on the GPU."""
+        line = storage_line(tensor)
+        if device.type == "cpu":
+            target = torch.empty(line.shape, dtype=line.dtype, device=_CPU)
+        else:
+            target = self.empty(like=line)
+        self.move(target, line)
+        return target.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
     def copy_out(self, target: Tensor, source: Tensor) -> None:
         """Copies a managed tensor into plain memory, for use inside of `plain`."""
         if not self._managed:
@@ -307,7 +353,7 @@ class _Trial:
         self._made: tuple[Given, Any] | None = None  # the first arguments, and the result in one piece
 
     def compare(self, candidate: Split) -> Difference:
-        with self._context.plain():
+        with self._context.trial():
             try:
                 found = self._compare_once(candidate, 0)
                 assert self._made is not None
@@ -337,9 +383,7 @@ class _Trial:
         else:
             self._made = self._made or self._run_whole(0, None)
             given, expected = self._made
-        arguments, keywords = duplicate(given)
-        found = candidate.run(*arguments, **keywords)
-        return difference(expected, (found, arguments, keywords))
+        return difference(expected, self._outcome(candidate.run, given))
 
     def _run_whole(self, turn: int, special: str | None) -> tuple[Given, Any]:
         generator = torch.Generator().manual_seed(_SEED + turn)
@@ -351,9 +395,28 @@ class _Trial:
             given = map_tensors((call.arguments, call.keywords), lambda t: random_like(t, generator, copy))
         if special is not None:
             given = self._with_specials(given, special, generator)
-        arguments, keywords = duplicate(given)
-        result = self._whole(*arguments, **keywords)
-        return given, (result, arguments, keywords)
+        return given, self._outcome(self._undivided, given)
+
+    def _undivided(self, *arguments: Any, **keywords: Any) -> Any:
+        with self._context.undivided():
+            return self._whole(*arguments, **keywords)
+
+    def _outcome(self, run: Callable[..., Any], given: Given) -> Any:
+        """What a way to run the call returns, and its arguments afterwards, in plain memory."""
+        context = self._context
+        if not context.on_gpu:
+            arguments, keywords = duplicate(given)
+            return run(*arguments, **keywords), arguments, keywords
+        devices = iter(self._devices(given))
+        arguments, keywords = map_tensors(given, lambda t: context.copied(t, next(devices)))
+        left = (run(*arguments, **keywords), arguments, keywords)
+        return map_tensors(left, lambda t: context.copied(t, _CPU))
+
+    def _devices(self, given: Given) -> list[torch.device]:
+        """Where each argument goes: single numbers of the call may be the CPU's."""
+        if self._sample is not None:
+            return [self._context.device for _ in tensors_in(given)]
+        return [t.device for t in tensors_in((self._context.call.arguments, self._context.call.keywords))]
 
     def _with_specials(self, given: Given, kind: str, generator: torch.Generator) -> Given:
         overload = registry.overload_of(self._context.call.operator)

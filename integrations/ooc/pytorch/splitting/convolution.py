@@ -232,7 +232,7 @@ def _rows_with_zeros(context: Context, source: Tensor, start: int, length: int, 
 
 def _fill(context: Context, view: Tensor, bias: Tensor | None) -> None:
     """Fills a view with zeros, or with each channel's bias."""
-    value = torch.zeros((), dtype=view.dtype) if bias is None else bias.view(-1, *[1] * (view.dim() - 2))
+    value = view.new_zeros(()) if bias is None else bias.view(-1, *[1] * (view.dim() - 2))
     context.move(view, value.expand(view.shape))
 
 

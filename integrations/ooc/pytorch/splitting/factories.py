@@ -19,7 +19,7 @@ from ooc.pytorch.splitting.verification import map_tensors, tensors_in
 def _made(context: Context, overload: torch._ops.OpOverload, arguments: Any, keywords: dict[str, Any]) -> Tensor:
     """The result without contents; its sizes, strides and type are those that the operator gives on "meta"."""
     device = keywords.get("device")
-    if device is not None and torch.device(device).type != "cpu":
+    if device is not None and torch.device(device).type != context.device.type:
         raise CannotSplit("it is for another device")
     if keywords.get("layout") not in (None, torch.strided) or keywords.get("pin_memory"):
         raise CannotSplit("its result is not strided, or is to be pinned")

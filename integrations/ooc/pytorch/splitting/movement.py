@@ -20,10 +20,10 @@ from ooc.pytorch.splitting.geometry import blocks, extent, narrowed
 _aten = torch.ops.aten
 
 
-def strided(*tensors: Tensor) -> None:
-    """Raises CannotSplit unless all tensors are strided and on the CPU."""
-    if any(t.layout != torch.strided or t.device.type != "cpu" for t in tensors):
-        raise CannotSplit("its tensors are not strided ones on the CPU")
+def strided(context: Context, *tensors: Tensor) -> None:
+    """Raises CannotSplit unless all tensors are strided and on the CPU or the context's device."""
+    if any(t.layout != torch.strided or t.device.type not in ("cpu", context.device.type) for t in tensors):
+        raise CannotSplit(f"its tensors are not strided ones on the CPU or on {context.device}")
 
 
 def _converts(source: Tensor, target: Tensor) -> bool:
@@ -58,30 +58,33 @@ def _copied(
 @registry.handler("aten::copy_", repeatable=True)
 def copy_(context: Context, target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     """Copies between any two layouts and types."""
-    strided(target, source)
+    strided(context, target, source)
     return _copied(context, target, source, _aten.copy_, lambda to, of, *_: (to, of), target, source)
 
 
 @registry.handler("aten::copy", repeatable=True)
 def copy(context: Context, target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     """Copies as `copy_` does, into a new tensor like the target."""
-    strided(target, source)
-    return _copied(
-        context, target, source, _aten.copy, lambda to, of, *_: (context.empty(like=to), of), target, source
-    )
+    strided(context, target, source)
+
+    def pair(to: Tensor, of: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+        return context.empty(like=to, device=to.device), of
+
+    return _copied(context, target, source, _aten.copy, pair, target, source)
 
 
 @registry.handler("aten::clone", "aten::_to_copy")
 def clone(context: Context, source: Tensor, **keywords: Any) -> Tensor:
     """Copies to the memory format and the type that are asked for."""
-    strided(source)
-    device = keywords.pop("device", None)
-    if device is not None and torch.device(device).type != "cpu":
-        raise CannotSplit("the copy is for another device")
-    keywords.pop("pin_memory", None)
+    strided(context, source)
+    device = torch.device(keywords.get("device") or source.device)
+    if device.type not in ("cpu", context.device.type) or (context.on_gpu and keywords.get("pin_memory")):
+        raise CannotSplit("the copy is for another device, or is to be pinned")
     with context.plain():
         made = context_like(_aten._to_copy(meta(source), **_known(keywords)))
-    return _copied(context, made, source, _aten._to_copy, lambda of: (context.empty(like=made), of), source)
+    return _copied(
+        context, made, source, _aten._to_copy, lambda of: (context.empty(like=made, device=device), of), source
+    )
 
 
 def _known(keywords: dict[str, Any]) -> dict[str, Any]:
@@ -111,7 +114,7 @@ def _joined(
     context: Context, op: Any, tensors: Sequence[Tensor], dim: int, slab: Callable[[Tensor], Tensor]
 ) -> Tensor:
     """Copies each tensor to its place in the result; `slab` gives it the result's dimensions."""
-    strided(*tensors)
+    strided(context, *tensors)
     with context.plain():
         like = context_like(op([meta(t) for t in tensors], dim))
     if any(_converts(tensor, like) for tensor in tensors):
@@ -131,7 +134,7 @@ def _joined(
 @registry.handler("aten::fill_.Scalar", "aten::fill_.Tensor", repeatable=True)
 def fill_(context: Context, target: Tensor, value: Any) -> Tensor:
     """Writes the same number everywhere."""
-    strided(target)
+    strided(context, target)
     context.used("blocks", fill(context, target, value))
     return target
 
@@ -139,7 +142,7 @@ def fill_(context: Context, target: Tensor, value: Any) -> Tensor:
 @registry.handler("aten::zero_", repeatable=True)
 def zero_(context: Context, target: Tensor) -> Tensor:
     """Writes zeros everywhere."""
-    strided(target)
+    strided(context, target)
     context.used("blocks", fill(context, target, 0))
     return target
 

@@ -21,7 +21,7 @@ def _around(
     """A new tensor with the same value everywhere but at a place in it, which `place` finds and `source` is for."""
     order = layout(like) if len(size) == like.dim() else torch.contiguous_format
     made = context.empty(like=torch.empty(size, dtype=like.dtype, device="meta", memory_format=order))
-    parts = context.move(made, torch.full((), value, dtype=like.dtype).expand(made.shape))
+    parts = context.move(made, torch.full((), value, dtype=like.dtype, device=made.device).expand(made.shape))
     parts += context.move(place(made), source) if source.numel() else 0
     context.used("blocks", parts)
     return made

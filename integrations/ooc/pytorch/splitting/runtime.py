@@ -21,6 +21,7 @@ from swapd.splitting.store import Store, default_path
 
 log = logging.getLogger("ooc.pytorch")
 
+CPU = torch.device("cpu")
 _STEPS = 16  # of the budget; the free part is rounded down to steps, so that small variables do not change divisions
 _MOST_HALVINGS = 6
 
@@ -32,12 +33,14 @@ class Runtime:
         core: the session's core.
         mode: "exact" or "allow".
         store: the file of verdicts, or None for the default one.
+        device: whose memory the core manages.
     """
 
-    def __init__(self, core: Core, mode: str, store: Path | None) -> None:
+    def __init__(self, core: Core, mode: str, store: Path | None, device: torch.device = CPU) -> None:
         self.mode = mode
         self.tally = Tally()
         self._core = core
+        self._device = device
         self._chunk_bytes = int(core.stats()["chunk_bytes"])
         self._store_path = store if store is not None else default_path()
         self._known: dict[tuple[str, str], int] = {}  # what one part may take, by operator and shapes
@@ -77,9 +80,9 @@ class Runtime:
                 mode=self.mode,
                 verdicts=self._store,
                 tally=self.tally,
-                device=processor(),
-                library=library(found.module),  # each time: programs change the number of threads
-                managed=True,
+                device=processor(self._device),
+                library=library(found.module, self._device),  # each time: programs change settings
+                managed=self._device,
             )
             try:
                 result = found.function(context, *call.arguments, **call.keywords)

@@ -1,6 +1,6 @@
 """Whether a division changes bits: random and special arguments of the same shapes, and the comparison of two results.
 
-Everything here runs in plain host memory (`Context.plain`), whatever the budget is.
+Everything here runs on the CPU in plain memory, whatever the budget is and wherever the operator runs.
 """
 
 from __future__ import annotations
@@ -112,10 +112,14 @@ def duplicate(value: Any) -> Any:
     """A copy of every tensor in a value, with the same strides and offset."""
 
     def again(tensor: Tensor) -> Tensor:
-        whole = tensor.as_strided((tensor.storage_offset() + extent(tensor.shape, tensor.stride()),), (1,), 0)
-        return whole.clone().as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+        return storage_line(tensor).clone().as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
     return map_tensors(value, again)
+
+
+def storage_line(tensor: Tensor) -> Tensor:
+    """A tensor's storage from its start to the tensor's last element, in one dimension."""
+    return tensor.as_strided((tensor.storage_offset() + extent(tensor.shape, tensor.stride()),), (1,), 0)
 
 
 @dataclass(frozen=True)
