@@ -23,6 +23,22 @@ def test_what_cannot_be_split_runs_on_host_memory(tmp_path: Path) -> None:
     assert figures["host_backed_function_count"] == sum(layer["calls"] for layer in layers.values()) >= 3
 
 
+def test_random_operators_that_run_twice_draw_once(tmp_path: Path) -> None:
+    """The kernel has drawn its mask when its result turns out not to fit."""
+    source = """
+        own = torch.Generator().manual_seed(3)
+        for size in (300, 350, 400, 450):
+            made = torch.randn(size, 256)
+            result, mask = torch.native_dropout(made, 0.5, True)
+            show("dropout", result)
+            show("mask", mask)
+            show("multinomial", torch.multinomial(made.abs(), 200, True))
+            show("own", torch.bernoulli(made.abs().clamp(0, 1), generator=own))
+            print(torch.rand(3), torch.rand(3, generator=own))
+    """
+    both(tmp_path, source)
+
+
 def test_off_raises(tmp_path: Path) -> None:
     source = """
         made = torch.ones(200, 512)
