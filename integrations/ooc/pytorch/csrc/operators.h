@@ -84,7 +84,7 @@ inline OperatorInfo inspect(const c10::OperatorHandle& op) {
   }
   info.view = aliases && !writes && tensors && space == "aten";
   info.pass_on = space == "ooc" || space == "ooc_split";
-  info.split = new_split_state(schema);
+  info.split = new_split_state(op);
   info.makes_unusual = name.find("mkldnn") != std::string::npos || name.find("nested") != std::string::npos;
   info.makes_lengths = name == "aten::_pack_padded_sequence";
   info.hold_operands = info.keep_allocations || space == "c10d" || space == "_c10d_functional";

@@ -1,5 +1,6 @@
 #include "splitting.h"
 
+#include <ATen/Context.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
@@ -171,6 +172,7 @@ class Attempt {
     arguments_.assign(stack->end() - static_cast<ptrdiff_t>(count), stack->end());
     torch::jit::drop(*stack, count);
     below_ = stack->size();
+    if (info.split->random) generator_.keep(*info.split, arguments_.data());
   }
 
   // Tries `way` and those after it. `first` says why the whole operator did not fit, if that was tried just now.
@@ -195,6 +197,7 @@ class Attempt {
   void give_arguments() {
     stack_->resize(below_);
     stack_->insert(stack_->end(), arguments_.begin(), arguments_.end());
+    generator_.restore();
   }
 
   // Returns false if it does not fit that way either. An operator that writes its arguments may have written some of them
@@ -257,16 +260,19 @@ class Attempt {
   std::string name_, failure_, reasons_;
   std::exception_ptr raised_;
   std::vector<c10::IValue> arguments_;
+  KeptGenerator generator_;
   size_t below_ = 0;
   uint64_t key_ = 0;
 };
 
 }  // namespace
 
-SplitState* new_split_state(const c10::FunctionSchema& schema) {
+SplitState* new_split_state(const c10::OperatorHandle& op) {
   auto* state = new SplitState;
-  const auto& arguments = schema.arguments();
+  const auto& arguments = op.schema().arguments();
+  state->random = op.hasTag(at::Tag::nondeterministic_seeded);
   for (uint32_t i = 0; i < arguments.size(); ++i) {
+    if (arguments[i].type()->str() == "Generator?") state->generator = i;
     state->writes |= arguments[i].alias_info() != nullptr && arguments[i].alias_info()->isWrite();
     switch (arguments[i].type()->kind()) {
       case c10::TypeKind::TensorType:
@@ -281,6 +287,28 @@ SplitState* new_split_state(const c10::FunctionSchema& schema) {
     }
   }
   return state;
+}
+
+void KeptGenerator::keep(const SplitState& state, const c10::IValue* arguments) {
+  if constexpr (kWithCuda)
+    if (on_cuda() && cuda_capturing()) return;
+  const bool given = state.generator != UINT32_MAX && !arguments[state.generator].isNone();
+  const c10::Device device = on_cuda() ? c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(cuda_device)) : c10::kCPU;
+  generator_ = given ? arguments[state.generator].toGenerator() : at::globalContext().defaultGenerator(device);
+  const std::lock_guard<std::mutex> lock(generator_.mutex());
+  if (generator_.device().is_cuda()) offset_ = generator_.unsafeGetGeneratorImpl()->get_offset();
+  else before_ = generator_.clone();
+}
+
+void KeptGenerator::restore() const {
+  if (!generator_.defined()) return;
+  at::Generator generator = generator_;
+  const c10::InferenceMode ordinary(false);  // the state is a tensor
+  const ModeGuard plain(kPlain);
+  const at::Tensor state = before_.defined() ? before_.get_state() : at::Tensor();
+  const std::lock_guard<std::mutex> lock(generator.mutex());
+  if (before_.defined()) generator.set_state(state);
+  else generator.unsafeGetGeneratorImpl()->set_offset(offset_);
 }
 
 Way remembered_way(const OperatorInfo& info, const torch::jit::Stack& stack) {

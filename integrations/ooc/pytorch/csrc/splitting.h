@@ -3,6 +3,7 @@
 // operator and shapes, so that the next time, and every later iteration, goes there at once.
 #pragma once
 
+#include <ATen/core/Generator.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 #include <c10/util/Exception.h>
@@ -31,6 +32,8 @@ enum class Way : uint8_t { kWhole, kRanges, kParts, kHost };
 struct SplitState {
   std::vector<uint32_t> fragile;  // arguments that a kernel may move out of the stack: all but tensors and numbers
   bool writes = false;            // it writes some argument
+  bool random = false;            // it draws random numbers
+  uint32_t generator = UINT32_MAX;  // the argument that it may be given to draw from
   std::atomic<bool> any{false};   // something is remembered
   std::mutex mutex;
   std::unordered_map<uint64_t, Way> ways;  // by shapes
@@ -38,10 +41,21 @@ struct SplitState {
   std::optional<c10::OperatorHandle> parts;
 };
 
-SplitState* new_split_state(const c10::FunctionSchema& schema);
+SplitState* new_split_state(const c10::OperatorHandle& op);
 
-// Arguments as they were before a kernel ran, so that the operator can be called again. Only those that kernels may move
-// from are copied, so a call that fits pays next to nothing.
+// A generator as it was before a kernel drew from it, so that the same numbers can be drawn again.
+class KeptGenerator {
+ public:
+  void keep(const SplitState& state, const c10::IValue* arguments);
+  void restore() const;
+
+ private:
+  at::Generator generator_, before_;
+  uint64_t offset_ = 0;  // a GPU's generator is a seed and this
+};
+
+// Arguments, and the generator, as they were before a kernel ran, so that the operator can be called again. Only those that
+// kernels may move from are copied, so a call that fits pays next to nothing.
 class KeptArguments {
  public:
   KeptArguments(const SplitState& state, const torch::jit::Stack& stack, size_t count) : size_(stack.size()) {
@@ -49,18 +63,21 @@ class KeptArguments {
       const size_t place = size_ - count + argument;
       if (!stack[place].isNone()) kept_.emplace_back(static_cast<uint32_t>(place), stack[place]);
     }
+    if (state.random) generator_.keep(state, stack.data() + (size_ - count));
   }
   // Puts the stack right after an exception. Returns false if a kernel has taken arguments off the stack.
   bool restore(torch::jit::Stack& stack) const {
     if (stack.size() < size_) return false;
     stack.resize(size_);
     for (const auto& [place, value] : kept_) stack[place] = value;
+    generator_.restore();
     return true;
   }
 
  private:
   size_t size_;
   c10::SmallVector<std::pair<uint32_t, c10::IValue>, 4> kept_;
+  KeptGenerator generator_;
 };
 
 // Returns what was remembered of the arguments on the stack.

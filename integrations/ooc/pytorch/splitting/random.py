@@ -52,4 +52,4 @@ def _in_lines(name: str) -> registry.Function:
 
 
 for _name in _OPERATORS.split():
-    registry.handler(f"aten::{_name}")(_in_lines(f"aten::{_name}"))
+    registry.handler(f"aten::{_name}", repeatable=True)(_in_lines(f"aten::{_name}"))

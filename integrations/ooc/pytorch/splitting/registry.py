@@ -17,7 +17,8 @@ class Handler:
     """How one operator is split.
 
     `module`: the name of the module that the function is written in; verdicts depend on it (`conditions.version`).
-    `repeatable`: the function may run again after it failed, even if it writes its arguments.
+    `repeatable`: the function may run again after it failed, even if it writes its arguments (random numbers that it
+    draws are the same again).
     """
 
     function: Function

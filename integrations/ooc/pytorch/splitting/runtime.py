@@ -5,16 +5,18 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ooc.pytorch.large_storages import plain_memory
 from ooc.pytorch.splitting.conditions import library, processor
 from ooc.pytorch.splitting.context import Call, CannotSplit, Context
 from ooc.pytorch.splitting.operators import find
-from ooc.pytorch.splitting.registry import Handler, overload_of
+from ooc.pytorch.splitting.registry import Function, Handler, overload_of
 from ooc.pytorch.splitting.tally import HOST_BACKED, SplitRecord, Tally
 from ooc_alloc import Core
 from swapd.splitting.store import Store, default_path
@@ -24,6 +26,29 @@ log = logging.getLogger("ooc.pytorch")
 CPU = torch.device("cpu")
 _STEPS = 16  # of the budget; the free part is rounded down to steps, so that small variables do not change divisions
 _MOST_HALVINGS = 6
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What an operator does beside its result."""
+
+    writes: bool  # to its arguments
+    draws: bool  # random numbers
+
+
+def _drawing_the_same(function: Function, call: Call, device: torch.device) -> Function:
+    """The function, which at every call draws from the state that its generator has now."""
+    given = [value for value in (*call.arguments, *call.keywords.values()) if isinstance(value, torch.Generator)]
+    default = torch.default_generator if device.type == "cpu" else torch.cuda.default_generators[device.index]
+    generator = given[0] if given else default
+    with plain_memory():
+        state = generator.get_state()
+
+    def run(*arguments: Any, **keywords: Any) -> Any:
+        generator.set_state(state)
+        return function(*arguments, **keywords)
+
+    return run
 
 
 class Runtime:
@@ -51,15 +76,17 @@ class Runtime:
         return Store(self._store_path)
 
     def run(
-        self, operator: str, found: Handler, writes: bool, arguments: tuple[Any, ...], keywords: dict[str, Any]
+        self, operator: str, found: Handler, traits: Traits, arguments: tuple[Any, ...], keywords: dict[str, Any]
     ) -> Any:
         """Runs a handler in parts. Raises CannotSplit."""
         call = Call(operator, arguments, keywords)
+        if traits.draws:
+            found = replace(found, function=_drawing_the_same(found.function, call, self._device))
         part_bytes = self._known.get((operator, call.shapes)) or self._part_bytes()
         try:
-            return self._run(call, part_bytes, found, writes)
+            return self._run(call, part_bytes, found, traits.writes)
         except CannotSplit as error:
-            if writes and not found.repeatable:
+            if traits.writes and not found.repeatable:
                 raise
             return self._run_larger(call, part_bytes, found, error)
 
@@ -131,13 +158,13 @@ _defined: dict[str, bool] = {}
 _runtime: Runtime | None = None
 
 
-def _run(operator: str, found: Handler, writes: bool, /, *arguments: Any, **keywords: Any) -> Any:
+def _run(operator: str, found: Handler, traits: Traits, /, *arguments: Any, **keywords: Any) -> Any:
     runtime = _runtime
     if runtime is None:
         raise RuntimeError("splitting is off")
     try:
         with torch._C.DisableTorchFunction():
-            return runtime.run(operator, found, writes, arguments, keywords)
+            return runtime.run(operator, found, traits, arguments, keywords)
     except CannotSplit as error:
         torch.ops.ooc.cannot_split(str(error), error.inexact, error.cause is not None)
         raise (error.cause or error) from None
@@ -164,7 +191,8 @@ def _define(name: str) -> bool:
     if found is None or overload is None:
         return False
     schema = str(overload._schema)
-    run = partial(_run, name, found, overload._schema.is_mutable)
+    traits = Traits(overload._schema.is_mutable, torch.Tag.nondeterministic_seeded in overload.tags)
+    run = partial(_run, name, found, traits)
     mangled = name.replace("::", "__").replace(".", "__")  # csrc/splitting.cpp makes the same names
     _library.define(mangled + schema[schema.index("(") :])
     _library.impl(mangled, run, "CompositeExplicitAutograd")
