@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -28,29 +29,6 @@ _STEPS = 16  # of the budget; the free part is rounded down to steps, so that sm
 _MOST_HALVINGS = 6
 
 
-@dataclass(frozen=True)
-class Traits:
-    """What an operator does beside its result."""
-
-    writes: bool  # to its arguments
-    draws: bool  # random numbers
-
-
-def _drawing_the_same(function: Function, call: Call, device: torch.device) -> Function:
-    """The function, which at every call draws from the state that its generator has now."""
-    given = [value for value in (*call.arguments, *call.keywords.values()) if isinstance(value, torch.Generator)]
-    default = torch.default_generator if device.type == "cpu" else torch.cuda.default_generators[device.index]
-    generator = given[0] if given else default
-    with plain_memory():
-        state = generator.get_state()
-
-    def run(*arguments: Any, **keywords: Any) -> Any:
-        generator.set_state(state)
-        return function(*arguments, **keywords)
-
-    return run
-
-
 class Runtime:
     """What is split in a session, and how.
 
@@ -65,7 +43,7 @@ class Runtime:
         self.mode = mode
         self.tally = Tally()
         self._core = core
-        self._device = device
+        self.device = device
         self._chunk_bytes = int(core.stats()["chunk_bytes"])
         self._store_path = store if store is not None else default_path()
         self._known: dict[tuple[str, str], int] = {}  # what one part may take, by operator and shapes
@@ -76,17 +54,15 @@ class Runtime:
         return Store(self._store_path)
 
     def run(
-        self, operator: str, found: Handler, traits: Traits, arguments: tuple[Any, ...], keywords: dict[str, Any]
+        self, operator: str, found: Handler, writes: bool, arguments: tuple[Any, ...], keywords: dict[str, Any]
     ) -> Any:
         """Runs a handler in parts. Raises CannotSplit."""
         call = Call(operator, arguments, keywords)
-        if traits.draws:
-            found = replace(found, function=_drawing_the_same(found.function, call, self._device))
         part_bytes = self._known.get((operator, call.shapes)) or self._part_bytes()
         try:
-            return self._run(call, part_bytes, found, traits.writes)
+            return self._run(call, part_bytes, found, writes)
         except CannotSplit as error:
-            if traits.writes and not found.repeatable:
+            if writes and not found.repeatable:
                 raise
             return self._run_larger(call, part_bytes, found, error)
 
@@ -107,9 +83,9 @@ class Runtime:
                 mode=self.mode,
                 verdicts=self._store,
                 tally=self.tally,
-                device=processor(self._device),
-                library=library(found.module, self._device),  # each time: programs change settings
-                managed=self._device,
+                device=processor(self.device),
+                library=library(found.module, self.device),  # each time: programs change settings
+                managed=self.device,
             )
             try:
                 result = found.function(context, *call.arguments, **call.keywords)
@@ -158,16 +134,33 @@ _defined: dict[str, bool] = {}
 _runtime: Runtime | None = None
 
 
-def _run(operator: str, found: Handler, traits: Traits, /, *arguments: Any, **keywords: Any) -> Any:
+def _run(operator: str, found: Handler, writes: bool, draws: bool, /, *arguments: Any, **keywords: Any) -> Any:
     runtime = _runtime
     if runtime is None:
         raise RuntimeError("splitting is off")
     try:
         with torch._C.DisableTorchFunction():
-            return runtime.run(operator, found, traits, arguments, keywords)
+            if draws:
+                given = (*arguments, *keywords.values())
+                found = replace(found, function=_drawing_the_same(found.function, given, runtime.device))
+            return runtime.run(operator, found, writes, arguments, keywords)
     except CannotSplit as error:
         torch.ops.ooc.cannot_split(str(error), error.inexact, error.cause is not None)
         raise (error.cause or error) from None
+
+
+def _drawing_the_same(function: Function, given: Sequence[Any], device: torch.device) -> Function:
+    """The function, which at every call draws from the state that the generator has now: given or the device's."""
+    default = torch.default_generator if device.type == "cpu" else torch.cuda.default_generators[device.index]
+    generator = next((value for value in given if isinstance(value, torch.Generator)), default)
+    with plain_memory():
+        state = generator.get_state()
+
+    def run(*arguments: Any, **keywords: Any) -> Any:
+        generator.set_state(state)
+        return function(*arguments, **keywords)
+
+    return run
 
 
 def _host_backed(operator: str, shapes: str) -> None:
@@ -191,8 +184,8 @@ def _define(name: str) -> bool:
     if found is None or overload is None:
         return False
     schema = str(overload._schema)
-    traits = Traits(overload._schema.is_mutable, torch.Tag.nondeterministic_seeded in overload.tags)
-    run = partial(_run, name, found, traits)
+    draws = torch.Tag.nondeterministic_seeded in overload.tags
+    run = partial(_run, name, found, overload._schema.is_mutable, draws)
     mangled = name.replace("::", "__").replace(".", "__")  # csrc/splitting.cpp makes the same names
     _library.define(mangled + schema[schema.index("(") :])
     _library.impl(mangled, run, "CompositeExplicitAutograd")
