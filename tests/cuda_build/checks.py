@@ -168,8 +168,22 @@ def fraction() -> None:
     assert torch.cuda.mem_get_info()[1] == BUDGET and same(plain, managed)
 
 
-def out_of_memory() -> None:
+def larger_than_the_budget() -> None:
+    """Operators run in parts, and what was tried before is no lack of memory to PyTorch's observers."""
     start()
+    seen: list[tuple[int, ...]] = []
+    torch._C._cuda_attach_out_of_memory_observer(lambda *facts: seen.append(facts))
+    plain = numbers(BUDGET // 2)
+    large = torch.empty(BUDGET // 2, device="cuda").copy_(plain)
+    assert large.untyped_storage().nbytes() == 2 * BUDGET and torch.equal(large.cpu(), plain)
+    assert not seen and torch.cuda.memory_stats()["num_ooms"] == 0
+    refused(lambda: torch.empty(1 << 50, dtype=torch.uint8, device="cuda"), kind=torch.cuda.OutOfMemoryError)
+    refused(lambda: large.data_ptr(), "OOC_BUDGET=", kind=torch.cuda.OutOfMemoryError)
+    assert [facts[1] for facts in seen] == [1 << 50] and torch.cuda.memory_stats()["num_ooms"] == 1
+
+
+def out_of_memory() -> None:
+    start(split="off")
     seen: list[tuple[int, ...]] = []
     torch._C._cuda_attach_out_of_memory_observer(lambda *facts: seen.append(facts))
     plain, managed = make(4)

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <utility>
 
 #include "cuda_functions.h"
 #include "places.h"
@@ -18,6 +19,8 @@ namespace ooc_torch {
 namespace {
 
 CudaAllocator* installed = nullptr;  // lives as long as the process
+
+thread_local size_t not_reported = 0;  // bytes of the last allocation that failed
 
 void delete_block(void* block) {
   if (block != nullptr && installed != nullptr) installed->free_block(block, false);
@@ -162,7 +165,15 @@ void* CudaAllocator::take_from_pool(PoolId pool, size_t bytes, cudaStream_t stre
   return block;
 }
 
+// An operator that fails for want of memory may run in parts, so whoever knows reports it (splitting.cpp).
 void CudaAllocator::out_of_memory(size_t bytes, const std::string& message) {
+  if (splitting && ooc_core_in_function(managed_)) not_reported = bytes;
+  else report_out_of_memory(bytes);
+  TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory. Tried to allocate ", c10::CachingAllocator::format_size(bytes),
+                   ". ", message);
+}
+
+void CudaAllocator::report_out_of_memory(size_t bytes) {
   const ooc_stats stats = core_stats();
   const uint64_t free_bytes = stats.budget_bytes - std::min(stats.budget_bytes, stats.pinned_bytes + stats.slab_used_bytes);
   ledger_.out_of_memory(bytes, free_bytes, ledger_.gather(native::RecordContext::NEVER));
@@ -172,8 +183,6 @@ void CudaAllocator::out_of_memory(size_t bytes, const std::string& message) {
     observers = observers_;
   }
   for (const native::OutOfMemoryObserver& observer : observers) observer(device_, bytes, stats.budget_bytes, free_bytes);
-  TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory. Tried to allocate ", c10::CachingAllocator::format_size(bytes),
-                   ". ", message);
 }
 
 void* CudaAllocator::raw_alloc(size_t bytes) {
@@ -316,6 +325,9 @@ native::CheckpointDelta CudaAllocator::setCheckpointPoolState(c10::DeviceIndex, 
 // ---- functions ------------------------------------------------------------------------------------------------------
 
 bool any_capture() { return installed != nullptr && installed->any_capture(); }
+void cuda_report_out_of_memory() {
+  if (const size_t bytes = std::exchange(not_reported, 0)) installed->report_out_of_memory(bytes);
+}
 c10::DataPtr cuda_allocate_absent(size_t bytes) { return installed->allocate_absent(bytes); }
 bool captured(cudaStream_t stream) { return installed != nullptr && installed->captures(stream); }
 

@@ -86,6 +86,7 @@ class CudaAllocator final : public torch::cuda::CUDAPluggableAllocator::CUDAPlug
   bool captures(cudaStream_t stream) const;
   void free_block(void* block, bool must_be_known);
   c10::DataPtr allocate_absent(size_t bytes);
+  void report_out_of_memory(size_t bytes);
 
  private:
   void* take(size_t bytes, cudaStream_t stream);

@@ -14,6 +14,8 @@ int cuda_function_begin(uint32_t id, const ooc_operand* operands, uint32_t count
 int cuda_function_end(bool keep_allocations, const Operands& results);
 // Whether the thread's function has allocated anything; if not, its results need not be looked at.
 bool cuda_function_allocated();
+// Tells PyTorch's observers of the last allocation of this thread's functions that failed.
+void cuda_report_out_of_memory();
 // Whether the current stream is captured into a graph.
 bool cuda_capturing();
 // A variable of which nothing is on the device yet (ooc_core_malloc_absent). Throws if it cannot be had.

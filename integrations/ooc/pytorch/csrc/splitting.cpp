@@ -44,6 +44,12 @@ bool must_run_whole(const SplitState& state) {
   return std::find(dividing.begin(), dividing.end(), &state) != dividing.end();
 }
 
+// Nothing else will be tried.
+void report_out_of_memory() {
+  if constexpr (kWithCuda)
+    if (on_cuda() && dividing.empty() && !ooc_core_in_function(core)) cuda_report_out_of_memory();
+}
+
 // ---- what is remembered ---------------------------------------------------------------------------------------------
 
 uint64_t mixed(uint64_t hash, uint64_t value) {
@@ -184,6 +190,7 @@ class Attempt {
     if (on_host()) return remember(*info_.split, key_, Way::kHost);
     if (failure_.empty() && once(false)) return;  // a remembered way skips the whole operator, which now says what it needs
     if (raised_) std::rethrow_exception(raised_);
+    report_out_of_memory();
     TORCH_CHECK_WITH(OutOfMemoryError, false, failure_, reasons_);
   }
 
@@ -328,7 +335,10 @@ void run_in_way(Way way, const c10::OperatorHandle& op, const OperatorInfo& info
 void recover(const c10::OperatorHandle& op, const OperatorInfo& info, c10::DispatchKeySet keys,
              torch::jit::Stack* stack, bool began, const c10::OutOfMemoryError& error) {
   const bool undivided = in_mode(kUndivided) && !ooc_core_in_function(core);
-  if ((!undivided && must_run_whole(*info.split)) || (began && info.split->writes)) throw;
+  if ((!undivided && must_run_whole(*info.split)) || (began && info.split->writes)) {
+    report_out_of_memory();
+    throw;
+  }
   Attempt attempt(op, info, keys, stack);
   if (undivided) attempt.run_undivided(error);
   else attempt.run(Way::kRanges, &error);
