@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ooc.pytorch.splitting import operators, registry
-from ooc.pytorch.splitting.context import Call, CannotSplit, Context, Split
+from ooc.pytorch.splitting.calls import Call, CannotSplit, Split
+from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.dividers import Divided, Stage
 from ooc.pytorch.splitting.geometry import footprint
 from ooc.pytorch.splitting.parts import bind

@@ -9,7 +9,7 @@ import torch
 from divided import whole_and_parts
 from torch import Tensor
 
-from ooc.pytorch.splitting.context import CannotSplit
+from ooc.pytorch.splitting.calls import CannotSplit
 from ooc.pytorch.splitting.verification import difference
 
 SIZES = (4000, 30_001, 500)

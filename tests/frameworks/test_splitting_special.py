@@ -14,7 +14,7 @@ from divided import whole_and_parts
 from torch import Tensor
 
 from ooc.pytorch.splitting import registry
-from ooc.pytorch.splitting.context import CannotSplit
+from ooc.pytorch.splitting.calls import CannotSplit
 from ooc.pytorch.splitting.verification import difference
 
 ODD = 40_003  # elements: something is left at the end of threads' runs and of registers

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from ooc.pytorch import build
 from ooc.pytorch.splitting import operators, registry, verification
-from ooc.pytorch.splitting.context import Call, CannotSplit, Context, Split
+from ooc.pytorch.splitting.calls import Call, CannotSplit, Split
+from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.registry import Handler
 from ooc.pytorch.splitting.runtime import Runtime
 from swapd.splitting.store import Store

@@ -17,7 +17,8 @@ from torch import Tensor
 import ooc.pytorch.splitting as package
 from ooc.pytorch import build
 from ooc.pytorch.splitting import conditions
-from ooc.pytorch.splitting.context import Context, Split
+from ooc.pytorch.splitting.calls import Split
+from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.registry import Handler
 from ooc.pytorch.splitting.runtime import Runtime
 
@@ -69,7 +70,7 @@ def test_a_handler_from_elsewhere_has_the_version_of_its_own_file_and_of_what_it
 ) -> None:
     monkeypatch.setattr(sys.modules[__name__], "__file__", str(folder.parent / "program.py"))
     program = folder.parent / "program.py"
-    program.write_text("from ooc.pytorch.splitting.context import Split\n")
+    program.write_text("from ooc.pytorch.splitting.context import Context\n")
     versions = [conditions.version(__name__)]
     edit(folder, "pooling.py")
     assert conditions.version(__name__) == versions[0]

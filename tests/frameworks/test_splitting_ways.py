@@ -144,7 +144,7 @@ def test_products_are_never_run_on_host_memory(tmp_path: Path) -> None:
 DOT = """
     import sys
     from ooc.pytorch.splitting import registry
-    from ooc.pytorch.splitting.context import Split
+    from ooc.pytorch.splitting.calls import Split
 
     @registry.handler("aten::dot")
     def dot(context, left, right):

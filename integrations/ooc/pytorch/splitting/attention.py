@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ooc.pytorch.splitting.context import Sample
+from ooc.pytorch.splitting.calls import Sample
 from ooc.pytorch.splitting.dividers import PRODUCTS, divides_along
 from ooc.pytorch.splitting.parts import Axis, Named
 from ooc.pytorch.splitting.verification import random_like

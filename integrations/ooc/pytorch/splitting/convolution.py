@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from ooc.pytorch.splitting.context import CannotSplit, Context, Specials
+from ooc.pytorch.splitting.calls import CannotSplit, Specials
+from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.convolution_shapes import ConvolutionParameters, Rows, layout, strides_of
 from ooc.pytorch.splitting.dividers import PRODUCTS, divides
 from ooc.pytorch.splitting.grids import equal_spans, spans

@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 from torch._ops import OpOverload
 
 from ooc.pytorch.splitting import registry
-from ooc.pytorch.splitting.context import ALL_SPECIALS, CannotSplit, Context, Sample, Specials, Split
+from ooc.pytorch.splitting.calls import ALL_SPECIALS, CannotSplit, Sample, Specials, Split
+from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.parts import PREFERRED, Axis, Named, Piece, along, bind
 from ooc.pytorch.splitting.tally import SplitRecord
 from ooc.pytorch.splitting.verification import SPARSE

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from ooc.pytorch.splitting import registry
-from ooc.pytorch.splitting.context import CannotSplit, Context
+from ooc.pytorch.splitting.calls import CannotSplit
+from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.cutting import meta
 from ooc.pytorch.splitting.movement import context_like, fill
 from ooc.pytorch.splitting.verification import map_tensors, tensors_in

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from ooc.pytorch.fake import find
 from ooc.pytorch.fake_mode import FakeError, Make, Operator, OperatorMode, fake_tensors, iteration
+from ooc.pytorch.splitting.calls import Call
 from ooc.pytorch.splitting.conditions import library, processor
-from ooc.pytorch.splitting.context import Call
 from ooc.pytorch.splitting.kernels import BACKWARD_DATA, BACKWARD_FILTER, FORWARD, Kernel
 from ooc.pytorch.splitting.measure import MeasureError, Measurer, convolution_of, noise_of
 from ooc.pytorch.splitting.operators import find as find_handler

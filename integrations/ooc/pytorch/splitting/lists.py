@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from ooc.pytorch.splitting import registry
-from ooc.pytorch.splitting.context import CannotSplit, Context, Split
+from ooc.pytorch.splitting.calls import CannotSplit, Split
+from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.cutting import Cut, cut_elementwise, meta
 from ooc.pytorch.splitting.verification import map_tensors, random_like, tensors_in
 

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from ooc.pytorch.splitting.context import CannotSplit, Context, Split, its_own_errors
+from ooc.pytorch.splitting.calls import CannotSplit, Split, its_own_errors
+from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.cutting import all_meta
 from ooc.pytorch.splitting.geometry import extent, footprint, rounded
 from ooc.pytorch.splitting.grids import boxes, count, grid, label

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from ooc.pytorch.splitting import registry
-from ooc.pytorch.splitting.context import CannotSplit, Context, Split, its_own_errors
+from ooc.pytorch.splitting.calls import CannotSplit, Split, its_own_errors
+from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.cutting import Cut, cut_elementwise, meta_results
 from ooc.pytorch.splitting.parts import as_tuple, bind
 from ooc.pytorch.splitting.verification import map_tensors, tensors_in

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from ooc.pytorch.splitting import geometry, registry
-from ooc.pytorch.splitting.context import CannotSplit, Context, Specials, Split
+from ooc.pytorch.splitting.calls import CannotSplit, Specials, Split
+from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.cutting import cut_elementwise
 
 _UNIT = 16

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 
 from ooc.pytorch.large_storages import plain_memory
+from ooc.pytorch.splitting.calls import Call, CannotSplit
 from ooc.pytorch.splitting.conditions import library, processor
-from ooc.pytorch.splitting.context import Call, CannotSplit, Context
+from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.operators import find
 from ooc.pytorch.splitting.registry import Function, Handler, overload_of
 from ooc.pytorch.splitting.tally import HOST_BACKED, SplitRecord, Tally
