@@ -401,9 +401,17 @@ std::vector<Tensor> workspaces(cudaStream_t stream, Tensor& own) {
   return all;
 }
 
+// As PyTorch's own kernels do, which see a number of the CPU, and indexes, but no other tensors of it.
+void check_devices(const std::string& name, const std::vector<Tensor>& tensors) {
+  if (name.rfind("aten::index", 0) == 0 || name.rfind("aten::_index", 0) == 0 || name.rfind("aten::_foreach", 0) == 0) return;
+  for (const Tensor& tensor : tensors)
+    TORCH_CHECK(!tensor.defined() || tensor.is_cuda() || tensor.dim() == 0, name, ": expected all tensors to be on the GPU");
+}
+
 void compute(const c10::OperatorHandle& op, Stack* stack) {
   const c10::FunctionSchema& schema = op.schema();
   const Stack given(stack->end() - static_cast<std::ptrdiff_t>(schema.arguments().size()), stack->end());
+  check_devices(op.operator_name().name, tensors_of(given));
   const int generator = generator_at(schema);
   const Outcome& outcome = outcome_of(op, given, generator);
   if (outcome.synchronous) return compute_now(op, given, generator, *stack);

@@ -382,6 +382,19 @@ def example_resnet50() -> None:
 @program
 def functions_in_parts() -> None:
     """Functions that do not fit the device: some are divided, and what cannot be divided uses host memory in place."""
+    from ooc.pytorch.splitting.trial import Trial
+    from ooc.pytorch.splitting.verification import tensors_in
+
+    outcome = Trial._outcome
+
+    def on_the_gpu(trial: Trial, run: Callable[..., object], given: object) -> object:
+        def looked_at(*arguments: object, **keywords: object) -> object:
+            assert all(t.is_cuda or not t.dim() for t in tensors_in((arguments, keywords)))
+            return run(*arguments, **keywords)
+
+        return outcome(trial, looked_at, given)
+
+    Trial._outcome = on_the_gpu
     words, width = 6144, 32
     embedding, norm, head = nn.Embedding(words, width), nn.LayerNorm(width), nn.Linear(width, words)
     model = nn.Sequential(embedding, norm, nn.Dropout(0.1), head).to(CUDA)
@@ -395,6 +408,8 @@ def functions_in_parts() -> None:
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.detach())
+    noise = F.dropout(torch.rand(1200, 1200, device=CUDA), 0.3)
+    losses += [noise.sum(), noise.normal_().sum(), torch.multinomial(noise.abs(), 5).sum()]
     images = torch.randn(2, 3, 160, 160, device=CUDA, requires_grad=True)
     convolved = F.max_pool2d(F.gelu(F.conv2d(images, torch.randn(16, 3, 3, 3, device=CUDA), padding=1)), 2)
     pairs = torch.cat([convolved, convolved.transpose(2, 3)], 1).double()

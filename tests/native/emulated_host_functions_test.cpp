@@ -15,9 +15,11 @@ namespace {
 constexpr uint64_t kBudget = 8;
 
 struct HostFunctionsTest : RangesTest {
-  explicit HostFunctionsTest(bool asynchronous = false) : RangesTest(limits(asynchronous)) {}
-  static Limits limits(bool asynchronous) {
+  explicit HostFunctionsTest(bool asynchronous = false, uint64_t small_limit = 0)
+      : RangesTest(limits(asynchronous, small_limit)) {}
+  static Limits limits(bool asynchronous, uint64_t small_limit) {
     Limits all;
+    all.small_limit = small_limit;
     all.budget_chunks = kBudget;
     all.host_chunks = 200;
     all.asynchronous = asynchronous;
@@ -118,9 +120,8 @@ TEST(chunks_on_the_device_are_used_there_and_stay) {
   t.check_all(a, 4 * t.chunk);
 }
 
-// A small variable has no slab then. Where there is none for it, the function has no room for a number.
 TEST(a_small_variable_is_had_though_operands_take_the_whole_device) {
-  HostFunctionsTest t;
+  HostFunctionsTest t(false, 1024);
   Array a = t.make_absent(12 * t.chunk);
   t.write_all(a, t.chunk, 1);
   ASSERT_EQ(t.check_range(a, 0, kBudget * t.chunk), OOC_OK);
