@@ -115,7 +115,7 @@ void* Core::malloc_region(Lock& lock, uint64_t bytes, uint32_t stream) {
 void* Core::malloc_small(Lock& lock, uint64_t bytes, uint32_t stream) {
   // Slabs never leave the device, so they get half of it. What finds no room there is a variable like any other.
   bool backed = false;
-  const uint64_t offset = slabs_.place(bytes, std::max<uint64_t>(pool_.limit() / 2, 1), backed);
+  const uint64_t offset = slabs_.place(bytes, std::max<uint64_t>(pool_.limit() / 2, 1), stream, backed);
   if (offset == Slabs::kFailed) return malloc_region(lock, bytes, stream);
   Room room = Room::kMade;
   while (!backed && room == Room::kMade) {

@@ -33,10 +33,17 @@ class Slabs {
 
   // Where a block lies; kFailed if there are no such addresses, or slabs would take more than `most_chunks`. If the
   // block is not `backed`, some of its chunks have no memory before the caller has seen to it (next_unbacked, back).
-  uint64_t place(uint64_t bytes, uint64_t most_chunks, bool& backed) {
-    const uint64_t offset = heap_.allocate(bytes);
+  // A block for which the stream waits for nobody comes first.
+  uint64_t place(uint64_t bytes, uint64_t most_chunks, uint32_t stream, bool& backed) {
+    const auto at_once = [&](uint64_t start, uint64_t size) {
+      if (!streams_.on()) return true;
+      for (uint64_t c = heap_.chunk_at(start), last = heap_.chunk_at(start + size - 1); c <= last; ++c)
+        if (chunks_[c].chunk == kNoChunk || !streams_.comes_after(stream, chunks_[c].after)) return false;
+      return true;
+    };
+    const uint64_t offset = heap_.allocate(bytes, at_once);
     if (offset == kFailed) return kFailed;
-    const uint64_t first = heap_.first_chunk(offset), last = heap_.last_chunk(offset);
+    const uint64_t first = heap_.chunk_at(offset), last = heap_.last_chunk(offset);
     uint64_t fresh = 0;
     for (uint64_t c = first; c <= last; ++c) fresh += chunks_[c].users == 0 ? 1 : 0;
     if (fresh > 0 && used_ + fresh > most_chunks) {
@@ -59,7 +66,7 @@ class Slabs {
 
   // The first chunk of a block that has no memory yet; kFailed if all have.
   uint64_t next_unbacked(uint64_t offset) const {
-    for (uint64_t c = heap_.first_chunk(offset), last = heap_.last_chunk(offset); c <= last; ++c)
+    for (uint64_t c = heap_.chunk_at(offset), last = heap_.last_chunk(offset); c <= last; ++c)
       if (chunks_[c].chunk == kNoChunk) return c;
     return kFailed;
   }
@@ -103,7 +110,7 @@ class Slabs {
     const uint64_t offset = offset_of(address);
     if (heap_.requested(offset) == 0) return;
     const uint64_t last = heap_.last_chunk(offset);
-    for (uint64_t c = heap_.first_chunk(offset); c <= last; ++c) chunks_[c].after.add(moments);
+    for (uint64_t c = heap_.chunk_at(offset); c <= last; ++c) chunks_[c].after.add(moments);
   }
 
   // Gives the memory under one unused chunk back to the pool. Returns false if there is none, or the driver refused.
@@ -181,14 +188,14 @@ class Slabs {
     Moments after;         // what used the chunk, and blocks in it that were freed
   };
   [[nodiscard]] bool wait_for_users(uint64_t offset, uint32_t stream) {
-    for (uint64_t c = heap_.first_chunk(offset), last = heap_.last_chunk(offset); c <= last; ++c) {
+    for (uint64_t c = heap_.chunk_at(offset), last = heap_.last_chunk(offset); c <= last; ++c) {
       streams_.prune(chunks_[c].after);
       if (!streams_.wait(stream, chunks_[c].after, Edge::kFreeBeforeSmall)) return false;
     }
     return true;
   }
   [[gnu::always_inline]] void give_back(uint64_t offset, const Moments& uses) {
-    const uint64_t first = heap_.first_chunk(offset), last = heap_.last_chunk(offset);
+    const uint64_t first = heap_.chunk_at(offset), last = heap_.last_chunk(offset);
     heap_.free(offset);
     for (uint64_t c = first; c <= last; ++c) {
       SlabChunk& entry = chunks_[c];

@@ -41,13 +41,18 @@ class SmallHeap {
   SmallHeap(const SmallHeap&) = delete;
   SmallHeap& operator=(const SmallHeap&) = delete;
 
-  // Offset of a block of at least `bytes`, or kFailed. The caller backs its chunks.
+  // Offset of a block of at least `bytes`, or kFailed. The caller backs its chunks. `likes(offset, bytes)` is asked of the
+  // first few blocks that would do; if it likes none, the first one is taken.
   static constexpr uint64_t kFailed = ~uint64_t{0};
   uint64_t allocate(uint64_t bytes) {
+    return allocate(bytes, [](uint64_t, uint64_t) { return true; });
+  }
+  template <class Likes>
+  uint64_t allocate(uint64_t bytes, Likes likes) {
     const uint64_t granules = bytes == 0 ? 1 : granule_of_(bytes + granule_bytes_ - 1);
     if (bytes > UINT32_MAX || granules > granules_) return kFailed;
     const auto size = static_cast<uint32_t>(granules);
-    const uint32_t found = find(size);
+    const uint32_t found = find(size, likes);
     if (found == kNone) return kFailed;
     remove(found);
     if (blocks_[found].size > size) {  // the tail stays free
@@ -83,7 +88,7 @@ class SmallHeap {
     return bytes;
   }
 
-  uint64_t first_chunk(uint64_t offset) const { return chunk_of_(offset); }
+  uint64_t chunk_at(uint64_t offset) const { return chunk_of_(offset); }
   uint64_t last_chunk(uint64_t offset) const {
     const Block& b = blocks_[starts_[granule_of_(offset)] - 1];
     return chunk_of_(uint64_t{b.start + b.size} * granule_bytes_ - 1);
@@ -152,20 +157,29 @@ class SmallHeap {
     block_at(blocks_[next].start) = 0;
     unused_.push_back(next);
   }
-  // Any block of a bin above the size's own fits; within its own bin the first that does.
-  uint32_t find(uint32_t size) const {
-    int first, second;
+  static constexpr int kMostTries = 8;
+  // Any block of a bin above the size's own fits; within its own bin some do.
+  template <class Likes>
+  uint32_t find(uint32_t size, Likes likes) const {
+    int first, second, tries = 0;
     bin_of(size, first, second);
-    for (uint32_t b = bins_[first][second]; b != kNone; b = blocks_[b].bin_after)
-      if (blocks_[b].size >= size) return b;
-    uint32_t row = second + 1 < kSecond ? second_map_[first] & (~0u << (second + 1)) : 0;
-    if (row == 0) {
-      const uint32_t rows = first + 1 < 32 ? first_map_ & (~0u << (first + 1)) : 0;
-      if (rows == 0) return kNone;
-      first = __builtin_ctz(rows);
-      row = second_map_[first];
+    uint32_t found = kNone;
+    for (;;) {
+      for (uint32_t b = bins_[first][second]; b != kNone; b = blocks_[b].bin_after) {
+        if (blocks_[b].size < size) continue;
+        if (likes(blocks_[b].start * granule_bytes_, size * granule_bytes_)) return b;
+        if (found == kNone) found = b;
+        if (++tries == kMostTries) return found;
+      }
+      uint32_t row = second + 1 < kSecond ? second_map_[first] & (~0u << (second + 1)) : 0;
+      if (row == 0) {
+        const uint32_t rows = first + 1 < 32 ? first_map_ & (~0u << (first + 1)) : 0;
+        if (rows == 0) return found;
+        first = __builtin_ctz(rows);
+        row = second_map_[first];
+      }
+      second = __builtin_ctz(row);
     }
-    return bins_[first][__builtin_ctz(row)];
   }
   uint32_t new_block() {
     if (!unused_.empty()) {

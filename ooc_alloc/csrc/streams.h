@@ -91,10 +91,12 @@ class Streams {
   }
   // Whether work on the stream need not wait for anybody who used the region, as far as is known without a call.
   bool idle_for(uint32_t stream, const Region* region) const {
-    const auto comes_after = [&](const Moment& moment) { return order_->comes_after(stream, moment); };
-    return !order_ || (region->order.parts.empty() && std::ranges::all_of(region->order.uses, comes_after) &&
-                       std::ranges::all_of(region->order.arrival, comes_after) &&
-                       std::ranges::all_of(region->order.out, comes_after));
+    return !order_ || (region->order.parts.empty() && comes_after(stream, region->order.uses) &&
+                       comes_after(stream, region->order.arrival) && comes_after(stream, region->order.out));
+  }
+  // What is enqueued on the stream from now on comes after the moments without a wait.
+  bool comes_after(uint32_t stream, const Moments& moments) const {
+    return std::ranges::all_of(moments, [&](const Moment& moment) { return order_->comes_after(stream, moment); });
   }
   // Another variable begins in the region: whoever used the memory comes before its first use.
   void begin_variable(Region* region) {

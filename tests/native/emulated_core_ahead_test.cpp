@@ -16,11 +16,13 @@ namespace {
 constexpr auto kTimeToGoWrong = std::chrono::milliseconds(60);
 
 struct AheadTest : CoreTest {
-  explicit AheadTest(uint64_t budget_chunks = 64) : CoreTest(limits(budget_chunks)) {}
+  explicit AheadTest(uint64_t budget_chunks = 64, uint64_t small_limit = 0)
+      : CoreTest(limits(budget_chunks, small_limit)) {}
   ~AheadTest() { EXPECT_OK(driver().cuStreamSynchronize(main.handle)); }
-  static Limits limits(uint64_t budget_chunks) {
+  static Limits limits(uint64_t budget_chunks, uint64_t small_limit = 0) {
     Limits all;
     all.budget_chunks = budget_chunks;
+    all.small_limit = small_limit;
     all.asynchronous = true;
     return all;
   }
@@ -251,24 +253,30 @@ TEST(functions_go_on_while_a_variable_waits_for_its_addresses) {
   t.end();
 }
 
-TEST(memory_that_another_stream_is_still_at_is_given_where_no_other_is_idle) {
-  AheadTest t;
+void memory_at_work_comes_last(uint64_t small_limit) {
+  AheadTest t(64, small_limit);
   t.warm_up();
   const Stream side;
-  void* idle = t.step(side, nullptr, 4 * t.chunk);
-  void* busy = t.step(nullptr, 4 * t.chunk);
+  const uint64_t bytes = small_limit > 0 ? t.chunk : 4 * t.chunk;
+  void* idle = t.step(side, nullptr, bytes);
+  void* const wall = t.step(nullptr, bytes);  // so that slabs have two blocks, and not one
+  void* busy = t.step(nullptr, bytes);
+  void* const other_wall = t.step(nullptr, bytes);
   Gate gate;
   gate.close_on(t.main);
   t.core.free(idle, side.handle);
   t.core.free(busy, t.main.handle);  // the newest, which its own stream gets
-  void* first = t.step(side, nullptr, 4 * t.chunk);
-  void* second = t.step(side, nullptr, 4 * t.chunk);
+  void* first = t.step(side, nullptr, bytes);
+  void* second = t.step(side, nullptr, bytes);
   EXPECT_EQ(first, idle);
   EXPECT_EQ(second, busy);
   gate.open();
-  t.core.free(first, side.handle);
-  t.core.free(second, side.handle);
+  for (void* made : {first, second, wall, other_wall}) t.core.free(made, side.handle);
   EXPECT_OK(driver().cuStreamSynchronize(side.handle));
+}
+TEST(memory_that_another_stream_is_still_at_is_given_where_no_other_is_idle) { memory_at_work_comes_last(0); }
+TEST(a_small_block_that_another_stream_is_still_at_is_given_where_no_other_is_idle) {
+  memory_at_work_comes_last(granularity());
 }
 
 TEST(host_memory_is_pinned_ahead_while_the_program_goes_on) {

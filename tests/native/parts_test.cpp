@@ -116,7 +116,7 @@ TEST(slabs_keep_the_memory_of_freed_blocks_until_it_is_taken_back) {
   std::mutex mutex;
   Lock lock(mutex);
   bool backed = true;
-  const uint64_t offset = slabs.place(1000, 4, backed);
+  const uint64_t offset = slabs.place(1000, 4, 0, backed);
   EXPECT_TRUE(!backed && slabs.next_unbacked(offset) == 0);
   Chunk chunk = kNoChunk;
   ASSERT_TRUE(ground.pool.take(1, &chunk));
@@ -131,7 +131,7 @@ TEST(slabs_keep_the_memory_of_freed_blocks_until_it_is_taken_back) {
   EXPECT_TRUE(slabs.reclaim_one());
   EXPECT_EQ(slabs.backed(), uint64_t{0});
   EXPECT_EQ(ground.pool.free(), uint64_t{1});
-  EXPECT_TRUE(slabs.place(5 * ground.geometry.chunk_bytes, 4, backed) == Slabs::kFailed);  // more than they may take
+  EXPECT_TRUE(slabs.place(5 * ground.geometry.chunk_bytes, 4, 0, backed) == Slabs::kFailed);  // more than they may take
   EXPECT_EQ(slabs.audit(), std::string());
 }
 

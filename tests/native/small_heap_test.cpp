@@ -56,7 +56,7 @@ TEST(random_allocations_never_overlap) {
       }
       ASSERT_TRUE(offset % kGranule == 0 && offset + bytes <= kRange);
       ASSERT_TRUE(!overlaps(model, offset, bytes));
-      EXPECT_EQ(heap.first_chunk(offset), offset / kChunk);
+      EXPECT_EQ(heap.chunk_at(offset), offset / kChunk);
       EXPECT_EQ(heap.last_chunk(offset), (offset + granules(bytes) * kGranule - 1) / kChunk);
       model[offset] = bytes;
     } else if (!model.empty()) {
@@ -109,5 +109,5 @@ TEST(sizes_at_the_limits) {
   EXPECT_EQ(heap.free(nothing), uint64_t{1});
   EXPECT_EQ(heap.free(one), uint64_t{1});
   const uint64_t across = heap.allocate(kChunk + 1);
-  EXPECT_EQ(heap.last_chunk(across) - heap.first_chunk(across), uint64_t{1});
+  EXPECT_EQ(heap.last_chunk(across) - heap.chunk_at(across), uint64_t{1});
 }

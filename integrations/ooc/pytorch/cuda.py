@@ -78,6 +78,7 @@ class Waiting:
 
     def end(self) -> None:
         self._patches.close()
+        torch.ops.ooc.intercept_thread(False)
 
 
 def _what_is_missing() -> str | None:
