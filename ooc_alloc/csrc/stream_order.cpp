@@ -90,7 +90,10 @@ CUresult StreamOrder::collect(Stream& stream) {
 bool StreamOrder::drain(Stream& stream, bool is_there) {
   device_.bind_thread();
   const uint64_t issued = stream.issued;
-  if (is_there || stream.recorded != Recorded::kAtOnce) {
+  if (!is_there && stream.recorded == Recorded::kAtFunctions && device_.captures(stream.handle)) {
+    // What is enqueued now does not run, and asking for it would end the capture.
+    if (!stream.marks.empty() && device_.drain(stream.marks.back().event) != CUDA_SUCCESS) return false;
+  } else if (is_there || stream.recorded != Recorded::kAtOnce) {
     if (device_.drain(stream.handle) != CUDA_SUCCESS) return false;
   } else if (stream.over < issued) {
     // Only where the device was lost is there no mark.

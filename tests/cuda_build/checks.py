@@ -585,6 +585,28 @@ def capture_beside_swapping() -> None:
     assert torch.equal(more.cpu(), numbers(seed=50)) and same(plain, managed)
 
 
+def capture_beside_host_memory() -> None:
+    """For a function on host memory a thread waits for everything, but for a stream that is captured."""
+    start()
+    large = torch.empty(BUDGET // 2, device="cuda").copy_(numbers(BUDGET // 2))
+    source = numbers(seed=50).cuda()
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        source = source.clone()
+    graph = torch.cuda.CUDAGraph()
+    flipped = []
+    with torch.cuda.graph(graph, stream=side):
+        result = source.clone()
+        thread = threading.Thread(target=lambda: flipped.append(large.flip(0)))
+        thread.start()
+        thread.join()
+        more = result.clone()
+    assert flipped and ooc.summary()["host_backed_function_count"] > 0
+    graph.replay()
+    assert torch.equal(more.cpu(), numbers(seed=50))
+
+
 def capture_after_late_work() -> None:
     """What was enqueued on a stream before its capture is over before what it wrote can leave."""
     start()

@@ -1,6 +1,7 @@
 // What the core leaves with the driver: chunks beyond a lowered budget, and how its threads stand to captures.
 #include <atomic>
 #include <chrono>
+#include <memory>
 #include <thread>
 
 #include "daemon_fixture.h"
@@ -43,11 +44,13 @@ CUresult is_capturing(CUstream stream, CUstreamCaptureStatus* status) {
 
 // The emulated device has no graphs: the driver's answer is put into the table, and the stream is held back, as work
 // that is captured is not carried out.
-TEST(a_captured_stream_gets_no_events_and_is_not_waited_for) {
+void a_captured_stream_is_left_alone(bool lasts) {
   Limits limits{4};
   limits.asynchronous = true;
-  CoreTest t(limits);
+  auto core = std::make_unique<CoreTest>(limits);
+  CoreTest& t = *core;
   Stream stream;
+  if (lasts) t.core.stream_lasts(stream.handle);
   captured_stream = stream.handle;
   const_cast<Driver&>(t.core.device().driver()).cuStreamIsCapturing = &is_capturing;
   const std::vector<Variable> variables = t.make_many(2, 2 * t.chunk);
@@ -69,10 +72,15 @@ TEST(a_captured_stream_gets_no_events_and_is_not_waited_for) {
     copied = driver().cuStreamQuery(out);
   }
   EXPECT_OK(copied);
+  // Whoever asks whether a captured stream is done ends the capture; here the answer would be no, for ever.
+  EXPECT_EQ(t.core.synchronize(), OOC_OK);
   gate.open();
   captured_stream = nullptr;
   t.expect_intact(variables);
+  core.reset();  // before the stream, which may be one that lasts
 }
+TEST(a_captured_stream_gets_no_events_and_is_not_waited_for) { a_captured_stream_is_left_alone(false); }
+TEST(a_captured_stream_that_lasts_is_not_asked_either) { a_captured_stream_is_left_alone(true); }
 
 namespace {
 unsigned long long stream_id = 7;
