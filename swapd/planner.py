@@ -32,7 +32,7 @@ _MOST_NEW_IN_A_ROW = 8  # after more, no new sequence is planned: with growing s
 _FALLBACK_BYTES_PER_SECOND = 8e9  # of a link that was never measured
 _ENOUGH_BYTES = 16 << 20  # moved one way before the speed counts: less would be the speed of a few small copies
 _PLANS = 2  # for a sequence
-_PREDICTIONS = 3  # of the last one's step, each with the times of another step under it
+_PREDICTIONS = 3  # first steps under the last plan, whose times each give a prediction; later ever fewer do
 _ENOUGH_CHUNKS = 8  # mapped or unmapped before the time of each counts
 
 
@@ -78,7 +78,7 @@ class Planner:
         self.planned_step_seconds: float | None = None  # of the last iteration that ran under last_plan
         self.seconds: defaultdict[int, float] = defaultdict(float)  # spent in iterations, by fingerprint
         self._measured: Counter[int] = Counter()
-        self._predictions = 0  # of last_plan, after the first
+        self._followed = 0  # iterations under the last plan of a sequence
         self._new_in_a_row = 0
         self._failed: set[int] = set()
         self._trace_of: tuple[int, Trace] | None = None
@@ -106,9 +106,12 @@ class Planner:
 
     def _predict_again(self, ended: Iteration, plan: Plan) -> None:
         """What a step of the last plan takes, by the times of steps under it; it was made from those of one before."""
-        if self._measured[ended.fingerprint] < _PLANS or self._predictions >= _PREDICTIONS:
+        if self._measured[ended.fingerprint] < _PLANS:
             return
-        self._predictions += 1
+        self._followed += 1
+        rarely = self._followed.bit_count() == 1 and not self.asynchronous  # on streams nothing is timed any more
+        if self._followed > _PREDICTIONS and not rarely:
+            return
         problem = Problem.from_trace(self.trace(ended), int(self.core.stats()["budget_bytes"]))
         self.last_plan = replace(plan, predicted_seconds=simulate(problem, plan).seconds)
 
@@ -159,7 +162,7 @@ class Planner:
         self._keep_plan(ended.fingerprint, known)
         self.core.install_plan(ended.fingerprint, outs, ins, write_backs)
         self._measured[ended.fingerprint] += 1
-        self.last_plan, self.planned_step_seconds, self._predictions = plan, None, 0
+        self.last_plan, self.planned_step_seconds, self._followed = plan, None, 0
         seconds = time.perf_counter() - began
         self.planning_seconds += seconds
         log.debug(

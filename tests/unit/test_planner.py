@@ -107,7 +107,14 @@ def test_a_sequence_without_a_plan_is_tried_once_and_counted(monkeypatch: pytest
     assert made.unplannable_sequences == 1
 
 
-def test_the_first_steps_under_the_last_plan_say_again_what_a_step_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("asynchronous", "steps"),
+    [(False, (2, 3, 4, 5, 6, 6, 6, 6, 10, 10)), (True, (2, 3, 4, 5, 5, 5, 5, 5, 5, 5))],  # planned by the second step
+)
+def test_steps_under_the_last_plan_say_again_what_a_step_takes(
+    monkeypatch: pytest.MonkeyPatch, asynchronous: bool, steps: tuple[int, ...]
+) -> None:
+    """The first three do, and then ever fewer; on streams none, as nothing is timed there any more."""
     trace = replace(resnet50(1), fingerprint=7)
     budget = Problem.from_trace(trace, 1 << 40).min_budget_bytes * 3 // 2
     installed = []
@@ -130,16 +137,15 @@ def test_the_first_steps_under_the_last_plan_say_again_what_a_step_takes(monkeyp
     core.figures["budget_bytes"] = budget
     monkeypatch.setattr(Planner, "recorded", lambda self, ended: SimpleNamespace(cut=lambda: traced(core.ended)))
     monkeypatch.setattr(planner, "recorded_plan", lambda plan, trace: plan)
-    made = Planner(cast(Core, core))
+    made = Planner(cast(Core, core), asynchronous=asynchronous)
     predicted, plans = [], []
-    for _ in range(7):
+    for _ in range(11):
         made.boundary()
         assert made.last_plan is not None
         predicted.append(made.last_plan.predicted_seconds)
         plans.append((made.last_plan.outs, made.last_plan.ins))
     plan = made.last_plan
-    expected = [simulate(Problem.from_trace(traced(step), budget), plan).seconds for step in (2, 3, 4, 5)]
-    assert predicted[1:] == [*expected, expected[-1], expected[-1]]  # planned by the second step; then three more
+    assert predicted[1:] == [simulate(Problem.from_trace(traced(step), budget), plan).seconds for step in steps]
     assert len(installed) == 2 and plans[1] == plans[-1]
 
 
