@@ -264,7 +264,7 @@ SETTINGS = (
         "functions larger than the budget in parts; allow: also if bits change [exact]",
         parse_split,
         more="`exact` runs them in parts where that was seen to change no bit, `allow` also where rounding differs "
-        "(the summary says by how much), `off` raises. PyTorch on the emulated device.",
+        "(the summary says by how much), `off` raises. PyTorch.",
     ),
     Setting(
         "split_store", "FILE", "what is known of parts: exact or not, and how fast [in the cache folder]", parse_path
