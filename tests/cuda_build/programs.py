@@ -248,6 +248,8 @@ def graphs() -> None:
         loss = model(static).pow(2).mean()
         loss.backward()
         optimizer.step()
+    # PyTorch sets the random offset of the graph to 0 on the stream that it captures, and no replay waits for that.
+    torch.cuda.synchronize()
     for batch in batches(4, 384):
         static.copy_(batch[:64, :128])
         graph.replay()
