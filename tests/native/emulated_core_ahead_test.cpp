@@ -176,7 +176,9 @@ TEST(host_memory_is_pinned_by_a_thread_that_has_no_context_yet) {
   void* first = t.step(nullptr, 6 * t.chunk);
   t.step(nullptr, t.chunk);
   void* second = nullptr;
-  std::thread([&] { second = t.step(nullptr, 6 * t.chunk); }).join();  // the first one has to leave
+  // The first one has to leave. For the default stream nothing else asks the driver before.
+  std::thread([&] { second = t.core.malloc(6 * t.chunk, nullptr); }).join();
+  ASSERT_TRUE(second != nullptr);
   const ooc_stats stats = t.stats();
   EXPECT_TRUE(stats.swap_out_bytes > 0);
   EXPECT_EQ(stats.host_unpinned_bytes, uint64_t{0});
