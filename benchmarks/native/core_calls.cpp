@@ -115,6 +115,7 @@ class Device {
 // Operators on a stream that read the last one's result and make another, while the device has done none of the round's.
 Kind behind(ooc_core* core, Device& device) {
   const uint32_t id = ooc_core_function_id(core, "benchmark::behind");
+  ooc_core_stream_lasts(core, device.stream());  // as PyTorch's own do
   return {"operator on a stream, the device up to 2,048 operators behind", kFunctions * kPairs, [=, &device] {
             void* last = ooc_core_malloc_on(core, kChunk, device.stream());
             device.close_gate();

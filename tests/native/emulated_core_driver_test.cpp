@@ -73,6 +73,7 @@ void a_captured_stream_is_left_alone(bool lasts) {
   }
   EXPECT_OK(copied);
   // Whoever asks whether a captured stream is done ends the capture; here the answer would be no, for ever.
+  t.core.device().set_wait_limit(2);
   EXPECT_EQ(t.core.synchronize(), OOC_OK);
   gate.open();
   captured_stream = nullptr;
