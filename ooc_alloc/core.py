@@ -5,6 +5,7 @@ All sizes are bytes, all times seconds. Every call gives up the GIL while it is 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from struct import Struct
@@ -51,7 +52,7 @@ _TRACE_ARRAYS = {
 # The plan's arrays for each kind of move, by the prefix of their names: variable, first chunk and so on.
 _MOVES: dict[str, tuple[str, ...]] = {
     prefix: tuple(name for name, _ in _PLAN.item.fields if name.startswith(f"{prefix}_"))
-    for prefix in ("out", "in", "back")
+    for prefix in ("out", "in", "back", "down", "up")
 }
 
 # (address, READ | WRITE): the variable there; (address, READ | WRITE, bytes): only that range of it.
@@ -112,6 +113,9 @@ class Core(TimelineCalls):
         run_daemon: start the swap threads.
         asynchronous: functions run on streams of the device, and the host does not wait for them.
         safe: there, the host waits for every copy and every function.
+        disk_folder: swapped data go to a file there, and not to host memory; "" for none.
+        disk_budget_bytes: bytes of that file.
+        disk_depth: pieces of 2 MiB that are read at once, and as many that are written.
 
     Raises:
         OocError: the driver cannot be loaded or initialised, or a number is impossible; the message says which.
@@ -134,9 +138,13 @@ class Core(TimelineCalls):
         asynchronous: bool = False,
         safe: bool = False,
         wait_limit_seconds: float = 0.0,
+        disk_folder: str = "",
+        disk_budget_bytes: int = 0,
+        disk_depth: int = 4,
     ) -> None:
         self._library = load_library()
         path = ffi.new("char[]", driver_library.encode())
+        folder = ffi.new("char[]", os.fsencode(disk_folder))
         config = {
             "struct_bytes": ffi.sizeof(_CONFIG.item),
             "device_ordinal": device_ordinal,
@@ -153,6 +161,9 @@ class Core(TimelineCalls):
             "asynchronous": asynchronous,
             "safe": safe,
             "wait_limit_seconds": wait_limit_seconds,
+            "disk_folder": folder,
+            "disk_budget_bytes": disk_budget_bytes,
+            "disk_depth": disk_depth,
         }
         self._core = self._library.ooc_core_create(ffi.new(_CONFIG, config))
         if not self._core:
@@ -331,6 +342,10 @@ class Core(TimelineCalls):
         outs: Sequence[npt.NDArray[np.int32]],
         ins: Sequence[npt.NDArray[np.int32]],
         write_backs: Sequence[npt.NDArray[np.int32]] = (),
+        *,
+        downs: Sequence[npt.NDArray[np.int32]] = (),
+        ups: Sequence[npt.NDArray[np.int32]] = (),
+        exclusive: bool = False,
     ) -> None:
         """Installs a plan for the iterations with a fingerprint.
 
@@ -338,14 +353,19 @@ class Core(TimelineCalls):
             outs: four columns of one length: variable, first chunk, chunk count, after function.
             ins: the same four, then the number of outs to wait for, and the function that needs the variable.
             write_backs: the same columns as `outs`.
+            downs: of host copies to the disk below host memory, two columns: variable, after function.
+            ups: of host copies from there, the same two.
+            exclusive: what came in has no host copy any more.
         """
-        write_backs = write_backs or [np.zeros(0, np.int32)] * len(_MOVES["back"])
-        plan: dict[str, Any] = {"fingerprint": fingerprint}
+        plan: dict[str, Any] = {"fingerprint": fingerprint, "exclusive": exclusive}
         for kind, names, given in (
             ("outs", _MOVES["out"], outs),
             ("ins", _MOVES["in"], ins),
             ("write_backs", _MOVES["back"], write_backs),
+            ("downs", _MOVES["down"], downs),
+            ("ups", _MOVES["up"], ups),
         ):
+            given = given or [np.zeros(0, np.int32)] * len(names)
             columns = [np.ascontiguousarray(column, dtype=np.int32) for column in given]
             if len(columns) != len(names) or len({len(column) for column in columns}) != 1:
                 raise ValueError(f"{kind} are {len(names)} columns of one length: {', '.join(names)}")

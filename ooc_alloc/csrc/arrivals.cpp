@@ -32,19 +32,30 @@ int Core::bring_in(Lock& lock, const Hold& hold, std::vector<Transfer>& transfer
     return static_cast<uint32_t>(std::ranges::count_if(hold.slots(region).slots(), &Slot::may_come));
   };
   std::vector<Chunk> chunks;
-  const uint64_t refusals = device_.driver().refusals();
+  const uint64_t refusals = refusal_count();
+  const HostCopies::Lifted lifted(region);
   int attempts = 0;
   do {
     wait_for_kept(lock, hold);
     if (hold.get() == nullptr || wanted() == 0) return OOC_OK;
+    if (host_.is_below(region)) {
+      const double began = now_seconds();
+      const bool up = host_.bring_up(lock, region, true);
+      disk_stall_seconds_ += now_seconds() - began;
+      if (!up && device_.lost()) return fail(OOC_DRIVER_FAILURE, device_.describe_loss());
+      if (!up && refusal_count() > refusals) return fail(OOC_DRIVER_FAILURE, describe_failed_copy(region));
+      if (!up) return fail(OOC_DRIVER_FAILURE, "no host memory for a variable of " + std::to_string(region->bytes) +
+                                                   " bytes that is on the disk: " + host_.describe());
+      continue;
+    }
     Room room = Room::kMade;
     if (++attempts <= kPatience) room = make_room(lock, wanted(), 0);
-    else room = device_.driver().refusals() > refusals ? Room::kRefused : Room::kNone;
+    else room = refusal_count() > refusals ? Room::kRefused : Room::kNone;
     if (room == Room::kRefused) return fail(OOC_DRIVER_FAILURE, describe_refusal());
     if (room == Room::kNone) return OOC_OUT_OF_MEMORY;
     if (hold.get() == nullptr) return OOC_OK;
     chunks.resize(wanted());
-  } while (!idle_.take(static_cast<uint32_t>(chunks.size()), chunks.data()));
+  } while (chunks.empty() || host_.is_below(region) || !idle_.take(static_cast<uint32_t>(chunks.size()), chunks.data()));
   size_t used = 0;
   bool started = true, blank = false;
   while (started && used < chunks.size() && hold.get() != nullptr) {
@@ -61,7 +72,7 @@ int Core::bring_in(Lock& lock, const Hold& hold, std::vector<Transfer>& transfer
   if (device_.lost()) return fail(OOC_DRIVER_FAILURE, device_.describe_loss());
   const char* what = blank ? "mapping memory for a variable failed: "
                            : "mapping memory for a swap-in failed; the variable is safe in host memory: ";
-  return fail(OOC_DRIVER_FAILURE, what + device_.refused());
+  return fail(OOC_DRIVER_FAILURE, what + refused());
 }
 
 int Core::make_resident(Lock& lock, const std::vector<Hold>& holds) {
@@ -98,8 +109,7 @@ int Core::make_resident(Lock& lock, const std::vector<Hold>& holds) {
       }
       for (const Transfer& transfer : transfers) {
         if (!transitions_.settle(lock, transfer) && !device_.lost() && ++failures > 3)
-          status = fail(OOC_DRIVER_FAILURE,
-                        "copying a variable to the device failed; it is safe in host memory: " + device_.refused());
+          status = fail(OOC_DRIVER_FAILURE, describe_failed_copy(transfer.region));
         waited_for(transfer.region);
       }
       if (complete) break;

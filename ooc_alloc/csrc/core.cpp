@@ -19,7 +19,7 @@ Core::Core(const ooc_config& config)
       mappings_(geometry_, device_, pool_, streams_, table_),
       slabs_(geometry_, config.small_alignment, device_, pool_, streams_, mappings_),
       idle_(pool_, table_, mappings_, slabs_),
-      host_(geometry_, config.host_budget_bytes, device_, streams_, table_),
+      host_(geometry_, config, device_, streams_, table_, changed_),
       holds_(geometry_),
       allocations_(geometry_.chunk_bytes),
       watch_(timeline_, geometry_, iterations_, pool_, table_, slabs_),
@@ -197,6 +197,7 @@ uint32_t Core::residency(const void* address, uint8_t* chunks, uint32_t count) {
 void Core::set_scheduler(Scheduler* scheduler) {
   if (scheduler_ != nullptr) scheduler_counts_ = scheduler_->counts();
   scheduler_ = scheduler;
+  host_.set_scheduler(scheduler);
 }
 
 bool Core::may_move() const { return !paused_ && !detached_ && own_memory::ready(); }

@@ -109,6 +109,11 @@ class alignas(64) Core : public Mover {
   bool settle(Lock& lock, const Transfer& transfer) final { return transitions_.settle(lock, transfer); }
   bool bury_one(Lock& lock) final { return mappings_.bury_one(lock); }
   bool pin_ahead(Lock& lock) final { return !detached_ && host_.pin_ahead(lock); }
+  bool tiered() const final { return host_.tiered(); }
+  bool is_below(const Region* region) const final { return host_.is_below(region); }
+  bool bring_up(Lock& lock, Region* region, bool evict) final { return host_.bring_up(lock, region, evict); }
+  bool send_down(Lock& lock, Region* region) final { return host_.send_down(lock, region); }
+  bool drop_copies(Region* region) final { return host_.drop_copies(region); }
 
   // Fork; in this order, with the lock held from the first to the last (fork.cpp).
   void before_fork();
@@ -135,6 +140,7 @@ class alignas(64) Core : public Mover {
   [[gnu::cold]] bool cannot_begin(const ThreadState& thread);
   [[gnu::cold]] int refuse_begin(ThreadState& thread, bool recorded, int status);
   bool wait_until_still(Lock& lock, const std::vector<Hold>& runs);
+  bool lift_all(Lock& lock, const std::vector<Hold>& runs, std::vector<std::unique_ptr<HostCopies::Lifted>>& lifted);
   int map_in_place(const std::vector<Hold>& runs);
   void hold_in_place(ThreadState& thread, const std::vector<Hold>& runs, bool recorded);
 
@@ -169,6 +175,9 @@ class alignas(64) Core : public Mover {
   bool release_idle_threads();
   int evict_unpinned(Lock& lock);
   std::string describe_refusal() const;
+  std::string describe_failed_copy(const Region* region);
+  uint64_t refusal_count() const { return device_.driver().refusals() + host_.refusals(); }  // of the driver and the disk
+  std::string refused() const;  // the last of them, in words
   // The text of an out-of-memory error; the need counts for min_budget_bytes, unless measuring is off.
   std::string describe_need(const std::string& function, uint64_t need_chunks);
   bool shrink_to_limit(Lock& lock);
@@ -207,6 +216,7 @@ class alignas(64) Core : public Mover {
   std::atomic<bool> paused_{false}, detached_{false};
   bool forked_ = false, idle_wanted_ = false;
   uint32_t room_waiters_ = 0;
+  double disk_stall_seconds_ = 0;  // in which functions waited for a disk below host memory
   uint64_t serial_ = 0;  // of functions
   uint64_t budget_bytes_;  // as it was asked for
 };

@@ -199,6 +199,7 @@ class Device {
     return result;
   }
   void set_wait_limit(double seconds) { wait_limit_ = seconds; }
+  double wait_limit() const { return wait_limit_; }
 
   // Whether work that was enqueued may never be over (transitions.h).
   bool lost() const { return __builtin_expect(lost_.load(std::memory_order_acquire), false); }

@@ -4,6 +4,8 @@
 // so the parent's next swap would change what the child reads. So the child of a process with an emulated device gets
 // private copies of everything that was on the device or swapped out, and from then on allocates plain host memory; the
 // parent waits until the copies are made. Costs the child at most the live bytes, the parent the time to copy them.
+// Where swapped data are on a disk, live bytes may be more than memory: the copies are made in a file of the child's own
+// there, which the system reads as the child touches them.
 #include <fcntl.h>
 #include <pthread.h>
 #include <sys/mman.h>
@@ -128,9 +130,10 @@ void Core::before_fork() {
   Lock lock(mutex_);
   paused_ = true;
   if (device_.host_accessible() && !detached_) {  // the child copies what is there; of a lost device, as far as it has come
-    while (transitions_.moving() > 0 && !device_lost(lock)) wait_a_while(lock);
+    while ((transitions_.moving() > 0 || host_.shifting()) && !device_lost(lock)) wait_a_while(lock);
     (void)streams_.host_waits_for_all();
   }
+  host_.before_fork();
   lock.release();  // held until after_fork
 }
 
@@ -149,6 +152,50 @@ struct Replacement {
   abort();
 }
 
+// A copy in a file of its own, at the address of memory that the system fills when it is touched.
+class CopyInFile {
+ public:
+  // Throws std::runtime_error.
+  CopyInFile(const DiskFile& source, uint64_t bytes) : file_(source.folder().c_str(), bytes, false) {}
+
+  bool begin(uint64_t bytes) {
+    start_ = end_;
+    end_ += bytes;
+    return file_.reserve(start_, bytes);
+  }
+  // The next bytes of the copy are at `offset` of what was begun.
+  bool put(const char* from, uint64_t bytes, uint64_t offset) { return file_.write(from, bytes, start_ + offset) == 0; }
+  bool put(DiskFile& from, uint64_t at, uint64_t bytes, uint64_t offset) {
+    if (buffer_.bytes < bytes) buffer_ = Pages(bytes);
+    return buffer_.start != nullptr && from.read(buffer_.start, bytes, at) == 0 && put(buffer_.start, bytes, offset);
+  }
+  char* end() { return file_.private_view(end_ - start_, start_); }
+
+ private:
+  struct Pages {
+    char* start = nullptr;
+    uint64_t bytes = 0;
+
+    Pages() = default;
+    explicit Pages(uint64_t wanted) : bytes(wanted) {
+      void* pages = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+      if (pages != MAP_FAILED) start = static_cast<char*>(pages);
+    }
+    ~Pages() {
+      if (start != nullptr) munmap(start, bytes);
+    }
+    Pages(const Pages&) = delete;
+    Pages& operator=(Pages&& other) noexcept {
+      std::swap(start, other.start);
+      std::swap(bytes, other.bytes);
+      return *this;
+    }
+  };
+  DiskFile file_;
+  Pages buffer_;
+  uint64_t start_ = 0, end_ = 0;
+};
+
 // There is no way back, and no way on without the bytes at their address.
 void put_in_place(const Replacement& r) {
   if (mremap(r.fresh, r.bytes, r.bytes, MREMAP_MAYMOVE | MREMAP_FIXED, r.address) != MAP_FAILED) return;
@@ -161,9 +208,25 @@ void put_in_place(const Replacement& r) {
 
 }  // namespace
 
+// The same for a variable of which copies are on a disk. Null if it cannot be made.
+static char* copy_in_file(CopyInFile& copy, const Geometry& geometry, const HostCopies& host, const Region& region) {
+  bool complete = copy.begin(region.count * geometry.chunk_bytes);
+  for (uint32_t i = 0; complete && i < region.count; ++i) {
+    const Slot& slot = region.slots[i];
+    if (slot.blank() || (!slot.resident() && !slot.host_valid)) continue;
+    const uint64_t bytes = DiskFile::whole_pages(geometry.bytes_in(&region, i, 1)), offset = i * geometry.chunk_bytes;
+    if (slot.resident()) complete = copy.put(geometry.address(&region, i), bytes, offset);
+    else if (host.in_memory(&region)) complete = copy.put(host.address(&region, i), bytes, offset);
+    else complete = copy.put(*host.file(), host.file_offset(&region, i), bytes, offset);
+  }
+  return complete ? copy.end() : nullptr;
+}
+
 // First all copies, then all moves: nothing is changed unless every copy could be made.
-bool Core::make_private(bool release_chunks) {
+bool Core::make_private(bool release_chunks) try {
   std::vector<Replacement> replacements;
+  std::unique_ptr<CopyInFile> in_file;
+  if (host_.file() != nullptr) in_file = std::make_unique<CopyInFile>(*host_.file(), table_.live_bytes());
   auto add = [&](char* address, uint64_t bytes) {
     void* fresh = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (fresh == MAP_FAILED) return false;
@@ -172,8 +235,14 @@ bool Core::make_private(bool release_chunks) {
   };
   bool complete = true;
   for (const Region& region : table_.all()) {
-    if (!region.live) continue;
-    complete = complete && add(geometry_.address(&region), region.count * geometry_.chunk_bytes);
+    if (!region.live || !complete) continue;
+    if (in_file) {
+      char* fresh = copy_in_file(*in_file, geometry_, host_, region);
+      complete = fresh != nullptr;
+      if (complete) replacements.push_back({geometry_.address(&region), fresh, region.count * geometry_.chunk_bytes});
+      continue;
+    }
+    complete = add(geometry_.address(&region), region.count * geometry_.chunk_bytes);
     for (uint32_t i = 0; complete && i < region.count; ++i) {
       const Slot& slot = region.slots[i];
       if (slot.blank() || (!slot.resident() && region.host == nullptr)) continue;
@@ -192,6 +261,8 @@ bool Core::make_private(bool release_chunks) {
   if (release_chunks) release_everything();
   for (const Replacement& r : replacements) put_in_place(r);
   return true;
+} catch (const std::runtime_error&) {
+  return false;  // no file could be made
 }
 
 // The driver gets back every chunk; bookkeeping of live variables stays, so that they can be freed.
@@ -212,10 +283,12 @@ int Core::detach() {
   if (!device_.host_accessible() || streams_.on())
     return fail(OOC_INVALID, "memory of this device cannot become host memory; free it instead");
   before_fork();
+  host_.after_fork(false);
   Lock lock(mutex_, std::adopt_lock);
   paused_ = false;
   if (detached_) return OOC_OK;
   if (threads_.active() > 0) return fail(OOC_INVALID, "a function is running");
+  if (device_.lost() && host_.file() != nullptr) return fail(OOC_DRIVER_FAILURE, device_.describe_loss());
   if (device_.lost()) transitions_.abandon_device();  // nothing may write behind the addresses any more
   if (!make_private(true)) return fail(OOC_OUT_OF_MEMORY, "not enough host memory to hold what is on the device");
   detached_ = true;
@@ -226,6 +299,7 @@ int Core::detach() {
 void Core::after_fork(bool in_child) {
   Lock lock(mutex_, std::adopt_lock);
   paused_ = false;
+  host_.after_fork(in_child);
   if (!in_child || detached_) {
     changed_.notify_all();
     return;

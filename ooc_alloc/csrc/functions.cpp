@@ -247,8 +247,15 @@ int Core::function_begin_host(uint32_t function, const ooc_operand* operands, ui
   thread.stream = streams_.index(stream);
   if (const int status = enter(lock, thread, true); status != OOC_OK || thread.in_function) return status;
   const std::vector<Hold> runs = runs_of(geometry_, table_, serial_, operands, count);
+  std::vector<std::unique_ptr<HostCopies::Lifted>> lifted;
+  bool still = true;
+  do {
+    if (!lift_all(lock, runs, lifted))
+      return fail(OOC_OUT_OF_MEMORY, "no host memory for variables on the disk to be used there: " + host_.describe());
+    still = wait_until_still(lock, runs);
+  } while (still && std::ranges::any_of(runs, [this](const Hold& run) { return run.get() && host_.is_below(run.get()); }));
   // From here on the lock is not given up.
-  const bool still = wait_until_still(lock, runs) && streams_.host_waits_for_all() && mappings_.vacate_all();
+  still = still && streams_.host_waits_for_all() && mappings_.vacate_all();
   if (!still) return fail(OOC_DRIVER_FAILURE, device_.describe_loss());
   if (const int status = map_in_place(runs)) return status;
   const bool recorded = iterations_.begin_function(&thread, function);

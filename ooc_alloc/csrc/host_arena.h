@@ -3,6 +3,9 @@
 // chunks of the driver's, given out in whole chunks, which can be mapped at a variable's own address too. Best fit,
 // merged on free.
 //
+// Over a file the ordinary blocks have no memory: their addresses, less the first one, are offsets in the file, which
+// keeps room for them. What belongs together lies together there, too.
+//
 // The core's lock guards all of it, but for what says that it is called without.
 #pragma once
 
@@ -21,6 +24,7 @@
 #include <string>
 #include <utility>
 
+#include "disk_file.h"
 #include "driver.h"
 #include "free_extents.h"
 #include "host_chunks.h"
@@ -85,12 +89,13 @@ class HostRange {
 
 class HostArena {
  public:
-  // throws std::runtime_error
-  HostArena(const Driver& driver, CUdevice device, uint64_t budget_bytes)
+  // Over a file if it is not null. Throws std::runtime_error.
+  HostArena(const Driver& driver, CUdevice device, uint64_t budget_bytes, DiskFile* file = nullptr)
       : driver_(driver),
+        file_(file),
         budget_((budget_bytes + kPage - 1) / kPage * kPage),
         pages_(reserve(budget_), budget_, kPage) {
-    prefer_node(host_node(driver, device));
+    if (file_ == nullptr) prefer_node(host_node(driver, device));
   }
   ~HostArena() {
     adopt();
@@ -136,6 +141,7 @@ class HostArena {
   // For an error: how much there is, and what would give more.
   std::string describe() const {
     const std::string in_use = std::to_string(used()), budget = std::to_string(budget_);
+    if (file_ != nullptr) return describe_file(in_use, budget);
     switch (refusal_) {
       case Refusal::kBudget:
         return "host memory for swapped data is limited to " + budget + " bytes (" + in_use +
@@ -154,6 +160,8 @@ class HostArena {
   uint64_t used() const { return pages_.used() + (mappable_ ? mappable_->used() : 0); }
   uint64_t unpinned() const { return unpinned_; }     // extents that the driver would not pin: slower, not wrong
 
+  // Of a block over a file.
+  uint64_t file_offset(const char* block) const { return static_cast<uint64_t>(block - pages_.base()); }
   // How much a block takes.
   uint64_t taken(const char* block, uint64_t bytes) const { return range_of(block).rounded(bytes); }
   // Bytes from an address to the end of its extent: a single copy must not cross from one pinned extent into the next.
@@ -207,6 +215,7 @@ class HostArena {
   // Memory behind the next bytes of the ordinary range; none if the system has no more.
   Extent commit_pages(uint64_t bytes) const {
     char* start = pages_.next();
+    if (file_ != nullptr) return file_->reserve(file_offset(start), bytes) ? Extent{bytes, false} : Extent{};
     if (mprotect(start, bytes, PROT_READ | PROT_WRITE) != 0) return {};
     const bool pinned = driver_.counted(Counted::kHostRegister, driver_.cuMemHostRegister(start, bytes, 0)) == CUDA_SUCCESS;
     return {bytes, pinned};
@@ -215,9 +224,20 @@ class HostArena {
     const Extent extent = std::exchange(ahead_, {});
     if (extent.bytes == 0) return false;
     if (extent.pinned) pinned_[pages_.next()] = extent.bytes;
-    else unpinned_ += extent.bytes;
+    else if (file_ == nullptr) unpinned_ += extent.bytes;
     pages_.grow(extent.bytes);
     return true;
+  }
+  std::string describe_file(const std::string& in_use, const std::string& budget) const {
+    switch (refusal_) {
+      case Refusal::kBudget:
+        return "disk space for swapped data is limited to " + budget + " bytes (" + in_use + " in use); raise OOC_DISK_BUDGET";
+      case Refusal::kSystem:
+        return file_->last_failure() + " (" + in_use + " bytes in use, OOC_DISK_BUDGET allows " + budget +
+               "); make room in OOC_DISK=" + file_->folder();
+      default:
+        return "disk space for swapped data is not the reason (" + in_use + " of " + budget + " bytes in use)";
+    }
   }
   // Where the system has no nodes, or refuses, memory is slower, not wrong.
   void prefer_node(int node) const {
@@ -234,6 +254,7 @@ class HostArena {
   uint64_t extent() const { return pages_.rounded(std::min(kExtent, budget_ / kExtents)); }
 
   const Driver& driver_;
+  DiskFile* file_;
   uint64_t budget_;
   HostRange pages_;
   std::unique_ptr<HostChunks> chunks_;

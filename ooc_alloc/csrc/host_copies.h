@@ -1,4 +1,7 @@
 // What of variables is in host memory: their blocks, which slots of them are valid, and which are used there in place.
+// With a disk the blocks are in a file, and no memory is taken: the device's memory is the host's. With a disk and host
+// memory there are three tiers (host_tiers.cpp): blocks are in host memory, in the file below it, or in both, and only
+// what is in host memory is copied to and from the device.
 //
 // A block serves its next variable when the copies from it are done. For a function on host memory the block is a
 // mappable one, and the addresses of slots without a chunk lead there; they go on leading there until a chunk comes in.
@@ -8,37 +11,73 @@
 #pragma once
 
 #include <algorithm>
+#include <condition_variable>
 #include <cstdint>
 #include <cstring>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "audit_check.h"
 #include "device.h"
+#include "disk_queue.h"
 #include "geometry.h"
 #include "host_arena.h"
 #include "region_table.h"
+#include "scheduler.h"
 #include "streams.h"
 
 namespace ooc {
 
+using Lock = std::unique_lock<std::mutex>;  // of the core's mutex
+
+// A block on its way between host memory and the file. Its variable may be freed meanwhile; then the blocks are the
+// shift's, and go with it.
+struct Shift {
+  Region* region;  // null: the variable was freed
+  char *memory, *below;
+  uint64_t bytes;
+  Direction direction;
+  bool written = false;  // the block was written meanwhile
+  bool stalled = false;  // the disk did not end it in time, and nobody waits for it any more
+  std::shared_ptr<DiskTransfer> transfer{};
+};
+
 class HostCopies {
  public:
-  HostCopies(const Geometry& geometry, uint64_t budget_bytes, Device& device, Streams& streams, RegionTable& table)
+  // Throws std::runtime_error.
+  HostCopies(const Geometry& geometry, const ooc_config& config, Device& device, Streams& streams, RegionTable& table,
+             std::condition_variable& changed)
       : geometry_(geometry),
         device_(device),
         streams_(streams),
         table_(table),
-        asked_bytes_(budget_bytes),
-        arena_(device.driver(), device.device(), std::max(budget_bytes, geometry.chunk_bytes)) {}
+        changed_(changed),
+        tiered_(has_disk(config) && config.host_budget_bytes > 0),
+        asked_bytes_(has_disk(config) && !tiered_ ? config.disk_budget_bytes : config.host_budget_bytes),
+        file_(open_file(config, device)),
+        disk_(file_ ? std::make_unique<DiskQueue>(file_, std::max(config.disk_depth, 1u)) : nullptr),
+        arena_(device.driver(), device.device(), std::max(asked_bytes_, geometry.chunk_bytes), tiered_ ? nullptr : file_.get()) {
+    if (tiered_)
+      space_ = std::make_unique<HostArena>(device.driver(), device.device(),
+                                           std::max(config.disk_budget_bytes, geometry.chunk_bytes), file_.get());
+  }
 
   // A block for the region, if it has none. With `may_reclaim`, resident variables may lose theirs for it. Returns false
-  // if there is no memory, or the device is lost; then nothing may be copied out.
+  // if there is no memory, or the device is lost; then nothing may be copied out. Where there are three tiers the lock
+  // may be given up: whoever called looks again at what there is.
+  [[nodiscard]] bool ensure(Lock& lock, Region* region, bool may_reclaim) {
+    if (region->host != nullptr) return true;
+    if (tiered_ && !make_memory(lock, region, may_reclaim)) return false;
+    return tiered_ || ensure(region, may_reclaim);
+  }
   [[nodiscard]] bool ensure(Region* region, bool may_reclaim) {
     if (region->host != nullptr) return true;
     device_.bind_thread();  // the arena pins what it takes
     region->host = arena_.allocate(region->bytes);
-    if (region->host == nullptr && may_reclaim && reclaim(region->bytes)) region->host = arena_.allocate(region->bytes);
+    if (region->host == nullptr && may_reclaim && reclaim(region->bytes, true)) region->host = arena_.allocate(region->bytes);
     if (region->host == nullptr) return false;
     if (wait_for_block(region)) return true;
     arena_.free(region->host, region->bytes);
@@ -58,9 +97,93 @@ class HostCopies {
   }
   // The region has no block any more, and its addresses do not lead there.
   void release(Region* region) {
+    if (region->shift != nullptr) give_to_shift(region);
     if (region->host != nullptr) release_block(region);
+    if (region->below != nullptr) space_->free(std::exchange(region->below, nullptr), region->bytes);
+    region->below_valid = false;
+    region->lifted = 0;
+  }
+  // A resident variable goes without its copies, and its block serves others. False: it has none, or somebody needs it.
+  bool drop_copies(Region* region) {
+    if (region->host == nullptr || region->moving > 0 || !region->fully_resident()) return false;
+    if (region->lifted > 0 || region->shift != nullptr) return false;
+    invalidate(region);
+    release(region);
+    return true;
   }
   char* address(const Region* region, uint32_t slot) const { return region->host + slot * geometry_.chunk_bytes; }
+
+  // ---- on a disk
+  // Null where copies are in memory.
+  DiskQueue* disk() const { return tiered_ ? nullptr : disk_.get(); }
+  DiskFile* file() const { return file_.get(); }
+  // Of slots' copies in the file; bytes in whole pages.
+  uint64_t file_offset(const Region* region, uint32_t slot) const {
+    if (tiered_) return space_->file_offset(region->below) + slot * geometry_.chunk_bytes;
+    return arena_.file_offset(address(region, slot));
+  }
+  // Whether the region's block is in host memory.
+  bool in_memory(const Region* region) const { return region->host != nullptr && !direct(); }
+  uint64_t file_bytes(const Piece& slots) const {
+    return DiskFile::whole_pages(geometry_.bytes_in(slots.region, slots.first, slots.count));
+  }
+  std::shared_ptr<DiskTransfer> start(Direction direction, const Piece& slots) {
+    char* device = geometry_.address(slots.region, slots.first);
+    return disk_->start(direction, device, file_bytes(slots), file_offset(slots.region, slots.first));
+  }
+  // Whether memory agrees with the copies of slots. Without the bytes at hand, their checksums are compared.
+  bool agrees(const Piece& slots, const char* memory) const {
+    if (direct()) return file_->agrees(memory, file_bytes(slots), file_offset(slots.region, slots.first));
+    const uint64_t bytes = geometry_.bytes_in(slots.region, slots.first, slots.count);
+    return std::memcmp(memory, address(slots.region, slots.first), bytes) == 0;
+  }
+
+  // ---- three tiers (host_tiers.cpp)
+  bool tiered() const { return tiered_; }
+  void set_scheduler(const Scheduler* scheduler) { scheduler_ = scheduler; }
+  // Whether valid copies of the region are on the disk alone.
+  bool is_below(const Region* region) const { return tiered_ && region->host == nullptr && region->host_valid > 0; }
+  // Brings the block of such a region to host memory; with `evict` others go down for it. It returns with the lock, which
+  // it gives up while the disk works. False: there is no room, or the disk failed.
+  [[nodiscard]] bool bring_up(Lock& lock, Region* region, bool evict);
+  // Sends the block of a region down, unless somebody needs it in host memory; with `lifted`, also if somebody had it
+  // brought up. False: it is still there.
+  bool send_down(Lock& lock, Region* region, bool lifted = false);
+  // The block is about to be written by a copy out.
+  void begin_write(Region* region) {
+    region->below_valid = false;
+    if (region->shift != nullptr) region->shift->written = true;
+  }
+  // While one exists, the region's block stays in host memory once it is there, unless a copy out finds no other room:
+  // whoever gave up the lock looks again.
+  class Lifted {
+   public:
+    explicit Lifted(Region* region) : handle_{region, region->generation} { ++region->lifted; }
+    ~Lifted() {
+      if (Region* region = handle_.get()) --region->lifted;
+    }
+    Lifted(const Lifted&) = delete;
+    Lifted& operator=(const Lifted&) = delete;
+
+   private:
+    RegionHandle handle_;
+  };
+  // Whether the disk has ended what it began; then what a stall had held is given back.
+  bool end_stalled();
+  // Whether a block is on its way, and somebody waits for it.
+  bool shifting() const {
+    return std::ranges::any_of(shifts_, [](const auto& shift) { return !shift->stalled; });
+  }
+  bool disk_idle() const { return disk_ == nullptr || disk_->idle(); }
+  void before_fork() {
+    if (disk_) disk_->before_fork();
+  }
+  void after_fork(bool in_child) {
+    if (disk_) disk_->after_fork(in_child);
+  }
+
+  // Failures of the disk; none without one.
+  uint64_t refusals() const { return file_ ? file_->failures() : 0; }
   // Bytes from an address of a block that one copy can take. May be called without the lock.
   uint64_t extent_left(const char* address) const { return arena_.extent_left(address); }
 
@@ -82,10 +205,13 @@ class HostCopies {
 
   // ---- in place
   // Throws std::runtime_error if the driver has no memory that can be mapped in place.
-  void prepare_in_place() { arena_.prepare_mappable(device_.device(), geometry_.chunk_bytes); }
+  void prepare_in_place() {
+    if (!direct()) arena_.prepare_mappable(device_.device(), geometry_.chunk_bytes);
+  }
   // Moves the block of a region, of which nothing moves, to mappable memory. Returns false if there is none left.
   bool make_mappable(Region* region) {
-    if (region->host != nullptr && arena_.is_mappable(region->host)) return true;
+    if (region->host != nullptr && (direct() || arena_.is_mappable(region->host))) return true;
+    if (direct()) return ensure(region, true);
     char* block = arena_.allocate_mappable(region->bytes);
     if (block == nullptr) return false;
     for (uint32_t i = 0; i < region->count; ++i) {
@@ -99,11 +225,10 @@ class HostCopies {
   // The addresses of slots without a chunk lead to the block, which is mappable. Returns false if the driver refused.
   bool show(const Piece& slots) {
     Region* region = slots.region;
+    begin_write(region);
     return each_run(slots, &Slot::host_mapped, [&](const Piece& run, bool shown) {
       if (shown) return true;
-      char* in_place = geometry_.address(region, run.first);
-      const char* block = address(region, run.first);
-      if (device_.map_host(in_place, arena_.chunks(), block, run.count) != CUDA_SUCCESS) return false;
+      if (!show_run(run)) return false;
       for (Slot& slot : run.slots()) {
         slot.host_mapped = true;
         slot.state = SlotState::kSwapped;  // also if it was blank: its bytes are in host memory now, whatever they are
@@ -117,8 +242,7 @@ class HostCopies {
   bool hide(const Piece& slots) {
     return each_run(slots, &Slot::host_mapped, [&](const Piece& run, bool shown) {
       if (!shown) return true;
-      char* in_place = geometry_.address(run.region, run.first);
-      if (device_.unmap(in_place, run.count * geometry_.chunk_bytes) != CUDA_SUCCESS) return false;
+      if (!hide_run(run)) return false;
       for (Slot& slot : run.slots()) slot.host_mapped = false;
       return true;
     });
@@ -127,33 +251,12 @@ class HostCopies {
   uint64_t used() const { return arena_.used(); }
   uint64_t budget() const { return arena_.budget(); }
   bool refused_by_system() const { return arena_.refusal() == Refusal::kSystem; }
-  std::string describe() const { return arena_.describe(); }
-  void fill(ooc_stats& stats) const {
-    stats.host_budget_bytes = asked_bytes_;
-    stats.host_bytes = stats.host_peak_bytes = arena_.committed();
-    stats.host_used_bytes = arena_.used();
-    stats.host_unpinned_bytes = arena_.unpinned();
+  // Where there are three tiers, host memory is short only when the disk is.
+  std::string describe() const {
+    return tiered_ && space_->refusal() != Refusal::kNone ? space_->describe() : arena_.describe();
   }
-  std::string audit() const {
-    AuditCheck check;
-    uint64_t blocks = 0;
-    for (const Region& region : table_.all()) {
-      blocks += region.host != nullptr ? arena_.taken(region.host, region.bytes) : 0;
-      uint64_t valid = 0;
-      for (const Slot& slot : region.slots) {
-        valid += slot.host_valid ? 1 : 0;
-        check.none("slots that show a host copy and should not",
-                   slot.host_mapped && (slot.resident() || !(region.live || region.doomed)));
-        if (!region.live) continue;
-        check.none("slots in neither place", !slot.has_chunk() && !slot.host_valid && !slot.blank());
-        check.none("blank slots with bytes", slot.blank() && (slot.host_valid || slot.has_chunk()));
-        check.none("slots kept in host memory and not there", slot.kept > 0 && (slot.has_chunk() || !slot.host_mapped));
-      }
-      if (region.live) check.equal("valid host slots of a region", valid, region.host_valid);
-    }
-    check.equal("host bytes", blocks, arena_.used());
-    return check.text();
-  }
+  void fill(ooc_stats& stats) const;
+  std::string audit() const;
 
  private:
   struct Pending {  // a block that was freed while copies from it were under way
@@ -161,6 +264,35 @@ class HostCopies {
     uint64_t bytes;
     Moments after;
   };
+  static bool has_disk(const ooc_config& config) { return config.disk_folder != nullptr && *config.disk_folder != '\0'; }
+  static std::shared_ptr<DiskFile> open_file(const ooc_config& config, const Device& device) {
+    if (!has_disk(config)) return nullptr;
+    if (config.host_budget_bytes == 0 && (!device.host_accessible() || config.asynchronous != 0))
+      throw std::runtime_error("a disk alone (OOC_DISK) serves devices whose memory is the host's (OOC_ALLOC=cpu); a GPU needs "
+                               "host memory between: set OOC_HOST_BUDGET");
+    return std::make_shared<DiskFile>(config.disk_folder, config.disk_budget_bytes, config.strict != 0);
+  }
+  bool direct() const { return file_ != nullptr && !tiered_; }
+  static constexpr int kPatience = 100;  // attempts without any progress before giving up
+  bool make_memory(Lock& lock, Region* region, bool may_reclaim);
+  enum class For { kPlannedUp, kUp, kOut, kWriteBack };  // what host memory is wanted for
+  char* memory_for(Lock& lock, const RegionHandle& handle, For what);
+  Region* next_to_leave(bool lifted) const;
+  bool may_leave_later(const Region* waiting) const;
+  int carry_out(Lock& lock, Shift& shift);
+  void give_to_shift(Region* region);
+  void free_blocks(const Shift& shift);
+  [[nodiscard]] bool host_waits_for_block(const char* start, uint64_t bytes);
+  bool show_run(const Piece& run) {
+    char* in_place = geometry_.address(run.region, run.first);
+    if (direct()) return file_->view(in_place, file_bytes(run), file_offset(run.region, run.first));
+    return device_.map_host(in_place, arena_.chunks(), address(run.region, run.first), run.count) == CUDA_SUCCESS;
+  }
+  bool hide_run(const Piece& run) {
+    char* in_place = geometry_.address(run.region, run.first);
+    if (direct()) return file_->end_view(in_place, file_bytes(run), file_offset(run.region, run.first));
+    return device_.unmap(in_place, run.count * geometry_.chunk_bytes) == CUDA_SUCCESS;
+  }
   [[gnu::noinline]] void forget(Region* region, uint32_t first, uint32_t count) {
     for (Slot& slot : Piece{region, first, count}.slots()) {
       slot.overwritten |= slot.copied_out();
@@ -183,12 +315,12 @@ class HostCopies {
     arena_.free(region->host, region->bytes);
     region->host = nullptr;
   }
-  bool reclaim(uint64_t bytes) {
+  // Blocks of resident variables, oldest first: those without a valid copy, or any.
+  bool reclaim(uint64_t bytes, bool valid_too) {
     bool any = false;
     for (Region* region = table_.oldest(); region != nullptr; region = region->newer) {
-      if (region->host == nullptr || region->moving > 0 || !region->fully_resident()) continue;
-      invalidate(region);
-      release(region);
+      if (region->host_valid > 0 && !valid_too) continue;
+      if (!drop_copies(region)) continue;
       any = true;
       if (arena_.budget() - arena_.used() >= 2 * bytes) break;
     }
@@ -215,9 +347,17 @@ class HostCopies {
   Device& device_;
   Streams& streams_;
   RegionTable& table_;
+  std::condition_variable& changed_;
+  const bool tiered_;
   const uint64_t asked_bytes_;
-  HostArena arena_;
+  const std::shared_ptr<DiskFile> file_;  // null: copies are in memory
+  const std::unique_ptr<DiskQueue> disk_;
+  HostArena arena_;                       // of host memory, or of the file where there are no three tiers
+  std::unique_ptr<HostArena> space_;      // of the file below host memory
+  const Scheduler* scheduler_ = nullptr;
+  std::vector<std::shared_ptr<Shift>> shifts_;  // under way; of a disk that stalls also those that nobody waits for
   std::vector<Pending> pending_;
+  double read_seconds_ = 0, write_seconds_ = 0;  // in which shifts were under way
 };
 
 }  // namespace ooc

@@ -27,6 +27,19 @@ bool Core::wait_until_still(Lock& lock, const std::vector<Hold>& runs) {
   return true;
 }
 
+// Host copies of the variables, as far as there are any, are in host memory, and stay there while `lifted` lives. Returns
+// false if there is no room for them.
+bool Core::lift_all(Lock& lock, const std::vector<Hold>& runs, std::vector<std::unique_ptr<HostCopies::Lifted>>& lifted) {
+  for (const Hold& run : runs) {
+    Region* region = run.get();
+    if (region == nullptr || !host_.tiered()) continue;
+    lifted.push_back(std::make_unique<HostCopies::Lifted>(region));
+    while (run.get() != nullptr && (region->shift != nullptr || host_.is_below(region)))
+      if (!host_.bring_up(lock, region, true)) return false;
+  }
+  return true;
+}
+
 int Core::map_in_place(const std::vector<Hold>& runs) {
   for (const Hold& run : runs) {
     Region* region = run.get();
@@ -37,7 +50,7 @@ int Core::map_in_place(const std::vector<Hold>& runs) {
     const auto show_absent = [this](const Piece& part, bool has_chunk) { return has_chunk || host_.show(part); };
     if (!each_run(run.slots(region), &Slot::has_chunk, show_absent))
       return fail(OOC_DRIVER_FAILURE, "the driver did not map host memory in place of a variable; its bytes are safe: " +
-                                          device_.refused());
+                                          refused());
   }
   return OOC_OK;
 }

@@ -18,7 +18,7 @@ extern "C" {
 #endif
 
 #define OOC_API __attribute__((visibility("default")))
-#define OOC_ABI_VERSION 6
+#define OOC_ABI_VERSION 8
 
 typedef struct ooc_core ooc_core;
 
@@ -50,6 +50,11 @@ typedef struct {
   int32_t asynchronous;          // 1: functions run on streams of the device, and the host does not wait for them
   int32_t safe;                  // 1: there the host waits for every copy and function, and nothing relies on events
   double wait_limit_seconds;     // a wait for the device that takes longer ends with an error; 0: 1800
+  const char* disk_folder;       // swapped data go to a file there: all of them where the host budget is 0 (on a device whose
+                                 // memory is the host's), else what host memory does not hold. Null or empty: no disk
+  uint64_t disk_budget_bytes;    // bytes of that file, at least one chunk
+  uint32_t disk_depth;           // pieces of 2 MiB under way in each direction at once, at least 1
+  uint32_t reserved;
 } ooc_config;
 
 // One operand of a function: a variable, or a range of addresses within one. Pointers that the core does not own are
@@ -75,6 +80,8 @@ typedef struct {
   uint64_t free_bytes, cached_bytes, slab_bytes, slab_used_bytes, resident_bytes;  // parts of device_bytes
   uint64_t pinned_bytes;                                 // regions that running functions or users hold on the device
   uint64_t host_bytes, host_used_bytes, host_peak_bytes; // host arena: taken from the system, in use, most taken
+  uint64_t disk_budget_bytes, disk_bytes, disk_used_bytes, disk_peak_bytes;  // the same of the file on a disk; 0 without one
+  uint64_t disk_read_bytes, disk_written_bytes, disk_failure_count;  // each attempt that failed or came short counts
   uint64_t min_budget_bytes;                             // largest pinned set plus slabs so far
   uint64_t waste_at_live_peak_bytes;                     // rounding to chunks plus holes in slabs, at the live peak
   uint64_t swap_out_bytes, swap_in_bytes, swap_out_count, swap_in_count;
@@ -100,6 +107,8 @@ typedef struct {
   uint64_t host_backed_function_count;  // functions for which host memory stood in (ooc_core_function_begin_host)
   uint64_t unmapped_bytes;
   double stall_seconds, stall_swap_in_seconds, stall_room_seconds, copy_out_seconds, copy_in_seconds;
+  double stall_disk_seconds;  // of these, for a disk below host memory
+  double disk_read_seconds, disk_write_seconds;  // in which blocks of host memory came up from it and went down
   double map_seconds, unmap_seconds;  // in calls of the driver, which are no part of copy_*_seconds; map: with the access
 } ooc_stats;
 
@@ -142,6 +151,11 @@ typedef struct {
   const int32_t *out_variable, *out_first_chunk, *out_chunk_count, *out_after_function;
   const int32_t *in_variable, *in_first_chunk, *in_chunk_count, *in_after_function, *in_after_outs, *in_before_function;
   const int32_t *back_variable, *back_first_chunk, *back_chunk_count, *back_after_function;
+  // Three tiers: host copies of whole variables go down to the disk when a function has ended, and come up again. With
+  // `exclusive`, what came in has no host copy any more.
+  uint32_t downs, ups, exclusive;
+  const int32_t *down_variable, *down_after_function;
+  const int32_t *up_variable, *up_after_function;
 } ooc_plan;
 
 // What the timeline holds.

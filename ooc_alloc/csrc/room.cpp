@@ -26,7 +26,7 @@ Core::Room Core::make_room(Lock& lock, uint64_t chunks, uint64_t pinned_too) {
   ++room_waiters_;
   int fruitless = 0;
   bool clean_only = false;  // every other time after a failure: dirty variables may have nowhere to go
-  uint64_t refusals = device_.driver().refusals();  // when something last got out of the way
+  uint64_t refusals = refusal_count();  // when something last got out of the way
   while (idle_.count() < chunks && fruitless < kPatience && !device_lost(lock)) {
     const bool others_run = threads_.active() - (counted ? 1u : 0u) > threads_.starving;
     const bool hopeless = holds_.pinned_chunks() + slabs_.used() + pinned_too > pool_.limit();
@@ -46,7 +46,7 @@ Core::Room Core::make_room(Lock& lock, uint64_t chunks, uint64_t pinned_too) {
     if (!hopeless && (!victims.empty() || clean_only)) {
       const uint64_t before = idle_.count();
       if (transitions_.evict(lock, victims) && idle_.count() > before) {
-        refusals = device_.driver().refusals();
+        refusals = refusal_count();
         continue;
       }
       ++fruitless;
@@ -69,16 +69,16 @@ Core::Room Core::make_room(Lock& lock, uint64_t chunks, uint64_t pinned_too) {
   const double now = now_seconds();
   stalled(now, now - began, nullptr);
   if (idle_.count() >= chunks) return Room::kMade;
-  return device_.lost() || device_.driver().refusals() > refusals ? Room::kRefused : Room::kNone;
+  return device_.lost() || refusal_count() > refusals ? Room::kRefused : Room::kNone;
 }
 
 Core::Room Core::take_room(Lock& lock, uint32_t count, Chunk* chunks, uint64_t pinned_too) {
-  const uint64_t refusals = device_.driver().refusals();
+  const uint64_t refusals = refusal_count();
   for (int attempt = 0; attempt < kPatience; ++attempt) {
     if (const Room room = make_room(lock, count, pinned_too); room != Room::kMade) return room;
     if (idle_.take(count, chunks)) return Room::kMade;
   }
-  return device_.driver().refusals() > refusals ? Room::kRefused : Room::kNone;
+  return refusal_count() > refusals ? Room::kRefused : Room::kNone;
 }
 
 int Core::evict_unpinned(Lock& lock) {
@@ -173,10 +173,25 @@ int Core::synchronize() {
 
 std::string Core::describe_refusal() const {
   if (device_.lost()) return device_.describe_loss();
-  return "no room could be made on the device: " + device_.refused() +
+  return "no room could be made on the device: " + refused() +
          (host_.refused_by_system() ? "; " + host_.describe() : "") +
          ". Every variable is safe in one of the two memories. If this was passing, what failed can be run again; if the "
          "driver goes on refusing, save what is needed and restart the process";
+}
+
+std::string Core::refused() const {
+  if (host_.refusals() == 0) return device_.refused();
+  return (device_.driver().refusals() > 0 ? device_.refused() + "; " : "") + host_.file()->last_failure();
+}
+
+// Of what should have come to the device.
+std::string Core::describe_failed_copy(const Region* region) {
+  if (host_.refusals() == 0)
+    return "copying a variable to the device failed; it is safe in host memory: " + device_.refused();
+  const std::string place = region->place != 0 ? std::string(" allocated at ") + watch_.places().text(region->place) : "";
+  return "a variable of " + std::to_string(region->bytes) + " bytes" + place + ", which function " +
+         recorder().function_name(region->last_function) + " needs, could not be read: " + host_.file()->last_failure() +
+         ". Its bytes may be lost; every other variable is where it was. Save what is needed";
 }
 
 std::string Core::describe_need(const std::string& function, uint64_t need_chunks) {

@@ -28,6 +28,8 @@ class Scheduler {
   virtual uint64_t next_use(const Region* region) const = 0;
   // A move may start when the function that ended last is done: its end on its stream is worth an event.
   virtual bool waits_for_last_function() const = 0;
+  // Three tiers: whether a plan frees host memory now, so that nothing else needs to go down for a variable.
+  virtual bool host_relief_coming(const Region* waiting) const = 0;
   static constexpr uint64_t kNever = ~uint64_t{0};
   static constexpr uint64_t kUnknown = kNever - 1;
 
@@ -78,6 +80,15 @@ class Mover {
   virtual bool bury_one(Lock& lock) = 0;
   // Likewise: pins host memory that swap-outs will soon need. Returns false if there is enough.
   virtual bool pin_ahead(Lock& lock) = 0;
+  // Three tiers: whether host copies can lie in a file below host memory, and whether a region's do, alone.
+  virtual bool tiered() const = 0;
+  virtual bool is_below(const Region* region) const = 0;
+  // Bring a region's host copies up into host memory, where others go down for them if `evict` says so; send them down.
+  // The lock is given up meanwhile. Return false if nothing came of it.
+  virtual bool bring_up(Lock& lock, Region* region, bool evict) = 0;
+  virtual bool send_down(Lock& lock, Region* region) = 0;
+  // A resident variable goes without its host copies. Returns false if it has none, or somebody needs them.
+  virtual bool drop_copies(Region* region) = 0;
 };
 
 }  // namespace ooc

@@ -79,6 +79,7 @@ void Core::read_stats(ooc_stats* stats) {
   table_.fill(s);
   slabs_.fill(s);
   host_.fill(s);
+  s.stall_disk_seconds = disk_stall_seconds_;
   holds_.fill(s);
   allocations_.fill(s);
   iterations_.fill(s);

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <mutex>
 
 #include "device.h"
+#include "disk_queue.h"
 #include "region.h"
 #include "timeline.h"
 
@@ -19,6 +21,7 @@ struct Transfer {
   double started = 0;
   bool failed = false;      // the driver refused a part of it, or nothing was enqueued
   CUevent event = nullptr;  // where functions run on the host: after the copy
+  std::shared_ptr<DiskTransfer> disk{};  // to or from a disk: the copy
   Moment moment{};          // where functions run on streams: when the copy is done
   uint64_t watched = Timeline::kNoEvent;
 

@@ -1,9 +1,6 @@
 #include "transitions.h"
 
 #include <algorithm>
-#include <chrono>
-#include <cstring>
-#include <thread>
 #include <tuple>
 
 #include "audit_check.h"
@@ -30,7 +27,16 @@ Transfer Transitions::begin_transfer(const Piece& piece, Direction direction) {
   return transfer;
 }
 
-bool Transitions::enqueue(const Piece& piece, Direction direction) {
+void Transitions::enqueue(Transfer& transfer) {
+  if (with_.host.disk() != nullptr) {
+    transfer.disk = with_.host.start(transfer.direction, transfer.slots());
+    return;
+  }
+  transfer.failed = !enqueue_pieces(transfer.slots(), transfer.direction);
+  if (!with_.streams.on()) transfer.event = with_.device.record(transfer.direction);
+}
+
+bool Transitions::enqueue_pieces(const Piece& piece, Direction direction) {
   char* device = with_.geometry.address(piece.region, piece.first);
   char* host = with_.host.address(piece.region, piece.first);
   uint64_t left = with_.geometry.bytes_in(piece.region, piece.first, piece.count);
@@ -51,10 +57,10 @@ bool Transitions::verify_clean(const Piece& piece) {
   const Moments users = Streams::users(piece.region, piece.first, piece.count);
   if (!with_.streams.host_waits(users, Edge::kUseBeforeOut)) return true;  // nothing can be said
   const uint64_t bytes = with_.geometry.bytes_in(piece.region, piece.first, piece.count);
-  std::vector<char> now(bytes);
+  std::vector<char> now(DiskFile::whole_pages(bytes));
   const auto address = reinterpret_cast<CUdeviceptr>(with_.geometry.address(piece.region, piece.first));
-  if (with_.device.driver().cuMemcpyDtoH(now.data(), address, bytes) != CUDA_SUCCESS) return true;  // here too
-  return std::memcmp(now.data(), with_.host.address(piece.region, piece.first), bytes) == 0;
+  if (with_.device.driver().cuMemcpyDtoH(now.data(), address, now.size()) != CUDA_SUCCESS) return true;  // here too
+  return with_.host.agrees(piece, now.data());
 }
 
 bool Transitions::drop_clean(const Piece& piece) {
@@ -67,6 +73,7 @@ bool Transitions::drop_clean(const Piece& piece) {
 }
 
 Transfer Transitions::copy_out(Lock& lock, const Piece& piece, bool stay) {
+  with_.host.begin_write(piece.region);
   for (Slot& slot : piece.slots()) {
     slot.state = stay ? SlotState::kWritingBack : SlotState::kLeaving;
     slot.overwritten = false;
@@ -76,8 +83,8 @@ Transfer Transitions::copy_out(Lock& lock, const Piece& piece, bool stay) {
   const bool ordered = with_.streams.wait(StreamOrder::kOut, users, Edge::kUseBeforeOut);
   const StreamTimer::Start timed = with_.streams.start_copy(Direction::kOut);
   lock.unlock();
-  transfer.failed = !ordered || !enqueue(piece, Direction::kOut);
-  if (!with_.streams.on()) transfer.event = with_.device.record(Direction::kOut);
+  transfer.failed = !ordered;
+  if (ordered) enqueue(transfer);
   lock.lock();
   transfer.moment = with_.streams.end_copy(Direction::kOut, timed, &counted_.copy_out_seconds, transfer.watched);
   return transfer;
@@ -100,6 +107,12 @@ bool Transitions::start_out(Lock& lock, const Piece& piece, std::vector<Transfer
            region->slots[last].host_valid == slot.host_valid)
       ++last;
     const Piece run{region, i, last - i, piece.on_demand};
+    if (slot.host_valid ? strict_ && with_.host.is_below(region) : region->host == nullptr) {
+      const RegionHandle handle{region, region->generation};
+      if (!with_.host.ensure(lock, region, !stay)) return false;
+      if (handle.get() == nullptr) return true;
+      if (with_.host.tiered()) continue;  // the lock was given up: what is there now?
+    }
     if (slot.host_valid && strict_ && !verify_clean(run)) {
       strict_failure_ = std::string("function ") + with_.iterations.recorder().function_name(region->last_function) +
                         " wrote a variable of " + std::to_string(region->bytes) +
@@ -110,7 +123,6 @@ bool Transitions::start_out(Lock& lock, const Piece& piece, std::vector<Transfer
     if (slot.host_valid) {
       if (!drop_clean(run)) return false;
     } else {
-      if (!with_.host.ensure(region, !stay)) return false;
       transfers.push_back(copy_out(lock, run, stay));
     }
     i = last;
@@ -154,8 +166,7 @@ bool Transitions::start_in(Lock& lock, const Piece& piece, const Chunk* chunks, 
       timed = with_.streams.start_copy(Direction::kIn);
       lock.unlock();
     }
-    transfer.failed = !enqueue(piece, Direction::kIn);
-    if (!with_.streams.on()) transfer.event = with_.device.record(Direction::kIn);
+    enqueue(transfer);
   }
   lock.lock();
   if (mapped && !blank) {
@@ -225,157 +236,6 @@ bool Transitions::evict(Lock& lock, const std::vector<Piece>& victims) {
   for (const Transfer& transfer : transfers) settle(lock, transfer);
   counted_.demand_swap_out_bytes += counted_.swap_out_bytes - moved;
   return started || counted_.swap_out_bytes > moved || counted_.clean_drop_bytes > dropped;
-}
-
-// ---- the end of a transition ----------------------------------------------------------------------------------------
-
-bool Transitions::settle(Lock& lock, const Transfer& transfer) {
-  return with_.streams.on() ? settle_enqueued(lock, transfer) : settle_waited(lock, transfer);
-}
-
-// The copy is enqueued: whoever comes next waits for it on the device.
-bool Transitions::settle_enqueued(Lock& lock, const Transfer& transfer) {
-  const bool out = transfer.direction == Direction::kOut;
-  bool copied = !transfer.failed;
-  Moment moment = transfer.moment;
-  if (!copied && !out && !with_.device.lost()) {  // the data must come: once more
-    lock.unlock();
-    copied = enqueue(transfer.slots(), Direction::kIn);
-    lock.lock();
-    moment = with_.streams.end_copy(Direction::kIn, nullptr, &counted_.copy_in_seconds, Timeline::kNoEvent);
-  }
-  if (out) transfer.region->order.out.add(moment);
-  else with_.streams.arrives(transfer.region, transfer.first, transfer.count, moment);
-  return end_transition(transfer, copied);
-}
-
-bool Transitions::settle_waited(Lock& lock, const Transfer& transfer) {
-  Device& device = with_.device;
-  lock.unlock();
-  bool copied = device.wait(transfer.event, transfer.direction) == CUDA_SUCCESS && !transfer.failed;
-  if (!copied && !device.lost() && transfer.direction == Direction::kIn) {  // the data must come: once more
-    const bool again = enqueue(transfer.slots(), Direction::kIn);
-    copied = device.wait(nullptr, Direction::kIn) == CUDA_SUCCESS && again;  // in any case: parts may be under way
-  }
-  lock.lock();
-  if (!copied && device.lost()) {
-    abandoned_.push_back(transfer);
-    changed_.notify_all();
-    return false;
-  }
-  const bool out = transfer.direction == Direction::kOut;
-  double& idle_since = out ? out_idle_since_ : in_idle_since_;
-  const double now = now_seconds();
-  const double began = std::max(transfer.started, idle_since), seconds = std::max(0.0, now - began);
-  (out ? counted_.copy_out_seconds : counted_.copy_in_seconds) += seconds;
-  idle_since = std::max(idle_since, now);
-  if (ooc_event* event = with_.watch.event(transfer.watched)) {
-    event->start = now - seconds;
-    event->end = now;
-  }
-  return end_transition(transfer, copied);
-}
-
-bool Transitions::end_transition(const Transfer& transfer, bool copied) {
-  const bool out = transfer.direction == Direction::kOut;
-  const uint64_t moved = out ? counted_.swap_out_bytes : counted_.swap_in_bytes;
-  const uint64_t written_back = counted_.write_back_bytes;
-  if (out) settle_out(transfer, copied);
-  else copied = settle_in(transfer, copied);
-  if (ooc_event* event = with_.watch.event(transfer.watched); event != nullptr && with_.watch.recording()) {
-    event->bytes = (out ? counted_.swap_out_bytes : counted_.swap_in_bytes) - moved;
-    if (counted_.write_back_bytes > written_back) event->flags |= OOC_EVENT_WRITE_BACK;
-  }
-  with_.watch.memory(now_seconds());
-  end_moving(transfer.region, transfer.count);
-  return copied;
-}
-
-void Transitions::settle_out(const Transfer& transfer, bool copied) {
-  Region* region = transfer.region;
-  enum Outcome { kNothing, kOverwritten, kStays, kPinned, kLeaves };
-  const bool for_nothing = !copied || region->doomed;
-  const auto outcome_of = [region, for_nothing](const Slot& slot) {
-    if (for_nothing) return kNothing;
-    if (slot.overwritten || region->writable_pins > 0) return kOverwritten;
-    if (slot.state == SlotState::kWritingBack) return kStays;
-    return region->pins > 0 || slot.pins > 0 ? kPinned : kLeaves;
-  };
-  if (!for_nothing) {
-    counted_.swap_out_bytes += with_.geometry.bytes_in(region, transfer.first, transfer.count);
-    ++counted_.swap_out_count;
-  }
-  each_run(transfer.slots(), outcome_of, [&](const Piece& run, Outcome outcome) {
-    for (Slot& slot : run.slots()) slot.state = SlotState::kResident;
-    if (outcome == kOverwritten) ++counted_.cancelled_swap_out_count;
-    if (outcome == kNothing || outcome == kOverwritten) return true;
-    with_.host.validate(run);
-    if (outcome == kStays) counted_.write_back_bytes += with_.geometry.bytes_in(region, run.first, run.count);
-    else if (outcome == kPinned) ++counted_.cancelled_swap_out_count;  // somebody reads it: it stays, and is clean
-    else with_.mappings.unmap(run);                                    // if the driver refuses, it stays, and is clean
-    return true;
-  });
-}
-
-bool Transitions::settle_in(const Transfer& transfer, bool copied) {
-  Region* region = transfer.region;
-  for (Slot& slot : transfer.slots().slots()) slot.state = SlotState::kResident;
-  with_.table.gained(region, transfer.count);
-  if (!copied) {  // the host copy is still there
-    if (!with_.mappings.unmap(transfer.slots())) with_.mappings.forget(transfer.slots());
-    return false;
-  }
-  if (region->doomed) return true;
-  counted_.swap_in_bytes += with_.geometry.bytes_in(region, transfer.first, transfer.count);
-  ++counted_.swap_in_count;
-  return true;
-}
-
-// ---- the end of a variable ------------------------------------------------------------------------------------------
-
-void Transitions::release(Region* region) {
-  if (region->moving > 0) region->doomed = true;
-  else dispose(region);
-}
-
-void Transitions::dispose(Region* region) {
-  region->doomed = false;
-  with_.host.release(region);
-  if (region->host_valid > 0 || region->in_ranges)
-    for (Slot& slot : region->slots) {
-      slot.host_valid = false;
-      if (slot.blank()) slot.state = SlotState::kSwapped;
-      slot.pins = slot.kept = 0;
-    }
-  region->host_valid = 0;
-  if (region->fully_resident() || !with_.mappings.destroy(region)) with_.table.cache(region);
-}
-
-// ---- a device that does not end its work ----------------------------------------------------------------------------
-
-bool Transitions::device_lost(Lock& lock) {
-  Device& device = with_.device;
-  // What was under way when the device was lost may need a little longer.
-  constexpr int kAttempts = 30;
-  const auto over = [this] { return with_.streams.on() ? with_.streams.all_over() : with_.device.idle(); };
-  for (int attempt = 0; attempt < kAttempts && device.lost() && !over(); ++attempt) {
-    lock.unlock();
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    lock.lock();
-  }
-  if (!device.lost()) return false;
-  if (!over()) return true;
-  device.found();
-  for (const Transfer& transfer : std::exchange(abandoned_, {})) {
-    if (transfer.event != nullptr) device.recycle(transfer.event);
-    end_transition(transfer, false);
-  }
-  return false;
-}
-
-void Transitions::abandon_device() {
-  with_.device.destroy_copy_streams();
-  for (const Transfer& transfer : std::exchange(abandoned_, {})) end_transition(transfer, false);
 }
 
 std::string Transitions::audit() const {

@@ -96,8 +96,11 @@ class Transitions {
   Transfer copy_out(Lock& lock, const Piece& piece, bool stay);
   bool drop_clean(const Piece& piece);
   bool verify_clean(const Piece& piece);
-  // Without the lock: the slots are marked as moving, and the copy stream waits for whoever uses the bytes.
-  bool enqueue(const Piece& piece, Direction direction);
+  // Without the lock: the slots are marked as moving, and the copy stream waits for whoever uses the bytes. They say in
+  // the transfer whether it failed, and what to wait for.
+  void enqueue(Transfer& transfer);
+  bool enqueue_pieces(const Piece& piece, Direction direction);
+  bool arrives(const Transfer& transfer);  // waits; whether the bytes did
   bool settle_enqueued(Lock& lock, const Transfer& transfer);
   bool settle_waited(Lock& lock, const Transfer& transfer);
   bool end_transition(const Transfer& transfer, bool copied);  // returns whether the bytes arrived

@@ -3,6 +3,7 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <exception>
 
@@ -28,15 +29,19 @@ Daemon::Daemon(Mover& core, bool start_threads)
   core_.set_scheduler(this);
   if (!start_threads) return;
   try {
-    out_thread_ = thread_without_signals("ooc-swap-out", [this] { serve(0, &Daemon::tick_out); });
-    in_thread_ = thread_without_signals("ooc-swap-in", [this] { serve(1, &Daemon::tick_in); });
+    threads_[0] = thread_without_signals("ooc-swap-out", [this] { serve(0, &Daemon::tick_out); });
+    threads_[1] = thread_without_signals("ooc-swap-in", [this] { serve(1, &Daemon::tick_in); });
+    if (core_.tiered()) {
+      threads_[2] = thread_without_signals("ooc-swap-down", [this] { serve(2, &Daemon::tick_down); });
+      threads_[3] = thread_without_signals("ooc-swap-up", [this] { serve(3, &Daemon::tick_up); });
+    }
   } catch (const std::exception& error) {  // one direction alone would fill the device, or the host
     std::fprintf(stderr, "ooc_alloc: the system gives no thread for the swap daemon (%s): variables move on demand alone\n",
                  error.what());
     stop_ = true;
     changed_.notify_all();
     lock.unlock();
-    if (out_thread_.joinable()) out_thread_.join();
+    join();
     lock.lock();
     stop_ = false;
   }
@@ -48,8 +53,8 @@ void Daemon::stop() {
   {
     Lock lock(core_.mutex());
     if (core_.forked()) {  // the threads are the parent's
-      if (out_thread_.joinable()) out_thread_.detach();
-      if (in_thread_.joinable()) in_thread_.detach();
+      for (std::thread& thread : threads_)
+        if (thread.joinable()) thread.detach();
       return;
     }
     core_.set_scheduler(nullptr);
@@ -58,8 +63,12 @@ void Daemon::stop() {
     current_.reset();
     changed_.notify_all();
   }
-  if (out_thread_.joinable()) out_thread_.join();
-  if (in_thread_.joinable()) in_thread_.join();
+  join();
+}
+
+void Daemon::join() {
+  for (std::thread& thread : threads_)
+    if (thread.joinable()) thread.join();
 }
 
 void Daemon::serve(size_t direction, bool (Daemon::*tick)(Lock&)) {
@@ -76,7 +85,9 @@ void Daemon::serve(size_t direction, bool (Daemon::*tick)(Lock&)) {
       rounds_seen_[direction] = round;
       changed_.notify_all();
     }
-    if (rounds_asked_ == round) changed_.wait(lock);
+    if (rounds_asked_ != round) continue;
+    if (direction < 2) changed_.wait(lock);
+    else changed_.wait_for(lock, std::chrono::milliseconds(due_run(direction == 2 ? kDown : kUp) ? 1 : 1000));
   }
 }
 
@@ -84,13 +95,18 @@ void Daemon::serve(size_t direction, bool (Daemon::*tick)(Lock&)) {
 void Daemon::settle() {
   Lock lock(core_.mutex());
   // Without threads nothing is under way; those of a forked child are its parent's.
-  if (core_.forked() || !out_thread_.joinable() || !in_thread_.joinable()) return;
+  if (core_.forked() || !runs()) return;
+  const auto seen = [this](uint64_t round) {
+    for (size_t i = 0; i < std::size(threads_); ++i)
+      if (threads_[i].joinable() && rounds_seen_[i] < round) return false;
+    return true;
+  };
   uint64_t before = 0;
   do {
     before = work_done_;
     const uint64_t round = ++rounds_asked_;
     changed_.notify_all();
-    changed_.wait(lock, [&] { return stop_ || (rounds_seen_[0] >= round && rounds_seen_[1] >= round); });
+    changed_.wait(lock, [&] { return stop_ || seen(round); });
   } while (!stop_ && work_done_ != before);
 }
 
@@ -120,6 +136,10 @@ bool Daemon::install(const ooc_plan& source) {
       source.in_after_outs, source.in_before_function);
   add(kWriteBack, source.write_backs, source.back_variable, source.back_first_chunk, source.back_chunk_count,
       source.back_after_function);
+  const std::vector<int32_t> all(std::max(source.downs, source.ups), INT32_MAX);
+  add(kDown, source.downs, source.down_variable, nullptr, all.data(), source.down_after_function);
+  add(kUp, source.ups, source.up_variable, nullptr, all.data(), source.up_after_function);
+  plan->exclusive = source.exclusive != 0;
   plan->wakes.assign(trace.functions() + 1, false);
   plan->wakes[0] = true;  // the tail of the run before
   for (const auto& moves : plan->moves)
@@ -183,7 +203,7 @@ void Daemon::follow(std::shared_ptr<const Plan> plan, uint32_t begun, bool expec
     const auto late = [&](MoveKind kind, const Move& move) {
       return kind == kIn ? move.before_function < begun : move.after_function + 2 < static_cast<int32_t>(begun);
     };
-    for (const MoveKind kind : {kOut, kIn, kWriteBack})
+    for (const MoveKind kind : {kOut, kIn, kWriteBack, kDown, kUp})
       while (run.next_move(kind) != nullptr && late(kind, *run.next_move(kind))) ++run.next[kind];
     run.outs_done = run.next[kOut];
   }

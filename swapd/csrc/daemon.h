@@ -22,7 +22,7 @@
 
 namespace ooc {
 
-enum MoveKind : size_t { kOut, kIn, kWriteBack, kMoveKinds };
+enum MoveKind : size_t { kOut, kIn, kWriteBack, kDown, kUp, kMoveKinds };
 
 struct Move {
   uint32_t variable = 0, first = 0, count = 0;  // chunks
@@ -42,6 +42,7 @@ struct Plan {
   std::vector<std::vector<Use>> uses;           // [variables] by function, ascending
   std::vector<int32_t> next_id;                 // [variables] its id in the next iteration if that is the same; -1
   std::vector<bool> wakes;                      // [functions] its start lets a move begin
+  bool exclusive = false;                       // what came in has no host copy any more
 
   // The first use of a variable that is not before a function.
   std::vector<Use>::const_iterator first_use(size_t variable, uint32_t function) const {
@@ -67,7 +68,11 @@ struct Run {
   const Move* next_move(MoveKind kind) const {
     return next[kind] < plan->moves[kind].size() ? &plan->moves[kind][next[kind]] : nullptr;
   }
-  bool finished() const { return !next_move(kOut) && !next_move(kIn) && !next_move(kWriteBack); }
+  bool finished() const {
+    for (size_t kind = 0; kind < kMoveKinds; ++kind)
+      if (next_move(static_cast<MoveKind>(kind)) != nullptr) return false;
+    return true;
+  }
 };
 
 class Daemon : public Scheduler {
@@ -88,6 +93,7 @@ class Daemon : public Scheduler {
   void function_started(uint32_t index, uint64_t prefix) override;
   bool iteration_ended(const std::shared_ptr<Trace>& ended) override;
   bool relief_coming() const override;
+  bool host_relief_coming(const Region* waiting) const override;
   uint64_t next_use(const Region* region) const override;
   Counts counts() const override { return counts_; }
   bool waits_for_last_function() const override {
@@ -98,8 +104,13 @@ class Daemon : public Scheduler {
   // without threads.
   bool tick_out(Lock& lock);
   bool tick_in(Lock& lock);
+  // The same between host memory and the disk below it: a whole block at a time, which is waited for (lower_tier.cpp).
+  bool tick_down(Lock& lock);
+  bool tick_up(Lock& lock);
 
  private:
+  bool runs() const { return threads_[0].joinable() && threads_[1].joinable(); }
+  void join();
   void serve(size_t direction, bool (Daemon::*tick)(Lock&));
   void follow(std::shared_ptr<const Plan> plan, uint32_t begun, bool expected);
   void depart();
@@ -112,7 +123,11 @@ class Daemon : public Scheduler {
   bool used_since(const Run& run, const Move& move, const Region* region) const;
   bool leaves_before(const Run& run, const Move& move, Region* region) const;
   void start_piece_out(Lock& lock, const std::shared_ptr<Run>& run, MoveKind kind);
-  bool start_piece_in(Lock& lock, Run& run);
+  bool start_piece_in(Lock& lock, const std::shared_ptr<Run>& shared);
+  bool waits_above(const Run& run, const Move& down, Region* region) const;
+  bool is_late(const Run& run, const Move& down) const;
+  bool comes_up(const Region* region) const;
+  void go_on(Run& run, MoveKind kind);
 
   static constexpr size_t kDepth = 2;  // pieces in flight: one is copied while the next is prepared
 
@@ -136,12 +151,13 @@ class Daemon : public Scheduler {
     bool stays = false; // a write-back: no room comes of it
   };
   std::deque<InFlight> flying_out_, flying_in_;
+  const Region* going_down_ = nullptr;  // by a plan, at this moment
   bool starting_out_ = false;  // a swap-out is begun, without the lock: it is neither waiting nor in flight
   std::array<uint32_t, kMoveKinds> offset_{};  // chunks of the next move of each kind that were already started
   bool stop_ = false;
-  uint64_t rounds_asked_ = 0, rounds_seen_[2] = {0, 0};  // settle(): a thread that has seen a round had nothing to do in it
+  uint64_t rounds_asked_ = 0, rounds_seen_[4] = {};  // settle(): a thread that has seen a round had nothing to do in it
   uint64_t work_done_ = 0;                               // ticks that did something
-  std::thread out_thread_, in_thread_;
+  std::thread threads_[4];                               // out, in, down, up; the last two where there are three tiers
 };
 
 }  // namespace ooc

@@ -25,7 +25,7 @@ std::shared_ptr<Run> Daemon::due_run(MoveKind kind) const {
 }
 
 bool Daemon::relief_coming() const {
-  if (!may_start() || !out_thread_.joinable()) return false;
+  if (!may_start() || !runs()) return false;
   const auto frees = [](const InFlight& flying) { return !flying.stays; };
   return starting_out_ || std::any_of(flying_out_.begin(), flying_out_.end(), frees) || due_run(kOut) != nullptr;
 }
@@ -108,7 +108,8 @@ bool Daemon::tick_out(Lock& lock) {
   return true;
 }
 
-bool Daemon::start_piece_in(Lock& lock, Run& run) {
+bool Daemon::start_piece_in(Lock& lock, const std::shared_ptr<Run>& shared) {
+  Run& run = *shared;
   const Move& move = *run.next_move(kIn);
   Region* region = bound(run, move.variable);
   // Used in the next iteration already; or demand has seen to it.
@@ -123,24 +124,27 @@ bool Daemon::start_piece_in(Lock& lock, Run& run) {
     drop_finished_runs();
     return true;
   }
+  if (core_.is_below(region)) return !comes_up(region) && core_.bring_up(lock, region, true);
   std::vector<Transfer> transfers;
   const uint32_t offset = std::exchange(offset_[kIn], piece.end() - move.first);
   if (!core_.move_in(lock, piece, transfers)) {
     offset_[kIn] = offset;
     return false;
   }
-  for (const Transfer& transfer : transfers) flying_in_.push_back({transfer, nullptr, false, false});
+  for (const Transfer& transfer : transfers) flying_in_.push_back({transfer, shared, false, false});
   return true;
 }
 
 bool Daemon::tick_in(Lock& lock) {
   if (flying_in_.size() < kDepth && may_start())
     if (const auto run = due_run(kIn))
-      if (start_piece_in(lock, *run)) return true;
+      if (start_piece_in(lock, run)) return true;
   if (flying_in_.empty()) return false;
   const InFlight oldest = flying_in_.front();
   flying_in_.pop_front();
+  const RegionHandle handle{oldest.transfer.region, oldest.transfer.region->generation};
   core_.settle(lock, oldest.transfer);
+  if (oldest.run->plan->exclusive && handle.get() != nullptr) core_.drop_copies(handle.region);
   return true;
 }
 

@@ -23,7 +23,12 @@ from tests.faults.sites import LIBRARIES, ROOT, Site, driver_sites, imported_sit
 
 CORE = LIBRARIES / "libooc_alloc.so"
 DRIVER = LIBRARIES / "libooc_emulated_cuda.so"
-SCENARIOS = ("demand", "strict", "troubled", "plans", "ranges", "host", "streams", "fork", "budget", "detach")
+ON_DISK = tuple(f"{name}_on_disk" for name in ("demand", "strict", "plans", "ranges", "host", "fork", "detach"))
+TIERED = tuple(f"{name}_in_three_tiers" for name in ("demand", "strict", "plans", "ranges", "streams", "fork"))
+SCENARIOS = (
+    *("demand", "strict", "troubled", "plans", "ranges", "host", "streams", "fork", "budget", "detach"),
+    *(*ON_DISK, *TIERED),
+)
 SECONDS = 20.0  # of a run that takes well under one: longer is a hang
 # As program.cpp ends.
 _ENDINGS = {3: "bytes lost", 4: "books wrong", 5: "unnamed error", 6: "not recovered", 7: "bad use"}
@@ -45,7 +50,10 @@ TORCH_SETTINGS = {
     "OOC_WAIT_LIMIT": "2s",
 }
 GOOD = ("right", "refused")
-SYSTEM = ("mmap", "munmap", "mremap", "mprotect", "write", "read", "pipe2", "posix_memalign", "dlopen")
+DISK = (
+    "open", "mkostemp", "unlink", "pread", "pwrite", "fallocate", "posix_fallocate", "sync_file_range", "posix_fadvise",
+)  # fmt: skip
+SYSTEM = ("mmap", "munmap", "mremap", "mprotect", "msync", "write", "read", "pipe2", "posix_memalign", "dlopen", *DISK)
 # Work of these is enqueued, so it can never be done.
 ENQUEUE = ("cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync", "cuEventRecord", "cuStreamWaitEvent")
 
@@ -75,7 +83,7 @@ class Result:
 
 
 def _compile(source: str, target: Path, *arguments: str) -> Path:
-    command = [os.environ.get("CXX", "c++"), "-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Werror"]
+    command = [os.environ.get("CXX", "c++"), "-std=c++20", "-O1", "-g", "-Wall", "-Wextra", "-Werror"]
     command += [str(Path(__file__).with_name(source)), "-o", str(target), *arguments, "-ldl"]
     subprocess.run(command, check=True)
     return target
@@ -108,6 +116,7 @@ def run_once(
         seconds *= 3
     else:
         kept["OOC_EMULATED_MEMORY"] = "64MiB"
+        kept["FAULTS_DISK"] = str(program.parent)
     began = time.monotonic()
     try:
         done = subprocess.run(
@@ -169,7 +178,8 @@ def driver_cases(program: Path, scenarios: tuple[str, ...], folder: Path) -> lis
 
 
 def _late(call: str) -> list[tuple[str, str]]:
-    return [] if call == "malloc" else [("late, each", "0 50 3")]
+    short = [("short, each", "0 1000000 -1")] if call in ("pread", "pwrite") else []
+    return [] if call == "malloc" else [("late, each", "0 50 3"), *short]
 
 
 def own_cases(program: Path, interposer: Path, scenarios: tuple[str, ...], folder: Path) -> list[Case]:

@@ -2,13 +2,14 @@
 //
 //   FAULT_MODULES   libraries whose calls count, by file name, separated by colons (libooc_alloc.so)
 //   FAULT_RULE      FUNCTION MODULE+0xOFFSET AFTER TIMES DELAY_MS   one rule; the site as FAULT_SITES has it. A delay: the call
-//                   succeeds that much later; else it fails
+//                   succeeds that much later; -1: it moves a part of the bytes (pread, pwrite); else it fails
 //   FAULT_SITES     file that gets "FUNCTION MODULE+0xOFFSET COUNT" for each site at exit
 //
 // A call that libstdc++ makes on behalf of our code (a string's memory) belongs to the line of ours. Nothing here
 // allocates.
 #include <dlfcn.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <sys/mman.h>
@@ -26,6 +27,7 @@
 #include <new>
 #include <system_error>
 #include <thread>
+#include <utility>
 
 namespace {
 
@@ -42,6 +44,7 @@ Entry entries[kEntries];
 std::atomic_flag busy = ATOMIC_FLAG_INIT;
 std::atomic<bool> stopped{false};
 thread_local bool inside = false;
+thread_local bool comes_short = false;  // the call that is about to be made
 
 char modules[512] = ":libooc_alloc.so:";
 char rule_function[64], rule_module[128];
@@ -126,7 +129,9 @@ bool fails(const char* function, const void* address, bool through_library = fal
     if (has_rule && entry->offset == rule_offset && std::strcmp(function, rule_function) == 0 &&
         std::strcmp(entry->module, rule_module) == 0 && number >= rule_after && failed.load() < rule_times) {
       failed.fetch_add(1);
-      if (rule_delay > 0) {
+      if (rule_delay < 0) {
+        comes_short = true;
+      } else if (rule_delay > 0) {
         const timespec pause{0, static_cast<long>(rule_delay * 1e6)};
         nanosleep(&pause, nullptr);
       } else {
@@ -196,9 +201,45 @@ INTERPOSED(int, munmap, (void* a, size_t b) noexcept, (a, b), -1, ENOMEM)
 INTERPOSED(int, mprotect, (void* a, size_t b, int c) noexcept, (a, b, c), -1, ENOMEM)
 INTERPOSED(ssize_t, write, (int a, const void* b, size_t c), (a, b, c), -1, ENOSPC)
 INTERPOSED(ssize_t, read, (int a, void* b, size_t c), (a, b, c), -1, EIO)
+INTERPOSED(int, fallocate, (int a, int b, off_t c, off_t d), (a, b, c, d), -1, ENOSPC)
+INTERPOSED(int, posix_fallocate, (int a, off_t b, off_t c), (a, b, c), ENOSPC, ENOSPC)
+INTERPOSED(int, msync, (void* a, size_t b, int c), (a, b, c), -1, EIO)
+INTERPOSED(int, sync_file_range, (int a, off_t b, off_t c, unsigned d), (a, b, c, d), -1, EIO)
+INTERPOSED(int, posix_fadvise, (int a, off_t b, off_t c, int d) noexcept, (a, b, c, d), EINVAL, EINVAL)
+INTERPOSED(int, mkostemp, (char* a, int b), (a, b), -1, EACCES)
+INTERPOSED(int, unlink, (const char* a) noexcept, (a), -1, EROFS)
 INTERPOSED(int, pipe2, (int* a, int b) noexcept, (a, b), -1, EMFILE)
 INTERPOSED(int, posix_memalign, (void** a, size_t b, size_t c) noexcept, (a, b, c), ENOMEM, ENOMEM)
 INTERPOSED(void*, dlopen, (const char* a, int b) noexcept, (a, b), nullptr, ENOMEM)
+
+namespace {
+size_t part_of(size_t bytes) { return std::exchange(comes_short, false) ? bytes / 8192 * 4096 + 100 : bytes; }
+}  // namespace
+
+extern "C" ssize_t pwrite(int file, const void* from, size_t bytes, off_t offset) {
+  static const auto real = real_of<ssize_t (*)(int, const void*, size_t, off_t)>("pwrite");
+  if (!fails("pwrite", SITE)) return real(file, from, part_of(bytes) / 4096 * 4096, offset);
+  errno = ENOSPC;
+  return -1;
+}
+
+extern "C" ssize_t pread(int file, void* to, size_t bytes, off_t offset) {
+  static const auto real = real_of<ssize_t (*)(int, void*, size_t, off_t)>("pread");
+  if (!fails("pread", SITE)) return real(file, to, part_of(bytes) / 4096 * 4096, offset);
+  errno = EIO;
+  return -1;
+}
+
+extern "C" int open(const char* path, int flags, ...) {
+  va_list more;
+  va_start(more, flags);
+  const mode_t mode = (flags & (O_CREAT | O_TMPFILE)) != 0 ? va_arg(more, mode_t) : 0;
+  va_end(more);
+  static const auto real = real_of<int (*)(const char*, int, ...)>("open");
+  if (!fails("open", SITE)) return real(path, flags, mode);
+  errno = EACCES;
+  return -1;
+}
 
 extern "C" void* mremap(void* a, size_t b, size_t c, int flags, ...) noexcept {
   va_list more;

@@ -2,6 +2,9 @@
 //
 //   program SCENARIO DRIVER CHUNK_BYTES
 //
+// A scenario whose name ends in _on_disk is the one before it with swapped data in a file in the folder FAULTS_DISK, and
+// _in_three_tiers with little host memory above that.
+//
 // Under whatever fails, a step may be refused, with a reason; a function that begins must find its bytes. At the end the
 // failures stop (ooc_emulated_clear_faults, and fault_interposer_stop where it is loaded): every variable must hold its
 // bytes and the books must add up. Exit status: 0, or what Ending says. On standard output, one line for each refusal.
@@ -27,6 +30,8 @@ namespace {
 enum Ending { kRight = 0, kBytesLost = 3, kBooksWrong = 4, kUnnamed = 5, kNotRecovered = 6, kBadUse = 7 };
 
 constexpr uint64_t kBudgetChunks = 8;
+constexpr uint64_t kStoreChunks = 128;  // for swapped data
+constexpr int kHostChunks = 22;          // of host memory above a disk: the largest variable just fits
 
 [[noreturn]] void end(Ending how, const std::string& words) {
   std::fprintf(stderr, "ends with %d: %s (%s)\n", how, words.c_str(), ooc_last_error());
@@ -63,14 +68,17 @@ struct Program {
   bool must_work = false;  // nothing fails any more
   bool asynchronous = false;
   void* stream = nullptr;
+  const bool tiered;  // the disk lies below host memory
 
-  explicit Program(const char* scenario, const char* driver, uint64_t chunk_bytes) : chunk(chunk_bytes) {
+  // `host_chunks`: 0 with a disk that takes the place of host memory.
+  Program(const char* scenario, const char* driver, uint64_t chunk_bytes, uint64_t host_chunks, const char* disk)
+      : chunk(chunk_bytes), tiered(host_chunks > 0 && disk != nullptr) {
     asynchronous = std::strcmp(scenario, "streams") == 0;
     ooc_config config{};
     config.struct_bytes = sizeof config;
     config.driver_library = driver;
     config.budget_bytes = kBudgetChunks * chunk;
-    config.host_budget_bytes = 128 * chunk;
+    config.host_budget_bytes = host_chunks * chunk;
     config.chunk_bytes = chunk;
     config.small_limit_bytes = chunk / 4;
     config.address_space_bytes = 2048 * chunk;
@@ -79,6 +87,9 @@ struct Program {
                         std::strcmp(scenario, "troubled") == 0 || asynchronous;
     config.asynchronous = asynchronous;
     config.strict = std::strcmp(scenario, "strict") == 0;
+    config.disk_folder = disk;
+    config.disk_budget_bytes = kStoreChunks * chunk;
+    config.disk_depth = 2;
     if (std::getenv("FAULTS_NEVER_END") != nullptr) config.wait_limit_seconds = 0.3;
     core = ooc_core_create(&config);
     if (core == nullptr) {
@@ -253,7 +264,7 @@ void plans(Program& p) {
   };
   iterate();
   const ooc_iteration steady = iterate();
-  std::vector<int32_t> out[4], in[6], back[4];
+  std::vector<int32_t> out[4], in[6], back[4], down[2], up[2];
   for (int i = 0; i < kVariables && p.live.size() == kVariables; ++i) {
     const int32_t leaves[] = {i, 0, 2, i};
     for (int f = 0; f < 4; ++f) out[f].push_back(leaves[f]);
@@ -263,11 +274,18 @@ void plans(Program& p) {
     const int32_t copied[] = {i, 0, 1, i};
     if (i % 3 == 0)
       for (int f = 0; f < 4; ++f) back[f].push_back(copied[f]);
+    if (!p.tiered) continue;
+    const int32_t sinks[] = {i, i}, rises[] = {i, i - 3};
+    for (int f = 0; f < 2; ++f) {
+      down[f].push_back(sinks[f]);
+      if (i > 2) up[f].push_back(rises[f]);
+    }
   }
   const auto size = [](const std::vector<int32_t>& column) { return static_cast<uint32_t>(column.size()); };
   const ooc_plan plan{steady.fingerprint, size(out[0]), size(in[0]), size(back[0]), out[0].data(), out[1].data(),
                       out[2].data(), out[3].data(), in[0].data(), in[1].data(), in[2].data(), in[3].data(), in[4].data(),
-                      in[5].data(), back[0].data(), back[1].data(), back[2].data(), back[3].data()};
+                      in[5].data(), back[0].data(), back[1].data(), back[2].data(), back[3].data(),
+                      size(down[0]), size(up[0]), 0, down[0].data(), down[1].data(), up[0].data(), up[1].data()};
   if (ooc_core_install_plan(p.core, &plan) != OOC_OK) p.refused("install");
   for (int round = 0; round < 4; ++round) {
     iterate();
@@ -392,9 +410,20 @@ int main(int count, char** arguments) {
   if (count != 4) return kBadUse;
   handle_of_driver = dlopen(arguments[2], RTLD_NOW);
   if (handle_of_driver == nullptr) return kBadUse;
+  std::string wanted = arguments[1];
+  uint64_t host_chunks = kStoreChunks;
+  bool on_disk = false;
+  for (const auto& [ending, chunks] : {std::pair{"_on_disk", 0}, std::pair{"_in_three_tiers", kHostChunks}}) {
+    if (!wanted.ends_with(ending)) continue;
+    on_disk = true;
+    host_chunks = static_cast<uint64_t>(chunks);
+    wanted.resize(wanted.size() - std::strlen(ending));
+  }
   for (const Scenario& scenario : kScenarios) {
-    if (std::strcmp(scenario.name, arguments[1]) != 0) continue;
-    Program program(scenario.name, arguments[2], std::strtoull(arguments[3], nullptr, 10));
+    if (wanted != scenario.name) continue;
+    const char* disk = on_disk ? std::getenv("FAULTS_DISK") : nullptr;
+    if (on_disk && disk == nullptr) end(kBadUse, "FAULTS_DISK is not set");
+    Program program(scenario.name, arguments[2], std::strtoull(arguments[3], nullptr, 10), host_chunks, disk);
     scenario.run(program);
     program.finish();
     return kRight;

@@ -24,6 +24,9 @@ struct Limits {
   bool strict = false;
   bool asynchronous = false;
   bool safe = false;
+  const char* disk = test_disk();  // a folder for swapped data, which then get host_chunks there; not with streams
+  double wait_limit = 0;           // seconds; 0: the default
+  uint64_t tiers = test_tiers();   // chunks of host memory, if there is a disk below it; 0: there is the disk alone
 };
 
 inline ooc_config make_config(const Limits& limits) {
@@ -41,6 +44,17 @@ inline ooc_config make_config(const Limits& limits) {
   config.strict = limits.strict ? 1 : 0;
   config.asynchronous = limits.asynchronous ? 1 : 0;
   config.safe = limits.safe ? 1 : 0;
+  config.wait_limit_seconds = limits.wait_limit;
+  config.disk_depth = 2;
+  config.disk_budget_bytes = config.host_budget_bytes;
+  if (limits.disk != nullptr && limits.tiers > 0) {  // host memory is smaller, and the disk below it takes the rest
+    config.disk_folder = limits.disk;
+    config.host_budget_bytes = std::min(limits.host_chunks, limits.tiers) * chunk;
+    config.disk_budget_bytes *= 2;
+  } else if (limits.disk != nullptr && !limits.asynchronous) {
+    config.disk_folder = limits.disk;
+    config.host_budget_bytes = 0;
+  }
   return config;
 }
 
@@ -66,11 +80,18 @@ struct CoreTest {
     EXPECT_TRUE(stats().device_peak_bytes <= stats().budget_bytes);
   }
 
+  // What is on a disk counts as host memory too, so that a test can say of both what it says of one.
   ooc_stats stats() {
     ooc_stats result;
     core.read_stats(&result);
+    result.host_budget_bytes += result.disk_budget_bytes;
+    result.host_bytes += result.disk_bytes;
+    result.host_used_bytes += result.disk_used_bytes;
+    result.host_peak_bytes += result.disk_peak_bytes;
     return result;
   }
+  // The setting that an error names where there is no room for swapped data.
+  static std::string store_budget() { return test_disk() != nullptr && test_tiers() == 0 ? "OOC_DISK_BUDGET" : "OOC_HOST_BUDGET"; }
 
   uint32_t id(const char* name) { return core.function_id(name); }
 

@@ -76,7 +76,10 @@ void install_nonsense(Stress& t, const ooc_iteration& ended, std::mt19937& rando
     ins.push_back({any(last_variable), any(3), any(4), any(last_function) - 1, any(12), any(last_function + 1)});
   if (any(3) == 0) outs.push_back({any(last_variable), INT32_MAX, INT32_MAX, -1});
   if (any(3) == 0) ins.push_back({any(last_variable), -5, INT32_MAX, -1, 0, any(last_function)});
-  EXPECT_TRUE(t.install(ended.fingerprint, outs, ins));
+  std::vector<OutMove> downs, ups;
+  for (auto* moves : {&downs, &ups})
+    for (int i = any(12); i > 0; --i) moves->push_back({any(last_variable), 0, 0, any(last_function) - 1});
+  EXPECT_TRUE(t.install(ended.fingerprint, outs, ins, {}, downs, ups, any(3) == 0));
 }
 
 }  // namespace

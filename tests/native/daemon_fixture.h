@@ -28,7 +28,9 @@ struct WithDaemon : Base {
   }
 
   bool install(uint64_t fingerprint, const std::vector<OutMove>& outs, const std::vector<InMove>& ins,
-               const std::vector<OutMove>& write_backs = {}) {
+               const std::vector<OutMove>& write_backs = {}, const std::vector<OutMove>& downs = {},
+               const std::vector<OutMove>& ups = {}, bool exclusive = false) {
+    std::vector<int32_t> d[4], u[4];
     std::vector<int32_t> o[4], i[6], b[4];
     auto columns = [](const std::vector<OutMove>& moves, std::vector<int32_t>* to) {
       for (const OutMove& m : moves) {
@@ -38,6 +40,8 @@ struct WithDaemon : Base {
     };
     columns(outs, o);
     columns(write_backs, b);
+    columns(downs, d);
+    columns(ups, u);
     for (const InMove& m : ins) {
       const int32_t fields[] = {m.variable, m.first, m.count, m.after_function, m.after_outs, m.before_function};
       for (int f = 0; f < 6; ++f) i[f].push_back(fields[f]);
@@ -46,7 +50,9 @@ struct WithDaemon : Base {
                         static_cast<uint32_t>(write_backs.size()),
                         o[0].data(),   o[1].data(), o[2].data(), o[3].data(),
                         i[0].data(),   i[1].data(), i[2].data(), i[3].data(), i[4].data(), i[5].data(),
-                        b[0].data(),   b[1].data(), b[2].data(), b[3].data()};
+                        b[0].data(),   b[1].data(), b[2].data(), b[3].data(),
+                        static_cast<uint32_t>(downs.size()), static_cast<uint32_t>(ups.size()), exclusive,
+                        d[0].data(),   d[3].data(), u[0].data(), u[3].data()};
     return daemon.install(plan);
   }
 

@@ -213,6 +213,7 @@ TEST(nobody_brings_in_what_a_function_uses_on_the_host) {
 }
 
 TEST(failures_say_what_to_do_and_leave_everything_as_it_was) {
+  if (test_disk() != nullptr) return;  // no call of the driver's: emulated_core_disk_test.cpp has the system's
   HostFunctionsTest t;
   Array a = t.make_absent(12 * t.chunk);
   t.write_all(a, 3 * t.chunk, 1);
@@ -245,8 +246,14 @@ TEST(host_memory_that_is_used_up_is_an_error_that_says_so) {
   Array a = t.make_absent(16 * t.chunk);
   t.write_all(a, 2 * t.chunk, 1);
   const ooc_operand operand = a.whole(OOC_READ);
+  if (test_disk() != nullptr) {  // the bytes are used where they are: nothing more is needed
+    ASSERT_EQ(t.core.function_begin_host(t.id("f"), &operand, 1), OOC_OK);
+    ASSERT_EQ(t.core.function_end(false), OOC_OK);
+    t.check_all(a, 3 * t.chunk);
+    return;
+  }
   EXPECT_EQ(t.core.function_begin_host(t.id("f"), &operand, 1), OOC_OUT_OF_MEMORY);
-  EXPECT_TRUE(contains(last_error(), "raise OOC_HOST_BUDGET"));
+  EXPECT_TRUE(contains(last_error(), "raise " + CoreTest::store_budget()));
   EXPECT_TRUE(t.stats().host_bytes <= t.stats().host_budget_bytes);
   t.check_all(a, 3 * t.chunk);
 }

@@ -135,6 +135,6 @@ TEST(memory_is_taken_near_the_device) {
   char* block = arena.allocate(kPage);
   unsigned long nodes = 0;
   if (syscall(SYS_get_mempolicy, &policy, &nodes, 65, block, MPOL_F_ADDR) != 0) SKIP("the system has no policies of memory");
-  EXPECT_EQ(policy, MPOL_PREFERRED);
+  EXPECT_EQ(policy, int{MPOL_PREFERRED});
   EXPECT_EQ(nodes, 1ul << node);
 }

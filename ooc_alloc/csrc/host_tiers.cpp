@@ -1,0 +1,197 @@
+// Three tiers: blocks of host copies between host memory and the file below it, one at a time in each direction and
+// thread. The lock is given up while the disk works; what must not happen to a block meanwhile is told by its region's
+// `shift` (nobody else shifts it), `lifted` and `moving` (it does not go down).
+#include <cerrno>
+#include <chrono>
+
+#include "clock.h"
+#include "host_copies.h"
+
+namespace ooc {
+
+// The block that should go down first: the one whose variable is used furthest from now, and of those that are as far the
+// oldest. Null if all are needed where they are. With `lifted` it is one that came up for somebody who waits for room on
+// the device: where that takes a copy out, the block has to come up again.
+Region* HostCopies::next_to_leave(bool lifted) const {
+  Region* best = nullptr;
+  uint64_t furthest = 0;
+  for (Region* region = table_.oldest(); region != nullptr; region = region->newer) {
+    if (region->host == nullptr || region->shift != nullptr || region->moving > 0) continue;
+    if (region->lifted > 0 && !lifted) continue;
+    if (std::ranges::any_of(region->slots, &Slot::host_mapped)) continue;
+    const uint64_t next = scheduler_ != nullptr ? scheduler_->next_use(region) : Scheduler::kUnknown;
+    if (best != nullptr && next <= furthest) continue;
+    best = region;
+    furthest = next;
+  }
+  return best;
+}
+
+// Whether a block that cannot go down now may do so later without anybody's help.
+bool HostCopies::may_leave_later(const Region* waiting) const {
+  for (Region* region = table_.oldest(); region != nullptr; region = region->newer)
+    if (region != waiting && (region->shift != nullptr || (region->host != nullptr && (region->lifted > 0 || region->moving > 0))))
+      return true;
+  return false;
+}
+
+// Host memory for the region's block; null if there is none to be had, or the variable is gone.
+char* HostCopies::memory_for(Lock& lock, const RegionHandle& handle, For what) {
+  const uint64_t bytes = handle.region->bytes;
+  const bool may_reclaim = what == For::kOut;
+  const uint64_t failures = refusals();
+  for (int fruitless = 0; fruitless < kPatience && !device_.lost() && handle.get() != nullptr;) {
+    device_.bind_thread();  // the arena pins what it takes
+    char* block = arena_.allocate(bytes);
+    if (block == nullptr && reclaim(bytes, false)) block = arena_.allocate(bytes);
+    if (block != nullptr) return block;
+    if (what == For::kPlannedUp) return nullptr;
+    if (scheduler_ != nullptr && scheduler_->host_relief_coming(handle.region)) {
+      changed_.wait_for(lock, std::chrono::milliseconds(20));
+      continue;
+    }
+    if (may_reclaim && reclaim(bytes, true)) continue;
+    Region* victim = next_to_leave(false);
+    const bool lifted = victim == nullptr && what == For::kOut;
+    if (lifted) victim = next_to_leave(true);
+    if (victim != nullptr && send_down(lock, victim, lifted)) continue;
+    if (refusals() > failures) return nullptr;  // the disk was asked several times already
+    ++fruitless;
+    if (victim != nullptr && victim->host != nullptr && victim->below == nullptr) return nullptr;  // the disk is full
+    if (victim == nullptr && !may_leave_later(handle.region)) return nullptr;
+    changed_.wait_for(lock, std::chrono::milliseconds(20));
+  }
+  return nullptr;
+}
+
+bool HostCopies::make_memory(Lock& lock, Region* region, bool may_reclaim) {
+  const RegionHandle handle{region, region->generation};
+  if (is_below(region) || region->shift != nullptr) return bring_up(lock, region, true);  // what is valid there stays so
+  char* block = memory_for(lock, handle, may_reclaim ? For::kOut : For::kWriteBack);
+  if (handle.get() == nullptr) {
+    if (block != nullptr) arena_.free(block, region->bytes);
+    return true;
+  }
+  if (block == nullptr) return false;
+  if (region->host != nullptr || is_below(region)) {  // another thread was faster
+    arena_.free(block, region->bytes);
+    return true;
+  }
+  region->host = block;
+  if (wait_for_block(region)) return true;
+  arena_.free(block, region->bytes);
+  region->host = nullptr;
+  return false;
+}
+
+// What freed blocks of this memory are still read for.
+bool HostCopies::host_waits_for_block(const char* start, uint64_t bytes) {
+  for (const Pending& block : pending_)
+    if (block.start < start + bytes && start < block.start + block.bytes && !streams_.host_waits(block.after, Edge::kInBeforeHost))
+      return false;
+  return true;
+}
+
+// Returns 0, or the number of an error; ETIMEDOUT: the disk may still be at it.
+int HostCopies::carry_out(Lock& lock, Shift& shift) {
+  const double began = now_seconds();
+  lock.unlock();
+  shift.transfer = disk_->start(shift.direction, shift.memory, DiskFile::whole_pages(shift.bytes), space_->file_offset(shift.below));
+  constexpr double kGlance = 0.25;  // seconds
+  const double until = now_seconds() + device_.wait_limit();
+  int error = ETIMEDOUT;
+  while (error == ETIMEDOUT && now_seconds() < until) error = disk_->wait(*shift.transfer, kGlance);
+  lock.lock();
+  (shift.direction == Direction::kIn ? read_seconds_ : write_seconds_) += now_seconds() - began;
+  shift.stalled = error == ETIMEDOUT;
+  if (shift.stalled)
+    device_.lose("the disk with OOC_DISK=" + file_->folder() + " did not end a transfer within " +
+                 std::to_string(device_.wait_limit()) + " seconds");
+  return error;
+}
+
+bool HostCopies::bring_up(Lock& lock, Region* region, bool evict) {
+  const RegionHandle handle{region, region->generation};
+  while (handle.get() != nullptr && region->shift != nullptr && !device_.lost())
+    changed_.wait_for(lock, std::chrono::milliseconds(20));
+  if (handle.get() == nullptr || !is_below(region)) return true;
+  if (device_.lost()) return false;
+  char* block = memory_for(lock, handle, evict ? For::kUp : For::kPlannedUp);
+  const bool wanted = handle.get() != nullptr && is_below(region) && region->shift == nullptr;
+  if (block == nullptr) return !wanted;
+  if (!wanted || !host_waits_for_block(block, region->bytes)) {
+    arena_.free(block, region->bytes);
+    return handle.get() == nullptr || (!is_below(region) && region->shift == nullptr) || (!wanted && bring_up(lock, region, evict));
+  }
+  const auto shift = std::make_shared<Shift>(Shift{region, block, region->below, region->bytes, Direction::kIn});
+  region->shift = shift.get();
+  shifts_.push_back(shift);
+  const int error = carry_out(lock, *shift);
+  if (error == ETIMEDOUT) return false;  // the shift stays
+  std::erase(shifts_, shift);
+  changed_.notify_all();
+  if (shift->region == nullptr) {
+    free_blocks(*shift);
+    return true;
+  }
+  region->shift = nullptr;
+  if (error == 0) region->host = block;
+  else arena_.free(block, region->bytes);
+  return error == 0;
+}
+
+bool HostCopies::send_down(Lock& lock, Region* region, bool lifted) {
+  if (region->host == nullptr || region->shift != nullptr || (region->lifted > 0 && !lifted) || region->moving > 0) return false;
+  if (region->host_valid > 0 && !region->below_valid) {
+    if (region->below == nullptr) region->below = space_->allocate(region->bytes);
+    if (region->below == nullptr || device_.lost() || !streams_.host_waits(region->order.out, Edge::kUseBeforeOut)) return false;
+    const auto shift = std::make_shared<Shift>(Shift{region, region->host, region->below, region->bytes, Direction::kOut});
+    region->shift = shift.get();
+    shifts_.push_back(shift);
+    const int error = carry_out(lock, *shift);
+    if (error == ETIMEDOUT) return false;  // the shift stays
+    std::erase(shifts_, shift);
+    changed_.notify_all();
+    if (shift->region == nullptr) {
+      free_blocks(*shift);
+      return true;
+    }
+    region->shift = nullptr;
+    if (error != 0 || shift->written) return false;
+    region->below_valid = true;
+    if ((region->lifted > 0 && !lifted) || region->moving > 0) return false;
+  }
+  const bool valid = region->below_valid;
+  char* below = region->below;
+  release_block(region);
+  region->below = below;
+  region->below_valid = valid;
+  return true;
+}
+
+// The variable is freed: its blocks go when the disk is done with them.
+void HostCopies::give_to_shift(Region* region) {
+  Shift& shift = *region->shift;
+  shift.region = nullptr;
+  region->shift = nullptr;
+  region->host = region->below = nullptr;
+}
+
+void HostCopies::free_blocks(const Shift& shift) {
+  arena_.free(shift.memory, shift.bytes);
+  space_->free(shift.below, shift.bytes);
+}
+
+bool HostCopies::end_stalled() {
+  if (!disk_idle()) return false;
+  std::erase_if(shifts_, [this](const std::shared_ptr<Shift>& shift) {
+    if (!shift->stalled) return false;
+    if (shift->region == nullptr) free_blocks(*shift);
+    else if (shift->direction == Direction::kIn) arena_.free(shift->memory, shift->bytes);  // as if it had failed
+    if (shift->region != nullptr) shift->region->shift = nullptr;
+    return true;
+  });
+  return true;
+}
+
+}  // namespace ooc

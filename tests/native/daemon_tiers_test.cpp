@@ -1,0 +1,186 @@
+// Three tiers, ticked by hand: what a plan moves between host memory and the disk below it, and when it does not.
+#include <filesystem>
+
+#include "daemon_fixture.h"
+
+using namespace ooc;
+using namespace ooc::testing;
+
+namespace {
+
+const std::string folder = std::filesystem::temp_directory_path();
+
+Limits three_tiers(uint64_t budget_chunks) {
+  Limits limits{budget_chunks, 64};
+  limits.disk = folder.c_str();
+  limits.tiers = 16;
+  return limits;
+}
+
+// An iteration reads four variables of two chunks, one function each, on a device for two of them, or for all, so that
+// only a plan moves any. Host memory has room for all, so that nothing goes down without a plan.
+struct Loop : DaemonTest {
+  explicit Loop(uint64_t budget_chunks = 4) : DaemonTest(three_tiers(budget_chunks)) {
+    v = make_many(4, 2 * chunk);
+    boundary();
+  }
+  void use(size_t index) { EXPECT_EQ(check(v[index], ("f" + std::to_string(index)).c_str()), OOC_OK); }
+  uint64_t steady() {
+    ooc_iteration ended{};
+    for (int i = 0; i < 3; ++i) {
+      for (size_t index = 0; index < v.size(); ++index) use(index);
+      ended = boundary();
+    }
+    return ended.fingerprint;
+  }
+  bool tick_down() {
+    Lock lock(core.mutex());
+    return daemon.tick_down(lock);
+  }
+  bool tick_up() {
+    Lock lock(core.mutex());
+    return daemon.tick_up(lock);
+  }
+  // Everything that plans let happen now, what is left of iterations before included.
+  void catch_up() {
+    while (settle() > 0 || tick_down() || tick_up()) {}
+  }
+  uint64_t host_chunks() { return raw().host_used_bytes / chunk; }
+  uint64_t written_chunks() { return raw().disk_written_bytes / chunk; }
+  uint64_t read_chunks() { return raw().disk_read_bytes / chunk; }
+  ooc_stats raw() {
+    ooc_stats result;
+    core.read_stats(&result);
+    return result;
+  }
+
+  std::vector<Variable> v;
+};
+
+}  // namespace
+
+TEST(a_block_goes_down_and_comes_up_after_the_functions_that_a_plan_names) {
+  Loop t;
+  const uint64_t fingerprint = t.steady();
+  EXPECT_EQ(t.written_chunks(), uint64_t{0});
+  EXPECT_TRUE(t.install(fingerprint, {}, {}, {}, {{0, 0, 0, 1}}, {{0, 0, 0, 2}}));
+  t.steady();
+  t.catch_up();
+  const uint64_t before = t.host_chunks(), written = t.written_chunks(), read = t.read_chunks();
+  for (const size_t index : {0, 1}) {
+    t.use(index);
+    EXPECT_TRUE(!t.tick_down());
+  }
+  t.use(2);
+  EXPECT_TRUE(!t.tick_up());
+  EXPECT_TRUE(t.tick_down());
+  EXPECT_TRUE(!t.tick_down());
+  EXPECT_EQ(t.host_chunks(), before - 2);
+  EXPECT_EQ(t.written_chunks(), written + 2);
+  t.use(3);
+  EXPECT_TRUE(t.tick_up());
+  EXPECT_TRUE(!t.tick_up());
+  EXPECT_EQ(t.host_chunks(), before);
+  EXPECT_EQ(t.read_chunks(), read + 2);
+  t.boundary();
+  // The disk still has what was not written since: it goes down without being written again.
+  for (const size_t index : {0, 1, 2}) t.use(index);
+  EXPECT_TRUE(t.tick_down());
+  EXPECT_EQ(t.host_chunks(), before - 2);
+  EXPECT_EQ(t.written_chunks(), written + 2);
+  t.use(3);
+  t.boundary();
+  EXPECT_EQ(t.check(t.v[0]), OOC_OK);  // from the disk, on demand
+}
+
+TEST(a_block_that_changed_is_written_again) {
+  Loop t;
+  const auto iterate = [&t] {
+    t.v[0].seed += 1;
+    EXPECT_EQ(t.call("write", {{t.v[0].address, OOC_WRITE, 0, 0}}, [&] { t.put(t.v[0]); }), OOC_OK);
+    for (const size_t index : {1, 2, 3}) t.use(index);
+    EXPECT_TRUE(t.tick_down() || t.written_chunks() == 0);
+    return t.boundary().fingerprint;
+  };
+  iterate();
+  EXPECT_TRUE(t.install(iterate(), {}, {}, {}, {{0, 0, 0, 2}}, {}));
+  iterate();  // the plan is known from its end on
+  for (uint64_t round = 1; round <= 3; ++round) {
+    iterate();
+    EXPECT_EQ(t.written_chunks(), 2 * round);
+  }
+  EXPECT_EQ(t.check(t.v[0]), OOC_OK);
+}
+
+TEST(a_move_down_waits_for_the_copy_out) {
+  Loop t(8);
+  const auto write = [&t] {
+    t.v[0].seed += 1;
+    EXPECT_EQ(t.call("write", {{t.v[0].address, OOC_WRITE, 0, 0}}, [&] { t.put(t.v[0]); }), OOC_OK);
+    t.use(1);
+  };
+  for (int i = 0; i < 2; ++i) {
+    write();
+    t.boundary();
+  }
+  write();
+  EXPECT_TRUE(t.install(t.boundary().fingerprint, {{0, 0, 2, 0}}, {}, {}, {{0, 0, 0, 0}}, {}));
+  write();
+  t.boundary();
+  t.catch_up();
+  write();
+  EXPECT_TRUE(!t.tick_down());
+  EXPECT_TRUE(t.tick_out());
+  EXPECT_TRUE(!t.tick_down());
+  while (t.tick_out()) {}
+  const uint64_t written = t.written_chunks();
+  EXPECT_TRUE(t.tick_down());
+  EXPECT_EQ(t.written_chunks(), written + 2);
+  EXPECT_EQ(t.check(t.v[0]), OOC_OK);
+}
+
+TEST(a_move_down_that_is_late_is_left_out) {
+  Loop t;
+  EXPECT_TRUE(t.install(t.steady(), {}, {}, {}, {{0, 0, 0, 0}}, {{0, 0, 0, 1}}));
+  t.steady();
+  t.catch_up();
+  const uint64_t written = t.written_chunks();
+  for (const size_t index : {0, 1, 2}) t.use(index);  // by now the block should be on its way up
+  EXPECT_TRUE(t.tick_down());
+  EXPECT_EQ(t.written_chunks(), written);
+  t.use(3);
+}
+
+TEST(a_swap_in_waits_for_its_block_to_come_up) {
+  Loop t(8);
+  EXPECT_TRUE(t.install(t.steady(), {{0, 0, 2, 0}}, {{0, 0, 2, 1, 1, 3}}, {}, {{0, 0, 0, 0}}, {{0, 0, 0, 1}}));
+  t.steady();
+  t.catch_up();
+  for (const size_t index : {0, 1}) t.use(index);
+  while (t.tick_out()) {}
+  EXPECT_TRUE(t.tick_down());
+  t.use(2);
+  EXPECT_TRUE(!t.tick_in());
+  EXPECT_TRUE(t.tick_up());
+  EXPECT_TRUE(t.tick_in());
+  t.use(3);
+}
+
+TEST(under_an_exclusive_plan_the_host_keeps_no_copy_of_what_came_in) {
+  for (const bool exclusive : {false, true}) {
+    Loop t(8);
+    EXPECT_TRUE(t.install(t.steady(), {{0, 0, 2, 0}}, {{0, 0, 2, 1, 1, 3}}, {}, {}, {}, exclusive));
+    t.steady();
+    t.catch_up();
+    t.use(0);
+    t.use(1);
+    t.settle();
+    const uint64_t before = t.host_chunks();
+    t.use(2);
+    t.settle();
+    EXPECT_EQ(t.host_chunks(), exclusive ? before - 2 : before);
+    t.use(3);
+    t.boundary();
+    EXPECT_EQ(t.check(t.v[0]), OOC_OK);
+  }
+}
