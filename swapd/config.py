@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
+import shutil
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 DEFAULT_BUDGET_FRACTION = 0.9  # of free device memory
 DEFAULT_HOST_FRACTION = 0.8  # of the host memory that this process may still take
+DEFAULT_DISK_FRACTION = 0.8  # of what is free in the folder
 LARGE_BUDGET_BYTES = 8 << 30  # with so much, chunks are larger where the device has them in steps of 2 MiB, as GPUs do
 FEWEST_CHUNKS = 64  # that a budget should hold: chunks of the default size are made smaller until it does
 FOREIGN_PREFIXES = ("OOC_TEST_",)  # of variables that the project's own tests read
@@ -47,9 +49,11 @@ class ConfigWarning(UserWarning):
 class Config:
     """One field per setting of `settings.SETTINGS`; None where the default depends on the machine."""
 
-    alloc: Literal["off", "auto", "cuda", "emulated"] = "off"
+    alloc: Literal["off", "auto", "cuda", "cpu"] = "off"
     budget: Amount | None = None
     host_budget: Amount | None = None
+    disk: Path | None = None
+    disk_budget: Amount | None = None
     chunk_size: int | None = None  # bytes; `resolve_chunks` says what None means here and in `small_limit`
     small_limit: int | None = None
     policy: str = "auto"
@@ -108,7 +112,7 @@ class Config:
             elif text:
                 values[setting.name] = _parse(setting, text, f"{setting.variable}=")
         config = cls(**values)
-        _check_metrics(config)
+        _check_alone(config)
         return config
 
     def to_environment(self) -> dict[str, str]:
@@ -137,6 +141,21 @@ class Config:
                 f"({format_bytes(total_bytes)}); give at most that, or a share such as 60%"
             )
         return budget
+
+    def resolve_emulated_memory(
+        self, available_bytes: int | None = None, largest_bytes: int | None = None
+    ) -> int | None:
+        """Returns the emulated device's bytes for a budget in bytes; None where the driver's default is right.
+
+        The default is a share of what is free now. A budget may be more, as far as the machine, or this process's
+        control group, has so much. The arguments are those of `resolve_host_budget`.
+        """
+        wanted = self.budget.bytes if self.budget is not None else None
+        largest = largest_host_bytes() if largest_bytes is None else largest_bytes
+        if self.emulated_memory is not None or wanted is None or wanted > largest:
+            return None
+        available = available_host_bytes() if available_bytes is None else available_bytes
+        return -(-max(wanted, int(DEFAULT_HOST_FRACTION * available)) // MIB) * MIB
 
     def resolve_chunks(self, budget_bytes: int, granularity_bytes: int) -> tuple[int, int]:
         """Returns the bytes of a chunk and of the largest small allocation.
@@ -192,6 +211,25 @@ class Config:
             )
         return budget
 
+    def resolve_disk_budget(self) -> int:
+        """Returns the bytes of the disk for swapped data: at most what is free in the folder; 0 without a disk.
+
+        Raises:
+            ConfigError: the folder is none that this user may write to, or has less free space than the budget.
+        """
+        if self.disk is None:
+            return 0
+        if not self.disk.is_dir() or not os.access(self.disk, os.W_OK | os.X_OK):
+            raise ConfigError(f"OOC_DISK={self.disk} is no folder that this user may write to: make it")
+        free = shutil.disk_usage(self.disk).free
+        budget = (self.disk_budget or Amount(fraction=DEFAULT_DISK_FRACTION)).resolve(free)
+        if budget > free:
+            raise ConfigError(
+                f"OOC_DISK_BUDGET={self.disk_budget} is more than the {format_bytes(free)} that are free in "
+                f"OOC_DISK={self.disk}; give at most {exact_bytes(free // MIB * MIB)}, or a share of it such as 80%"
+            )
+        return budget
+
 
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:
     """A sentence for each variable that starts with our prefix but is no setting."""
@@ -204,6 +242,7 @@ def unknown_variables(environment: Mapping[str, str]) -> list[str]:
 
 
 _USELESS_ALONE = (  # a setting, the setting without which it does nothing, and an example value for the latter
+    ("disk_budget", "disk", "/scratch"),
     ("metrics_address", "metrics_port", "9835"),
     ("metrics_cert", "metrics_port", "9835"),
     ("metrics_key", "metrics_cert", "cert.pem"),
@@ -212,8 +251,8 @@ _USELESS_ALONE = (  # a setting, the setting without which it does nothing, and 
 )
 
 
-def _check_metrics(config: Config) -> None:
-    """Raises ConfigError if a setting of metrics does nothing without another one, or the certificate is unusable."""
+def _check_alone(config: Config) -> None:
+    """Raises ConfigError if a setting does nothing without another one, or the certificate for metrics is unusable."""
     defaults = {field.name: field.default for field in dataclasses.fields(config)}
     for name, needs, example in _USELESS_ALONE:
         if getattr(config, name) != defaults[name] and getattr(config, needs) is None:

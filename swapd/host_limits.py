@@ -43,6 +43,15 @@ def available_host_bytes(root: Path = Path("/")) -> int:
     return available if group is None else min(available, group.available_bytes)
 
 
+def peak_rss_bytes(root: Path = Path("/")) -> int:
+    """The most memory that this process had resident at a time, in bytes.
+
+    Unlike `getrusage`, whose figure begins as that of the process that started this one. It is 0 where the kernel does
+    not say.
+    """
+    return _fields(root / "proc/self/status").get("VmHWM", 0)
+
+
 def largest_host_bytes(root: Path = Path("/")) -> int:
     """Bytes that this process could take if nobody else took any: the machine's memory, or its group's limit."""
     total = _fields(root / "proc/meminfo").get("MemTotal", UNLIMITED_FROM)
@@ -105,7 +114,7 @@ def _read_number(path: Path) -> int | None:
 def _fields(path: Path) -> dict[str, int]:
     """The numbers of a file with lines such as ``inactive_file 12`` or ``MemTotal: 12 kB``, in bytes."""
     fields = {}
-    for line in path.read_text(encoding="ascii").splitlines():
+    for line in path.read_text(encoding="ascii", errors="replace").splitlines():
         name, number, *unit = [*line.split(), "", ""]
         if number.isdigit():
             fields[name.rstrip(":")] = int(number) * (1024 if "kB" in unit else 1)

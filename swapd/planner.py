@@ -22,6 +22,8 @@ from swapd.planning.problem import InfeasibleError, Problem
 from swapd.policies import make_plan
 from swapd.simulation.simulator import simulate
 from swapd.step_times import Step, StepTimes
+from swapd.tiers.moves import BlockMoves
+from swapd.tiers.planner import TierPlanner
 from swapd.trace.ranged import RangedTrace, recorded_plan
 from swapd.trace.trace import Machine, Trace
 
@@ -49,6 +51,7 @@ class Planner:
         trace_path: the file that gets, when the program ends, the trace of the sequence whose iterations took the most
             time in all.
         asynchronous: as the core is.
+        disk: speeds of the disk below host memory until they are measured; None without one.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class Planner:
         expected: Machine | None = None,
         trace_path: Path | None = None,
         asynchronous: bool = False,
+        disk: Machine | None = None,
     ) -> None:
         self.core = core
         self.policy = policy
@@ -71,6 +75,8 @@ class Planner:
         )
         self.trace_path = trace_path
         self.asynchronous = asynchronous
+        self.tiers = TierPlanner(core, disk) if disk is not None else None
+        self._moves = BlockMoves()  # of the last plan, below the device's own
         self.steps = StepTimes()
         self.planning_seconds = 0.0
         self.last_plan: Plan | None = None
@@ -113,7 +119,11 @@ class Planner:
         if self._followed > _PREDICTIONS and not rarely:
             return
         problem = Problem.from_trace(self.trace(ended), int(self.core.stats()["budget_bytes"]))
-        self.last_plan = replace(plan, predicted_seconds=simulate(problem, plan).seconds)
+        if self.tiers is None:
+            seconds: float | None = simulate(problem, plan).seconds
+        else:
+            seconds = self.tiers.predicted_seconds(problem, plan, self._moves)
+        self.last_plan = replace(plan, predicted_seconds=seconds)
 
     def figures(self) -> dict[str, Any]:
         """What is shown of the last plan, or of the settings before the first one, by the keys of the summary."""
@@ -149,7 +159,10 @@ class Planner:
         trace = recorded.cut()
         problem = Problem.from_trace(trace, budget)
         try:
-            plan = make_plan(problem, policy=self.policy, window_bytes=self.window_bytes)
+            if self.tiers is None:
+                plan = make_plan(problem, policy=self.policy, window_bytes=self.window_bytes)
+            else:
+                plan, self._moves = self.tiers.plan(problem, trace, self.policy, self.window_bytes)
         except InfeasibleError as error:
             log.info("no plan for %016x: %s", ended.fingerprint, error)
             self._failed.add(ended.fingerprint)
@@ -160,18 +173,22 @@ class Planner:
             [array for name, array in arrays.items() if name.startswith(kind)] for kind in ("out_", "in_", "back_")
         )
         self._keep_plan(ended.fingerprint, known)
-        self.core.install_plan(ended.fingerprint, outs, ins, write_backs)
+        below = {} if self.tiers is None else self._moves.columns()
+        self.core.install_plan(ended.fingerprint, outs, ins, write_backs, **below)
         self._measured[ended.fingerprint] += 1
         self.last_plan, self.planned_step_seconds, self._followed = plan, None, 0
         seconds = time.perf_counter() - began
         self.planning_seconds += seconds
         log.debug(
-            "plan for %016x by %s: %d outs, %d ins, %d write-backs, predicted %.3f s, bound %.3f s, planned in %.3f s",
+            "plan for %016x by %s: %d outs, %d ins, %d write-backs, %d down, %d up, predicted %.3f s, bound %.3f s, "
+            "planned in %.3f s",
             ended.fingerprint,
             plan.policy,
             len(plan.outs),
             len(plan.ins),
             len(plan.write_backs),
+            len(self._moves.downs),
+            len(self._moves.ups),
             plan.predicted_seconds or 0.0,
             plan.bound_seconds or 0.0,
             seconds,

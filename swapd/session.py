@@ -14,18 +14,21 @@ from typing import Any, NamedTuple, Protocol
 from ooc_alloc import Core, OocError, device_memory, library_path, refused_settings
 from swapd import endings
 from swapd.config import Config, ConfigError
+from swapd.devices.disk_profile import DEPTH_UNKNOWN, known_disk
 from swapd.devices.profile import known_machine
 from swapd.files import is_stream
 from swapd.observing.observer import Observer
 from swapd.planner import Planner
 from swapd.ranks import claim, is_child, is_launcher, own_file, with_word
 from swapd.summary import audit_agrees, make_summary, write_summary
+from swapd.tiers.planner import DISK_UNKNOWN
 
 log = logging.getLogger("ooc.swapd")
 
 SESSION_OF = "_OOC_SESSION_OF"  # set for child processes, which must not overwrite the parent's summary
 _CUDA_GRANULARITY, _EMULATED_GRANULARITY = 2 << 20, 64 << 10  # bytes: what a chunk's size is a multiple of
 _EMULATED = "libooc_emulated_cuda.so"
+_EMULATED_MEMORY = "OOC_EMULATED_MEMORY"
 _FOR_LIBRARIES = 3 << 29  # bytes that a default budget leaves on a GPU: modules and cuBLAS are loaded later
 _SUMMARY_EVERY_SECONDS = 1.0
 _AUDIT_EVERY_SECONDS = 60.0  # for followers: a recount holds the program up for a millisecond or so
@@ -65,6 +68,7 @@ class Limits(NamedTuple):
     host_budget_bytes: int
     chunk_bytes: int
     small_limit_bytes: int
+    disk_budget_bytes: int = 0
 
 
 def limits_of(config: Config, cuda: CudaDevice | None = None) -> Limits:
@@ -79,15 +83,25 @@ def limits_of(config: Config, cuda: CudaDevice | None = None) -> Limits:
     )
     driver = cuda.driver if cuda is not None else str(library_path(_EMULATED))
     emulated = driver == str(library_path(_EMULATED))
+    memory = config.resolve_emulated_memory() if emulated else None
     try:
+        if memory is not None:  # for a moment: the driver looks once, and child processes have budgets of their own
+            os.environ[_EMULATED_MEMORY] = str(memory)
         total, free = device_memory(driver, cuda.ordinal if cuda is not None else 0)
     except OocError:
         if emulated and (refused := refused_settings(driver)):
             raise ConfigError(refused) from None
         raise
+    finally:
+        if memory is not None:
+            del os.environ[_EMULATED_MEMORY]
     budget = config.resolve_budget(total, free, 0 if emulated else _FOR_LIBRARIES)
     granularity = _CUDA_GRANULARITY if not emulated else config.emulated_granularity or _EMULATED_GRANULARITY
-    return Limits(driver, budget, config.resolve_host_budget(), *config.resolve_chunks(budget, granularity))
+    chunks = config.resolve_chunks(budget, granularity)
+    # A device whose memory is the host's has a disk right below it, unless it plays one with a memory of its own.
+    apart = not emulated or config.host_budget is not None or config.emulated_bandwidth is not None
+    host = config.resolve_host_budget() if config.disk is None or apart else 0
+    return Limits(driver, budget, host, *chunks, config.resolve_disk_budget())
 
 
 @dataclass(frozen=True)
@@ -124,6 +138,7 @@ class Session:
         limits = limits_of(config, cuda) if limits is None else limits
         self.emulated = limits.driver == str(library_path(_EMULATED))
         self.device_ordinal = cuda.ordinal if cuda is not None else 0
+        disk = known_disk(config.disk) if config.disk is not None else None  # as `swapd probe --disk` measured it
         self.core = Core(
             limits.driver,
             budget_bytes=limits.budget_bytes,
@@ -136,10 +151,17 @@ class Session:
             asynchronous=cuda is not None,
             safe=config.safe,
             wait_limit_seconds=config.wait_limit,
+            disk_folder=str(config.disk.absolute()) if config.disk is not None else "",
+            disk_budget_bytes=limits.disk_budget_bytes,
+            disk_depth=disk.recommended.depth if disk is not None else DEPTH_UNKNOWN,
         )
         self.budget_bytes = int(self.core.stats()["budget_bytes"])
         self.device_name = self.core.device_name
-        self.expected_link = known_machine(self.device_name, config.emulated_bandwidth if cuda is None else None)
+        measured = disk.machine() if disk is not None else None
+        if config.disk is not None and limits.host_budget_bytes == 0:
+            self.expected_link = measured
+        else:
+            self.expected_link = known_machine(self.device_name, config.emulated_bandwidth if cuda is None else None)
         self.planner = Planner(
             self.core,
             policy="none" if config.policy == "demand" else config.policy,
@@ -147,6 +169,7 @@ class Session:
             expected=self.expected_link,
             trace_path=_own_path(config.trace),
             asynchronous=cuda is not None,
+            disk=(measured or DISK_UNKNOWN) if config.disk is not None and limits.host_budget_bytes else None,
         )
         self.summary_path = _own_path(config.summary)
         self._rewritten = self.summary_path is not None and not is_stream(self.summary_path)

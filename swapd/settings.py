@@ -89,10 +89,11 @@ parse_alloc = _one_of(
     {
         **dict.fromkeys(("", *_NO), "off"),
         **dict.fromkeys((*_YES, "auto"), "auto"),
-        **{name: name for name in ("cuda", "emulated")},
+        "cuda": "cuda",
+        **dict.fromkeys(("cpu", "emulated"), "cpu"),
     },
     "is no device",
-    "1 or auto (a GPU if there is one, else emulated), cuda, emulated or 0",
+    "1 or auto (a GPU if there is one, else cpu), cuda, cpu or 0",
 )
 parse_switch = _one_of({**dict.fromkeys(_YES, True), **dict.fromkeys(_NO, False)}, "is neither yes nor no", "1 or 0")
 parse_policy = _one_of(
@@ -216,9 +217,10 @@ SETTINGS = (
     Setting(
         "alloc",
         "DEVICE",
-        "1 or auto (a GPU if there is one, else emulated), cuda, emulated, or 0 [0]",
+        "1 or auto (a GPU if there is one, else cpu), cuda, cpu, or 0 [0]",
         parse_alloc,
-        more="A call of `enable` means `auto` unless it says otherwise.",
+        more="`cpu` is an emulated device in this machine's memory, and `emulated` another name of it. What does not "
+        "fit there lies on a disk, if one is given. A call of `enable` means `auto` unless it says otherwise.",
     ),
     Setting(
         "budget",
@@ -233,6 +235,15 @@ SETTINGS = (
         parse_amount,
         more="It is at most what the machine, or the control group, has.",
     ),
+    Setting(
+        "disk",
+        "FOLDER",
+        "folder on a disk for swapped data that host memory does not hold [none]",
+        parse_path,
+        more="With `cpu` there is no host memory for them, unless `OOC_HOST_BUDGET` says how much. They are in a file "
+        "without a name that goes with the process.",
+    ),
+    Setting("disk_budget", "BYTES|%", "bytes of that disk for swapped data [80% of what is free there]", parse_amount),
     Setting(
         "chunk_size",
         "BYTES",

@@ -12,6 +12,7 @@ from typing import Any
 
 from ooc_alloc import Core, OocError
 from swapd.files import write_whole
+from swapd.host_limits import peak_rss_bytes
 from swapd.planner import Planner
 
 VERSION = 1
@@ -23,7 +24,8 @@ _COPIED = """
     stall_seconds min_budget_bytes chunk_bytes clean_drop_bytes demand_swap_in_bytes demand_swap_out_bytes
     planned_iteration_count plan_switch_count driver_failure_count stall_swap_in_seconds stall_room_seconds
     cancelled_swap_out_count write_back_bytes external_pin_count allocations copy_out_seconds copy_in_seconds
-    host_backed_function_count
+    host_backed_function_count disk_budget_bytes disk_peak_bytes disk_read_bytes disk_written_bytes disk_failure_count
+    host_budget_bytes stall_disk_seconds
 """.split()
 
 
@@ -93,6 +95,7 @@ def make_summary(
         "final": final,
         "pid": os.getpid(),
         "device": planner.core.device_name,
+        "peak_rss_bytes": peak_rss_bytes(),
         **{name: stats[name] for name in _COPIED},
         "steps": planner.steps.histogram.count,
         "step_seconds": [round(step.seconds, 6) for step in planner.steps.kept],

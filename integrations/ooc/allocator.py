@@ -68,14 +68,14 @@ class Allocator(Managed):
 
     def __init__(self, *, asynchronous: bool = False, **settings: Any) -> None:
         config = wanted_config(settings)
-        super().__init__(config, _device(config.alloc == "emulated", asynchronous))
+        super().__init__(config, _device(config.alloc == "cpu", asynchronous))
         self._pins: dict[int, int] = {}  # token of each allocation that is pinned
         self._sizes: dict[int, int] = {}  # bytes of each allocation
 
     @property
     def is_emulated(self) -> bool:
         """Whether the device is the emulated one, whose memory is the host's."""
-        return self._session.config.alloc == "emulated"
+        return self._session.config.alloc == "cpu"
 
     @property
     def budget_bytes(self) -> int:

@@ -15,6 +15,9 @@
             device.step()
         print(b.to_numpy(), device.summary())
 
+With ``disk="/scratch"`` what the budget does not hold lies on a disk and takes no memory, so that the arrays together
+may be larger than memory; each function's arrays fit the budget.
+
 A function's body gets ordinary arrays (views of device memory) in place of the device arrays that it is given. What it
 computes on the way lies in NumPy's own memory and is no part of the budget. A view is good until the function returns.
 A view that can be reached after that is an error (:class:`EscapedView`). Its variable then stays on the device for as

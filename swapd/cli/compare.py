@@ -19,14 +19,17 @@ from swapd.cli.problems import (
     budget_option,
     link_options,
     load_trace,
+    lower_tiers,
     machine_of,
     make_problem,
+    tier_options,
 )
 from swapd.observing.advice import Report
 from swapd.observing.analysis import printable, problem_facts, with_budget
 from swapd.observing.comparison import Seconds, arms, lower_bounds, policy_facts, smallest_budget, sweep
 from swapd.planning.problem import Problem
 from swapd.settings import Link
+from swapd.tiers.three_tiers import LowerTiers
 from swapd.units import Amount, format_bytes, format_duration, parse_amount
 
 _COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {  # of one trace in one budget
@@ -40,6 +43,15 @@ _COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {  # of one trace in o
     "peak": ("peak_bytes", format_bytes),
     "average": ("average_bytes", format_bytes),
     "planning": ("planning_seconds", format_duration),
+}
+
+_WITH_DISK = ("step", "x lower", "out", "in", "demand", "planning")  # of these columns, those with a disk
+_TIER_COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {  # and more
+    "for link": ("link_stall_seconds", format_duration),
+    "for disk": ("disk_stall_seconds", format_duration),
+    "written": ("disk_write_bytes", format_bytes),
+    "read": ("disk_read_bytes", format_bytes),
+    "host peak": ("host_peak_bytes", format_bytes),
 }
 
 
@@ -73,6 +85,7 @@ def parse_policies(text: str) -> list[str]:
     help="Those to compare [in-core, demand mode and all policies].",
 )
 @link_options
+@tier_options
 @json_option
 def command(
     trace_paths: tuple[Path, ...],
@@ -82,24 +95,30 @@ def command(
     chunk_size: int | None,
     bandwidth: Link | None,
     device: str | None,
+    host_budget: int | None,
+    disk_read: float | None,
+    disk_write: float | None,
     as_json: bool,
 ) -> int:
     """Compare scheduling policies by simulation, on equal terms.
 
     With one TRACE and --budget: all figures of each policy. With one TRACE and --budgets: a step's time by budget. With
     several traces, of several batch sizes for example, and --budget: the share of the in-core throughput that is kept
-    on each, and the largest trace that each policy can run.
+    on each, and the largest trace that each policy can run. With --host-budget and --disk-read, each policy also
+    moves data between host memory and a disk, by the same rules; in demand mode nothing is planned on either level.
 
     \b
     swapd compare gpt.trace --budget 8GiB
     swapd compare gpt.trace --budgets 25%,50%,75% --policies auto,window
     swapd compare b64.trace b128.trace b256.trace --budget 16GiB
+    swapd compare gpt.trace --budget 80GiB --host-budget 64GiB --disk-read 7GB/s --policies auto,zero_infinity
     """
     if (budget is None) == (budgets is None):
         raise click.UsageError("give either --budget or --budgets")
     if budgets is not None and len(trace_paths) > 1:
         raise click.UsageError("--budgets is for one trace; give several traces one --budget")
     machine, names = machine_of(bandwidth, device), policies or list(arms())
+    lower = lower_tiers(host_budget, disk_read, disk_write)
     problems: dict[str, Problem] = {}
     for name, path in zip(_short(trace_paths), trace_paths):
         trace = load_trace(path)
@@ -108,13 +127,13 @@ def command(
     (path, *more), (problem, *_) = trace_paths, problems.values()
     with progress_bar() as report:
         if more:
-            facts = trace_facts(dict(sorted(problems.items(), key=lambda row: _peak(row[1]))), names, report)
+            facts = trace_facts(dict(sorted(problems.items(), key=lambda row: _peak(row[1]))), names, report, lower)
             table = trace_table(facts)
         elif budgets is not None:
-            facts = budget_facts([with_budget(problem, size) for size in sizes], names, report)
+            facts = budget_facts([with_budget(problem, size) for size in sizes], names, report, lower)
             table = budget_table(facts, path)
         else:
-            facts = policies_facts(problem, names, report)
+            facts = policies_facts(problem, names, report, lower)
             table = policies_table(facts, path)
     if as_json:
         print_json(facts)
@@ -147,17 +166,21 @@ def _shown(value: float | None, text: Callable[[float], str]) -> str:
     return "-" if value is None else text(value)
 
 
-def policies_facts(problem: Problem, names: Sequence[str], report: Report) -> dict[str, Any]:
+def policies_facts(
+    problem: Problem, names: Sequence[str], report: Report, lower: LowerTiers | None = None
+) -> dict[str, Any]:
     """The keys of ``swapd compare --json`` for one trace and one budget."""
     rows = []
     for done, policy in enumerate(names):
         report(policy, done, len(names))
-        rows.append(policy_facts(problem, policy))
+        rows.append(policy_facts(problem, policy, lower))
     return {**problem_facts(problem), "compute_seconds": problem.compute_seconds, "policies": rows}
 
 
 def policies_table(facts: dict[str, Any], path: Path) -> RenderableType:
     """All figures of each policy. A policy that cannot run shows what it needs."""
+    with_disk = any("disk_read_bytes" in row for row in facts["policies"])
+    shown = {key: _COLUMNS[key] for key in _WITH_DISK} | _TIER_COLUMNS if with_disk else _COLUMNS
     rows = []
     for row in facts["policies"]:
         if row["can_run"]:
@@ -165,26 +188,28 @@ def policies_table(facts: dict[str, Any], path: Path) -> RenderableType:
         else:
             needed = facts["fit_budget_bytes"] if "seconds" in row else row["least_budget_bytes"]
             note = "finds no plan" if needed is None else f"needs {format_bytes(needed)}"
-        rows.append([row["policy"], *(_shown(row.get(key), text) for key, text in _COLUMNS.values()), note])
+        rows.append([row["policy"], *(_shown(row.get(key), text) for key, text in shown.values()), note])
     title = (
         f"{path}: live peak {format_bytes(facts['live_peak_bytes'])}, budget {format_bytes(facts['budget_bytes'])}, "
         f"computation {format_duration(facts['compute_seconds'])}"
     )
-    return text_table(title, ["policy", *_COLUMNS, ""], rows, left=("",))
+    return text_table(title, ["policy", *shown, ""], rows, left=("",))
 
 
-def budget_facts(problems: Sequence[Problem], names: Sequence[str], report: Report) -> dict[str, Any]:
+def budget_facts(
+    problems: Sequence[Problem], names: Sequence[str], report: Report, lower: LowerTiers | None = None
+) -> dict[str, Any]:
     """The keys of ``swapd compare --budgets --json``, of one trace in several budgets; null: the policy cannot run."""
-    seconds = sweep([(format_bytes(problem.budget_bytes), problem) for problem in problems], names, report)
+    seconds = sweep([(format_bytes(problem.budget_bytes), problem) for problem in problems], names, report, lower)
     rows = []
     for done, policy in enumerate(names):
         report(f"{policy}: smallest budget", done, len(names))
-        smallest = smallest_budget(problems[0], policy)
+        smallest = smallest_budget(problems[0], policy, lower)
         rows.append({"policy": policy, "seconds": seconds[policy], "smallest_budget_bytes": smallest})
     return {
         "budgets_bytes": [problem.budget_bytes for problem in problems],
         "compute_seconds": problems[0].compute_seconds,
-        "lower_bound_seconds": lower_bounds(problems),
+        "lower_bound_seconds": lower_bounds(problems, lower),
         "policies": rows,
     }
 
@@ -203,7 +228,9 @@ def budget_table(facts: dict[str, Any], path: Path) -> RenderableType:
     return text_table(f"{path}: time of a step by budget", columns, rows)
 
 
-def trace_facts(problems: Mapping[str, Problem], names: Sequence[str], report: Report) -> dict[str, Any]:
+def trace_facts(
+    problems: Mapping[str, Problem], names: Sequence[str], report: Report, lower: LowerTiers | None = None
+) -> dict[str, Any]:
     """The keys of ``swapd compare --json`` for several traces by rising live peak; null: the policy cannot run."""
 
     def kept(seconds: Seconds) -> Seconds:
@@ -223,7 +250,7 @@ def trace_facts(problems: Mapping[str, Problem], names: Sequence[str], report: R
                 "compute_seconds": problem.compute_seconds,
                 "most_possible": most,
             }
-            for (name, problem), most in zip(problems.items(), kept(lower_bounds(problems.values())))
+            for (name, problem), most in zip(problems.items(), kept(lower_bounds(problems.values(), lower)))
         ],
         "policies": [
             {
@@ -234,7 +261,7 @@ def trace_facts(problems: Mapping[str, Problem], names: Sequence[str], report: R
                     (name for name, value in zip(problems, seconds) if value is not None), key=by_peak, default=None
                 ),
             }
-            for policy, seconds in sweep(list(problems.items()), names, report).items()
+            for policy, seconds in sweep(list(problems.items()), names, report, lower).items()
         ],
     }
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 from rich.console import RenderableType
@@ -12,21 +14,37 @@ from rich.console import RenderableType
 from ooc_alloc import OocError
 from swapd.cli.options import read_config, setting_options
 from swapd.cli.output import Failure, console, json_option, pairs_table, print_json, progress_bar, text_table
+from swapd.devices import disk_probe
+from swapd.devices.disk import IN_MEMORY
+from swapd.devices.disk_profile import DiskProfile, save_disk_profile
 from swapd.devices.probe import QUICK, Effort, measure, open_device
 from swapd.devices.profile import Profile, save_profile
 from swapd.units import MIB, format_bandwidth, format_bytes, format_duration
 
+P = TypeVar("P", Profile, DiskProfile)
+FOLDER = click.Path(path_type=Path)
+
 
 @click.command("probe")
 @setting_options("alloc", "chunk_size", "emulated_memory", "emulated_bandwidth", "emulated_granularity")
-@click.option("--quick", is_flag=True, help="Fewer sizes and repeats: a second rather than ten.")
+@click.option("--disk", metavar="FOLDER", type=FOLDER, help="Measure the disk of this folder in place of a device.")
+@click.option("--quick", is_flag=True, help="Fewer sizes and repeats: a second or two rather than ten.")
 @click.option("--no-save", is_flag=True, help="Do not keep the profile.")
 @json_option
-def command(quick: bool, no_save: bool, as_json: bool, **flags: Any) -> int:
+def command(disk: Path | None, quick: bool, no_save: bool, as_json: bool, **flags: Any) -> int:
     """Measure the device: memory calls by chunk count, copies by size and direction, pinning.
 
     All figures are medians. The profile is kept under $XDG_CACHE_HOME/ooc_alloc, where `swapd plan --device` finds it.
+
+    With --disk: a file of 1 GiB without a name is read and written there, by size of a piece and by how many pieces
+    are under way. A program whose OOC_DISK is on that disk plans with the speeds that were found, and has as many
+    pieces under way as are worth it.
     """
+    if disk is not None:
+        given = [f"--{name.replace('_', '-')}" for name, value in flags.items() if value is not None]
+        if given:
+            raise click.UsageError(f"{given[0]} is about a device, and does nothing with --disk: leave it out")
+        return _probe_disk(disk, quick, no_save, as_json)
     config = read_config(flags)
     os.environ.update(config.to_environment())  # from which the emulated driver reads its settings
     try:
@@ -42,10 +60,7 @@ def command(quick: bool, no_save: bool, as_json: bool, **flags: Any) -> int:
         device.close()
     except OocError as error:
         raise Failure(str(error)) from None
-    try:
-        path = None if no_save else save_profile(profile)
-    except OSError as error:
-        raise Failure(f"cannot keep the profile: {error}; use --no-save, or set XDG_CACHE_HOME") from None
+    path = None if no_save else _kept(save_profile, profile)
     if as_json:
         print_json({"path": None if path is None else str(path), **dataclasses.asdict(profile)})
         return 0
@@ -58,6 +73,52 @@ def command(quick: bool, no_save: bool, as_json: bool, **flags: Any) -> int:
     if path is not None:
         screen.print(f"kept as {path}", soft_wrap=True)
     return 0
+
+
+def _kept(save: Callable[[P], Path], profile: P) -> Path:
+    try:
+        return save(profile)
+    except OSError as error:
+        raise Failure(f"cannot keep the profile: {error}; use --no-save, or set XDG_CACHE_HOME") from None
+
+
+def _probe_disk(folder: Path, quick: bool, no_save: bool, as_json: bool) -> int:
+    effort = disk_probe.QUICK if quick else disk_probe.Effort()
+    try:
+        with progress_bar() as progress:
+            profile = disk_probe.probe_folder(folder, effort=effort, progress=progress)
+    except disk_probe.DiskError as error:
+        raise Failure(str(error)) from None
+    path = None if no_save else _kept(save_disk_profile, profile)
+    best = profile.recommended
+    read, written = best.of_equal_amounts()
+    if as_json:
+        found = {"depth": best.depth, "read_bytes_per_second": read, "written_bytes_per_second": written}
+        print_json({"path": None if path is None else str(path), "recommended": found, **dataclasses.asdict(profile)})
+        return 0
+    screen = console()
+    screen.print(disk_table(profile))
+    screen.print()
+    speeds = f"{format_bandwidth(read)} read and {format_bandwidth(written)} written"
+    words = f"{best.depth} pieces at once in each direction are" if best.depth > 1 else "one piece at a time is"
+    screen.print(f"{words} enough: {speeds}, where as much is read as written and both begin at once.")
+    if profile.kind in IN_MEMORY:
+        screen.print(f"Files of {profile.kind} are memory: give a folder on a disk.")
+    if not profile.direct:
+        screen.print("The file system refuses direct I/O: these are speeds through the page cache.")
+    if path is not None:
+        screen.print(f"kept as {path}", soft_wrap=True)
+    return 0
+
+
+def disk_table(profile: DiskProfile) -> RenderableType:
+    """A disk's profile as a table."""
+    rows = []
+    for row in profile.speeds:
+        speeds = (row.read_alone, row.written_alone, row.read_with_both, row.written_with_both)
+        rows.append([format_bytes(row.piece_bytes), str(row.depth), *map(format_bandwidth, speeds)])
+    columns = ("piece", "at once", "read alone", "written alone", "read with both", "written with both")
+    return text_table(f"disk at {profile.mount or '?'} ({profile.kind})", columns, rows)
 
 
 def profile_tables(profile: Profile) -> list[RenderableType]:

@@ -18,9 +18,11 @@ from swapd.planning.problem import InfeasibleError, PolicyInfeasibleError, Probl
 from swapd.planning.violations import malformed
 from swapd.policies import available
 from swapd.settings import Link, parse_link, parse_window
+from swapd.tiers.first_level import UnsteadyError
+from swapd.tiers.three_tiers import DISK_LATENCY_SECONDS, HostInfeasibleError, LowerTiers
 from swapd.trace.trace import Machine, Trace
 from swapd.trace.trace_file import TraceError
-from swapd.units import Amount, exact_bytes, format_bytes, parse_amount, parse_bytes
+from swapd.units import Amount, exact_bytes, format_bytes, parse_amount, parse_bandwidth, parse_bytes
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _ARMS = {DEMAND: "; demand: no plan", IN_CORE: "; in-core: enough memory"}
@@ -43,6 +45,20 @@ link_options = together(
         help="Speed of the link: 10GiB/s, or h2d=8GiB/s,d2h=6GiB/s,latency=20us [the trace's].",
     ),
     click.option("--device", metavar="NAME", help="Take the link's speed from the profile `swapd probe` made."),
+)
+tier_options = together(
+    click.option(
+        "--host-budget",
+        metavar="BYTES",
+        callback=parsed(parse_bytes),
+        help="Host bytes for swapped data, with a disk under them [as many as it takes, no disk].",
+    ),
+    click.option(
+        "--disk-read", metavar="RATE", callback=parsed(parse_bandwidth), help="Speed of the disk's reads, as 7GB/s."
+    ),
+    click.option(
+        "--disk-write", metavar="RATE", callback=parsed(parse_bandwidth), help="Speed of its writes [as its reads]."
+    ),
 )
 plan_option = click.option("--plan", "plan_path", metavar="FILE", type=FILE, help="Take this plan, of `swapd plan -o`.")
 
@@ -72,6 +88,19 @@ class Case:
     outcome: Outcome
 
 
+def lower_tiers(host_budget: int | None, disk_read: float | None, disk_write: float | None) -> LowerTiers | None:
+    """What the options of `tier_options` ask for, or None for host memory without end. Raises click.UsageError."""
+    if host_budget is None and disk_read is None and disk_write is None:
+        return None
+    if host_budget is None or disk_read is None:
+        raise click.UsageError("a disk needs both --host-budget and --disk-read")
+    try:
+        disk = Machine(disk_write or disk_read, disk_read, DISK_LATENCY_SECONDS)
+    except ValueError:
+        raise click.UsageError("--disk-read and --disk-write: a plan needs a speed, not unlimited and not 0") from None
+    return LowerTiers(host_budget, disk)
+
+
 def simulated(
     trace_path: Path,
     *,
@@ -82,6 +111,7 @@ def simulated(
     bandwidth: Link | None,
     device: str | None,
     plan_path: Path | None = None,
+    lower: LowerTiers | None = None,
 ) -> Case:
     """Simulates what the options of a command ask for. Raises Failure or click.UsageError."""
     trace, machine = load_trace(trace_path), machine_of(bandwidth, device)
@@ -91,11 +121,13 @@ def simulated(
     try:
         if plan is None:
             with console(stderr=True).status("planning"):
-                outcome = run_policy(problem, policy, window)
+                outcome = run_policy(problem, policy, window, lower)
         elif wrong := malformed(problem, plan):
             raise Failure(f"the plan does not belong to this trace: {wrong[0]}")
         else:
-            outcome = run_plan(problem, plan, plan.policy)
+            outcome = run_plan(problem, plan, plan.policy, lower=lower)
+    except (HostInfeasibleError, UnsteadyError) as error:
+        raise Failure(str(error)) from None
     except PolicyInfeasibleError as error:
         raise Failure(f"{error}; other policies need less, {problem.min_budget_bytes} bytes at the least") from None
     except InfeasibleError as error:

@@ -18,7 +18,16 @@ from swapd.cli.output import (
     text_table,
     write_file,
 )
-from swapd.cli.problems import FILE, Case, budget_option, plan_option, simulated, simulation_options
+from swapd.cli.problems import (
+    FILE,
+    Case,
+    budget_option,
+    lower_tiers,
+    plan_option,
+    simulated,
+    simulation_options,
+    tier_options,
+)
 from swapd.observing.advice import Advice, Advisor
 from swapd.observing.analysis import DEMAND, IN_CORE, Outcome, problem_facts, stalls_by_function, stalls_by_variable
 from swapd.observing.perfetto import to_perfetto
@@ -31,6 +40,7 @@ from swapd.units import format_bandwidth, format_bytes, format_duration
 @budget_option(" Needed unless --plan says it.")
 @plan_option
 @simulation_options(DEMAND, IN_CORE)
+@tier_options
 @click.option("--advice/--no-advice", default=True, help="Look for what would help, by simulating it [yes].")
 @click.option("--top", default=5, show_default=True, type=click.IntRange(min=0), help="Rows of the tables of stalls.")
 @click.option(
@@ -40,17 +50,32 @@ from swapd.units import format_bandwidth, format_bytes, format_duration
     help="Write the timeline as JSON for ui.perfetto.dev or chrome://tracing.",
 )
 @json_option
-def command(trace_path: Path, advice: bool, top: int, trace_out: Path | None, as_json: bool, **asked: Any) -> int:
+def command(
+    trace_path: Path,
+    advice: bool,
+    top: int,
+    trace_out: Path | None,
+    as_json: bool,
+    host_budget: int | None,
+    disk_read: float | None,
+    disk_write: float | None,
+    **asked: Any,
+) -> int:
     """Simulate a policy, or a plan, on TRACE: step time, stalls, memory, transfers, and advice.
 
     The step is one iteration in the steady state. It is shown beside the lower bound, which no schedule beats, and the
-    two-phase bound, which none beats that writes data once and reads it once.
+    two-phase bound, which none beats that writes data once and reads it once. With --host-budget and --disk-read, what
+    does not fit into host memory lies on a disk.
 
     \b
     swapd simulate gpt.trace --budget 8GiB --bandwidth 12GiB/s
+    swapd simulate gpt.trace --budget 80GiB --host-budget 64GiB --disk-read 7GB/s
     swapd simulate gpt.trace --plan gpt.plan --trace-out gpt.json
     """
-    case = simulated(trace_path, **asked)
+    lower = lower_tiers(host_budget, disk_read, disk_write)
+    if lower is not None and trace_out is not None:
+        raise click.UsageError("--trace-out shows device and host, not the disk; leave one of them out")
+    case = simulated(trace_path, lower=lower, **asked)
     found = advice_for(case) if advice else []
     if trace_out is not None:
         if case.outcome.policy == IN_CORE:
@@ -103,7 +128,7 @@ def simulate_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     share = facts["stall_seconds"] / facts["seconds"] if facts["seconds"] > 0 else 0.0
     rates = format_bandwidth(facts["out_bytes_per_second"]), format_bandwidth(facts["in_bytes_per_second"])
     over = facts["live_peak_bytes"] / facts["budget_bytes"]
-    return [
+    rows = [
         ("policy", facts["policy"] + window),
         ("budget", f"{size('budget')}; the least that would do {size('min_budget')}"),
         ("live peak", f"{size('live_peak')}, {over:.2f} times the budget"),
@@ -118,6 +143,15 @@ def simulate_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("moves", f"planned {planned[0]} out, {planned[1]} in; on demand {demand[0]} out, {demand[1]} in"),
         ("planning", format_duration(facts["planning_seconds"])),
     ]
+    if "host_budget_bytes" in facts:
+        speeds = [format_bandwidth(facts[f"disk_{way}_bytes_per_second"]) for way in ("write", "read")]
+        waits = [format_duration(facts[f"{link}_stall_seconds"]) for link in ("link", "disk")]
+        rows[-1:-1] = [
+            ("host memory", f"peak {size('host_peak')} of {size('host_budget')}"),
+            ("disk", f"writes {size('disk_write')} at {speeds[0]}, reads {size('disk_read')} at {speeds[1]}"),
+            ("stalls by tier", f"for the link {waits[0]}, for the disk {waits[1]}"),
+        ]
+    return rows
 
 
 def stall_tables(facts: dict[str, Any]) -> list[tuple[str, tuple[str, ...], list[Any]]]:

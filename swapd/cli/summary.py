@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from swapd.cli.output import pairs_table
+from swapd.tiers import store
 from swapd.units import format_bytes, format_duration
 
 
@@ -17,6 +18,7 @@ def summary_table(summary: dict[str, Any]) -> Table:
     rows: list[tuple[str, str | Text]] = [
         ("device", str(summary.get("device", "?"))),
         ("memory", _memory(summary)),
+        ("disk", disk(summary)),
         ("moved", moved(summary)),
         ("steps", _steps(summary)),
         ("stalls", _stalls(summary)),
@@ -36,7 +38,25 @@ def _memory(summary: dict[str, Any]) -> str:
     times = f"{peak / budget:.2f} times the budget" if budget else "no budget"
     return (
         f"live peak {format_bytes(peak)}, {times} of {format_bytes(budget)}; device peak "
-        f"{_bytes(summary, 'device_peak_bytes')}, host peak {_bytes(summary, 'host_peak_bytes')}"
+        f"{_bytes(summary, 'device_peak_bytes')}{_beyond(summary)}"
+    )
+
+
+def _beyond(summary: dict[str, Any]) -> str:
+    """The peak of host memory or of the disk, and that of the whole process where it is known."""
+    tier = store(summary)
+    process = f", process peak {_bytes(summary, 'peak_rss_bytes')}" if summary.get("peak_rss_bytes") else ""
+    return f", {tier} peak {_bytes(summary, f'{tier}_peak_bytes')}{process}"
+
+
+def disk(counters: dict[str, Any]) -> str:
+    """What a disk did, by the counters of a summary or of a process that runs; nothing without one."""
+    if not counters.get("disk_budget_bytes"):
+        return ""
+    most = counters.get("disk_used_bytes", counters.get("disk_peak_bytes"))
+    return (
+        f"{format_bytes(float(most or 0))} of {_bytes(counters, 'disk_budget_bytes')} taken; "
+        f"written {_bytes(counters, 'disk_written_bytes')}, read {_bytes(counters, 'disk_read_bytes')}"
     )
 
 
@@ -61,7 +81,9 @@ def _steps(summary: dict[str, Any]) -> str:
 def _stalls(summary: dict[str, Any]) -> str:
     stall = float(summary.get("stall_seconds") or 0)
     total = sum(float(value) for value in summary.get("step_seconds") or [])
-    return format_duration(stall) + (f", {stall / total:.1%} of the steps" if total > 0 else "")
+    disk = float(summary.get("stall_disk_seconds") or 0)
+    for_disk = f", {format_duration(disk)} of it for the disk" if disk else ""
+    return format_duration(stall) + (f", {stall / total:.1%} of the steps" if total > 0 else "") + for_disk
 
 
 def plan(facts: dict[str, Any]) -> str:
@@ -92,4 +114,6 @@ def _attention(summary: dict[str, Any]) -> list[Text]:
         texts.append(Text(f"the program left its recorded sequence {divergences} times", style="yellow"))
     if failures := summary.get("driver_failure_count"):
         texts.append(Text(f"{failures} driver calls failed and were made up for", style="yellow"))
+    if failures := summary.get("disk_failure_count"):
+        texts.append(Text(f"{failures} reads or writes of the disk failed: look into dmesg", style="yellow"))
     return texts

@@ -17,9 +17,10 @@ from rich.text import Text
 
 from swapd.cli.options import F
 from swapd.cli.output import OUTPUT, Failure, console, pairs_table, print_json, text_table, write_file
-from swapd.cli.summary import moved, plan
+from swapd.cli.summary import disk, moved, plan
 from swapd.observing.analysis import printable
 from swapd.observing.status import StatusError, ask, processes
+from swapd.tiers import store
 from swapd.units import format_bandwidth, format_bytes, format_duration
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -141,7 +142,9 @@ def frame(facts: dict[str, Any], before: dict[str, Any] | None) -> Group:
     rows: list[tuple[str, str | Text]] = [
         ("running for", f"{format_duration(facts['elapsed_seconds'])}, {stats['functions']} functions"),
         ("memory", _memory(stats)),
-        ("host", f"{format_bytes(stats['host_used_bytes'])} swapped out"),
+        *([] if store(stats) == "disk" else [("host", _host(stats))]),
+        *([("disk", disk(stats))] if stats.get("disk_budget_bytes") else []),
+        ("process", _process(facts)),
         ("moved", moved(stats)),
         ("now", _speeds(facts, before)),
         ("steps", _steps(facts)),
@@ -179,6 +182,16 @@ def _memory(stats: dict[str, Any]) -> Text:
         f"  {format_bytes(used)} of {format_bytes(budget)}; {format_bytes(live)} live ({live / budget:.2f} times)"
     )
     return bar
+
+
+def _host(stats: dict[str, Any]) -> str:
+    return f"{format_bytes(stats['host_used_bytes'])} swapped out"
+
+
+def _process(facts: dict[str, Any]) -> str:
+    """The peak memory of the process; nothing where it is one of an earlier release."""
+    peak = facts.get("peak_rss_bytes")
+    return f"{format_bytes(peak)} of the machine's memory at its peak" if peak else ""
 
 
 def _speeds(facts: dict[str, Any], before: dict[str, Any] | None) -> str:

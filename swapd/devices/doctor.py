@@ -24,10 +24,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from swapd.config import Config, ConfigError, unknown_variables
+from swapd.devices.disk import OVER_A_NETWORK, describe
+from swapd.devices.disk_profile import known_disk
 from swapd.devices.probe import CUDA_LIBRARY
 from swapd.devices.profile import cache_directory
 from swapd.host_limits import available_host_bytes, cgroup_memory
-from swapd.units import GIB, MIB, format_bytes
+from swapd.settings import parse_path
+from swapd.units import GIB, MIB, format_bandwidth, format_bytes
 
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 ENTRY_POINT_GROUP = "torch.backends"
@@ -82,7 +85,10 @@ def examine(progress: Callable[[str, int, int], None] | None = None) -> Report:
         ("emulated device", lambda: [check_emulated()]),
         ("CUDA", lambda: [check_cuda()]),
         ("PyTorch", lambda: check_torch(os.environ)),
-        ("limits", lambda: [check_host_memory(), check_map_count(), check_memlock(), check_cache()]),
+        (
+            "limits",
+            lambda: [check_host_memory(), check_map_count(), check_memlock(), check_disk(os.environ), check_cache()],
+        ),
     ]
     for index, (name, step) in enumerate(steps):
         if progress is not None:
@@ -148,7 +154,7 @@ def _check_limits(config: Config) -> None:
     if not config.enabled:
         return
     config.resolve_host_budget()
-    if config.alloc == "emulated" or (config.alloc == "auto" and ctypes.util.find_library("cuda") is None):
+    if config.alloc == "cpu" or (config.alloc == "auto" and ctypes.util.find_library("cuda") is None):
         with contextlib.suppress(OocError, OSError):  # another check reports what is wrong with the device
             limits_of(config)
 
@@ -310,6 +316,40 @@ def check_memlock() -> Check:
         return Check("memlock", "ok", "no limit")
     text = f"{format_bytes(soft)}; the emulated device locks nothing, some CUDA drivers count pinned memory"
     return Check("memlock", "ok", text, "if pinning fails on a GPU: ulimit -l unlimited")
+
+
+def check_disk(environment: Mapping[str, str]) -> Check:
+    """The folder of OOC_DISK: whether swapped data can be there, how fast at least, and whether it is a disk at all."""
+    text = environment.get("OOC_DISK", "").strip()
+    if not text:
+        return Check("disk", "ok", "OOC_DISK is not set: swapped data stay in host memory")
+    folder = parse_path(text)
+    try:
+        disk = describe(folder)
+    except OSError as error:
+        remedy = "make the folder, or give OOC_DISK one that this user may write to"
+        return Check("disk", "no", f"OOC_DISK={text}: {error.strerror}", remedy)
+    kind = disk.system.kind
+    says = f"{folder}: {kind} at {disk.system.mount or '?'}, {format_bytes(disk.free_bytes)} free"
+    if disk.in_memory:
+        remedy = "give OOC_DISK a folder on a disk: this one takes the memory that it is to save"
+        return Check("disk", "warn", f"{says}; files of {kind} are memory", remedy)
+    if kind in OVER_A_NETWORK:
+        remedy = "give OOC_DISK a folder on a disk of this machine"
+        return Check(
+            "disk", "warn", f"{says}; it is over a network, and a program stands still while that does", remedy
+        )
+    if not disk.direct:
+        remedy = "give OOC_DISK a folder on ext4, XFS or Btrfs: the page cache is slower, and takes memory"
+        return Check("disk", "warn", f"{says}; it refuses direct I/O", remedy)
+    if disk.free_bytes < GIB:
+        return Check("disk", "warn", says, "little room for swapped data: make room, or give OOC_DISK another folder")
+    says += "; direct I/O works" + ("" if disk.nameless else "; files have a name there for a moment")
+    profile = known_disk(folder)
+    if profile is None:
+        return Check("disk", "ok", says, f"`swapd probe --disk {text}` measures it, for better plans")
+    read, written = map(format_bandwidth, profile.recommended.of_equal_amounts())
+    return Check("disk", "ok", f"{says}; reads {read} and writes {written} at once")
 
 
 def check_cache() -> Check:

@@ -15,9 +15,10 @@ import math
 import os
 import re
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from swapd.files import write_whole
 from swapd.settings import Link
@@ -26,11 +27,16 @@ from swapd.units import MIB
 
 FORMAT = "ooc-machine"
 VERSION = 1
+T = TypeVar("T")
 _PIECE_BYTES = 4 * MIB  # which the executor maps, and unmaps, at a time
 
 
 class MachineError(ValueError):
-    """A machine profile's content is damaged or of another version."""
+    """A profile's content is damaged or of another version."""
+
+
+class OtherVersion(MachineError):
+    """A profile is of another version of its format."""
 
 
 @dataclass(frozen=True)
@@ -103,19 +109,11 @@ class Profile:
     @classmethod
     def from_json(cls, text: str) -> Profile:
         """Read what `to_json` wrote. Raises MachineError."""
+        fields = fields_of(text, FORMAT, VERSION)
         try:
-            fields = json.loads(text)
-        except ValueError as error:
-            raise MachineError(f"not JSON, or truncated ({error})") from None
-        if not isinstance(fields, dict) or fields.pop("format", None) != FORMAT:
-            raise MachineError("not a machine profile")
-        version = fields.pop("version", None)
-        if version != VERSION:
-            raise MachineError(f"version {version!r} of the format, this release reads {VERSION}")
-        try:
-            fields["memory"] = tuple(_checked(MemoryCost, row) for row in fields["memory"])
-            fields["copies"] = tuple(_checked(CopyCost, row) for row in fields["copies"])
-            profile: Profile = _checked(cls, fields)
+            fields["memory"] = tuple(checked(MemoryCost, row) for row in fields["memory"])
+            fields["copies"] = tuple(checked(CopyCost, row) for row in fields["copies"])
+            profile: Profile = checked(cls, fields)
             if not profile.copies:
                 raise ValueError("no copies")
             profile.machine()
@@ -124,13 +122,29 @@ class Profile:
         return profile
 
 
-def _checked(kind: Any, fields: dict[str, Any]) -> Any:
+def fields_of(text: str, file_format: str, version: int) -> dict[str, Any]:
+    """What a kept profile's JSON has beside its format and version. Raises MachineError."""
+    try:
+        fields = json.loads(text)
+    except ValueError as error:
+        raise MachineError(f"not JSON, or truncated ({error})") from None
+    if not isinstance(fields, dict) or fields.pop("format", None) != file_format:
+        raise MachineError(f"not a profile of the format {file_format}")
+    found = fields.pop("version", None)
+    if found != version:
+        raise OtherVersion(f"version {found!r} of the format, this release reads {version}")
+    return fields
+
+
+def checked(kind: Any, fields: dict[str, Any]) -> Any:
     """An object of a dataclass. Raises ValueError if a text or a number is none, TypeError if fields are missing."""
     row = kind(**fields)
     for field in dataclasses.fields(row):
         value = getattr(row, field.name)
         if field.type == "str":
             valid = isinstance(value, str)
+        elif field.type == "bool":
+            valid = isinstance(value, bool)
         elif field.type in ("int", "float"):
             valid = isinstance(value, (int, float)) and math.isfinite(value) and value >= 0
         else:
@@ -154,18 +168,20 @@ def profile_path(device: str, link: str = "") -> Path:
 
 def load_profile(device: str, link: str = "") -> Profile | None:
     """The kept profile of a device, or None. `link` is the speed that an emulated device is held to, as `str(Link)`."""
-    path = profile_path(device, link)
+    return load_kept(profile_path(device, link), Profile.from_json, "Run `swapd probe` again")
+
+
+def load_kept(path: Path, read: Callable[[str], T], remedy: str) -> T | None:
+    """What `read` makes of a file, or None. One that it finds damaged (MachineError) is set aside with a warning."""
     try:
-        return Profile.from_json(path.read_text(encoding="utf-8"))
-    except OSError:
+        return read(path.read_text(encoding="utf-8"))
+    except (OSError, OtherVersion):
         return None
     except (MachineError, UnicodeDecodeError) as error:
-        if "version" in str(error):
-            return None
         aside = path.with_suffix(".damaged")
         with contextlib.suppress(OSError):
             os.replace(path, aside)
-        warnings.warn(f"{path}: {error}; it was set aside as {aside.name}. Run `swapd probe` again", stacklevel=2)
+        warnings.warn(f"{path}: {error}; it was set aside as {aside.name}. {remedy}", stacklevel=3)
         return None
 
 

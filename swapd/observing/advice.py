@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from swapd.observing.analysis import IN_CORE, Outcome, fit_bytes, run_plan, run_policy, with_budget
 from swapd.planning.problem import InfeasibleError, Problem
+from swapd.tiers.first_level import UnsteadyError
 from swapd.trace.trace import Trace
 from swapd.units import format_bandwidth, format_bytes
 
@@ -42,6 +43,7 @@ class Advisor:
         trace: what was simulated; without it no other chunk sizes are tried.
         window_bytes: the schedule window, if the policy has one.
         is_fixed: whether the plan was given; then only changes that leave it as it is are tried.
+        link: what copies go over, as the texts call it: "link" or "disk".
     """
 
     def __init__(
@@ -50,11 +52,12 @@ class Advisor:
         trace: Trace | None = None,
         window_bytes: int | None = None,
         is_fixed: bool = False,
+        link: str = "link",
     ) -> None:
         self.now, self.trace = outcome, trace
-        self.window_bytes, self.is_fixed = window_bytes, is_fixed
+        self.window_bytes, self.is_fixed, self.link = window_bytes, is_fixed, link
         self.problem = outcome.problem
-        self.seconds = outcome.timeline.seconds
+        self.seconds = outcome.seconds
         self.waits = self.seconds - outcome.timeline.compute_seconds
 
     def advise(self, report: Report = lambda text, done, total: None) -> list[Advice]:
@@ -70,7 +73,8 @@ class Advisor:
             report(f"looking for advice: {part.__name__.strip('_')}", done, len(parts))
             found += part()
         if not waits:
-            text = "the step takes the time of its computation: neither memory nor a faster link would save anything"
+            words = f"neither memory nor a faster {self.link} would save anything"
+            text = f"the step takes the time of its computation: {words}"
             found.insert(0, Advice("none", text, self.seconds, 0.0))
         return found
 
@@ -80,9 +84,9 @@ class Advisor:
             return math.inf
         try:
             if self.is_fixed:
-                return run_plan(problem, self.now.plan, self.now.policy).timeline.seconds
-            return run_policy(problem, self.now.policy, self.window_bytes).timeline.seconds
-        except InfeasibleError:
+                return run_plan(problem, self.now.plan, self.now.policy, lower=self.now.lower).seconds
+            return run_policy(problem, self.now.policy, self.window_bytes, self.now.lower).seconds
+        except (InfeasibleError, UnsteadyError):
             return math.inf
 
     def _saved(self, seconds: float) -> float:
@@ -96,7 +100,7 @@ class Advisor:
     def _policy(self) -> Iterator[Advice]:
         if self.now.policy == "auto":
             return
-        seconds = run_policy(self.problem, "auto").timeline.seconds
+        seconds = run_policy(self.problem, "auto", lower=self.now.lower).seconds
         if self._saved(seconds) >= WORTH_SAYING:
             yield self._saving("policy", "policy auto saves", seconds)
 
@@ -163,9 +167,9 @@ class Advisor:
         ):
             seconds = self._try(replace(self.problem, machine=faster))
             if self._saved(seconds) >= 0.9 * self._saved(both):
-                yield self._saving("link", f"a link twice as fast on the way {text} saves", seconds)
+                yield self._saving("link", f"a {self.link} twice as fast on the way {text} saves", seconds)
                 return
-        words = f"a link twice as fast (out {format_bandwidth(out)}, in {format_bandwidth(into)}) saves"
+        words = f"a {self.link} twice as fast (out {format_bandwidth(out)}, in {format_bandwidth(into)}) saves"
         yield self._saving("link", words, both)
 
     def _chunk(self) -> Iterator[Advice]:

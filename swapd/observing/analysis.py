@@ -16,39 +16,47 @@ from swapd.planning.plan import Plan
 from swapd.planning.problem import Problem
 from swapd.policies import make_plan
 from swapd.simulation.simulator import SimulationResult, simulate
+from swapd.tiers.three_tiers import LowerTiers, ThreeTiers, plan_tiers, run_tiers
 
 DEMAND, IN_CORE = "demand", "in-core"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One policy on one problem, in the steady state."""
+    """One policy on one problem, in the steady state. With a disk, the timeline is the first level's without it."""
 
     policy: str
     problem: Problem
     plan: Plan
     timeline: SimulationResult
     planning_seconds: float
+    lower: LowerTiers | None = None  # what lies under the device, if that is not host memory for everything
+    tiers: ThreeTiers | None = None  # both levels; None in-core, and without a disk
+
+    @property
+    def seconds(self) -> float:
+        """The step's time."""
+        return self.timeline.seconds if self.tiers is None else self.tiers.seconds
 
     def ratio(self, seconds: float) -> float | None:
         """The step's time over `seconds`, or None if `seconds` is 0."""
-        return self.timeline.seconds / seconds if seconds > 0 else None
+        return self.seconds / seconds if seconds > 0 else None
 
     def facts(self) -> dict[str, Any]:
         """All figures: times in seconds, sizes in bytes, and numbers of moves, whose keys end in `_count`."""
         problem, timeline, chunk = self.problem, self.timeline, self.problem.chunk_bytes
-        least, two_phase = lower_bound(problem), bound(problem).seconds
+        least, two_phase = least_seconds(problem, self.lower), bound(problem).seconds
         return {
             "policy": self.policy,
             "window_bytes": self.plan.window_bytes,
-            "seconds": timeline.seconds,
+            "seconds": self.seconds,
             "compute_seconds": timeline.compute_seconds,
             "lower_bound_seconds": least,
             "two_phase_bound_seconds": two_phase,
             "ratio_to_lower_bound": self.ratio(least),
             "ratio_to_two_phase_bound": self.ratio(two_phase),
             "ratio_to_in_core": self.ratio(problem.compute_seconds),
-            "stall_seconds": timeline.stall_seconds,
+            "stall_seconds": timeline.stall_seconds + self.seconds - timeline.seconds,
             "out_bytes": timeline.out_bytes,
             "in_bytes": timeline.in_bytes,
             "dropped_bytes": timeline.dropped_bytes,
@@ -60,28 +68,66 @@ class Outcome:
             "peak_bytes": (timeline.peak_chunks + problem.slab_chunks) * chunk,
             "average_bytes": (timeline.average_chunks + problem.slab_chunks) * chunk,
             "planning_seconds": self.planning_seconds,
+            **({} if self.tiers is None else tier_facts(self.tiers)),
         }
 
 
-def run_policy(problem: Problem, policy: str, window_bytes: int | None = None) -> Outcome:
-    """Plan with `policy`, or take one of the two arms, and simulate the iteration.
+def tier_facts(tiers: ThreeTiers) -> dict[str, Any]:
+    """What host memory and the disk under it have to do with a step, and how long it waits for which link."""
+    disk, second = tiers.lower.disk, tiers.result.second
+    return {
+        "host_budget_bytes": tiers.lower.host_budget_bytes,
+        "host_peak_bytes": tiers.host_peak_bytes,
+        "disk_write_bytes_per_second": disk.out_bytes_per_second,
+        "disk_read_bytes_per_second": disk.in_bytes_per_second,
+        "disk_write_bytes": second.out_bytes,
+        "disk_read_bytes": second.in_bytes,
+        "link_stall_seconds": tiers.link_stall_seconds,
+        "disk_stall_seconds": tiers.disk_stall_seconds,
+    }
+
+
+def least_seconds(problem: Problem, lower: LowerTiers | None = None) -> float:
+    """The seconds that no policy beats."""
+    return lower_bound(problem) if lower is None else lower.bound(problem)
+
+
+def run_policy(
+    problem: Problem, policy: str, window_bytes: int | None = None, lower: LowerTiers | None = None
+) -> Outcome:
+    """Plan with `policy`, or take one of the two arms, and simulate the iteration. In-core needs no lower tiers.
 
     Raises:
         InfeasibleError: the policy cannot run in the budget.
+        UnsteadyError: with `lower`, the first level's iterations differ.
         ValueError: there is no such policy, or the window is not positive.
     """
     if policy == IN_CORE:
-        return Outcome(policy, problem, Plan(policy=policy), simulate(_in_core(problem), Plan()), 0.0)
+        return Outcome(policy, problem, Plan(policy=policy), simulate(_in_core(problem), Plan()), 0.0, lower)
     if policy == DEMAND:
-        return run_plan(problem, Plan(policy=policy), policy)
+        return run_plan(problem, Plan(policy=policy), policy, lower=lower)
     problem.require_feasible()
     started = time.perf_counter()
+    if lower is not None:
+        tiers = plan_tiers(problem, lower, policy, window_bytes)
+        spent = time.perf_counter() - started
+        return Outcome(policy, problem, tiers.level.plan, tiers.level.timeline, spent, lower, tiers)
     plan = make_plan(problem, policy, window_bytes)
     return run_plan(problem, plan, policy, time.perf_counter() - started)
 
 
-def run_plan(problem: Problem, plan: Plan, policy: str, planning_seconds: float = 0.0) -> Outcome:
-    """Simulate a given plan. Raises InfeasibleError."""
+def run_plan(
+    problem: Problem, plan: Plan, policy: str, planning_seconds: float = 0.0, lower: LowerTiers | None = None
+) -> Outcome:
+    """Simulate a given plan; over a disk the second level is planned by `auto`, in demand mode not at all.
+
+    Raises:
+        InfeasibleError: the plan cannot run in the budget.
+        UnsteadyError: with `lower`, the plan does not do the same in every iteration.
+    """
+    if lower is not None:
+        tiers = run_tiers(problem, plan, lower, None if policy == DEMAND else "auto")
+        return Outcome(policy, problem, plan, tiers.level.timeline, planning_seconds, lower, tiers)
     return Outcome(policy, problem, plan, simulate(problem, plan), planning_seconds)
 
 
@@ -160,4 +206,4 @@ def printable(name: str, most: int = 60) -> str:
 
 
 def _share(outcome: Outcome, seconds: float) -> float:
-    return seconds / outcome.timeline.seconds if outcome.timeline.seconds > 0 else 0.0
+    return seconds / outcome.seconds if outcome.seconds > 0 else 0.0

@@ -62,8 +62,8 @@ def scene_chart(scene: Scene, lanes: bool = True, seconds: float | None = None) 
     if lanes:
         rows: tuple[tuple[str, str, Sequence[Any]], ...] = (
             ("compute", "run", scene.runs),
-            ("link out", "out", scene.outs),
-            ("link in", "in", scene.ins),
+            (f"{scene.link} out", "out", scene.outs),
+            (f"{scene.link} in", "in", scene.ins),
             ("waiting", "stall", scene.stalls),
         )
         for name, kind, bars in rows:
@@ -76,7 +76,7 @@ def scene_chart(scene: Scene, lanes: bool = True, seconds: float | None = None) 
                     left = x(start)
                     parts.append(_box(left, bottom - 14, max(x(start + wide) - left, 0.6), 14, look))
     parts += _time_axis(length, bottom, x)
-    label = "memory over time against the budget" + (", with what computation and links do" if lanes else "")
+    label = "memory over time against the budget" + (f", with what computation and {scene.link} do" if lanes else "")
     return _svg(bottom + 36, label, parts)
 
 

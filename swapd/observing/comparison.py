@@ -10,11 +10,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from swapd.observing.advice import Report
-from swapd.observing.analysis import DEMAND, IN_CORE, Outcome, fit_bytes, run_policy, with_budget
-from swapd.planning.lower_bound import lower_bound
+from swapd.observing.analysis import DEMAND, IN_CORE, Outcome, fit_bytes, least_seconds, run_policy, with_budget
 from swapd.planning.problem import InfeasibleError, Problem
 from swapd.policies import available
+from swapd.tiers.first_level import UnsteadyError
+from swapd.tiers.three_tiers import HostInfeasibleError, LowerTiers
 
+Refusal = InfeasibleError | UnsteadyError
 Seconds = list[float | None]  # of a step on several problems; None where nothing can run
 PRECISION = 128  # a policy's smallest budget is found to this part of the budget in which everything fits
 
@@ -24,11 +26,11 @@ def arms() -> tuple[str, ...]:
     return (IN_CORE, DEMAND, *available())
 
 
-def attempt(problem: Problem, policy: str) -> Outcome | InfeasibleError:
+def attempt(problem: Problem, policy: str, lower: LowerTiers | None = None) -> Outcome | Refusal:
     """One policy on one problem. In-core is simulated in any budget; `needs_more` says whether that is too small."""
     try:
-        return run_policy(problem, policy)
-    except InfeasibleError as error:
+        return run_policy(problem, policy, lower=lower)
+    except (InfeasibleError, UnsteadyError) as error:
         return error
 
 
@@ -37,17 +39,22 @@ def needs_more(problem: Problem, policy: str) -> bool:
     return policy == IN_CORE and not problem.fits
 
 
-def policy_facts(problem: Problem, policy: str) -> dict[str, Any]:
+def policy_facts(problem: Problem, policy: str, lower: LowerTiers | None = None) -> dict[str, Any]:
     """All figures of one policy on one problem, or why it cannot run."""
-    found = attempt(problem, policy)
+    found = attempt(problem, policy, lower)
     if isinstance(found, Outcome):
         facts = found.facts()
         demand = facts["demand_in_count"] + facts["demand_out_count"]
         return {"can_run": not needs_more(problem, policy), "why": "", **facts, "demand_count": demand}
-    return {"policy": policy, "can_run": False, "why": str(found), "least_budget_bytes": found.min_budget_bytes or None}
+    least = None
+    if isinstance(found, InfeasibleError) and not isinstance(found, HostInfeasibleError):
+        least = found.min_budget_bytes or None
+    return {"policy": policy, "can_run": False, "why": str(found), "least_budget_bytes": least}
 
 
-def sweep(problems: Sequence[tuple[str, Problem]], policies: Sequence[str], report: Report) -> dict[str, Seconds]:
+def sweep(
+    problems: Sequence[tuple[str, Problem]], policies: Sequence[str], report: Report, lower: LowerTiers | None = None
+) -> dict[str, Seconds]:
     """Seconds of a step of every policy on every problem; `problems` with the names that `report` is told."""
     seconds: dict[str, Seconds] = {}
     total = len(policies) * len(problems)
@@ -55,18 +62,18 @@ def sweep(problems: Sequence[tuple[str, Problem]], policies: Sequence[str], repo
         found: Seconds = []
         for name, problem in problems:
             report(f"{policy} on {name}", len(seconds) * len(problems) + len(found), total)
-            outcome = None if needs_more(problem, policy) else attempt(problem, policy)
-            found.append(outcome.timeline.seconds if isinstance(outcome, Outcome) else None)
+            outcome = None if needs_more(problem, policy) else attempt(problem, policy, lower)
+            found.append(outcome.seconds if isinstance(outcome, Outcome) else None)
         seconds[policy] = found
     return seconds
 
 
-def lower_bounds(problems: Iterable[Problem]) -> Seconds:
+def lower_bounds(problems: Iterable[Problem], lower: LowerTiers | None = None) -> Seconds:
     """The seconds that no policy beats, on each problem."""
-    return [lower_bound(p) if p.min_budget_bytes <= p.budget_bytes else None for p in problems]
+    return [least_seconds(p, lower) if p.min_budget_bytes <= p.budget_bytes else None for p in problems]
 
 
-def smallest_budget(problem: Problem, policy: str) -> int | None:
+def smallest_budget(problem: Problem, policy: str, lower: LowerTiers | None = None) -> int | None:
     """The smallest budget in which `policy` works, by bisection, to 1/128 of the budget in which everything fits.
 
     A policy that finds a plan in one budget is taken to find one in every larger budget. Returns None if the policy
@@ -77,7 +84,7 @@ def smallest_budget(problem: Problem, policy: str) -> int | None:
         return most
 
     def works(budget: int) -> bool:
-        return isinstance(attempt(with_budget(problem, budget), policy), Outcome)
+        return isinstance(attempt(with_budget(problem, budget), policy, lower), Outcome)
 
     if works(least):
         return least

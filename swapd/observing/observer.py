@@ -19,6 +19,7 @@ from typing import Any
 from ooc_alloc import Core, Iteration, OocError
 from ooc_alloc.timeline import EVENTS_KEPT
 from swapd.files import write_whole
+from swapd.host_limits import peak_rss_bytes
 from swapd.observing.perfetto import encoded, measured_to_perfetto
 from swapd.observing.recording import Predicted, Recording, Waited
 from swapd.planner import Planner
@@ -211,6 +212,7 @@ class Observer:
             "unix_seconds": time.time(),
             "elapsed_seconds": time.time() - self.began,
             "stats": self.core.stats(),
+            "peak_rss_bytes": peak_rss_bytes(),
             "steps": self.planner.steps.histogram.count,
             "last_step_seconds": [step.seconds for step in self.steps[-_LAST_STEPS:]],
             "last_stall_seconds": [step.stall_seconds for step in self.steps[-_LAST_STEPS:]],

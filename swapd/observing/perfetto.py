@@ -3,8 +3,8 @@
 Format: "Trace Event Format" of the Chromium project (complete events "X", counters "C", names "M"); times are in
 microseconds. Up to three processes are shown:
 
-    simulated   rows for the computation, the link out, the link in and stalls; counters for the memory that is taken
-                and the budget
+    simulated   rows for the computation, the link out, the link in (or to and from the disk, where swapped data are
+                on one) and stalls; counters for the memory that is taken and the budget
     recorded    the functions as the trace has them, without the time that they waited for memory
     measured    what a running program did (`recording.py`): functions by thread, both links, stalls, memory. The
                 prediction is then shown as "simulated", from the start of an iteration that was measured
@@ -31,6 +31,7 @@ SIMULATED, RECORDED, MEASURED = 1, 2, 3
 COMPUTE, OUT, IN, STALLS = 1, 2, 3, 4
 _THREADS = 100  # a thread's functions are in the row of this number plus the thread's
 _ROWS = {COMPUTE: "compute", OUT: "out link", IN: "in link", STALLS: "stalls"}
+_DISK_ROWS = {**_ROWS, OUT: "to the disk", IN: "from the disk"}
 
 
 class _Process:
@@ -83,7 +84,7 @@ def measured_to_perfetto(recording: Recording, predicted: Predicted | None = Non
     processes = [_measured(recording, trace)]
     span = None if predicted is None or trace is None else recording.span_of(trace.fingerprint)
     if predicted is not None and span is not None:
-        processes.append(_simulated(predicted.problem, predicted.events, at=span.start - begin))
+        processes.append(_simulated(predicted.problem, predicted.events, span.start - begin, _rows(recording)))
     facts = {
         "device": printable(recording.device),
         "pid": recording.pid,
@@ -91,7 +92,9 @@ def measured_to_perfetto(recording: Recording, predicted: Predicted | None = Non
         "lost_events": recording.lost,
         "unix_seconds_at_0": recording.unix_now - (recording.now - begin),
         "budget_bytes": recording.budget_bytes,
+        "swapped_to": "disk" if recording.disk_budget_bytes else "host memory",
     }
+    facts |= {"disk_budget_bytes": recording.disk_budget_bytes} if recording.disk_budget_bytes else {}
     return _text(processes, otherData=facts)
 
 
@@ -106,12 +109,17 @@ def encoded(text: str, path: Path) -> bytes:
     return gzip.compress(content, 6, mtime=0) if path.suffix == ".gz" else content
 
 
+def _rows(recording: Recording) -> Mapping[int, str]:
+    """The names of the rows: copies go to the disk and come from it where there is one."""
+    return _DISK_ROWS if recording.disk_budget_bytes else _ROWS
+
+
 def _measured(recording: Recording, trace: Trace | None) -> _Process:
     functions = recording.of_kind(kinds.FUNCTION)
     enqueued = ", as enqueued" if len(functions) and functions["flags"][0] & kinds.ENQUEUED else ""
     threads = np.unique(functions["thread"]).tolist()
     rows = {_THREADS + thread: f"functions of thread {thread}{enqueued}" for thread in threads}
-    rows |= {**_ROWS, COMPUTE: "iterations"}
+    rows |= {**_rows(recording), COMPUTE: "iterations"}
     title = f"measured: process {recording.pid} on {printable(recording.device)}"
     process = _Process(MEASURED, title, rows, zero=recording.begin)
     numbers = {s.number for s in recording.spans if trace is not None and s.fingerprint == trace.fingerprint}
@@ -160,8 +168,8 @@ def _measured(recording: Recording, trace: Trace | None) -> _Process:
     return process
 
 
-def _simulated(problem: Problem, events: Events, at: float = 0.0) -> _Process:
-    process = _Process(SIMULATED, "simulated", _ROWS, at=at)
+def _simulated(problem: Problem, events: Events, at: float = 0.0, rows: Mapping[int, str] = _ROWS) -> _Process:
+    process = _Process(SIMULATED, "simulated", rows, at=at)
     names = [printable(name) for name in problem.names]
     for run in events.runs:
         process.span(COMPUTE, names[run.function], run.start, run.end, function=run.function)

@@ -24,6 +24,7 @@ from ooc_alloc import timeline as kinds
 from swapd.planning.plan import Plan
 from swapd.planning.problem import Problem
 from swapd.simulation.events import Copy, Events, Run, Stall
+from swapd.tiers import store
 
 
 class Span(NamedTuple):
@@ -56,6 +57,7 @@ class Scene:
     outs: Sequence[Bar | Copy]
     ins: Sequence[Bar | Copy]
     stalls: Sequence[Bar | Stall]
+    link: str = "link"  # what copies go over: "disk" where swapped data are on one
 
 
 class Waited(NamedTuple):
@@ -79,12 +81,14 @@ class Recording:
     unix_now: float
     device: str
     budget_bytes: int
+    disk_budget_bytes: int = 0  # 0: swapped data are in host memory
     pid: int = field(default_factory=os.getpid)
 
     @classmethod
     def of(cls, core: Core) -> Recording:
         """What the core's ring holds now. The program may go on meanwhile."""
         events, state = core.timeline_events()
+        stats = core.stats()
         used = np.unique(events["function"])
         return cls(
             events=events,
@@ -93,8 +97,14 @@ class Recording:
             now=state.now,
             unix_now=time.time(),
             device=core.device_name,
-            budget_bytes=int(core.stats()["budget_bytes"]),
+            budget_bytes=int(stats["budget_bytes"]),
+            disk_budget_bytes=int(stats["disk_budget_bytes"]) if store(stats) == "disk" else 0,
         )
+
+    @property
+    def link(self) -> str:
+        """What copies go over, in one word: the disk if they lie there, else the link between device and host."""
+        return "disk" if self.disk_budget_bytes else "link"
 
     @property
     def begin(self) -> float:
@@ -155,6 +165,7 @@ class Recording:
             outs=bars(kinds.COPY_OUT),
             ins=bars(kinds.COPY_IN),
             stalls=stalls,
+            link=self.link,
         )
 
     def live(self) -> list[tuple[float, int]]:

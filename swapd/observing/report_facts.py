@@ -14,12 +14,14 @@ from swapd.observing.analysis import DEMAND, allocated_by, printable, run_plan
 from swapd.observing.recording import Predicted, Recording, Span, Waited
 from swapd.planning.lower_bound import lower_bound
 from swapd.step_times import Step
+from swapd.tiers import store
 from swapd.trace.trace import Trace
 from swapd.units import format_bytes, format_duration
 
 _MOST_WAITS = 12
 _LONGEST_ADVICE_SECONDS = 20.0  # of simulations, at the end of a program
 _PLANS_FOR_ADVICE = 25  # advice makes about as many
+_MUCH_LONGER, _MOSTLY_BUSY = 1.2, 0.8  # from which on a disk is the limit: times the computation, share of the time
 _MUCH_OF_WAITING, _MUCH_OF_TIME = 0.3, 0.02  # shares from which on a place is worth advice
 
 
@@ -74,7 +76,9 @@ def happened(run: RunSoFar) -> Iterator[str]:
     """Sentences about the run."""
     summary, steps = run.summary, run.steps
     budget, peak = summary["budget_bytes"], summary["live_peak_bytes"]
+    tier = store(summary)
     device = "the emulated device" if summary["device"] == "emulated" else summary["device"]
+    device = "this machine's memory" if tier == "disk" and summary["device"] == "emulated" else device
     yield (
         f"On {device}, the program had {format_bytes(peak)} live at its peak and a budget of "
         f"{format_bytes(budget)}: {peak / budget:.2f} times as much as fits. The device held "
@@ -101,7 +105,24 @@ def happened(run: RunSoFar) -> Iterator[str]:
         yield (
             f"{format_bytes(moved_out)} were moved out and {format_bytes(moved_in)} in, of which "
             f"{format_bytes(summary['demand_swap_in_bytes'])} because a function stood and waited for them; "
-            f"{format_bytes(summary['clean_drop_bytes'])} left without a copy, as the host had them still."
+            f"{format_bytes(summary['clean_drop_bytes'])} left without a copy, as the {tier} had them still."
+        )
+    if tier == "disk":
+        yield (
+            f"Swapped data were on the disk: {format_bytes(summary['disk_peak_bytes'])} of the "
+            f"{format_bytes(summary['disk_budget_bytes'])} that they may take. "
+            f"{format_bytes(summary['disk_written_bytes'])} were written and "
+            f"{format_bytes(summary['disk_read_bytes'])} read. The process had "
+            f"{format_bytes(summary['peak_rss_bytes'])} of the machine's memory at most."
+        )
+    elif summary.get("disk_budget_bytes"):
+        yield (
+            f"Swapped data took {format_bytes(summary['host_peak_bytes'])} of host memory at most, of the "
+            f"{format_bytes(summary['host_budget_bytes'])} that they may take, and "
+            f"{format_bytes(summary['disk_peak_bytes'])} of the disk below it: "
+            f"{format_bytes(summary['disk_written_bytes'])} were written there and "
+            f"{format_bytes(summary['disk_read_bytes'])} read. Functions waited "
+            f"{format_duration(summary['stall_disk_seconds'])} for the disk."
         )
 
 
@@ -181,7 +202,7 @@ def comparison(run: RunSoFar) -> list[tuple[str, str, str]]:
 
 def advice(run: RunSoFar, *, simulate: bool) -> list[str]:
     """What to change. With `simulate`, plans are simulated to find more, which takes seconds."""
-    return [*_run_advice(run), *_place_advice(run), *(_simulated_advice(run) if simulate else ())]
+    return [*_run_advice(run), *_disk_advice(run), *_place_advice(run), *(_simulated_advice(run) if simulate else ())]
 
 
 def _run_advice(run: RunSoFar) -> Iterator[str]:
@@ -203,6 +224,30 @@ def _run_advice(run: RunSoFar) -> Iterator[str]:
         yield f"{failures} driver calls failed and were made up for; `swapd doctor` looks at the device."
     if moved and summary["demand_swap_in_bytes"] > 0.5 * max(summary["swap_in_bytes"], 1) and len(steps) < 6:
         yield "Most of what came in came on demand, as the run was short: the first iterations run without a plan."
+
+
+def _disk_advice(run: RunSoFar) -> Iterator[str]:
+    """Advice about a disk: one that fails, and one whose copies are what an iteration takes, as predicted."""
+    if not run.summary.get("disk_budget_bytes"):
+        return
+    if failures := run.summary["disk_failure_count"]:
+        yield (
+            f"{failures} reads or writes of the disk failed or came short, and were made again where that helped: look "
+            "into dmesg, and at what is free in the folder of OOC_DISK."
+        )
+    if run.predicted is None or store(run.summary) != "disk":
+        return
+    seconds, events = run.predicted.events.seconds, run.predicted.events
+    compute = sum(bar.end - bar.start for bar in events.runs)
+    busy = {out: sum(c.end - c.start for c in events.copies if c.is_out == out) for out in (True, False)}
+    out = busy[True] >= busy[False]
+    if seconds > _MUCH_LONGER * compute and busy[out] > _MOSTLY_BUSY * seconds:
+        way = "written to" if out else "read from"
+        yield (
+            f"The disk is the limit: an iteration is predicted to take {format_duration(seconds)}, of which its "
+            f"functions run {format_duration(compute)}, while the disk is {way} for {format_duration(busy[out])}. A "
+            "larger OOC_BUDGET, a smaller batch or a faster disk shortens it; `swapd probe --disk` measures a disk."
+        )
 
 
 def _place_advice(run: RunSoFar) -> Iterator[str]:
@@ -229,14 +274,18 @@ def _simulated_advice(run: RunSoFar) -> list[str]:
     if run.summary["planning_seconds"] / plans * _PLANS_FOR_ADVICE > _LONGEST_ADVICE_SECONDS:
         return ["More advice takes simulations: `swapd simulate` gives it for the run's trace (OOC_TRACE)."]
     outcome = run_plan(run.predicted.problem, run.predicted.plan, DEMAND if run.policy == "none" else run.policy)
-    return [f"As simulated: {found.text}." for found in Advisor(outcome, run.trace).advise()]
+    advisor = Advisor(outcome, run.trace, link=run.recording.link)
+    return [f"As simulated: {found.text}." for found in advisor.advise()]
 
 
 def notes(run: RunSoFar) -> Iterator[str]:
     """Sentences about what the figures are of."""
     recording, trace = run.recording, run.trace
     if str(run.summary["device"]).lower().startswith("emulated"):
-        yield "The device is emulated: its memory is the machine's, and its times say nothing about a GPU."
+        if store(run.summary) == "disk":
+            yield "The device is this machine's memory, and what does not fit there is on its disk."
+        else:
+            yield "The device is emulated: its memory is the machine's, and its times say nothing about a GPU."
     seconds = format_duration(recording.now - recording.begin)
     text = f"The pictures and the waits are of the last {seconds}, {len(recording.events)} events"
     if recording.lost:

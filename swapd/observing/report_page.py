@@ -8,6 +8,7 @@ from __future__ import annotations
 import html
 import statistics
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from swapd.observing import charts
 from swapd.observing.analysis import printable
@@ -65,7 +66,7 @@ def page(run: RunSoFar, *, advise: bool) -> str:
     whole = run.recording.scene(run.recording.begin, run.recording.now)
     parts.append(figure(scene_chart(whole, lanes=False), "All that was kept of the run", ("used", "live", "stall")))
     span = run.recording.span_of(run.fingerprint)
-    predicted = None if run.predicted is None else run.predicted.scene()
+    predicted = None if run.predicted is None else replace(run.predicted.scene(), link=run.recording.link)
     if span is not None:
         measured = run.recording.scene(span.start, span.end)
         length = max(measured.seconds, predicted.seconds if predicted is not None else 0.0)
@@ -112,6 +113,11 @@ def _cards(run: RunSoFar) -> str:
             (f"{share:.1%}", "of it functions wait"),
         ]
     cards.append((format_bytes(summary["swap_out_bytes"] + summary["swap_in_bytes"]), "moved in all, both ways"))
+    if summary.get("disk_budget_bytes"):
+        cards += [
+            (format_bytes(summary["disk_peak_bytes"]), "of the disk at most"),
+            (format_bytes(summary["peak_rss_bytes"]), "of the machine's memory at most, the whole process"),
+        ]
     boxes = (f'<div class="card"><b>{html.escape(b)}</b><span>{html.escape(text)}</span></div>' for b, text in cards)
     return f'<div class="cards">{"".join(boxes)}</div>'
 

@@ -16,8 +16,9 @@ with M the capacity and, in chunks,
               P_j there is room for M - P_j of them when j starts; all else must have been copied out after the write
 
 Stretches that do not overlap add up, so every way to cut one whole iteration gives a bound; `lower_bound` takes the
-best that dynamic programming over a limited set of cuts finds. A copy is of one variable, so what must move takes at
-least as many latencies as there are variables of the largest size in it. Proof and limits: docs/lower-bound.md.
+best that dynamic programming over a limited set of cuts finds. With a disk under the host, `two_link_bound` takes the
+longer of two times for each stretch. A copy is of one variable, so what must move takes at least as many latencies as
+there are variables of the largest size in it. Proof and limits: docs/lower-bound.md.
 
 `bound` is simpler: a step time that no schedule beats if data leaves once, before the turn, and comes back once, after
 it.
@@ -33,13 +34,14 @@ phase and come back in the forward one, so a schedule that moves mostly such sta
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
 from swapd.planning.problem import Problem
+from swapd.trace.trace import Machine
 
 CUTS = 384  # functions at which stretches may meet, at most
 PLANNING_CUTS = 128  # enough to tell whether a plan of many functions is good
@@ -60,15 +62,40 @@ def lower_bound(problem: Problem, cuts: int = CUTS) -> float:
         return 0.0
     known = _known.setdefault(problem, {})
     if cuts not in known:
-        places = _places(problem, cuts)
-        forced = _Forced(problem, places)
-        known[cuts] = max(forced.best_cut(anchor) for anchor in _anchors(problem, places))
+        known[cuts] = _best(problem, [problem], cuts)
     return known[cuts]
+
+
+def two_link_bound(problem: Problem, host_chunks: int, disk: Machine, cuts: int = CUTS) -> float:
+    """The bound where the host has room for `host_chunks`, and all else lies on a disk (its writes are outs).
+
+    Device and host together are one memory over the disk's link. So each stretch also lasts as long as the problem of
+    that capacity and that link says, and of the two the longer time counts, stretch by stretch. Proof:
+    docs/lower-bound.md.
+    """
+    if not problem.functions:
+        return 0.0
+    both = replace(problem, capacity_chunks=problem.capacity_chunks + host_chunks, machine=disk)
+    return _best(problem, [problem, both], cuts)
+
+
+def _best(problem: Problem, links: list[Problem], cuts: int) -> float:
+    """The best cut where each stretch takes as long as on the slowest of several links."""
+    places = _places(problem, cuts)
+    forced = [_Forced(link, places) for link in links]
+    m = len(places)
+    tables = np.max([[table.seconds(a) for a in range(m)] for table in forced], axis=0)
+    return max(_best_cut(tables, anchor) for anchor in _anchors(problem, places))
 
 
 def quick_lower_bound(problem: Problem) -> float:
     """The bound from fewer cuts if there are many functions: planning may take only about a second."""
-    return lower_bound(problem, CUTS if problem.functions <= _MANY else PLANNING_CUTS)
+    return lower_bound(problem, planning_cuts(problem))
+
+
+def planning_cuts(problem: Problem) -> int:
+    """How many cuts planning affords."""
+    return CUTS if problem.functions <= _MANY else PLANNING_CUTS
 
 
 def _places(problem: Problem, cuts: int) -> NDArray[np.int64]:
@@ -204,13 +231,15 @@ class _Forced:
         copies = -(-chunks // self.largest)  # at least so many, as each copy is of one variable
         return chunks * (self.problem.chunk_bytes / bytes_per_second) + copies * self.problem.machine.latency_seconds
 
-    def best_cut(self, anchor: int) -> float:
-        """The seconds of the best cut of the iteration that starts at place `anchor`."""
-        best = np.zeros(self.m + 1)  # of the stretches up to each place
-        for k in range(self.m):
-            through = best[k] + self.seconds((anchor + k) % self.m)[: self.m - k]
-            best[k + 1 :] = np.maximum(best[k + 1 :], through)
-        return float(best[self.m])
+
+def _best_cut(seconds: NDArray[np.float64], anchor: int) -> float:
+    """The seconds of the best cut of the iteration that starts at place `anchor`; `seconds` as in `_Forced.seconds`."""
+    m = len(seconds)
+    best = np.zeros(m + 1)  # of the stretches up to each place
+    for k in range(m):
+        through = best[k] + seconds[(anchor + k) % m, : m - k]
+        best[k + 1 :] = np.maximum(best[k + 1 :], through)
+    return float(best[m])
 
 
 @dataclass(frozen=True)

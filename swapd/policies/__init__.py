@@ -14,6 +14,7 @@ from swapd.policies.published.lms import lms, lms_best_fit
 from swapd.policies.published.nnabla import nnabla
 from swapd.policies.published.vdnn import vdnn
 from swapd.policies.published.window_best_fit import window_best_fit
+from swapd.policies.published.zero_infinity import zero_infinity
 from swapd.policies.window import window
 from swapd.simulation.simulator import simulate_once
 
@@ -30,10 +31,16 @@ _POLICIES: dict[str, Policy] = {
     "vdnn_all": lambda problem, window_bytes: vdnn(problem, "vdnn_all"),
     "vdnn_conv": lambda problem, window_bytes: vdnn(problem, "vdnn_conv"),
     "vdnn_dyn": lambda problem, window_bytes: vdnn(problem, "vdnn_dyn"),
+    "zero_infinity": lambda problem, window_bytes: zero_infinity(problem),
+    "zero_infinity_tuned": lambda problem, window_bytes: zero_infinity(problem, "zero_infinity_tuned"),
 }
 
 # Policies that others published. They are for comparison in simulation, and are not offered to programs that run.
-PUBLISHED = ("nnabla", "window_best_fit", "lms", "lms_best_fit", "vdnn_all", "vdnn_conv", "vdnn_dyn")
+PUBLISHED = (
+    *("nnabla", "window_best_fit", "lms", "lms_best_fit"),
+    *("vdnn_all", "vdnn_conv", "vdnn_dyn"),
+    *("zero_infinity", "zero_infinity_tuned"),
+)
 
 
 def available() -> tuple[str, ...]:

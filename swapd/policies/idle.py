@@ -68,6 +68,12 @@ def idle(problem: Problem, work: int = WORK) -> Plan:
     return plan
 
 
+def plan_in(problem: Problem, way: Way) -> Plan:
+    """Plan in one way, for a problem that has its room for each function but not for everything."""
+    intervals = find_intervals(problem)
+    return place(problem, intervals, choose(problem, intervals, way.margin, way.clean_first), "idle", way.latencies)
+
+
 def _attempt(problem: Problem, paced: Problem, intervals: Intervals, way: Way) -> tuple[Plan, SimulationResult]:
     """A plan made with the times and the intervals of `paced`, and its simulation with the times of `problem`."""
     plan = place(paced, intervals, choose(paced, intervals, way.margin, way.clean_first), "idle", way.latencies)

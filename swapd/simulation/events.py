@@ -32,6 +32,15 @@ class Copy(NamedTuple):
     is_planned: bool  # else on demand
     start: float
     end: float
+    mask: int = 0  # which of the variable's chunks: bit c is chunk c
+
+
+class Lost(NamedTuple):
+    """A variable is freed at the time `start` whose chunks of `mask`, a bit for each, were on the host alone."""
+
+    variable: int
+    mask: int
+    start: float
 
 
 class Held(NamedTuple):
@@ -41,7 +50,7 @@ class Held(NamedTuple):
     chunks: int
 
 
-Event = Run | Stall | Copy | Held
+Event = Run | Stall | Copy | Held | Lost
 
 
 @dataclass(frozen=True)
@@ -53,6 +62,7 @@ class Events:
     stalls: tuple[Stall, ...]
     copies: tuple[Copy, ...]  # by start; variables as numbered in this iteration, -1 if freed with the one before
     held: tuple[Held, ...]  # by start
+    lost: tuple[Lost, ...] = ()  # by start
 
 
 @dataclass

@@ -7,7 +7,7 @@ from collections import deque
 
 from swapd.planning.plan import Plan
 from swapd.planning.problem import Problem
-from swapd.simulation.events import Copy, Event, Held, Run, SimulationResult, Stall
+from swapd.simulation.events import Copy, Event, Held, Lost, Run, SimulationResult, Stall
 from swapd.simulation.steps import lowest, mask_of, steps_of
 
 _NEVER = math.inf
@@ -166,6 +166,8 @@ class SimulatedMachine:
     def _release(self, v: int) -> None:
         if not self.alive[v]:
             return
+        if self.log is not None and self.absent[v]:
+            self.log.append(Lost(v, self.absent[v], self.now))
         self.alive[v] = False
         self.free += self.steps.chunks[v] - self.absent[v].bit_count()
         if self.out_copy is not None and self.out_copy[0] == v:
@@ -231,7 +233,7 @@ class SimulatedMachine:
         self.timeline.write_back_bytes += stays * count * self.problem.chunk_bytes
         self.timeline.out_count += 1
         if self.log is not None:
-            self.log.append(Copy(True, v, count, planned, self.now, self.out_end))
+            self.log.append(Copy(True, v, count, planned, self.now, self.out_end, mask))
 
     def _start_ins(self) -> None:
         if self.function_end == _NEVER and self._demand():
@@ -274,7 +276,7 @@ class SimulatedMachine:
         self.timeline.in_bytes += count * self.problem.chunk_bytes
         self.timeline.in_count += 1
         if self.log is not None:
-            self.log.append(Copy(False, v, count, planned, self.now, self.in_end))
+            self.log.append(Copy(False, v, count, planned, self.now, self.in_end, mask))
         self.timeline.peak_chunks = max(self.timeline.peak_chunks, self.capacity - self.free)
 
     def _demand(self) -> bool:
@@ -312,11 +314,15 @@ class SimulatedMachine:
             timeline.stall_by_variable[self.waits_for] = timeline.stall_by_variable.get(self.waits_for, 0.0) + stall
         timeline.starts.append(self.now)
         timeline.peak_chunks = max(timeline.peak_chunks, self.capacity - self.free)
-        self.function_end = self.now + self.steps.seconds[i]
+        self.function_end = self._end_of(i)
         if self.log is not None:
             if stall > 0:
                 self.log.append(Stall(i, self.waits_for, self.ready, self.now))
             self.log.append(Run(i, self.now, self.function_end))
+
+    def _end_of(self, i: int) -> float:
+        """When function i, which starts now, will have ended."""
+        return self.now + self.steps.seconds[i]
 
     def _unblock(self) -> None:
         """Nothing is under way, and function `ended + 1` waits: swap in what it needs, or evict to make room."""

@@ -26,7 +26,7 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 
 from swapd.planning.plan import Plan
 from swapd.planning.problem import Problem
-from swapd.simulation.events import Copy, Event, Events, Held, Run, SimulationResult, Stall
+from swapd.simulation.events import Copy, Event, Events, Held, Lost, Run, SimulationResult, Stall
 from swapd.simulation.simulated_machine import SimulatedMachine
 
 __all__ = ["SimulationResult", "simulate", "simulate_events"]
@@ -59,7 +59,7 @@ def simulate_events(problem: Problem, plan: Plan, iterations: int = 2) -> tuple[
         InfeasibleError: a function alone needs more than the capacity.
     """
     machine = _run(problem, plan, iterations, [])
-    found: dict[type, list[Any]] = {Run: [], Stall: [], Copy: [], Held: []}
+    found: dict[type, list[Any]] = {Run: [], Stall: [], Copy: [], Held: [], Lost: []}
     for event in machine.log or ():
         times = {name: getattr(event, name) - machine.began for name in ("start", "end") if hasattr(event, name)}
         found[type(event)].append(event._replace(**times))

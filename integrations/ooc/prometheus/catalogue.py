@@ -22,7 +22,7 @@ __all__ = ["CATALOGUE", "CHUNK_STATES", "COMMON_LABELS", "STEP_BUCKETS", "Kind",
 
 COMMON_LABELS = ("rank",)  # the label's value is `swapd.ranks.rank()`
 CHUNK_STATES = ("resident", "leaving", "arriving", "cached", "free", "slab", "slab_empty", "lost")
-_OUT_IN = ("out", "in")  # device to host, host to device
+_OUT_IN = ("out", "in")  # from the device to the host or the disk, and back
 
 _UNITS = ("bytes_per_second", "seconds", "bytes", "ratio")
 
@@ -99,6 +99,24 @@ _GROUPS = {
         Metric("ooc_host_peak_bytes", "host_peak_bytes", "Most host memory taken for swapped data."),
         Metric("ooc_host_unpinned_bytes", "host_unpinned_bytes",
                "Host memory that the driver would not pin: its copies are slower."),
+        Metric("ooc_process_peak_resident_bytes", "peak_rss_bytes",
+               "Most memory of the machine that the process has had, with all that is not ours."),
+    ),
+    "Disk": (
+        Metric("ooc_disk_budget_bytes", "disk_budget_bytes",
+               "Disk space that swapped data may take. Like all metrics of the disk, 0 without one (OOC_DISK)."),
+        Metric("ooc_disk_bytes", {"used": "disk_used_bytes", "free": "disk_free_bytes"},
+               "Disk space taken for swapped data; the states add up.", label="state"),
+        Metric("ooc_disk_peak_bytes", "disk_peak_bytes", "Most disk space taken for swapped data."),
+        Metric("ooc_disk_read_bytes_total", "disk_read_bytes", "Bytes read from the disk."),
+        Metric("ooc_disk_written_bytes_total", "disk_written_bytes", "Bytes written to the disk."),
+        Metric("ooc_disk_seconds_total", {"read": "disk_read_seconds", "write": "disk_write_seconds"},
+               "Time during which host copies came up from a disk below host memory and went down to it.",
+               label="direction"),
+        Metric("ooc_disk_stall_seconds_total", "stall_disk_seconds",
+               "Of the stalls: time that functions waited for host copies to come up from such a disk."),
+        Metric("ooc_disk_failures_total", "disk_failure_count",
+               "Attempts to read, to write or to reserve space that failed or came short; most are made again."),
     ),
     "Fragmentation": (
         Metric("ooc_internal_fragmentation_bytes", {"now": "waste_bytes", "live_peak": "waste_at_live_peak_bytes"},
@@ -113,8 +131,8 @@ _GROUPS = {
     ),
     "Transfers": (
         Metric("ooc_swap_bytes_total", _each(_OUT_IN, "swap_{}_bytes"),
-               "Bytes copied. direction out: device to host; in: host to device. Clean drops copy "
-               "nothing.", label="direction"),
+               "Bytes copied. direction out: from the device to the host, or to the disk where one is "
+               "in use; in: back. Clean drops copy nothing.", label="direction"),
         Metric("ooc_swap_operations_total", _each(_OUT_IN, "swap_{}_count"),
                "Swap-outs and swap-ins of one piece of a variable.", label="direction"),
         Metric("ooc_swap_seconds_total", _each(_OUT_IN, "copy_{}_seconds"),
@@ -122,8 +140,8 @@ _GROUPS = {
         Metric("ooc_link_achieved_bytes_per_second", _each(_OUT_IN, "link_achieved_{}"),
                "Speed of the program's own copies since the start.", label="direction"),
         Metric("ooc_link_probed_bytes_per_second", _each(_OUT_IN, "link_probed_{}"),
-               "Speed that `swapd probe` measured, or that the emulated link is held to. Absent if "
-               "neither is known.", label="direction"),
+               "Speed that `swapd probe` measured, of the disk where one is in use, or that the emulated "
+               "link is held to. Absent if neither is known.", label="direction"),
         Metric("ooc_clean_drops_total", "clean_drop_count",
                "Pieces that left without a copy, because the host copy was still valid."),
         Metric("ooc_clean_drop_bytes_total", "clean_drop_bytes", "Their bytes."),

@@ -8,6 +8,7 @@ from typing import Union
 
 from ooc.prometheus.catalogue import CHUNK_STATES
 from ooc_alloc import ABI_VERSION
+from swapd.host_limits import peak_rss_bytes
 from swapd.session import Session, Snapshot
 from swapd.step_times import Histogram
 from swapd.summary import derived_figures, external_fragmentation_bytes
@@ -28,6 +29,8 @@ def figures(session: Session, snapshot: Snapshot | None = None) -> dict[str, Fig
     for state in CHUNK_STATES:
         found[f"bytes_{state}"] = stats[f"chunks_{state}"] * stats["chunk_bytes"]
     found["host_free_bytes"] = stats["host_bytes"] - stats["host_used_bytes"]
+    found["disk_free_bytes"] = stats["disk_bytes"] - stats["disk_used_bytes"]
+    found["peak_rss_bytes"] = peak_rss_bytes()
     live = stats["live_bytes"]
     found["internal_fragmentation_now_ratio"] = stats["waste_bytes"] / live if live else 0.0
     found["external_fragmentation_bytes"] = external_fragmentation_bytes(stats, snapshot.audit_agrees)

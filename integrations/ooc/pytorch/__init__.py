@@ -82,7 +82,7 @@ def enable_at_start(attempt: Callable[[Callable[[], None]], None]) -> None:
 
     global _waiting
     config = wanted_config({})
-    if config.alloc != "emulated":
+    if config.alloc != "cpu":
         from ooc.pytorch import cuda
 
         if cuda.can_wait():

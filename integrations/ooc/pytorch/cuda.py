@@ -29,7 +29,7 @@ def choose(alloc: str) -> CudaDevice | None:
     Raises:
         OocError: CUDA is asked for and cannot be had, or PyTorch uses it already.
     """
-    if alloc == "emulated":
+    if alloc == "cpu":
         return None
     missing = _what_is_missing()
     if missing is not None:
