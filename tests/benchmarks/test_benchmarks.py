@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
 
-from benchmarks import allocation, fragmentation, interception, mapping, results, step_time
+from benchmarks import allocation, fragmentation, interception, mapping, results, step_time, three_tiers
 from benchmarks.__main__ import main, write_tables
 from benchmarks.monitoring import scrapes
 
@@ -202,6 +203,21 @@ def test_predictions_are_held_against_steps_and_chunk_sizes_against_each_other()
     assert "| replay: gpt 2x, cost by chunk | 2 MiB for 32 MiB | too large |" in text
     assert "cost by none | 128 KiB for" not in text
     assert mapping.table([]) == ""
+
+
+def test_three_tiers_are_held_against_the_step_in_core_and_what_was_predicted() -> None:
+    run = mapped(three_tiers.NAME, "none", [5.0] * 3)
+    count = len(run["steps"])
+    moved = {"host_peak_bytes": 7 << 20, "disk_read_bytes": count << 20, "disk_written_bytes": count << 21}
+    run |= {"share": 0.5, "summary": run["summary"] | moved}
+    failed = {**run, "oversubscription": 4.0, "failed": "too little host memory"}
+    other = {**run, "share": 0.15, "digest": "others"}
+    text = three_tiers.table([in_core([4.0]), run, other, failed])
+    said = median([step_time.WARM_UP / 5.0, (step_time.WARM_UP + 1) / 5.0])
+    assert f"| gpt 2x, host memory for 0.5 | 5.000 | 1.25 | {said:.3f} | 7.0 | 1.0 | 2.0 | 5% | yes |" in text
+    assert "| gpt 2x, host memory for 0.15 | 5.000 | 1.25 |" in text and "| 5% | NO |" in text
+    assert "| gpt 4x, host memory for 0.5 | too little host memory |" in text
+    assert three_tiers.table([]) == ""
 
 
 def test_reason_is_the_last_error() -> None:

@@ -10,6 +10,7 @@ import importlib.util
 import io
 import json
 import pathlib
+import subprocess
 import sys
 from types import ModuleType
 from typing import Any
@@ -37,6 +38,8 @@ for step in range(steps):
     print(f"step {step + 1:4d}  loss 1.5  {(3.0 if swapped else 2.0) + 10 * (step == 0):.3f} s")
 if "--save" in sys.argv:
     shutil.copy(folder / ("swapped.pt" if swapped else "plain.pt"), sys.argv[sys.argv.index("--save") + 1])
+if swapped and case.get("leaves"):
+    (pathlib.Path(os.environ["OOC_DISK"]) / "left.bin").touch()
 log = {name: value for name, value in os.environ.items() if name.startswith("OOC_")}
 with open(folder / "log.jsonl", "a") as file:
     file.write(json.dumps({"arguments": sys.argv[1:], "variables": log}) + "\\n")
@@ -56,6 +59,8 @@ SUMMARY = {
     "stall_seconds": 0.25,
     "swap_out_bytes": 5_000_000,
     "swap_in_bytes": 6_000_000,
+    "disk_read_bytes": 6_000_000,
+    "disk_written_bytes": 5_500_000,
     "swap_out_count": 50,
     "swap_in_count": 60,
     "demand_swap_in_count": 7,
@@ -127,9 +132,27 @@ def test_a_good_run_passes_with_its_figures(demo: ModuleType, tmp_path: pathlib.
     assert entry["oversubscription"] == 4.0
     assert entry["step_seconds"]["in_core"] == 2.0 and entry["step_seconds"]["out_of_core"] == 3.0
     assert entry["all_step_seconds"]["in_core"][0] == 12.0
+    assert set(entry["peak_rss_bytes"]) == {"in_core", "out_of_core"}
     for name, value in SUMMARY.items():
         if name not in ("budget_bytes", "live_peak_bytes"):
             assert entry[name] == value, name
+
+
+def test_peak_memory_is_that_of_the_script(tmp_path: pathlib.Path) -> None:
+    # In a process of its own: the kernel's figure for a child is never less than what its parent has, and that is all
+    # of PyTorch here. The demo itself stays small.
+    script = tmp_path / "large.py"
+    script.write_text("kept = bytearray(b'1') * (200 << 20)\nprint('step 1 loss 1.5 2.000 s')\n")
+    asked = (
+        "import demo, sys; run = demo.run_script('large', [sys.executable, sys.argv[1]], {}, print);"
+        "print(run.peak_rss_bytes, 'torch' in sys.modules, 'numpy' in sys.modules)"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", asked, str(script)], cwd=EXAMPLES, capture_output=True, text=True, check=True
+    )
+    peak, *heavy = ended.stdout.split()[-3:]
+    assert 200 << 20 < int(peak) < 230 << 20
+    assert heavy == ["False", "False"]
 
 
 def test_what_is_run(demo: ModuleType, tmp_path: pathlib.Path) -> None:
@@ -138,8 +161,9 @@ def test_what_is_run(demo: ModuleType, tmp_path: pathlib.Path) -> None:
     plain, measured, swapped = (json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines())
     assert plain["variables"] == {}
     assert measured["variables"].keys() == {"OOC_ALLOC", "OOC_CHUNK_SIZE", "OOC_SMALL_LIMIT", "OOC_SUMMARY"}
-    assert swapped["variables"].keys() == measured["variables"].keys() | {"OOC_BUDGET"}
-    assert swapped["variables"]["OOC_ALLOC"] == "emulated"
+    assert swapped["variables"].keys() == measured["variables"].keys() | {"OOC_BUDGET", "OOC_DISK"}
+    assert swapped["variables"]["OOC_ALLOC"] == "cpu"
+    assert not pathlib.Path(swapped["variables"]["OOC_DISK"]).exists(), "the demo's folder is gone with it"
     assert swapped["variables"]["OOC_CHUNK_SIZE"] == "64KiB"
     assert swapped["variables"]["OOC_BUDGET"] == "2000000"
     assert all(one["arguments"][:2] == ["--size", "1"] for one in (plain, measured, swapped))
@@ -152,6 +176,9 @@ def test_what_is_run(demo: ModuleType, tmp_path: pathlib.Path) -> None:
     [
         ({"swapped": {"device_peak_bytes": 1_000_001}}, "device peak 1000001 bytes"),
         ({"swapped": {"swap_in_bytes": 0}}, "nothing was swapped"),
+        ({"swapped": {"disk_read_bytes": 5_999_999}}, "what was swapped is not on the disk"),
+        ({"swapped": {"disk_written_bytes": 0}}, "what was swapped is not on the disk"),
+        ({"leaves": True}, "left.bin was left on the disk"),
         ({"swapped": {"budget_bytes": 5}}, "the budget in force was 5 bytes"),
         ({"swapped": {"device": "some GPU"}}, "some GPU was used"),
         ({"no_summary": True}, "wrote no summary"),

@@ -7,6 +7,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks.models import NAMED
+from benchmarks.models.gpt2 import GPT2
+from benchmarks.models.steps import AdamWByBlock
 from ooc.pytorch.fake import record
 from ooc.pytorch.fake_mode import _give_data
 from swapd.devices.roofline import get_device
@@ -106,3 +108,36 @@ def test_a_weight_is_its_own_successor_and_is_written_once(resnet50: Trace) -> N
         v for v in range(resnet50.variables) if resnet50.variable_bytes[v] == largest and resnet50.previous[v] == v
     ]
     assert len(stays) == 6  # three blocks: weight and momentum
+
+
+def test_an_optimizer_by_block_does_what_one_for_all_does_and_touches_a_block_at_a_time() -> None:
+    small = {"layers": 3, "width": 256, "heads": 4, "length": 32, "vocabulary": 4096}
+    trace = record(NAMED["gpt2_5120"], 2, V100, small_limit_bytes=1024, slice_bytes=1 << 40, **small)
+    updates = [f for f, name in enumerate(trace.function_names) if "_fused_adamw" in name]
+    assert len(updates) == 3 + 1
+    problem = Problem.from_trace(trace, 1 << 40, chunk_bytes=1024)
+    block = 12 * 256 * 256 * 4  # weights of attention and network
+    for function in updates[:-1]:
+        assert problem.pinned[function] * 1024 == pytest.approx(4 * block, rel=0.05)
+    # Gradients are freed with their update: nothing but weights and two states survives.
+    survives = int(trace.variable_bytes[trace.died == trace.functions].sum())
+    weights = 3 * block + (4096 + 32) * 256 * 4
+    assert survives == pytest.approx(3 * weights, rel=0.05)
+
+
+def test_an_optimizer_by_block_computes_the_same() -> None:
+    def model() -> torch.nn.Module:
+        torch.manual_seed(0)
+        return GPT2(layers=2, width=32, heads=2, length=8, vocabulary=64, dropout=0.0)
+
+    one, other = model(), model()
+    tokens = torch.arange(8).reshape(1, 8)
+    whole, by_block = torch.optim.AdamW(one.parameters(), lr=1e-4, fused=True), AdamWByBlock(other)
+    for _ in range(3):
+        for network, optimizer in ((one, whole), (other, by_block)):
+            optimizer.zero_grad()
+            network(tokens).square().mean().backward()
+            optimizer.step()
+    for a, b in zip(one.parameters(), other.parameters()):
+        torch.testing.assert_close(a, b)
+    assert all(weight.grad is None for weight in other.parameters())

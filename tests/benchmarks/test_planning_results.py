@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch")
 
 from benchmarks import results
-from benchmarks.planning import chunks, scale, suite, table1, vdnn
+from benchmarks.planning import chunks, scale, suite, table1, tiers, vdnn
 from benchmarks.planning.__main__ import main, tables
 from benchmarks.planning.cases import planned
 from swapd.devices.roofline import GIB
@@ -155,6 +155,37 @@ def test_a_case_that_no_schedule_meets_names_its_function():
     assert "threshold_backward alone needs" in suite.verdict(made)
 
 
+# ---- three tiers -----------------------------------------------------------------------------------------------------
+
+
+def test_states_are_two_and_four_times_the_host_memory_and_plans_near_the_bound():
+    records = results.load(KEPT, tiers.NAME)
+    assert [(record["model"], record["times"]) for record in records] == [(w.model, w.times) for w in tiers.WORKLOADS]
+    for record in records:
+        assert record["state_bytes"] / tiers.HOST_BYTES == pytest.approx(record["times"], rel=0.03)
+        bound = record["lower_bound_seconds"]
+        seconds = {row["arm"]: row["seconds"] for row in record["arms"]}
+        assert tuple(seconds) == tiers.ARMS and record["first_link_bound_seconds"] <= bound
+        assert bound <= seconds["auto"] <= 1.10 * bound
+        # For the smaller Llama, what goes down when room is needed is what a plan sends down.
+        assert seconds["auto"] <= seconds["no second plan"]
+        assert all(seconds["auto"] < seconds[arm] for arm in ("demand", "zero_infinity", "zero_infinity_tuned"))
+        assert seconds["zero_infinity"] > 1.7 * seconds["auto"]
+
+
+def test_a_case_of_three_tiers_is_planned_anew():
+    kept = next(record for record in results.load(KEPT, tiers.NAME) if record["times"] == 2)
+    problem = tiers.problem_of(tiers.WORKLOADS[0])
+    assert tiers.LOWER.bound(problem) == pytest.approx(kept["lower_bound_seconds"])
+    ours = tiers.plan_tiers(problem, tiers.LOWER)
+    made = {name: tiers.arm(problem, name, ours) for name in ("no second plan", "zero_infinity")}
+    for row in kept["arms"]:
+        if row["arm"] in made:
+            assert made[row["arm"]]["seconds"] == pytest.approx(row["seconds"])
+            assert made[row["arm"]]["disk_read_bytes"] == row["disk_read_bytes"]
+    assert ours.seconds == pytest.approx(kept["arms"][0]["seconds"])
+
+
 # ---- tables ----------------------------------------------------------------------------------------------------------
 
 
@@ -163,7 +194,7 @@ def test_the_kept_tables_are_those_of_the_kept_raw_data():
 
 
 def test_everything_kept_says_that_it_is_simulated():
-    for benchmark in (table1, suite, vdnn, scale, chunks):
+    for benchmark in (table1, suite, vdnn, scale, chunks, tiers):
         records = results.load(KEPT, benchmark.NAME)
         assert records, benchmark.NAME
         assert all("simulated" in record["kind"] and "no GPU" in record["kind"] for record in records)

@@ -28,6 +28,12 @@ SAME: dict[str, tuple[str, dict[str, str]]] = {
     "live_peak_bytes": ("live_peak_bytes", {}),
     "device_peak_bytes": ("device_peak_bytes", {}),
     "host_peak_bytes": ("host_peak_bytes", {}),
+    "disk_budget_bytes": ("disk_budget_bytes", {}),
+    "disk_peak_bytes": ("disk_peak_bytes", {}),
+    "disk_read_bytes": ("disk_read_bytes_total", {}),
+    "disk_written_bytes": ("disk_written_bytes_total", {}),
+    "disk_failure_count": ("disk_failures_total", {}),
+    "stall_disk_seconds": ("disk_stall_seconds_total", {}),
     "swap_out_bytes": ("swap_bytes_total", {"direction": "out"}),
     "swap_in_bytes": ("swap_bytes_total", {"direction": "in"}),
     "swap_out_count": ("swap_operations_total", {"direction": "out"}),
@@ -62,7 +68,8 @@ SAME: dict[str, tuple[str, dict[str, str]]] = {
     "internal_fragmentation_ratio": ("internal_fragmentation_ratio", {"at": "live_peak"}),
     "external_fragmentation_ratio": ("external_fragmentation_ratio", {}),
 }
-OTHERWISE = {"version", "final", "pid", "device", "policy", "step_seconds", "driver_failure_count", "stall_seconds"}
+OTHERWISE = {"version", "final", "pid", "device", "policy", "step_seconds", "driver_failure_count", "stall_seconds",
+             "peak_rss_bytes", "host_budget_bytes"}  # fmt: skip
 ONLY_IN_SUMMARIES = {"split", "split_function_count", "split_part_count", "split_layers"}
 
 
@@ -76,6 +83,8 @@ def expect_same(found: Samples, summary: dict[str, Any]) -> None:
     causes = [value(found, "stall_seconds_total", cause=cause) for cause in ("swap_in", "room")]
     assert sum(causes) == pytest.approx(summary["stall_seconds"], abs=1e-9)  # the parts are added up one by one
     assert value(found, "step_seconds_sum") == pytest.approx(sum(summary["step_seconds"]), abs=1e-5)  # rounded there
+    assert summary["peak_rss_bytes"] > 8 << 20
+    assert value(found, "process_peak_resident_bytes") == pytest.approx(summary["peak_rss_bytes"], rel=0.2)  # it grows
     assert value(found, "policy_info", configured="auto", policy=summary["policy"]) == 1
 
 
@@ -128,6 +137,31 @@ def test_a_scrape_at_rest_agrees_with_the_summary(tmp_path: Path) -> None:
     page, summary = json.loads(ended.output)
     expect_same(samples(page), summary)
     assert page.count("# TYPE ") == len(CATALOGUE)
+
+
+def test_a_disk_is_shown_in_the_place_of_host_memory(tmp_path: Path) -> None:
+    ended = run_numpy(
+        tmp_path,
+        """
+        for _ in range(5):
+            step()
+        """,
+        OOC_METRICS_FILE=str(tmp_path / "ooc.prom"),
+        OOC_EMULATED_BANDWIDTH="",
+        OOC_DISK=str(tmp_path),
+        OOC_DISK_BUDGET="64MiB",
+    ).check()
+    found = samples((tmp_path / "ooc.prom").read_text())
+    expect_same(found, ended.figures)
+    assert value(found, "disk_budget_bytes") == 64 << 20
+    states = [value(found, "disk_bytes", state=state) for state in ("used", "free")]
+    assert 0 < states[0] <= sum(states) == value(found, "disk_peak_bytes") <= 64 << 20
+    # A copy that a write overtook, or the end, was made all the same.
+    assert value(found, "disk_written_bytes_total") >= value(found, "swap_bytes_total", direction="out") > 0
+    assert value(found, "disk_read_bytes_total") >= value(found, "swap_bytes_total", direction="in") > 0
+    assert value(found, "disk_failures_total") == 0
+    for name in ("host_budget_bytes", "host_peak_bytes"):
+        assert value(found, name) == 0
 
 
 FAULTS = "cuMemMap:every=40;cuMemcpyHtoDAsync:every=30;cuMemUnmap:times=2"

@@ -124,6 +124,18 @@ def test_example() -> None:
     assert figures["demand_share"] < 0.8
 
 
+def test_example_on_a_disk(tmp_path: Path) -> None:
+    command = ["-s", EXAMPLE, "--tiles", "8", "--tile", "128", "--disk", tmp_path, "--json"]
+    figures = json.loads(run(command, {}).check().output)
+    summary = figures["summary"]
+    assert figures["different_tiles"] == 0 and figures["compared_tiles"] == 6 * 36
+    assert summary["host_peak_bytes"] == 0
+    assert summary["disk_peak_bytes"] >= figures["matrix_bytes"] - summary["budget_bytes"]
+    assert summary["disk_read_bytes"] >= summary["swap_in_bytes"] > 0
+    assert summary["disk_written_bytes"] >= summary["swap_out_bytes"] > 0
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_example_fails_when_a_bit_differs(tmp_path: Path) -> None:
     source = f"""
         import sys
@@ -141,6 +153,42 @@ def test_example_fails_when_a_bit_differs(tmp_path: Path) -> None:
     """
     ended = run(["-s", write_script(tmp_path, source)], {})
     assert ended.status == 1 and "not bit-identical" in ended.output, ended
+
+
+PCA = ROOT / "examples" / "pca_numpy.py"
+SMALL_PCA = ["--blocks", "16", "--rows", "256", "--columns", "128", "--steps", "3"]
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_principal_components(on_disk: bool, tmp_path: Path) -> None:
+    disk = ["--disk", tmp_path] if on_disk else []
+    output = run(["-s", PCA, *SMALL_PCA, *disk], {}).check().output
+    assert "4,096 x 128 numbers, 4 MiB, with a budget of 1 MiB" in " ".join(output.split())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_principal_components_that_differ_are_told(tmp_path: Path) -> None:
+    source = f"""
+        import sys
+        sys.path.insert(0, {str(PCA.parent)!r})
+        import pca_numpy as example
+
+        plain = example.project
+        declared = example.declared
+
+        def spoiled(scores, block, components):
+            plain(scores, block, components)
+            scores[0, 0] += 1
+
+        def instead(device):
+            project = device.function(reads=("block", "components"), writes=("scores",))(spoiled)
+            return {{**declared(device), "project": project}}
+
+        example.declared = instead
+        sys.exit(example.main({SMALL_PCA!r}))
+    """
+    ended = run(["-s", write_script(tmp_path, source)], {})
+    assert ended.status == 1 and "not bit-identical: 16 of 16 blocks differ" in ended.output, ended
 
 
 # ---- arrays ---------------------------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ ALONE = {"compiled_blocks": 36, "dataloader": 30, "exit_live": 12, "exit_running
 # Steady loops: after two iterations each is as the one before, and nothing but the end departs from it.
 STEADY = {"hf_gpt2", "hf_llama", "hf_bert", "hf_t5", "lstm", "densenet", "unet", "autocast_bf16", "inference"}
 AT_THE_MINIMUM = ("hf_gpt2", "unet", "adamw_foreach", "train_validate")
+ON_DISK = {"hf_gpt2", "in_place", "save_load_middle", "threads"}  # among the quick tests
 STRICT = ("in_place", "complex_tensors", "torch_func", "sparse_gradients", "lstm", "raw_pointers")
 
 compare = load_compare().compare
@@ -112,6 +113,44 @@ def test_program(name: str, library: Library, tmp_path: Path) -> None:
         assert figures["planned_iteration_count"] > 0
 
 
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in ON_DISK)) for name in sorted(BUDGETS)]
+)
+def test_program_on_disk(name: str, library: Library, tmp_path: Path) -> None:
+    """What does not fit lies on a disk: the same bits, and no memory for it, nor anything that stays in the folder."""
+    (tmp_path / "disk").mkdir()
+    budget = BUDGETS[name] << 20
+    figures = library.out_of_core(name, tmp_path, OOC_BUDGET=str(budget), OOC_DISK=str(tmp_path / "disk"))
+    check_on_disk(figures, tmp_path / "disk")
+    if name in STEADY:
+        assert figures["planned_iteration_count"] > 0
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in ON_DISK)) for name in sorted(BUDGETS)]
+)
+def test_program_in_three_tiers(name: str, library: Library, tmp_path: Path) -> None:
+    """A device, little host memory, and a disk below it: the same bits, within both budgets, planned on both levels."""
+    (tmp_path / "disk").mkdir()
+    budget = BUDGETS[name] << 20
+    host = (library.measured(name)["live_peak_bytes"] - budget) >> 21 << 20  # half, in whole MiB
+    settings = {"OOC_BUDGET": budget, "OOC_HOST_BUDGET": host, "OOC_DISK": tmp_path / "disk"}
+    figures = library.out_of_core(name, tmp_path, **{name: str(value) for name, value in settings.items()})
+    assert 0 < figures["host_peak_bytes"] <= host
+    assert figures["disk_written_bytes"] > 0 and figures["disk_read_bytes"] > 0
+    assert list((tmp_path / "disk").iterdir()) == []
+    if name in STEADY:
+        assert figures["planned_iteration_count"] > 0
+
+
+def check_on_disk(figures: dict[str, Any], folder: Path) -> None:
+    assert figures["host_peak_bytes"] == 0
+    assert figures["disk_peak_bytes"] >= figures["live_peak_bytes"] - figures["budget_bytes"]
+    assert figures["disk_written_bytes"] >= figures["swap_out_bytes"] > 0
+    assert figures["disk_read_bytes"] >= figures["swap_in_bytes"] > 0
+    assert list(folder.iterdir()) == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(BUDGETS))
 def test_memory_to_spare(name: str, library: Library) -> None:
@@ -163,6 +202,13 @@ def both_alone(name: str, folder: Path, **variables: str) -> dict[str, Any]:
 )
 def test_program_alone(name: str, tmp_path: Path) -> None:
     both_alone(name, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["dataloader", pytest.param("exit_live", marks=pytest.mark.slow)])
+def test_program_alone_on_disk(name: str, tmp_path: Path) -> None:
+    """A forked process has copies of its own of what is on the disk; how a process ends changes nothing there."""
+    (tmp_path / "disk").mkdir()
+    check_on_disk(both_alone(name, tmp_path, OOC_DISK=str(tmp_path / "disk")), tmp_path / "disk")
 
 
 GRAPH_TOO_LARGE = """

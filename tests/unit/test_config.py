@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from swapd.config import Config, ConfigError, ConfigWarning, unknown_variables
 from swapd.host_limits import available_host_bytes, cgroup_memory, largest_host_bytes
 from swapd.policies import PUBLISHED
 from swapd.policies import available as available_policies
+from swapd.session import limits_of
 from swapd.settings import POLICIES, SETTINGS, Link, document
 from swapd.units import GIB, KIB, MIB, Amount
 
@@ -41,9 +43,11 @@ def test_keywords_win_over_the_environment() -> None:
 
 def test_every_setting_is_read_and_written_back() -> None:
     environment = {
-        "OOC_ALLOC": "emulated",
+        "OOC_ALLOC": "cpu",
         "OOC_BUDGET": "8GiB",
         "OOC_HOST_BUDGET": "50%",
+        "OOC_DISK": "/x/scratch",
+        "OOC_DISK_BUDGET": "2TiB",
         "OOC_CHUNK_SIZE": "128KiB",
         "OOC_SMALL_LIMIT": "64KiB",
         "OOC_POLICY": "window",
@@ -81,7 +85,10 @@ def test_every_setting_is_read_and_written_back() -> None:
 
 @pytest.mark.parametrize(
     ("text", "mode"),
-    [("1", "auto"), ("auto", "auto"), ("CUDA", "cuda"), ("emulated", "emulated"), ("0", "off"), ("off", "off")],
+    [
+        ("1", "auto"), ("auto", "auto"), ("CUDA", "cuda"), ("cpu", "cpu"), ("emulated", "cpu"), ("0", "off"),
+        ("off", "off"),
+    ],
 )  # fmt: skip
 def test_devices(text: str, mode: str) -> None:
     assert Config.from_environment({"OOC_ALLOC": text}).alloc == mode
@@ -168,6 +175,7 @@ def test_errors_of_keywords_name_the_keyword() -> None:
         ({"OOC_METRICS_KEY": str(KEY), "OOC_METRICS_PORT": "1"}, "OOC_METRICS_CERT"),
         ({"OOC_METRICS_INTERVAL": "1s", "OOC_METRICS_PORT": "1"}, "OOC_METRICS_FILE"),
         ({"OOC_METRICS_JOB": "night"}, "OOC_METRICS_PUSH"),
+        ({"OOC_DISK_BUDGET": "1GiB"}, "OOC_DISK"),
     ],
 )
 def test_a_setting_that_does_nothing_without_another_is_refused(variables: dict[str, str], missing: str) -> None:
@@ -257,6 +265,42 @@ def test_a_host_budget_that_the_machine_cannot_hold_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"^OOC_HOST_BUDGET=100TiB is more"):
         Config.from_environment({"OOC_HOST_BUDGET": "100TiB"}).resolve_host_budget()
     assert Config.from_environment({"OOC_HOST_BUDGET": "100%"}).resolve_host_budget(2 * GIB, 16 * GIB) == 2 * GIB
+
+
+def test_the_emulated_device_is_as_large_as_a_budget_in_bytes() -> None:
+    def memory(budget: Amount | None, **settings: int) -> int | None:
+        return Config(budget=budget, **settings).resolve_emulated_memory(4 * GIB, 8 * GIB)
+
+    assert memory(Amount(bytes=6 * GIB)) == 6 * GIB  # more than is free now
+    assert memory(Amount(bytes=6 * GIB + 1)) == 6 * GIB + MIB
+    assert memory(Amount(bytes=GIB)) == -(-int(0.8 * 4 * GIB) // MIB) * MIB
+    for unknown in (None, Amount(fraction=0.5), Amount(bytes=9 * GIB)):  # the driver's default; the last one is refused
+        assert memory(unknown) is None
+    assert memory(Amount(bytes=6 * GIB), emulated_memory=GIB) is None
+
+
+def test_disk_budget(tmp_path: Path) -> None:
+    free = shutil.disk_usage(tmp_path).free
+    assert Config().resolve_disk_budget() == 0
+    assert Config(disk=tmp_path).resolve_disk_budget() == pytest.approx(0.8 * free, rel=0.05)
+    assert Config(disk=tmp_path, disk_budget=Amount(bytes=5)).resolve_disk_budget() == 5
+    with pytest.raises(ConfigError, match=r"OOC_DISK_BUDGET=100TiB is more than the .* free in OOC_DISK="):
+        Config(disk=tmp_path, disk_budget=Amount(bytes=100 << 40)).resolve_disk_budget()
+    for folder in (tmp_path / "absent", CERTIFICATE):
+        with pytest.raises(ConfigError, match=f"OOC_DISK={folder} is no folder that this user may write to"):
+            Config(disk=folder).resolve_disk_budget()
+
+
+@pytest.mark.parametrize(
+    "others", [{}, {"host_budget": "1GiB"}, {"emulated_bandwidth": "10GiB/s"}], ids=["alone", "host", "link"]
+)
+def test_a_disk_alone_or_below_host_memory(
+    tmp_path: Path, others: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OOC_EMULATED_BANDWIDTH", raising=False)  # `limits_of` sets it
+    limits = limits_of(Config.from_environment({}, alloc="cpu", disk=tmp_path, budget="64MiB", **others))
+    assert limits.disk_budget_bytes > 0
+    assert (limits.host_budget_bytes > 0) == bool(others)
 
 
 def machine(root: Path, cgroup: str, files: dict[str, str], available_kib: int = 8 << 20) -> Path:

@@ -5,11 +5,14 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from swapd.cli import main
 from swapd.devices import doctor
+from swapd.devices.disk import Disk, FileSystem, file_system_of
+from swapd.devices.disk_profile import DiskProfile, DiskSpeed, save_disk_profile
 from swapd.devices.doctor import Check, Report
 
 
@@ -42,7 +45,7 @@ def test_the_whole_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     assert len(checks) == len(answer["checks"]) >= 15
     for name in ("system", "memfd", "native libraries", "settings", "emulated device", "PyTorch"):
         assert checks[name]["status"] == "ok", checks[name]
-    assert "OOC_ALLOC=emulated" in checks["settings"]["detail"]
+    assert "OOC_ALLOC=cpu" in checks["settings"]["detail"]
     assert checks["emulated device"]["detail"] == "256 MiB of host memory"
     assert checks["CUDA device"]["status"] in ("ok", "warn")
     assert all(check["remedy"] for check in answer["checks"] if check["status"] == "no")
@@ -146,6 +149,52 @@ def test_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert doctor.check_cache().status == "no"
+
+
+def test_a_disk_that_serves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert doctor.check_disk({}) == Check("disk", "ok", "OOC_DISK is not set: swapped data stay in host memory")
+    system = file_system_of(tmp_path)
+    good = Disk(system, 1 << 40, direct=True, nameless=True)
+    monkeypatch.setattr(doctor, "describe", lambda folder: good)
+    found = doctor.check_disk({"OOC_DISK": str(tmp_path)})
+    assert found.status == "ok"
+    assert found.detail == f"{tmp_path}: {system.kind} at {system.mount}, 1.00 TiB free; direct I/O works"
+    assert f"swapd probe --disk {tmp_path}" in found.remedy
+    speed = DiskSpeed(2 << 20, 4, *[2.0 * (1 << 30), 1.0 * (1 << 30)] * 2)
+    save_disk_profile(DiskProfile(system.mount, system.kind, system.device, "now", True, 1 << 20, (speed,)))
+    found = doctor.check_disk({"OOC_DISK": str(tmp_path)})
+    assert (found.status, found.remedy) == ("ok", "")
+    assert found.detail.endswith("reads 2.00 GiB/s and writes 1.00 GiB/s at once")
+    assert [path.name for path in tmp_path.iterdir()] == ["cache"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words", "remedy"),
+    [
+        ({"kind": "tmpfs"}, "files of tmpfs are memory", "a folder on a disk"),
+        ({"kind": "nfs4"}, "over a network", "a disk of this machine"),
+        ({"direct": False}, "refuses direct I/O", "ext4, XFS or Btrfs"),
+        ({"free_bytes": 1 << 20}, "1.00 MiB free", "little room"),
+    ],
+)
+def test_a_disk_that_serves_badly(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, changes: dict[str, Any], words: str, remedy: str
+) -> None:
+    facts = {"kind": "ext4", "free_bytes": 1 << 40, "direct": True, **changes}
+    system = FileSystem("/scratch", facts.pop("kind"), "8:1")
+    monkeypatch.setattr(doctor, "describe", lambda folder: Disk(system, nameless=True, **facts))
+    found = doctor.check_disk({"OOC_DISK": str(tmp_path)})
+    assert found.status == "warn"
+    assert words in found.detail and remedy in found.remedy
+
+
+def test_a_disk_that_does_not_serve(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for name in ("absent", "file"):
+        found = doctor.check_disk({"OOC_DISK": str(tmp_path / name)})
+        assert found.status == "no" and str(tmp_path / name) in found.detail
+        assert "make the folder" in found.remedy
 
 
 def test_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:

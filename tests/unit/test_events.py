@@ -36,7 +36,7 @@ def test_events_by_hand():
     assert events.seconds == timeline.seconds == 10.0
     assert events.runs == (Run(0, 0, 1), Run(1, 3, 4), Run(2, 4, 5), Run(3, 5, 6), Run(4, 9, 10))
     assert events.stalls == (Stall(1, -1, 1, 3), Stall(4, A, 6, 9))
-    assert events.copies == (Copy(True, A, 4, True, 1, 3), Copy(False, A, 4, True, 5, 9))
+    assert events.copies == (Copy(True, A, 4, True, 1, 3, 15), Copy(False, A, 4, True, 5, 9, 15))
     assert events.held == (Held(0, 4), Held(1, 4), Held(3, 4), Held(4, 4), Held(5, 4), Held(6, 4), Held(9, 4))
 
 
@@ -60,8 +60,8 @@ def test_a_copy_that_goes_on_from_the_iteration_before():
     # Out begins as f3 does, lasts 2 s, and so keeps f0 from its room for 1.5 s of the next iteration.
     outs = [copy for copy in events.copies if copy.is_out]
     assert outs == [
-        Copy(True, old, 4, True, -0.5, 1.5),
-        Copy(True, new, 4, True, 5.5, 7.5),
+        Copy(True, old, 4, True, -0.5, 1.5, 15),
+        Copy(True, new, 4, True, 5.5, 7.5, 15),
     ]
     assert events.stalls[0] == Stall(0, -1, 0, 1.5)
     assert events.seconds == 6.0

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from exhaustive import best_steady_seconds
 from planning_traces import Builder, at_balance, gpt, random_trace, resnet50
 
-from swapd.planning.lower_bound import lower_bound
+from swapd.planning.lower_bound import lower_bound, two_link_bound
 from swapd.planning.problem import Problem
 from swapd.policies import make_plan
 from swapd.simulation.simulator import simulate
@@ -55,6 +56,20 @@ def test_no_schedule_beats_the_bound(solved: list[tuple[Problem, float]]) -> Non
     assert np.mean(ratios) > 0.7, "far below the best schedules: of no use"
 
 
+def test_no_schedule_beats_the_bound_of_two_links(solved: list[tuple[Problem, float]]) -> None:
+    """A device over some host memory is slower than a device that has both, whose best schedule is known."""
+    above = 0
+    for problem, best in solved:
+        swift = replace(problem, machine=Machine(1e9, 1e9))
+        found = two_link_bound(swift, 0, problem.machine)
+        assert problem.compute_seconds - 1e-9 <= found <= best + 1e-6
+        above += found > problem.compute_seconds + 1e-6
+        if problem.capacity_chunks > 2:  # a chunk of the two is the host's
+            smaller = replace(swift, capacity_chunks=problem.capacity_chunks - 1)
+            assert two_link_bound(smaller, 1, problem.machine) <= best + 1e-6
+    assert above > 20
+
+
 @pytest.mark.parametrize(("policy", "most"), [("auto", 1.06), ("idle", 1.2), ("window", 1.3)])
 def test_policies_are_near_the_best_schedule(solved: list[tuple[Problem, float]], policy: str, most: float) -> None:
     """And never better, as they follow the same rules."""
@@ -93,6 +108,20 @@ def in_turn(capacity: int, machine: Machine) -> Problem:
 )
 def test_cases_worked_out_by_hand(capacity: int, machine: Machine, seconds: float) -> None:
     assert lower_bound(in_turn(capacity, machine)) == pytest.approx(seconds)
+
+
+def test_two_links_by_hand() -> None:
+    swift, fast, slow = Machine(1e9, 1e9), Machine(100.0, 100.0), Machine(100.0, 0.5)
+    # As with room for 4 chunks over the slow link, wherever the 4 are.
+    for device, host in ((2, 2), (3, 1), (4, 0)):
+        assert two_link_bound(in_turn(device, swift), host, slow) == pytest.approx(6.0)
+    # 5 s for two functions because of the disk, and for the third one 0.02 s over the first link and 1 s: more than
+    # either link alone makes of it.
+    assert two_link_bound(in_turn(2, fast), 2, slow) == pytest.approx(6.02)
+    assert lower_bound(in_turn(2, fast)) == pytest.approx(3.06) and lower_bound(in_turn(4, slow)) == pytest.approx(6.0)
+    # Room for all 6: the first link is what is left.
+    assert two_link_bound(in_turn(2, slow), 4, slow) == pytest.approx(lower_bound(in_turn(2, slow)))
+    assert two_link_bound(Problem.from_trace(Builder().trace(), 10), 1, slow) == 0.0
 
 
 def test_fewer_cuts_give_a_smaller_bound_and_no_function_none() -> None:

@@ -19,6 +19,7 @@ from swapd.policies.published.lms import lms
 from swapd.policies.published.nnabla import nnabla
 from swapd.policies.published.vdnn import find_layers, offloading_plan, vdnn
 from swapd.policies.published.window_best_fit import window_best_fit
+from swapd.policies.published.zero_infinity import model_states, streaming, zero_infinity
 from swapd.simulation.simulator import simulate
 from swapd.trace.trace import Machine, Trace
 
@@ -416,3 +417,53 @@ def test_refusals_travel_between_processes():
     assert type(again) is PolicyInfeasibleError and str(again) == str(error)
     assert "it works from 9 bytes on" in str(error)
     assert (again.policy, again.function, again.min_budget_bytes) == ("lms", 3, 9)
+
+
+# ---- ZeRO-Infinity ---------------------------------------------------------------------------------------------------
+
+
+def layers_of_states(layers: int = 6) -> Builder:
+    """Forward and backward over weights of 2 chunks, then an update of each with a state of 4."""
+    b = Builder()
+    weights = [b.entry(2) for _ in range(layers)]
+    states = [b.entry(4) for _ in range(layers)]
+    for name, order in (("forward", weights), ("backward", weights[::-1])):
+        for v in order:
+            b.call(name, [v], seconds=1.0)
+    for v, state in zip(weights, states):
+        b.call("update", [v, state], writes=[v, state], seconds=1.0)
+    return b
+
+
+def test_zero_infinity_streams_what_lives_across_iterations():
+    problem = problem_of(layers_of_states(), 20)
+    assert model_states(problem).all()
+    plan = streaming(problem, find_intervals(problem), model_states(problem), 2)
+    assert validate(problem, plan) == []
+    # The state of layer 3 comes back two operators before its update (function 15) and leaves after it.
+    assert [move[3:] for move in plan.ins if move.variable == 6 + 3] == [(12, 0, 15)]
+    assert [move.after_function for move in plan.outs if move.variable == 6 + 3] == [15]
+    # The weight leaves after forward (3), after backward (8) and after its update, and comes back ahead of each.
+    assert [move.after_function for move in plan.outs if move.variable == 3] == [3, 8, 15]
+    returns = [(move.after_function, move.before_function) for move in plan.ins if move.variable == 3]
+    assert returns == [(0, 3), (5, 8), (12, 15)]
+    # The last weight's backward follows its forward: it stays between them.
+    assert [move.after_function for move in plan.outs if move.variable == 5] == [6, 17]
+
+
+def test_zero_infinity_can_be_tuned_to_stream_the_optimizer_alone():
+    problem = problem_of(layers_of_states(), 26, Machine(4.0, 4.0))
+    published, tuned = zero_infinity(problem), zero_infinity(problem, "zero_infinity_tuned")
+    assert {move.variable for move in published.outs} == set(range(12))
+    assert {move.variable for move in tuned.outs} == set(range(6, 12))  # 12 chunks of weights stay
+    assert simulate(problem, tuned).seconds < simulate(problem, published).seconds
+    small = problem_of(layers_of_states(), 14)
+    assert zero_infinity(small, "zero_infinity_tuned").outs == zero_infinity(small).outs
+
+
+def test_zero_infinity_offloads_activations_where_states_do_not_suffice():
+    b = chain(layers=8, size=4)
+    small, large = problem_of(b, 20), problem_of(b, 40)
+    activations = [v for v in range(small.variables) if small.born[v] >= 0]
+    assert {move.variable for move in zero_infinity(small).outs} & set(activations)
+    assert not {move.variable for move in zero_infinity(large).outs} & set(activations)

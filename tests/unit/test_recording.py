@@ -12,7 +12,7 @@ from planning_traces import Builder
 from recordings import event, function, iteration, recording, two_iterations
 
 from ooc_alloc import timeline as kinds
-from swapd.observing.perfetto import MEASURED, SIMULATED, encoded, measured_to_perfetto
+from swapd.observing.perfetto import IN, MEASURED, OUT, SIMULATED, encoded, measured_to_perfetto
 from swapd.observing.recording import Bar, Predicted, _without
 from swapd.planning.plan import Plan
 from swapd.planning.problem import Problem
@@ -124,6 +124,20 @@ def test_perfetto_shows_measured_and_predicted_on_one_axis() -> None:
     assert counters["used bytes", 12.0] == 9000
     assert counters["live bytes", 17.5] == 8000
     assert counters["budget bytes", 0.0] == 10_000
+
+
+def test_perfetto_calls_the_rows_of_copies_by_where_they_go() -> None:
+    trace = trace_of()
+    for disk_budget, names, facts in (
+        (0, ("out link", "in link"), {"swapped_to": "host memory"}),
+        (5000, ("to the disk", "from the disk"), {"swapped_to": "disk", "disk_budget_bytes": 5000}),
+    ):
+        found = loaded(recording(two_iterations(), disk_budget_bytes=disk_budget), predicted_of(trace), trace)
+        rows = {(e["pid"], e["tid"]): e["args"]["name"] for e in found["traceEvents"] if e["name"] == "thread_name"}
+        for process in (MEASURED, SIMULATED):
+            assert (rows[process, OUT], rows[process, IN]) == names
+        assert facts.items() <= found["otherData"].items()
+        assert ("disk_budget_bytes" in found["otherData"]) == (disk_budget > 0)
 
 
 def test_perfetto_says_where_a_variable_was_allocated() -> None:

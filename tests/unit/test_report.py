@@ -9,16 +9,20 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from planning_traces import Builder
 from recordings import recording, two_iterations
 from test_recording import predicted_of, trace_of
 
 from ooc_alloc import timeline as kinds
 from swapd.observing.charts import scene_chart, steps_chart, ticks
-from swapd.observing.recording import Bar, Scene
-from swapd.observing.report_facts import RunSoFar, _place_advice, _run_advice, comparison, wait_rows
+from swapd.observing.recording import Bar, Predicted, Scene
+from swapd.observing.report_facts import RunSoFar, _disk_advice, _place_advice, _run_advice, comparison, wait_rows
 from swapd.observing.report_page import page
+from swapd.planning.problem import Problem
+from swapd.policies import make_plan
+from swapd.simulation.simulator import simulate_events
 from swapd.step_times import Step
-from swapd.trace.trace import Trace
+from swapd.trace.trace import Machine, Trace
 
 HOSTILE = "</title></td><script>alert(1)</script><img src=x onerror=alert(1)>'\"&"
 SUMMARY: dict[str, Any] = {
@@ -26,6 +30,10 @@ SUMMARY: dict[str, Any] = {
     "device_peak_bytes": 10_000, "swap_out_bytes": 5000, "swap_in_bytes": 4000, "demand_swap_in_bytes": 100,
     "clean_drop_bytes": 10, "policy": "auto", "plan_count": 1, "divergence_count": 0,
     "driver_failure_count": 0, "min_budget_bytes": 9000,
+}  # fmt: skip
+ON_DISK = {
+    **SUMMARY, "disk_budget_bytes": 1 << 20, "disk_peak_bytes": 300 << 10, "disk_written_bytes": 7 << 20,
+    "disk_read_bytes": 5 << 20, "disk_failure_count": 0, "peak_rss_bytes": 250 << 20,
 }  # fmt: skip
 STEPS = [Step(2.0, 1.0, False), Step(1.0, 0.25, True)]
 
@@ -166,6 +174,58 @@ def test_advice_follows_from_the_figures(changes: dict[str, int], words: str) ->
     assert list(_run_advice(so_far())) == []
     (text,) = _run_advice(so_far(summary={**SUMMARY, **changes}))
     assert words in text
+
+
+def test_a_disk_is_shown_in_the_place_of_host_memory() -> None:
+    text = shown(so_far(summary=ON_DISK, recording=recording(two_iterations(), disk_budget_bytes=1 << 20)))
+    for words in (
+        "Swapped data were on the disk: 300 KiB of the 1.00 MiB that they may take",
+        "7.00 MiB were written and 5.00 MiB read",
+        "The process had 250 MiB of the machine&#x27;s memory at most",
+        "left without a copy, as the disk had them still",
+        "this machine&#x27;s memory",
+        "disk out",
+        "disk in",
+    ):
+        assert words in text, words
+    assert "link out" not in text and "emulated device" not in text and "about a GPU" not in text
+    without = shown(so_far())
+    assert "disk" not in without and "link out" in without and "as the host had them still" in without
+
+
+def predicted_with(machine: Machine) -> Predicted:
+    """Four variables of 4000 bytes that a budget of 10000 cannot hold at once; the functions take a second each."""
+    b = Builder()
+    for index in range(4):
+        b.call(f"make {index}", [], [4000], seconds=1.0)
+    for index in range(4):
+        b.call(f"use {index}", [index], seconds=1.0)
+    problem = Problem.from_trace(b.trace(chunk_bytes=1000, machine=machine), 10_000)
+    plan = make_plan(problem)
+    return Predicted(problem, simulate_events(problem, plan)[1], plan)
+
+
+@pytest.mark.parametrize(
+    ("machine", "words"),
+    [
+        (Machine(200.0, 1e6), "the disk is written to for"),
+        (Machine(1e6, 200.0), "the disk is read from for"),
+        (Machine(1e6, 1e6), None),
+    ],
+)
+def test_a_plan_that_the_disk_is_the_limit_of_says_so(machine: Machine, words: str | None) -> None:
+    predicted = predicted_with(machine)
+    assert predicted.events.copies
+    assert list(_disk_advice(so_far(predicted=predicted))) == []  # without a disk it is the link's matter
+    found = list(_disk_advice(so_far(predicted=predicted, summary=ON_DISK)))
+    assert len(found) == (words is not None)
+    assert words is None or (found[0].startswith("The disk is the limit: ") and words in found[0])
+    assert words is None or "its functions run 8.00 s" in found[0]
+
+
+def test_a_disk_that_fails_is_told_of() -> None:
+    (text,) = _disk_advice(so_far(summary={**ON_DISK, "disk_failure_count": 3}))
+    assert text.startswith("3 reads or writes of the disk failed")
 
 
 def boxes(svg: str, kind: str) -> list[tuple[float, float]]:

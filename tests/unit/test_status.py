@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pty
+import re
 import select
 import signal
 import socket
@@ -82,6 +83,27 @@ def test_one_frame_is_printed_without_a_terminal(
     assert "\x1b[31m" not in text
     assert main(["top", "--list"]) == 0
     assert str(child.pid) in capsys.readouterr().out.split()
+
+
+def test_a_disk_is_shown_in_the_place_of_host_memory(
+    child: subprocess.Popen[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    on_disk = start(OOC_DISK=str(tmp_path), OOC_DISK_BUDGET="8MiB")
+    try:
+        assert main(["top", str(on_disk.pid), "--json"]) == 0
+        facts = json.loads(capsys.readouterr().out)
+        assert facts["stats"]["disk_written_bytes"] > 0
+        assert facts["peak_rss_bytes"] > 1 << 20
+        assert main(["top", str(on_disk.pid), "--once"]) == 0
+        shown_of_disk = capsys.readouterr().out
+        assert re.search(r"disk +[\d.]+ MiB of 8.00 MiB taken; written [\d.]+ MiB, read [\d.]+ MiB", shown_of_disk)
+        assert re.search(r"process +[\d.]+ MiB of the machine's memory at its peak", shown_of_disk)
+        assert "swapped out" not in shown_of_disk
+    finally:
+        on_disk.kill()
+        on_disk.wait()
+    assert main(["top", str(child.pid), "--once"]) == 0
+    assert "swapped out" in (text := capsys.readouterr().out) and "disk" not in text
 
 
 def test_a_timeline_and_a_report_are_written_of_what_runs(
