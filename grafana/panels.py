@@ -34,7 +34,8 @@ COLORS = {
     "can be swapped": "green", "small, in slabs": "purple",
     "budget": "red", "needed in-core": "semi-dark-yellow", "peak": "semi-dark-yellow",
     "bound": "blue", "predicted": "purple", "measured": "green",
-    "out": "orange", "in": "blue", "probed out": "light-orange", "probed in": "light-blue",
+    "out": "orange", "in": "blue", "written": "orange", "read": "blue",
+    "probed out": "light-orange", "probed in": "light-blue",
 }  # fmt: skip
 DASHED = {"budget", "bound", "predicted", "needed in-core", "peak", "probed out", "probed in"}
 

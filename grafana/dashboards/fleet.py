@@ -31,6 +31,7 @@ PROCESSES = Row(
             Column("Needed", f"max {BY} ({series('ooc_oversubscription_ratio')})", unit=TIMES, decimals=2),
             Column("Peak", f"max {BY} ({series('ooc_device_peak_bytes')} / {BUDGET})", unit="percentunit", decimals=1),
             Column("Host used", f"max {BY} ({series('ooc_host_bytes', state='used')})"),
+            Column("Disk used", f"max {BY} ({series('ooc_disk_bytes', state='used')})"),
             Column("Running for", f"max {BY} (time() - {series('ooc_start_time_seconds')})", unit="s", decimals=0),
         ),
     ],
@@ -96,6 +97,15 @@ HOSTS = Row(
             unit="bytes",
             stacked=True,
         ),
+        time_series(
+            "Disk space for swapped data",
+            "Of all the host's processes together: they may share a folder.",
+            _by_host(series("ooc_disk_bytes", state="used")),
+            unit="bytes",
+            stacked=True,
+        ),
+    ],
+    [
         time_series(
             "Copied in",
             "Of all the host's processes together: they may share a link.",

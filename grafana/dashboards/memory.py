@@ -9,6 +9,13 @@ from grafana.panels import TIMES, figure, time_series
 
 BUDGET = f"sum({series('ooc_budget_bytes')})"
 
+
+def _used(tier: str) -> str:
+    """The share of a tier's budget that is taken, of the fullest rank; 0 where the tier is not in use."""
+    budget = f"clamp_min({series(f'ooc_{tier}_budget_bytes')}, 1)"
+    return f"max({series(f'ooc_{tier}_bytes', state='used')} / ignoring (state) {budget})"
+
+
 NOW = Row(
     "Now",
     [
@@ -33,8 +40,8 @@ NOW = Row(
         ),
         figure(
             "Host memory used",
-            "Swapped data over what it may take, of the fullest rank.",
-            f"max({series('ooc_host_bytes', state='used')} / ignoring (state) {series('ooc_host_budget_bytes')})",
+            "Swapped data over what it may take, of the fullest rank. 0 where a disk is in its place.",
+            _used("host"),
             "percentunit",
             {0.8: "yellow", 0.9: "red"},
             1,
@@ -99,6 +106,68 @@ HOST = Row(
     ],
 )
 
+DISK = Row(
+    "Disk",
+    [
+        figure(
+            "Disk space used",
+            "Swapped data over what it may take, of the fullest rank. 0 without a disk (OOC_DISK).",
+            _used("disk"),
+            "percentunit",
+            {0.8: "yellow", 0.9: "red"},
+            1,
+        ),
+        figure(
+            "Most memory of a process",
+            "With all that is not ours: with a disk, the budget and what Python and the libraries take.",
+            f"max({series('ooc_process_peak_resident_bytes')})",
+        ),
+        figure(
+            "Failures of the disk",
+            "Since the start, all ranks chosen together.",
+            f"sum({series('ooc_disk_failures_total')})",
+            "short",
+            {1: "red"},
+            0,
+        ),
+    ],
+    [
+        time_series(
+            "On the disk",
+            "All ranks chosen together; free is kept for the next swap-out. It may grow to the budget.",
+            {
+                **by("state", series("ooc_disk_bytes")),
+                "budget": f"sum({series('ooc_disk_budget_bytes')})",
+                "peak": f"sum({series('ooc_disk_peak_bytes')})",
+            },
+            stacked=True,
+        ),
+        time_series(
+            "Read and written",
+            "Bytes a second, all ranks chosen together.",
+            {
+                "read": f"sum({rate('ooc_disk_read_bytes_total')})",
+                "written": f"sum({rate('ooc_disk_written_bytes_total')})",
+            },
+        ),
+        time_series(
+            "Below host memory",
+            "The share of the time in which host copies came up and went down, and in which functions waited for them; "
+            "mean of the ranks.",
+            {
+                **by("direction", rate("ooc_disk_seconds_total"), "avg"),
+                "waiting": f"avg({rate('ooc_disk_stall_seconds_total')})",
+            },
+        ),
+        time_series(
+            "Failures",
+            "A second, all ranks chosen together. Most are made again, and nothing is lost.",
+            {"failures": f"sum({rate('ooc_disk_failures_total')})"},
+            soft_most=1,
+        ),
+    ],
+)
+
 FRAGMENTATION = Row(
     "Fragmentation and allocation",
     [
@@ -152,5 +221,6 @@ DASHBOARD = dashboard(
     NOW,
     DEVICE,
     HOST,
+    DISK,
     FRAGMENTATION,
 )
