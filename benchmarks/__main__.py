@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks import allocation, fragmentation, interception, machine, mapping, results, step_time
+from benchmarks import allocation, fragmentation, interception, machine, mapping, results, step_time, three_tiers
 from benchmarks.monitoring import scrapes
 from benchmarks.runs import ROOT, RunFailed
 
@@ -21,6 +21,7 @@ BENCHMARKS: dict[str, tuple[Any, str]] = {
     "allocation": (allocation, "Cost when everything fits"),
     "fragmentation": (fragmentation, "Fragmentation by chunk size"),
     "mapping": (mapping, "Costs of memory calls"),
+    "three_tiers": (three_tiers, "Three tiers"),
     "monitoring": (scrapes, "Cost of being watched"),
 }
 
@@ -57,6 +58,8 @@ def measure(options: argparse.Namespace) -> None:
     if "mapping" in options.only:
         rounds = options.rounds or (1 if quick else 2)
         mapping.measure(target, quick=quick, rounds=rounds, steps=6 if quick else 10, say=say)
+    if "three_tiers" in options.only:
+        three_tiers.measure(target, quick=quick, steps=6 if quick else 10, say=say)
     if "monitoring" in options.only:
         rounds, steps = (1, 5) if quick else (5, 30)
         scrapes.measure(target, quick=quick, rounds=rounds, steps=steps, count=50 if quick else 1000, say=say)

@@ -37,6 +37,8 @@ def run(
     bytes_per_second: float | None = None,
     policy: str = "auto",
     faults: str = "",
+    host_budget_bytes: int | None = None,
+    disk: Path | None = None,
     trace_path: Path | None = None,
 ) -> dict[str, Any]:
     """Trains `workload` for so many steps and returns the record of the run.
@@ -47,6 +49,8 @@ def run(
         budget_bytes: None is as much as the device has.
         bytes_per_second: of the link, each way; None is as fast as memcpy.
         faults: rules of ``OOC_EMULATED_FAULTS``.
+        host_budget_bytes: of host memory for swapped data; None is as much as there is.
+        disk: a folder on a disk below host memory.
         trace_path: gets the trace of the last step.
 
     Raises:
@@ -66,6 +70,10 @@ def run(
             variables["OOC_EMULATED_BANDWIDTH"] = f"{bytes_per_second:.0f}B/s"
         if faults:
             variables["OOC_EMULATED_FAULTS"] = faults
+        if host_budget_bytes is not None:
+            variables["OOC_HOST_BUDGET"] = str(host_budget_bytes)
+        if disk is not None:
+            variables["OOC_DISK"] = str(disk)
     description, stolen = machine.describe(), machine.stolen_seconds()
     with tempfile.TemporaryDirectory(prefix="ooc-bench-") as folder:
         output, state = Path(folder) / "child.json", Path(folder) / "state.pt"

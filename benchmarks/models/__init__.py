@@ -37,7 +37,11 @@ NAMED: dict[str, Make] = {
     "deeplabv3plus": _lazy("deeplab", "deeplabv3plus"),
     "unet": _lazy("unet", "unet"),
     "gpt2_medium": _lazy("gpt2", "gpt2", layers=24, width=1024, heads=16),
+    "gpt2_5120": _lazy("gpt2", "gpt2", width=5120, heads=40, by_block=True),
     "gpt2_small": _lazy("gpt2", "gpt2", layers=12, width=768, heads=12),
     "llama_1b": _lazy("llama", "llama"),
+    "llama_6656": _lazy(  # the shape of LLaMA 33B
+        "llama", "llama", width=6656, heads=52, groups=52, hidden=17920, vocabulary=32000, by_block=True
+    ),
     "lstm": _lazy("lstm", "lstm"),
 }

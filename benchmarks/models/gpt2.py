@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.models.steps import Step, adamw, make_step
+from benchmarks.models.steps import AdamWByBlock, Step, adamw, make_step
 
 
 class Block(nn.Module):
@@ -59,7 +59,11 @@ def gpt2(
     length: int = 1024,
     vocabulary: int = 50257,
     dropout: float = 0.0,
+    by_block: bool = False,
 ) -> Step:
     model = GPT2(layers, width, heads, length, vocabulary, dropout)
     tokens = torch.zeros(batch, length, dtype=torch.int64)
-    return make_step(model, tokens, lambda logits: F.cross_entropy(logits.flatten(0, 1), tokens.flatten()), adamw, mode)
+    optimizer = AdamWByBlock if by_block else adamw
+    return make_step(
+        model, tokens, lambda logits: F.cross_entropy(logits.flatten(0, 1), tokens.flatten()), optimizer, mode
+    )

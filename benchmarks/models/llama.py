@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.models.steps import Step, adamw, make_step
+from benchmarks.models.steps import AdamWByBlock, Step, adamw, make_step
 
 
 class RootMeanSquareNorm(nn.Module):
@@ -95,7 +95,11 @@ def llama(
     vocabulary: int = 128256,
     length: int = 2048,
     dtype: str = "bfloat16",
+    by_block: bool = False,
 ) -> Step:
     model = Llama(layers, width, heads, groups, hidden, vocabulary).to(getattr(torch, dtype))
     tokens = torch.zeros(batch, length, dtype=torch.int64)
-    return make_step(model, tokens, lambda logits: F.cross_entropy(logits.flatten(0, 1), tokens.flatten()), adamw, mode)
+    optimizer = AdamWByBlock if by_block else adamw
+    return make_step(
+        model, tokens, lambda logits: F.cross_entropy(logits.flatten(0, 1), tokens.flatten()), optimizer, mode
+    )

@@ -23,11 +23,33 @@ def adamw(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=1e-4)
 
 
+class AdamWByBlock:
+    """A fused AdamW for each of a model's `blocks` and one for the rest; gradients are freed as soon as they are used.
+
+    So no operator touches more of the state than a block's, which a model larger than its device's memory needs.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        groups = [list(block.parameters()) for block in model.blocks]  # type: ignore[union-attr, arg-type]
+        known = {id(weight) for group in groups for weight in group}
+        groups.append([weight for weight in model.parameters() if id(weight) not in known])
+        self.optimizers = [torch.optim.AdamW(group, lr=1e-4, fused=True) for group in groups]
+
+    def zero_grad(self) -> None:
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+
+    def step(self) -> None:
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
 def make_step(
     model: nn.Module,
     inputs: Tensor,
     loss_of: Callable[[Tensor], Tensor],
-    optimizer: Callable[[nn.Module], torch.optim.Optimizer],
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer | AdamWByBlock],
     mode: str,
 ) -> Step:
     """One iteration of `model` on `inputs`. Raises ValueError for a mode that there is not."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import results
-from benchmarks.planning import chunks, scale, suite, table1, vdnn
+from benchmarks.planning import chunks, scale, suite, table1, tiers, vdnn
 from benchmarks.runs import ROOT
 
 BENCHMARKS: dict[str, tuple[Any, str]] = {
@@ -21,6 +21,7 @@ BENCHMARKS: dict[str, tuple[Any, str]] = {
     "vdnn": (vdnn, "vDNN: memory and speed"),
     "scale": (scale, "Planning time"),
     "chunks": (chunks, "Chunk sizes where memory calls cost time"),
+    "tiers": (tiers, "Three tiers: device, host memory, disk"),
 }
 
 
