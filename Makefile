@@ -38,7 +38,7 @@ MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .PHONY: help venv native demo test lint adapter unit-test native-test asan tsan test-slow test-all mutants test-strict test-faults fuzz fuzz-asan \
   soak test-gpu \
-  check-cuda-build bench bench-splitting bench-gpu monitoring-tools dashboards wheel test-wheel clean
+  check-cuda-build bench bench-splitting bench-gpu bench-disk monitoring-tools dashboards wheel test-wheel clean
 .DELETE_ON_ERROR:
 
 help: ## show this list
@@ -113,7 +113,7 @@ tsan: $(cmake_needs) ## the native tests under ThreadSanitizer
 test-slow: venv native ## the Python tests that are too long for `make test`
 	$(pytest) -m slow --ignore tests/packaging/test_wheel.py $(PYTEST)
 
-test-strict: venv native ## the long suite: every operator of PyTorch's own database with eviction before each one
+test-strict: venv native ## the long suite: every operator of PyTorch's own database, evicting before each; STRESS_DISK=folder
 	$(python) -m pytest tests/stress -m "" $(PYTEST)
 
 test-faults: venv native ## every call site of the driver, the system and our memory fails, in each way; FAULTS="--out folder"
@@ -199,6 +199,10 @@ bench-splitting: venv native ## measure convolutions in parts beside undivided o
 bench-gpu: ## measure on a GPU, 10 minutes at most: beside the bound and other ways to train with less memory
 	@if $(gpu_there); then $(MAKE) gpu-bench; \
 	  else echo "make bench-gpu: this machine has no NVIDIA GPU, or no driver for it (libcuda.so.1): nothing was measured"; fi
+
+bench-disk: venv native ## measure the disk tier beside the kernel's swap within the same memory: needs root, takes hours
+	$(if $(filter system,$(VENV)),,$(editable)[benchmarks]")
+	$(python) -m benchmarks.disk
 
 .PHONY: gpu-bench
 gpu-bench: venv native

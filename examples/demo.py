@@ -1,16 +1,16 @@
-"""Train both examples in-core and with a quarter of the memory they need, and compare every bit.
+"""Train both examples in-core and with a quarter of the memory they need, the rest on a disk, and compare every bit.
 
-    python examples/demo.py [--quick] [--json] [--output out/demo.json]
+    python examples/demo.py [--quick] [--json] [--output out/demo.json] [--disk FOLDER]
 
 Each example is an unmodified PyTorch script, and runs three times in a process of its own:
 
     in-core      plain PyTorch, no variable set: the bits that count, and the step time to compare with
     measured     a few steps through the allocator with memory to spare: gives the live peak
-    out-of-core  all steps with ``OOC_BUDGET`` set to the live peak divided by the oversubscription
+    out-of-core  all steps with ``OOC_BUDGET`` set to the live peak divided by the oversubscription, and ``OOC_DISK``
 
 It ends with 0 only if, for each example, parameters and losses are bit-identical, the device peak stayed within
-the budget, and data did leave the device. There is no GPU here: the device is emulated,
-its memory is a part of this machine's, and no figure says anything about the speed of a GPU.
+the budget, data did go to the disk, and nothing of them is left there. There is no GPU here: the device is a part of
+this machine's memory, and no figure says anything about the speed of a GPU.
 """
 
 from __future__ import annotations
@@ -65,9 +65,14 @@ class RunFailed(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One finished run of a script: its step times, and the allocator's summary if it had one."""
+    """One finished run of a script: its step times, the process's largest memory, the allocator's summary if any.
+
+    The kernel's figure for the memory begins as that of the process that starts the script, so the demo imports nothing
+    large.
+    """
 
     step_seconds: list[float]
+    peak_rss_bytes: int
     summary: dict[str, Any]
 
 
@@ -104,7 +109,8 @@ def run_script(what: str, command: list[str], variables: dict[str, str], on_step
             if step := STEP_LINE.match(line):
                 steps.append(float(step[1]))
                 on_step(steps[-1])
-        status = child.wait()
+        _, ended, used = os.wait4(child.pid, 0)
+        status = child.returncode = os.waitstatus_to_exitcode(ended)
     finally:
         timer.cancel()
         child.kill()
@@ -115,7 +121,7 @@ def run_script(what: str, command: list[str], variables: dict[str, str], on_step
         raise RunFailed(f"the {what} run ended with status {status}\n{tail(output)}")
     if not steps:
         raise RunFailed(f"the {what} run printed no steps\n{tail(output)}")
-    return Run(steps, read_summary(what, variables.get("OOC_SUMMARY"), output))
+    return Run(steps, used.ru_maxrss * 1024, read_summary(what, variables.get("OOC_SUMMARY"), output))
 
 
 def tail(output: str, lines: int = 20) -> str:
@@ -160,7 +166,7 @@ def run_example(
     """The three runs of one example and their comparison, as one entry of ``demo.json``. RunFailed if one fails."""
     arguments = example.quick_arguments if options.quick else example.arguments
     base = [sys.executable, str(example.script), *arguments]
-    shared = {"OOC_ALLOC": "emulated", "OOC_CHUNK_SIZE": options.chunk_size, "OOC_SMALL_LIMIT": options.small_limit}
+    shared = {"OOC_ALLOC": "cpu", "OOC_CHUNK_SIZE": options.chunk_size, "OOC_SMALL_LIMIT": options.small_limit}
     plain_state, state = folder / f"{example.name}.in-core.pt", folder / f"{example.name}.out-of-core.pt"
     summary_file = str(folder / f"{example.name}.json")
 
@@ -185,10 +191,13 @@ def run_example(
     measured = run("measured", few, shared | {"OOC_SUMMARY": summary_file})
     pathlib.Path(summary_file).unlink()
     budget = int(measured.summary["live_peak_bytes"] / options.oversubscription)
-    limits = {"OOC_BUDGET": str(budget), "OOC_SUMMARY": summary_file}
+    disk = folder / "disk"
+    disk.mkdir(exist_ok=True)
+    limits = {"OOC_BUDGET": str(budget), "OOC_DISK": str(disk), "OOC_SUMMARY": summary_file}
     swapped = run("out-of-core", [*steps, "--save", str(state)], shared | limits)
     comparison = compare_states(plain_state, state)
     entry = describe(budget, plain, measured, swapped, comparison)
+    entry["failures"] += [f"{left.name} was left on the disk" for left in disk.iterdir()]
     return {"example": example.name, "arguments": [*arguments, *steps]} | entry
 
 
@@ -210,6 +219,7 @@ def describe(budget: int, plain: Run, measured: Run, swapped: Run, comparison: d
             "in_core_through_allocator": measured.step_seconds,
             "out_of_core": swapped.step_seconds,
         },
+        "peak_rss_bytes": {"in_core": plain.peak_rss_bytes, "out_of_core": swapped.peak_rss_bytes},
         "bit_identical": comparison["identical"],
         "comparison": comparison,
         "in_core_summary": measured.summary,
@@ -217,7 +227,7 @@ def describe(budget: int, plain: Run, measured: Run, swapped: Run, comparison: d
     }
     copied = (
         "device_peak_bytes stall_seconds swap_out_bytes swap_in_bytes swap_out_count swap_in_count "
-        "demand_swap_in_count divergence_count min_budget_bytes "
+        "demand_swap_in_count divergence_count min_budget_bytes disk_read_bytes disk_written_bytes "
         "internal_fragmentation_ratio external_fragmentation_ratio"
     )
     entry.update({name: summary[name] for name in copied.split()})
@@ -240,6 +250,8 @@ def failures(entry: dict[str, Any]) -> list[str]:
         found.append(f"device peak {entry['device_peak_bytes']} bytes, over the budget of {entry['budget_bytes']}")
     if entry["swap_out_bytes"] == 0 or entry["swap_in_bytes"] == 0:
         found.append("nothing was swapped, so nothing was shown")
+    if entry["disk_read_bytes"] < entry["swap_in_bytes"] or entry["disk_written_bytes"] < entry["swap_out_bytes"]:
+        found.append("what was swapped is not on the disk")
     return found
 
 
@@ -249,7 +261,7 @@ def mib(size: float) -> str:
 
 def table(entries: list[dict[str, Any]]) -> Table:
     """One column an example."""
-    result = Table(title="In-core and out-of-core, on the emulated device")
+    result = Table(title="In-core, and with a part of the memory and a disk")
     result.add_column("")
     for entry in entries:
         result.add_column(entry["example"], justify="right")
@@ -265,10 +277,12 @@ def table(entries: list[dict[str, Any]]) -> Table:
     row("smallest budget that would do", [mib(e["min_budget_bytes"]) for e in entries])
     row("step, in-core, plain PyTorch", [f"{e['step_seconds']['in_core']:.3f} s" for e in entries])
     row("step, in-core, this allocator", [f"{e['step_seconds']['in_core_through_allocator']:.3f} s" for e in entries])
-    row("step, out-of-core (emulated)", [f"{e['step_seconds']['out_of_core']:.3f} s" for e in entries])
-    row("stalls, whole run (emulated)", [f"{e['stall_seconds']:.3f} s" for e in entries])
-    row("moved to the host", [f"{mib(e['swap_out_bytes'])} in {e['swap_out_count']:,}" for e in entries])
-    row("moved to the device", [f"{mib(e['swap_in_bytes'])} in {e['swap_in_count']:,}" for e in entries])
+    row("step, out-of-core", [f"{e['step_seconds']['out_of_core']:.3f} s" for e in entries])
+    row("stalls, whole run", [f"{e['stall_seconds']:.3f} s" for e in entries])
+    row("peak memory of the process, in-core", [mib(e["peak_rss_bytes"]["in_core"]) for e in entries])
+    row("peak memory of the process, out-of-core", [mib(e["peak_rss_bytes"]["out_of_core"]) for e in entries])
+    row("written to the disk", [f"{mib(e['disk_written_bytes'])} in {e['swap_out_count']:,}" for e in entries])
+    row("read from the disk", [f"{mib(e['disk_read_bytes'])} in {e['swap_in_count']:,}" for e in entries])
     row("of these on demand", [f"{e['demand_swap_in_count']:,}" for e in entries])
     row("fragmentation, internal", [f"{e['internal_fragmentation_ratio']:.2%}" for e in entries])
     row("fragmentation, external", [f"{e['external_fragmentation_ratio']:.2%}" for e in entries])
@@ -287,6 +301,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="tiny sizes, for tests")
     parser.add_argument("--steps", type=int, help="training steps (default 8; 4 with --quick)")
     parser.add_argument("--oversubscription", type=float, default=4.0, help="live peak / budget (default %(default)s)")
+    parser.add_argument("--disk", type=pathlib.Path, help="folder on the disk to use (default: that of the JSON file)")
     parser.add_argument("--chunk-size", default=CHUNK_SIZE, help="OOC_CHUNK_SIZE (default %(default)s)")
     parser.add_argument("--small-limit", default=SMALL_LIMIT, help="OOC_SMALL_LIMIT (default %(default)s)")
     parser.add_argument("--json", action="store_true", help="print the JSON, and nothing else, to standard output")
@@ -308,7 +323,9 @@ def main(arguments: list[str] | None = None) -> int:
     began = time.perf_counter()
     entries: list[dict[str, Any]] = []
     problems: list[str] = []
-    with tempfile.TemporaryDirectory(prefix="ooc-demo-") as folder:
+    disk: pathlib.Path = options.disk or options.output.parent
+    disk.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="ooc-demo-", dir=disk) as folder:
         for example in EXAMPLES:
             if options.examples and example.name not in options.examples:
                 continue
