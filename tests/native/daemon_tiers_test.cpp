@@ -10,17 +10,17 @@ namespace {
 
 const std::string folder = std::filesystem::temp_directory_path();
 
-Limits three_tiers(uint64_t budget_chunks) {
+Limits three_tiers(uint64_t budget_chunks, uint64_t host_chunks = 16) {
   Limits limits{budget_chunks, 64};
   limits.disk = folder.c_str();
-  limits.tiers = 16;
+  limits.tiers = host_chunks;
   return limits;
 }
 
 // An iteration reads four variables of two chunks, one function each, on a device for two of them, or for all, so that
 // only a plan moves any. Host memory has room for all, so that nothing goes down without a plan.
 struct Loop : DaemonTest {
-  explicit Loop(uint64_t budget_chunks = 4) : DaemonTest(three_tiers(budget_chunks)) {
+  explicit Loop(uint64_t budget_chunks = 4, uint64_t host_chunks = 16) : DaemonTest(three_tiers(budget_chunks, host_chunks)) {
     v = make_many(4, 2 * chunk);
     boundary();
   }
@@ -183,4 +183,34 @@ TEST(under_an_exclusive_plan_the_host_keeps_no_copy_of_what_came_in) {
     t.boundary();
     EXPECT_EQ(t.check(t.v[0]), OOC_OK);
   }
+}
+
+// Nobody waits for host memory that the copies hold which they themselves are to settle.
+
+TEST(a_function_finds_its_operands_below_where_host_memory_has_room_for_one_of_them) {
+  Loop t(4, 3);
+  EXPECT_EQ(t.call("both", {reads(t.v[0]), reads(t.v[1])}, [&] { EXPECT_TRUE(t.holds(t.v[0]) && t.holds(t.v[1])); }), OOC_OK);
+  EXPECT_EQ(t.call("others", {reads(t.v[2]), reads(t.v[3])}, [&] { EXPECT_TRUE(t.holds(t.v[2]) && t.holds(t.v[3])); }), OOC_OK);
+}
+
+TEST(variables_leave_together_where_host_memory_has_room_for_one_of_them) {
+  Loop t(8, 3);
+  for (size_t index = 0; index < t.v.size(); ++index) t.use(index);
+  t.let_go();
+  EXPECT_EQ(t.core.evict_all(), OOC_OK);
+  for (const Variable& variable : t.v) EXPECT_EQ(t.resident(variable), uint32_t{0});
+  t.expect_intact(t.v);
+}
+
+TEST(a_plan_moves_variables_out_and_in_where_host_memory_has_room_for_one_of_them) {
+  Loop t(8, 3);
+  EXPECT_TRUE(t.install(t.steady(), {{0, 0, 2, 1}, {1, 0, 2, 1}}, {{0, 0, 2, 2, 2, 3}, {1, 0, 2, 2, 2, 3}}));
+  t.steady();
+  t.catch_up();
+  for (const size_t index : {0, 1}) t.use(index);
+  while (t.tick_out()) {}
+  for (const size_t index : {0, 1}) EXPECT_EQ(t.resident(t.v[index]), uint32_t{0});
+  t.use(2);
+  while (t.tick_in()) {}
+  for (const size_t index : {0, 1}) EXPECT_EQ(t.resident(t.v[index]), uint32_t{2});
 }
