@@ -240,8 +240,7 @@ SETTINGS = (
         "FOLDER",
         "folder on a disk for swapped data that host memory does not hold [none]",
         parse_path,
-        more="With `cpu` there is no host memory for them, unless `OOC_HOST_BUDGET` says how much. They are in a file "
-        "without a name that goes with the process.",
+        more="With `cpu` there is host memory for them only where `OOC_HOST_BUDGET` says so. The file has no name.",
     ),
     Setting("disk_budget", "BYTES|%", "bytes of that disk for swapped data [80% of what is free there]", parse_amount),
     Setting(

@@ -38,6 +38,8 @@ int Core::bring_in(Lock& lock, const Hold& hold, std::vector<Transfer>& transfer
   do {
     wait_for_kept(lock, hold);
     if (hold.get() == nullptr || wanted() == 0) return OOC_OK;
+    // The operands before hold host memory until they have arrived.
+    if (host_.tiered() && !transfers.empty() && (host_.is_below(region) || idle_.count() < wanted())) return OOC_OK;
     if (host_.is_below(region)) {
       const double began = now_seconds();
       const bool up = host_.bring_up(lock, region, true);

@@ -109,6 +109,7 @@ class alignas(64) Core : public Mover {
   bool settle(Lock& lock, const Transfer& transfer) final { return transitions_.settle(lock, transfer); }
   bool bury_one(Lock& lock) final { return mappings_.bury_one(lock); }
   bool pin_ahead(Lock& lock) final { return !detached_ && host_.pin_ahead(lock); }
+  bool has_host_memory(Region* region) final { return !host_.tiered() || host_.ensure_at_once(region); }
   bool tiered() const final { return host_.tiered(); }
   bool is_below(const Region* region) const final { return host_.is_below(region); }
   bool bring_up(Lock& lock, Region* region, bool evict) final { return host_.bring_up(lock, region, evict); }

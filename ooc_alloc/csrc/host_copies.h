@@ -84,6 +84,11 @@ class HostCopies {
     region->host = nullptr;
     return false;
   }
+  // Whether the region has a block in host memory without waiting for any. Who waits should hold no copies that only they
+  // can settle: the blocks of those do not go down.
+  [[nodiscard]] bool ensure_at_once(Region* region) {
+    return region->host != nullptr || (!is_below(region) && region->shift == nullptr && ensure(region, false));
+  }
   // Where copies out will soon need more of the system's memory, pins it with the lock given up, in one thread at a time.
   // Returns false if there is no need.
   bool pin_ahead(std::unique_lock<std::mutex>& lock) {
@@ -273,13 +278,14 @@ class HostCopies {
     return std::make_shared<DiskFile>(config.disk_folder, config.disk_budget_bytes, config.strict != 0);
   }
   bool direct() const { return file_ != nullptr && !tiered_; }
-  static constexpr int kPatience = 100;  // attempts without any progress before giving up
+  static constexpr double kPatience = 2, kPatienceUnderWay = 60;  // seconds of waiting before giving up
   bool make_memory(Lock& lock, Region* region, bool may_reclaim);
   enum class For { kPlannedUp, kUp, kOut, kWriteBack };  // what host memory is wanted for
   char* memory_for(Lock& lock, const RegionHandle& handle, For what);
   Region* next_to_leave(bool lifted) const;
-  bool may_leave_later(const Region* waiting) const;
-  int carry_out(Lock& lock, Shift& shift);
+  double patience(const Region* waiting) const;
+  enum class Shifted { kDone, kFailed, kFreed, kStalled };  // kFreed: the variable is gone; kStalled: the shift stays
+  Shifted carry_over(Lock& lock, Region* region, char* memory, Direction direction);
   void give_to_shift(Region* region);
   void free_blocks(const Shift& shift);
   [[nodiscard]] bool host_waits_for_block(const char* start, uint64_t bytes);

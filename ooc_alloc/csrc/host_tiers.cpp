@@ -27,12 +27,16 @@ Region* HostCopies::next_to_leave(bool lifted) const {
   return best;
 }
 
-// Whether a block that cannot go down now may do so later without anybody's help.
-bool HostCopies::may_leave_later(const Region* waiting) const {
-  for (Region* region = table_.oldest(); region != nullptr; region = region->newer)
-    if (region != waiting && (region->shift != nullptr || (region->host != nullptr && (region->lifted > 0 || region->moving > 0))))
-      return true;
-  return false;
+// For how many seconds it is worth waiting for a block that cannot go down now. What is under way ends; who had a block
+// brought up may wait for the one who waits here.
+double HostCopies::patience(const Region* waiting) const {
+  double result = 0;
+  for (Region* region = table_.oldest(); region != nullptr; region = region->newer) {
+    if (region == waiting) continue;
+    if (region->shift != nullptr || (region->host != nullptr && region->moving > 0)) return std::min(kPatienceUnderWay, device_.wait_limit());
+    if (region->host != nullptr && region->lifted > 0) result = kPatience;
+  }
+  return result;
 }
 
 // Host memory for the region's block; null if there is none to be had, or the variable is gone.
@@ -40,26 +44,31 @@ char* HostCopies::memory_for(Lock& lock, const RegionHandle& handle, For what) {
   const uint64_t bytes = handle.region->bytes;
   const bool may_reclaim = what == For::kOut;
   const uint64_t failures = refusals();
-  for (int fruitless = 0; fruitless < kPatience && !device_.lost() && handle.get() != nullptr;) {
+  double waited = 0;  // seconds
+  const auto wait = [&] {
+    const double began = now_seconds();
+    changed_.wait_for(lock, std::chrono::milliseconds(20));
+    return now_seconds() - began;
+  };
+  while (!device_.lost() && handle.get() != nullptr) {
     device_.bind_thread();  // the arena pins what it takes
     char* block = arena_.allocate(bytes);
     if (block == nullptr && reclaim(bytes, false)) block = arena_.allocate(bytes);
     if (block != nullptr) return block;
     if (what == For::kPlannedUp) return nullptr;
     if (scheduler_ != nullptr && scheduler_->host_relief_coming(handle.region)) {
-      changed_.wait_for(lock, std::chrono::milliseconds(20));
+      wait();
       continue;
     }
     if (may_reclaim && reclaim(bytes, true)) continue;
     Region* victim = next_to_leave(false);
-    const bool lifted = victim == nullptr && what == For::kOut;
+    const bool lifted = victim == nullptr && (what == For::kOut || waited > kPatience / 4);
     if (lifted) victim = next_to_leave(true);
     if (victim != nullptr && send_down(lock, victim, lifted)) continue;
     if (refusals() > failures) return nullptr;  // the disk was asked several times already
-    ++fruitless;
     if (victim != nullptr && victim->host != nullptr && victim->below == nullptr) return nullptr;  // the disk is full
-    if (victim == nullptr && !may_leave_later(handle.region)) return nullptr;
-    changed_.wait_for(lock, std::chrono::milliseconds(20));
+    if (waited > (victim != nullptr ? kPatience : patience(handle.region))) return nullptr;
+    waited += wait();
   }
   return nullptr;
 }
@@ -92,22 +101,34 @@ bool HostCopies::host_waits_for_block(const char* start, uint64_t bytes) {
   return true;
 }
 
-// Returns 0, or the number of an error; ETIMEDOUT: the disk may still be at it.
-int HostCopies::carry_out(Lock& lock, Shift& shift) {
+// Copies a region's block from one place to the other, with the lock given up.
+HostCopies::Shifted HostCopies::carry_over(Lock& lock, Region* region, char* memory, Direction direction) {
+  const auto shift = std::make_shared<Shift>(Shift{region, memory, region->below, region->bytes, direction});
+  region->shift = shift.get();
+  shifts_.push_back(shift);
   const double began = now_seconds();
   lock.unlock();
-  shift.transfer = disk_->start(shift.direction, shift.memory, DiskFile::whole_pages(shift.bytes), space_->file_offset(shift.below));
+  shift->transfer = disk_->start(direction, memory, DiskFile::whole_pages(shift->bytes), space_->file_offset(shift->below));
   constexpr double kGlance = 0.25;  // seconds
   const double until = now_seconds() + device_.wait_limit();
   int error = ETIMEDOUT;
-  while (error == ETIMEDOUT && now_seconds() < until) error = disk_->wait(*shift.transfer, kGlance);
+  while (error == ETIMEDOUT && now_seconds() < until) error = disk_->wait(*shift->transfer, kGlance);
   lock.lock();
-  (shift.direction == Direction::kIn ? read_seconds_ : write_seconds_) += now_seconds() - began;
-  shift.stalled = error == ETIMEDOUT;
-  if (shift.stalled)
+  (direction == Direction::kIn ? read_seconds_ : write_seconds_) += now_seconds() - began;
+  if (error == ETIMEDOUT) {
+    shift->stalled = true;
     device_.lose("the disk with OOC_DISK=" + file_->folder() + " did not end a transfer within " +
                  std::to_string(device_.wait_limit()) + " seconds");
-  return error;
+    return Shifted::kStalled;
+  }
+  std::erase(shifts_, shift);
+  changed_.notify_all();
+  if (shift->region == nullptr) {
+    free_blocks(*shift);
+    return Shifted::kFreed;
+  }
+  region->shift = nullptr;
+  return error == 0 && !shift->written ? Shifted::kDone : Shifted::kFailed;
 }
 
 bool HostCopies::bring_up(Lock& lock, Region* region, bool evict) {
@@ -123,43 +144,23 @@ bool HostCopies::bring_up(Lock& lock, Region* region, bool evict) {
     arena_.free(block, region->bytes);
     return handle.get() == nullptr || (!is_below(region) && region->shift == nullptr) || (!wanted && bring_up(lock, region, evict));
   }
-  const auto shift = std::make_shared<Shift>(Shift{region, block, region->below, region->bytes, Direction::kIn});
-  region->shift = shift.get();
-  shifts_.push_back(shift);
-  const int error = carry_out(lock, *shift);
-  if (error == ETIMEDOUT) return false;  // the shift stays
-  std::erase(shifts_, shift);
-  changed_.notify_all();
-  if (shift->region == nullptr) {
-    free_blocks(*shift);
-    return true;
-  }
-  region->shift = nullptr;
-  if (error == 0) region->host = block;
-  else arena_.free(block, region->bytes);
-  return error == 0;
+  const Shifted shifted = carry_over(lock, region, block, Direction::kIn);
+  if (shifted == Shifted::kDone) region->host = block;
+  if (shifted == Shifted::kFailed) arena_.free(block, region->bytes);
+  return shifted == Shifted::kDone || shifted == Shifted::kFreed;
 }
 
 bool HostCopies::send_down(Lock& lock, Region* region, bool lifted) {
-  if (region->host == nullptr || region->shift != nullptr || (region->lifted > 0 && !lifted) || region->moving > 0) return false;
+  const auto needed = [&] { return (region->lifted > 0 && !lifted) || region->moving > 0; };
+  if (region->host == nullptr || region->shift != nullptr || needed()) return false;
   if (region->host_valid > 0 && !region->below_valid) {
     if (region->below == nullptr) region->below = space_->allocate(region->bytes);
     if (region->below == nullptr || device_.lost() || !streams_.host_waits(region->order.out, Edge::kUseBeforeOut)) return false;
-    const auto shift = std::make_shared<Shift>(Shift{region, region->host, region->below, region->bytes, Direction::kOut});
-    region->shift = shift.get();
-    shifts_.push_back(shift);
-    const int error = carry_out(lock, *shift);
-    if (error == ETIMEDOUT) return false;  // the shift stays
-    std::erase(shifts_, shift);
-    changed_.notify_all();
-    if (shift->region == nullptr) {
-      free_blocks(*shift);
-      return true;
-    }
-    region->shift = nullptr;
-    if (error != 0 || shift->written) return false;
+    const Shifted shifted = carry_over(lock, region, region->host, Direction::kOut);
+    if (shifted == Shifted::kFreed) return true;
+    if (shifted != Shifted::kDone) return false;
     region->below_valid = true;
-    if ((region->lifted > 0 && !lifted) || region->moving > 0) return false;
+    if (needed()) return false;
   }
   const bool valid = region->below_valid;
   char* below = region->below;

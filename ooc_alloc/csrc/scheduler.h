@@ -80,6 +80,8 @@ class Mover {
   virtual bool bury_one(Lock& lock) = 0;
   // Likewise: pins host memory that swap-outs will soon need. Returns false if there is enough.
   virtual bool pin_ahead(Lock& lock) = 0;
+  // Whether a piece of the region can be copied out without waiting until others leave host memory.
+  virtual bool has_host_memory(Region* region) = 0;
   // Three tiers: whether host copies can lie in a file below host memory, and whether a region's do, alone.
   virtual bool tiered() const = 0;
   virtual bool is_below(const Region* region) const = 0;

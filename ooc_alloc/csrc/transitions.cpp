@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <tuple>
+#include <utility>
 
 #include "audit_check.h"
 #include "clock.h"
@@ -232,8 +233,15 @@ bool Transitions::evict(Lock& lock, const std::vector<Piece>& victims) {
   const uint64_t moved = counted_.swap_out_bytes, dropped = counted_.clean_drop_bytes;
   std::vector<Transfer> transfers;
   bool started = true;
-  for (const Piece& piece : victims) started &= start_out(lock, piece, transfers);
-  for (const Transfer& transfer : transfers) settle(lock, transfer);
+  const auto settle_all = [&] {
+    for (const Transfer& transfer : std::exchange(transfers, {})) settle(lock, transfer);
+  };
+  for (const Piece& piece : victims) {
+    const bool may_leave = piece.region->live && piece.region->pins == 0;
+    if (!transfers.empty() && may_leave && with_.host.tiered() && !with_.host.ensure_at_once(piece.region)) settle_all();
+    started &= start_out(lock, piece, transfers);
+  }
+  settle_all();
   counted_.demand_swap_out_bytes += counted_.swap_out_bytes - moved;
   return started || counted_.swap_out_bytes > moved || counted_.clean_drop_bytes > dropped;
 }

@@ -61,8 +61,8 @@ bool Daemon::leaves_before(const Run& run, const Move& move, Region* region) con
 }
 
 // A piece of the next swap-out or write-back, if nothing has used the variable since, nor uses it now. No move waits
-// for what comes of a write-back.
-void Daemon::start_piece_out(Lock& lock, const std::shared_ptr<Run>& run, MoveKind kind) {
+// for what comes of a write-back. Returns false if what is under way is to be settled first: it holds host memory.
+bool Daemon::start_piece_out(Lock& lock, const std::shared_ptr<Run>& run, MoveKind kind) {
   const bool stays = kind == kWriteBack;
   const Move& move = *run->next_move(kind);
   Region* region = bound(*run, move.variable);
@@ -71,6 +71,7 @@ void Daemon::start_piece_out(Lock& lock, const std::shared_ptr<Run>& run, MoveKi
       region != nullptr && region->pins == 0 && first < region->count && !used_since(*run, move, region);
   const uint32_t count =
       usable ? std::min({core_.piece_chunks(), move.count - offset_[kind], region->count - first}) : 0;
+  if (count > 0 && !flying_out_.empty() && !core_.has_host_memory(region)) return false;
   offset_[kind] += count;
   const bool last = !usable || offset_[kind] >= move.count;
   if (last) {
@@ -82,21 +83,20 @@ void Daemon::start_piece_out(Lock& lock, const std::shared_ptr<Run>& run, MoveKi
   if (usable) core_.move_out(lock, {region, first, count}, transfers, stays);
   starting_out_ = false;
   for (const Transfer& transfer : transfers) flying_out_.push_back({transfer, run, false, stays});
-  if (!last || stays) return;
+  if (!last || stays) return true;
   if (flying_out_.empty()) {
     ++run->outs_done;
     changed_.notify_all();
   } else {
     flying_out_.push_back({Transfer{}, run, true, false});  // settles after all that was started before it
   }
+  return true;
 }
 
 bool Daemon::tick_out(Lock& lock) {
   for (const auto& [kind, depth] : {std::pair{kOut, 2 * kDepth}, std::pair{kWriteBack, kDepth}}) {
     const auto run = flying_out_.size() < depth && may_start() ? due_run(kind) : nullptr;
-    if (run == nullptr) continue;
-    start_piece_out(lock, run, kind);
-    return true;
+    if (run != nullptr && start_piece_out(lock, run, kind)) return true;
   }
   if (flying_out_.empty()) return core_.bury_one(lock) || core_.pin_ahead(lock);
   const InFlight oldest = flying_out_.front();
@@ -124,7 +124,7 @@ bool Daemon::start_piece_in(Lock& lock, const std::shared_ptr<Run>& shared) {
     drop_finished_runs();
     return true;
   }
-  if (core_.is_below(region)) return !comes_up(region) && core_.bring_up(lock, region, true);
+  if (core_.is_below(region)) return flying_in_.empty() && !comes_up(region) && core_.bring_up(lock, region, true);
   std::vector<Transfer> transfers;
   const uint32_t offset = std::exchange(offset_[kIn], piece.end() - move.first);
   if (!core_.move_in(lock, piece, transfers)) {

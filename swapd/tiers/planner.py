@@ -37,12 +37,14 @@ class TierPlanner:
         """What lies under the device, with the speeds that the disk has shown so far."""
         stats = self.core.stats()
 
-        def speed(way: str, expected: float) -> float:
-            moved, busy = stats[f"disk_{way}_bytes"], stats[f"disk_{'read' if way == 'read' else 'write'}_seconds"]
+        def speed(moved: float, busy: float, expected: float) -> float:
             return moved / busy if moved >= _ENOUGH_BYTES and busy > 0 else expected
 
         known = self.expected
-        disk = Machine(speed("written", known.out_bytes_per_second), speed("read", known.in_bytes_per_second))
+        disk = Machine(
+            speed(stats["disk_written_bytes"], stats["disk_write_seconds"], known.out_bytes_per_second),
+            speed(stats["disk_read_bytes"], stats["disk_read_seconds"], known.in_bytes_per_second),
+        )
         return LowerTiers(int(stats["host_budget_bytes"]), replace(disk, latency_seconds=known.latency_seconds))
 
     def plan(

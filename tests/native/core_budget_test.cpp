@@ -236,7 +236,7 @@ TEST(host_memory_of_a_copy_under_way_is_not_given_to_another) {
   for (const Transfer& transfer : transfers) t.core.transitions().settle(lock, transfer);
   lock.unlock();
   EXPECT_EQ(t.resident(v[0]) + t.resident(v[1]), 0u);
-  EXPECT_EQ(t.resident(v[2]), 2u);
+  EXPECT_EQ(t.resident(v[2]), test_tiers() > 0 ? 0u : 2u);  // a disk below takes the block of the one that left before it
   EXPECT_EQ(t.core.audit(), OOC_OK);
   t.core.free(v[2].address);
   t.expect_intact({v[0], v[1]});
