@@ -1,5 +1,6 @@
 // Three tiers, ticked by hand: what a plan moves between host memory and the disk below it, and when it does not.
 #include <filesystem>
+#include <thread>
 
 #include "daemon_fixture.h"
 
@@ -219,4 +220,52 @@ TEST(a_plan_moves_variables_out_and_in_where_host_memory_has_room_for_one_of_the
   t.use(2);
   while (t.tick_in()) {}
   for (const size_t index : {0, 3}) EXPECT_TRUE(t.is_here(index));
+}
+
+TEST(a_block_that_a_copy_uses_does_not_go_down) {
+  Loop t(8);
+  t.use(0);
+  t.let_go();
+  ASSERT_EQ(t.core.evict_all(), OOC_OK);
+  Lock lock(t.core.mutex());
+  Region* region = t.region(t.v[0]);
+  std::vector<Transfer> transfers;
+  ASSERT_TRUE(t.core.move_in(lock, {region, 0, 1}, transfers));
+  EXPECT_TRUE(!t.core.send_down(lock, region));
+  EXPECT_TRUE(!t.core.is_below(region));
+  for (const Transfer& transfer : transfers) t.core.settle(lock, transfer);
+  EXPECT_TRUE(t.core.send_down(lock, region));
+  EXPECT_TRUE(t.core.is_below(region));
+  lock.unlock();
+  EXPECT_EQ(t.check(t.v[0]), OOC_OK);
+}
+
+TEST(blocks_of_a_variable_that_is_freed_on_its_way_down_serve_nobody_before_the_disk_is_done) {
+  DaemonTest t(three_tiers(64, 64));
+  int freed_on_the_way = 0;
+  for (unsigned round = 1; round <= 20; ++round) {
+    const Variable variable = t.make(32 * t.chunk, round);
+    t.let_go();
+    ASSERT_EQ(t.core.evict_all(), OOC_OK);
+    Lock lock(t.core.mutex());
+    Region* region = t.region(variable);
+    std::thread down([&] {
+      Lock own(t.core.mutex());
+      t.core.send_down(own, region);
+    });
+    while (region->shift == nullptr && !t.core.is_below(region)) {
+      lock.unlock();
+      std::this_thread::yield();
+      lock.lock();
+    }
+    const bool on_the_way = region->shift != nullptr;
+    lock.unlock();
+    t.core.free(variable.address);
+    down.join();
+    freed_on_the_way += on_the_way;  // at times the disk is done before the variable is freed
+    ASSERT_EQ(t.core.audit(), OOC_OK);
+    EXPECT_EQ(t.stats().host_used_bytes, uint64_t{0});
+    EXPECT_EQ(t.stats().disk_used_bytes, uint64_t{0});
+  }
+  EXPECT_TRUE(freed_on_the_way > 0);
 }
