@@ -102,11 +102,8 @@ class HostCopies {
   }
   // The region has no block any more, and its addresses do not lead there.
   void release(Region* region) {
-    if (region->shift != nullptr) give_to_shift(region);
+    if (tiered_) release_below(region);
     if (region->host != nullptr) release_block(region);
-    if (region->below != nullptr) space_->free(std::exchange(region->below, nullptr), region->bytes);
-    region->below_valid = false;
-    region->lifted = 0;
   }
   // A resident variable goes without its copies, and its block serves others. False: it has none, or somebody needs it.
   bool drop_copies(Region* region) {
@@ -286,7 +283,7 @@ class HostCopies {
   double patience(const Region* waiting) const;
   enum class Shifted { kDone, kFailed, kFreed, kStalled };  // kFreed: the variable is gone; kStalled: the shift stays
   Shifted carry_over(Lock& lock, Region* region, char* memory, Direction direction);
-  void give_to_shift(Region* region);
+  void release_below(Region* region);
   void free_blocks(const Shift& shift);
   [[nodiscard]] bool host_waits_for_block(const char* start, uint64_t bytes);
   bool show_run(const Piece& run) {

@@ -170,12 +170,15 @@ bool HostCopies::send_down(Lock& lock, Region* region, bool lifted) {
   return true;
 }
 
-// The variable is freed: its blocks go when the disk is done with them.
-void HostCopies::give_to_shift(Region* region) {
-  Shift& shift = *region->shift;
-  shift.region = nullptr;
-  region->shift = nullptr;
-  region->host = region->below = nullptr;
+// The region has no block in the file any more. While the disk is at one, both blocks are the shift's, and go with it.
+void HostCopies::release_below(Region* region) {
+  if (region->shift != nullptr) {
+    std::exchange(region->shift, nullptr)->region = nullptr;
+    region->host = region->below = nullptr;
+  }
+  if (region->below != nullptr) space_->free(std::exchange(region->below, nullptr), region->bytes);
+  region->below_valid = false;
+  region->lifted = 0;
 }
 
 void HostCopies::free_blocks(const Shift& shift) {

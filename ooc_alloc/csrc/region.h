@@ -108,10 +108,6 @@ struct Region {
   bool doomed = false;        // freed while moving; the owner of the transition disposes of the region
   bool in_ranges = false;     // functions use ranges of it: parts of it may leave while others move
   char* host = nullptr;       // block of `bytes` in the host arena, or null
-  char* below = nullptr;      // where host memory has a file below it: block in the file, or null
-  bool below_valid = false;   // which has all that is valid of the host copies
-  uint32_t lifted = 0;        // who needs the block in host memory now
-  Shift* shift = nullptr;     // the block is on its way between host memory and the file
   uint64_t use_serial = 0;    // last function that pinned the region, to find duplicates among its operands
   uint64_t write_serial = 0;  // last function that declared to write the region, all of it
   uint32_t group = 0;         // its number among the variables of that function, if it uses ranges
@@ -123,6 +119,11 @@ struct Region {
   RegionOrder order;
   Region* older = nullptr;    // neighbours in the list of use, or of cached regions
   Region* newer = nullptr;
+  // Where host memory has a file below it; last, as nobody else looks at them.
+  char* below = nullptr;      // block in the file, or null
+  bool below_valid = false;   // which has all that is valid of the host copies
+  uint32_t lifted = 0;        // who needs the block in host memory now
+  Shift* shift = nullptr;     // the block is on its way between host memory and the file
 
   bool fully_resident() const { return resident == count; }
 };
