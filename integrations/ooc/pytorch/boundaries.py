@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
-from ooc.pytorch.patches import Patches
+from ooc.pytorch.patches import Patches, look_like
 
 
 class _Depth(threading.local):
@@ -53,4 +53,5 @@ def install(patches: Patches, boundary: Callable[[], None]) -> None:
             ):
                 boundary()
 
+    look_like(call, plain_call.__code__.co_filename)
     patches.replace(torch.nn.Module, "__call__", lambda _: call)

@@ -10,6 +10,15 @@ from typing import Any
 from ooc_alloc.built_ins import set_built_in
 
 
+def look_like(function: Any, path: str) -> None:
+    """Lets a wrapper look as if a file of PyTorch's had it.
+
+    Dynamo goes by the file whether it traces a function, leaves it alone, or begins a graph with it. What replaces a
+    function of PyTorch's is to be treated as that one was, or other graphs are compiled because of us.
+    """
+    function.__code__ = function.__code__.replace(co_filename=path)
+
+
 class Patches(ExitStack):
     """Replaced attributes; `close` brings them back, the last one first."""
 

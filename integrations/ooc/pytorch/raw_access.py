@@ -23,7 +23,7 @@ import torch.utils.dlpack
 from numpy import ndarray
 
 from ooc.pytorch import large_storages
-from ooc.pytorch.patches import Patches
+from ooc.pytorch.patches import Patches, look_like
 from ooc_alloc import READ, WRITE, Core, OutOfMemory
 
 # Callers of data_ptr() that only compare addresses: modules, and functions of modules.
@@ -180,6 +180,8 @@ def _tensors(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> list[torch
 def _reads_integers(core: Core, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():  # a graph has operators for it
+            return original(*args, **kwargs)
         with ExitStack() as stack:
             for tensor in _tensors(args, kwargs):
                 if not (tensor.is_floating_point() or tensor.is_complex()):
@@ -190,13 +192,16 @@ def _reads_integers(core: Core, original: Callable[..., Any]) -> Callable[..., A
 
 
 def _as_function(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes the whole call one function to the core: its arguments and what it allocates stay until it returns."""
+    """Makes the whole call one function to the core: its arguments and what it allocates stay until it returns.
+
+    Dynamo cannot trace any of these, so it calls them between two graphs, and ours must not be traced either.
+    """
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         if torch.ops.ooc.in_scope():
             return original(*args, **kwargs)
-        opened = torch.ops.ooc.scope_begin(original.__name__, _tensors(args, kwargs))
+        opened = torch.ops.ooc.scope_begin(original.__name__, _tensors(args, kwargs), [])
         results: Any = ()
         try:
             results = original(*args, **kwargs)
@@ -205,6 +210,7 @@ def _as_function(original: Callable[..., Any]) -> Callable[..., Any]:
             if opened:
                 torch.ops.ooc.scope_end(_tensors(results if isinstance(results, tuple) else (results,), {}))
 
+    look_like(call, torch.__file__)
     return call
 
 
