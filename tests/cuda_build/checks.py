@@ -434,7 +434,7 @@ def triton_launchers() -> None:
     exec("def launch(tensor): return tensor.data_ptr()", launcher)
     tensor = numbers().cuda()
     before = stats()["external_pin_count"]
-    assert torch.ops.ooc.scope_begin("compiled_graph", [tensor])
+    assert torch.ops.ooc.scope_begin("compiled_graph", [tensor], [])
     assert launcher["launch"](tensor) != 0
     torch.ops.ooc.scope_end([])
     assert stats()["external_pin_count"] == before

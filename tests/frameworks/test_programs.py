@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from processes import EMULATED, PROGRAMS, Ended, Nursery, load_compare, run, run_source
+from processes import EMULATED, PROGRAMS, Ended, Nursery, load_compare, run
 
 # MiB: a third of the live peak, or the smallest budget where that is larger.
 BUDGETS = {
@@ -209,35 +209,6 @@ def test_program_alone_on_disk(name: str, tmp_path: Path) -> None:
     """A forked process has copies of its own of what is on the disk; how a process ends changes nothing there."""
     (tmp_path / "disk").mkdir()
     check_on_disk(both_alone(name, tmp_path, OOC_DISK=str(tmp_path / "disk")), tmp_path / "disk")
-
-
-GRAPH_TOO_LARGE = """
-    import torch
-
-    def chain(x):
-        for index in range(6):
-            x = (x @ x.T).tanh()
-        return x
-
-    x = torch.randn(1024, 1024)
-    plain = chain(x)
-    whole = torch.compile(chain)
-    try:
-        whole(x)
-    except torch.OutOfMemoryError as error:
-        print(error)
-    assert torch.equal(chain(x), plain)
-"""
-
-
-@pytest.mark.slow
-def test_compiled_graph_too_large(tmp_path: Path) -> None:
-    """A compiled graph is one function: its 12 MiB must fit. Operator by operator the same takes 8."""
-    caches = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
-    ended = run_source(tmp_path, GRAPH_TOO_LARGE, OOC_BUDGET="10MiB", **caches).check()
-    assert "compiled_graph" in ended.output
-    assert "OOC_BUDGET=" in ended.output
-    assert ended.figures["device_peak_bytes"] <= 10 << 20
 
 
 @pytest.mark.slow

@@ -183,11 +183,12 @@ void intercept_thread(bool on) {
   if (kWithCuda && !allocating) c10::AutogradState::get_tls_state().set_multithreading_enabled(!on);
 }
 
-// Begins a function made of many operators that bypass the dispatcher (a compiled graph). Returns false if it is part of
+// Begins a function that bypasses the dispatcher (a compiled graph, or a kernel in one). Returns false if it is part of
 // another one, or of a capture, and must not be ended.
-bool scope_begin(c10::string_view name, const std::vector<at::Tensor>& tensors) {
+bool scope_begin(c10::string_view name, const std::vector<at::Tensor>& tensors, const std::vector<at::Tensor>& only_read) {
   if (core == nullptr) return false;
   Operands operands;
+  for (const at::Tensor& tensor : only_read) add_tensor(tensor, OOC_READ, operands);
   for (const at::Tensor& tensor : tensors) add_tensor(tensor, OOC_READ | OOC_WRITE, operands);
   const int status = FunctionScope::begin(ooc_core_function_id(core, std::string(name).c_str()), operands);
   if (status != OOC_OK && status != OOC_NESTED) raise(status);
@@ -252,7 +253,7 @@ TORCH_LIBRARY(ooc, m) {
   m.def("install_cuda(int core, int slice_bytes, int device) -> ()", install_cuda);
   m.def("uninstall() -> ()", uninstall);
   m.def("intercept_thread(bool on) -> ()", intercept_thread);
-  m.def("scope_begin(str name, Tensor[] tensors) -> bool", scope_begin);
+  m.def("scope_begin(str name, Tensor[] tensors, Tensor[] only_read) -> bool", scope_begin);
   m.def("scope_end(Tensor[] results) -> ()", scope_end);
   m.def("in_scope() -> bool", in_scope);
   m.def("splitting(bool on) -> ()", use_splitting);
