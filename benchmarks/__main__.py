@@ -11,12 +11,23 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks import allocation, fragmentation, interception, machine, mapping, results, step_time, three_tiers
+from benchmarks import (
+    allocation,
+    compiled,
+    fragmentation,
+    interception,
+    machine,
+    mapping,
+    results,
+    step_time,
+    three_tiers,
+)
 from benchmarks.monitoring import scrapes
 from benchmarks.runs import ROOT, RunFailed
 
 BENCHMARKS: dict[str, tuple[Any, str]] = {
     "step_time": (step_time, "Step time beside the bound"),
+    "compiled": (compiled, "Compiled models"),
     "interception": (interception, "Cost of interception"),
     "allocation": (allocation, "Cost when everything fits"),
     "fragmentation": (fragmentation, "Fragmentation by chunk size"),
@@ -53,6 +64,9 @@ def measure(options: argparse.Namespace) -> None:
     if "step_time" in options.only:
         rounds = options.rounds or (1 if quick else 2)
         step_time.measure(target, quick=quick, rounds=rounds, steps=6 if quick else 8, say=say)
+    if "compiled" in options.only:
+        rounds = options.rounds or (1 if quick else 3)
+        compiled.measure(target, quick=quick, rounds=rounds, steps=6 if quick else 12, say=say)
     if "fragmentation" in options.only:
         fragmentation.measure(target, quick=quick, steps=6 if quick else 7, say=say)
     if "mapping" in options.only:

@@ -122,7 +122,7 @@ def measure(target: Path, *, quick: bool, rounds: int, steps: int, say: Callable
                 load = record["machine"]["load_average"][0]
                 say(f"{workload.name}: {IN_CORE}, step {median(record):.3f} s, load {load}")
                 for x, mode in cases:
-                    record = _run_mode(workload, steps, first, x, mode, shared, Trace.load(trace_path))
+                    record = run_mode(workload, steps, first, x, mode, shared, Trace.load(trace_path))
                     results.save(target, NAME, f"{workload.name}-{x:g}x-{mode}-{turn}", record | {"round": turn})
                     over = median(record) / record["bound_seconds"]
                     say(f"{workload.name}: {x:g}x {mode}, step {median(record):.3f} s, {over:.2f} of the bound")
@@ -135,7 +135,7 @@ def simulated_seconds(trace: Trace, budget_bytes: int, bytes_per_second: float, 
     return simulate(problem, Plan() if mode == "demand" else make_plan(problem, mode)).seconds
 
 
-def _run_mode(
+def run_mode(
     workload: Workload, steps: int, first: Reference, x: float, mode: str, shared: dict[str, Any], trace: Trace
 ) -> dict[str, Any]:
     budget = first.budget_bytes(x)

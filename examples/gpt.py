@@ -120,7 +120,7 @@ def draw_batch(text: Tensor, arguments: argparse.Namespace, generator: torch.Gen
     return stretch[:, :-1], stretch[:, 1:]
 
 
-def loss_of(model: GPT, batch: tuple[Tensor, Tensor]) -> Tensor:
+def loss_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     """Mean cross entropy of the next byte, in nats."""
     tokens, following = batch
     return F.cross_entropy(model(tokens).flatten(0, 1), following.flatten())
@@ -139,6 +139,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--sample-bytes", type=int, default=32, help="to write at the end (default %(default)s)")
     parser.add_argument("--device", default="cpu", help="such as cuda (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of weights, data and sample (default %(default)s)")
+    parser.add_argument("--compile", action="store_true", help="train with torch.compile")
     parser.add_argument("--save", metavar="FILE", help="write the final state and the losses with torch.save")
     return parser.parse_args()
 
@@ -160,10 +161,11 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.learning_rate, betas=(0.9, 0.95), weight_decay=0.1)
     print(f"GPT, {sum(p.numel() for p in model.parameters()):,} parameters, {len(text):,} bytes of text")
 
+    trained = torch.compile(model) if arguments.compile else model
     losses: list[float] = []
     for step in range(arguments.steps):
         began = time.perf_counter()
-        loss = loss_of(model, draw_batch(text, arguments, generator))
+        loss = loss_of(trained, draw_batch(text, arguments, generator))
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)

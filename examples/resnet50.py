@@ -113,6 +113,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--learning-rate", type=float, default=0.02, help="of SGD (default %(default)s)")
     parser.add_argument("--device", default="cpu", help="such as cuda (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of weights and data order (default %(default)s)")
+    parser.add_argument("--compile", action="store_true", help="train with torch.compile")
     parser.add_argument("--save", metavar="FILE", help="write the final state and the losses with torch.save")
     return parser.parse_args()
 
@@ -131,12 +132,13 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=arguments.learning_rate, momentum=0.9, weight_decay=1e-4)
     print(f"ResNet-50, {sum(p.numel() for p in model.parameters()):,} parameters, {len(classes)} digits")
 
+    trained = torch.compile(model) if arguments.compile else model
     losses: list[float] = []
     for step in range(arguments.steps):
         began = time.perf_counter()
         batch = torch.randint(len(classes), (arguments.batch_size,), generator=generator)
         images, target = pixels[batch].to(arguments.device), classes[batch].to(arguments.device)
-        loss = F.cross_entropy(model(enlarge(images, arguments.image_size)), target)
+        loss = F.cross_entropy(trained(enlarge(images, arguments.image_size)), target)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

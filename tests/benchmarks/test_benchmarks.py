@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from benchmarks import allocation, fragmentation, interception, mapping, results, step_time, three_tiers
+from benchmarks import allocation, compiled, fragmentation, interception, mapping, results, step_time, three_tiers
 from benchmarks.__main__ import main, write_tables
 from benchmarks.monitoring import scrapes
 
@@ -203,6 +203,17 @@ def test_predictions_are_held_against_steps_and_chunk_sizes_against_each_other()
     assert "| replay: gpt 2x, cost by chunk | 2 MiB for 32 MiB | too large |" in text
     assert "cost by none | 128 KiB for" not in text
     assert mapping.table([]) == ""
+
+
+def test_compiled_models_are_held_against_the_plain_step_and_the_bound() -> None:
+    summary = {"live_peak_bytes": 8 << 20, "min_budget_bytes": 2 << 20}
+    base = in_core([4.0] * 2) | {"workload": "gpt", "round": 0, "summary": summary}
+    plain, spare = base | {"mode": compiled.PLAIN}, base | {"mode": step_time.IN_CORE}
+    small = base | {"steps": in_core([6.0] * 2)["steps"], "mode": "auto", "bound_seconds": 5.0}
+    text = compiled.table([plain, spare, small])
+    assert "| gpt | 4.000 | 1.000 (1.000 to 1.000) | 6.000 | 1.200 (1.200 to 1.200) | 8.0 | 2.0 | yes |" in text
+    assert "| NO |" in compiled.table([plain, spare, small | {"digest": "others"}])
+    assert compiled.table([]) == ""
 
 
 def test_three_tiers_are_held_against_the_step_in_core_and_what_was_predicted() -> None:
