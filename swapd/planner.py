@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ooc_alloc import Core, Iteration
+from swapd.no_plan import why_no_plan
 from swapd.planning.plan import Plan
 from swapd.planning.problem import InfeasibleError, Problem
 from swapd.policies import make_plan
@@ -35,6 +36,7 @@ _FALLBACK_BYTES_PER_SECOND = 8e9  # of a link that was never measured
 _ENOUGH_BYTES = 16 << 20  # moved one way before the speed counts: less would be the speed of a few small copies
 _PLANS = 2  # for a sequence
 _PREDICTIONS = 3  # first steps under the last plan, whose times each give a prediction; later ever fewer do
+_EXPLAINED = 1000  # of the kept iterations, when it is asked why there is no plan
 _ENOUGH_CHUNKS = 8  # mapped or unmapped before the time of each counts
 
 
@@ -86,7 +88,7 @@ class Planner:
         self._measured: Counter[int] = Counter()
         self._followed = 0  # iterations under the last plan of a sequence
         self._new_in_a_row = 0
-        self._failed: set[int] = set()
+        self._failed: dict[int, str] = {}  # why a sequence has no plan, by fingerprint
         self._trace_of: tuple[int, Trace] | None = None
         # By fingerprint, as many as the core keeps traces of. They have the core's numbers of variables, whereas
         # `last_plan` has those of its trace, in which parts of variables are variables.
@@ -98,7 +100,8 @@ class Planner:
         ended = self.core.boundary()
         if ended.functions == 0:
             return ended
-        self.steps.add(Step(ended.seconds, ended.stall_seconds, ended.followed_plan, ended.fingerprint))
+        moved = ended.swapped_bytes > 0
+        self.steps.add(Step(ended.seconds, ended.stall_seconds, ended.followed_plan, ended.fingerprint, moved))
         if ended.followed_plan and self.last_plan is not None and self.last_plan.fingerprint == ended.fingerprint:
             self.planned_step_seconds = ended.seconds
             self._predict_again(ended, self.last_plan)
@@ -134,7 +137,14 @@ class Planner:
             "predicted_step_seconds": plan.predicted_seconds if plan is not None else None,
             "bound_step_seconds": plan.bound_seconds if plan is not None else None,
             "planning_seconds": self.planning_seconds,
+            "no_plan_reason": self._no_plan_reason(),
         }
+
+    def _no_plan_reason(self) -> str | None:
+        stats = self.core.stats()
+        if not self.steps.kept and stats["swap_out_bytes"] + stats["clean_drop_bytes"] > 0:
+            return "no iteration was found: call ooc.step() at the end of each, in the thread that runs them"
+        return why_no_plan(self.steps.kept[-_EXPLAINED:], self.policy, self._failed)
 
     @property
     def unplannable_sequences(self) -> int:
@@ -165,7 +175,7 @@ class Planner:
                 plan, self._moves = self.tiers.plan(problem, trace, self.policy, self.window_bytes)
         except InfeasibleError as error:
             log.info("no plan for %016x: %s", ended.fingerprint, error)
-            self._failed.add(ended.fingerprint)
+            self._failed[ended.fingerprint] = str(error)
             return
         known = recorded_plan(plan, trace)
         arrays = known.to_arrays()

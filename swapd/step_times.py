@@ -20,6 +20,7 @@ class Step(NamedTuple):
     stall_seconds: float
     followed_plan: bool
     fingerprint: int = 0  # of its sequence
+    moved: bool = False  # bytes left the device
 
 
 @dataclass(frozen=True)

@@ -98,6 +98,8 @@ def plan(facts: dict[str, Any]) -> str:
         text += f", bound {format_duration(facts['bound_step_seconds'])}"
     if facts.get("divergence_count"):
         text += f", left {facts['divergence_count']} times"
+    if facts.get("no_plan_reason"):
+        text += f"; {facts['no_plan_reason']}"
     return text
 
 

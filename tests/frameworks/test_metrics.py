@@ -69,7 +69,7 @@ SAME: dict[str, tuple[str, dict[str, str]]] = {
     "external_fragmentation_ratio": ("external_fragmentation_ratio", {}),
 }
 OTHERWISE = {"version", "final", "pid", "device", "policy", "step_seconds", "driver_failure_count", "stall_seconds",
-             "peak_rss_bytes", "host_budget_bytes"}  # fmt: skip
+             "peak_rss_bytes", "host_budget_bytes", "no_plan_reason"}  # fmt: skip
 ONLY_IN_SUMMARIES = {"split", "split_function_count", "split_part_count", "split_layers"}
 
 
@@ -88,6 +88,22 @@ def expect_same(found: Samples, summary: dict[str, Any]) -> None:
     assert value(found, "policy_info", configured="auto", policy=summary["policy"]) == 1
 
 
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        # Each iteration has one function more than the one before.
+        ("for n in range(12): [fill(a) for a in arrays * 2][:1]; [add(arrays[i % 8], arrays[0]) for i in range(n)]; "
+         "device.step()", "had a sequence of functions that never came again"),
+        ("[fill(a) for a in arrays * 4]", "no iteration was found: call ooc.step()"),
+    ],
+    ids=["other sequences", "no boundary"],
+)  # fmt: skip
+def test_summary_says_why_there_is_no_plan(source: str, reason: str, tmp_path: Path) -> None:
+    figures = run_numpy(tmp_path, source).check().figures
+    assert figures["planned_iteration_count"] == 0
+    assert reason in figures["no_plan_reason"]
+
+
 def test_metrics_summary_and_trace_agree_at_the_end(tmp_path: Path) -> None:
     steps = 40
     ended = run_numpy(
@@ -103,6 +119,7 @@ def test_metrics_summary_and_trace_agree_at_the_end(tmp_path: Path) -> None:
     found = samples((tmp_path / "ooc.prom").read_text())
     expect_same(found, ended.figures)
     assert ended.figures["swap_in_bytes"] > 0 and ended.figures["plan_count"] > 0
+    assert ended.figures["no_plan_reason"] is None
 
     trace = Trace.load(tmp_path / "trace")
     live_peak = int(trace.live_bytes.max()) + trace.dormant_bytes

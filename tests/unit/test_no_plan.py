@@ -1,0 +1,48 @@
+"""Why there is no plan: each reason where it is true, and none where there is nothing to explain."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from swapd.no_plan import why_no_plan
+from swapd.step_times import Step
+
+
+def steps(fingerprints: str, followed: str = "", still: str = "") -> list[Step]:
+    """An iteration for each letter: `p` below it says that it ran under a plan, `.` that it moved nothing."""
+    return [
+        Step(1.0, 0.0, followed[i : i + 1] == "p", ord(letter), still[i : i + 1] != ".")
+        for i, letter in enumerate(fingerprints)
+    ]
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        pytest.param(steps(""), id="no iteration"),
+        pytest.param(steps("aaaa", still="...."), id="everything fits"),
+        pytest.param(steps("aaaaaa", followed="  pppp"), id="planned from the third one on"),
+        pytest.param(steps("ababab" + "abab", followed="    pppppp"), id="two sequences in turns, both planned"),
+    ],
+)
+def test_nothing_to_explain(kept: Sequence[Step]) -> None:
+    assert why_no_plan(kept, "auto", {}) is None
+
+
+@pytest.mark.parametrize(
+    ("kept", "policy", "failed", "words"),
+    [
+        (steps("aaaa"), "none", {}, "OOC_POLICY=none"),
+        (steps("aaaa"), "auto", {ord("a"): "f needs 5 bytes"}, "no plan was found for 4 iterations: f needs 5 bytes"),
+        (steps("abcdef"), "auto", {}, "6 of 6 iterations had a sequence of functions that never came again"),
+        (steps("aabbcdefgh", followed=" p"), "auto", {}, "6 of 10 iterations had a sequence"),
+        (steps("aa"), "auto", {}, "2 iterations were the first of their sequences"),
+        (steps("ab"), "auto", {}, "2 iterations were the first of their sequences"),
+        (steps("abababab"), "auto", {}, "8 iterations, of 2 sequences, departed from the plan"),
+    ],
+)
+def test_reasons(kept: Sequence[Step], policy: str, failed: dict[int, str], words: str) -> None:
+    said = why_no_plan(kept, policy, failed)
+    assert said is not None and words in said
