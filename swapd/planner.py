@@ -83,7 +83,8 @@ class Planner:
         self.planning_seconds = 0.0
         self.last_plan: Plan | None = None
         self.last_iteration: Iteration | None = None
-        self.planned_step_seconds: float | None = None  # of the last iteration that ran under last_plan
+        self._made: dict[int, Plan] = {}  # the last plan of each sequence, as `last_plan` is
+        self._seconds_under: dict[int, float] = {}  # of each sequence's last iteration that ran under its plan
         self.seconds: defaultdict[int, float] = defaultdict(float)  # spent in iterations, by fingerprint
         self._measured: Counter[int] = Counter()
         self._followed = 0  # iterations under the last plan of a sequence
@@ -102,9 +103,10 @@ class Planner:
             return ended
         moved = ended.swapped_bytes > 0
         self.steps.add(Step(ended.seconds, ended.stall_seconds, ended.followed_plan, ended.fingerprint, moved))
-        if ended.followed_plan and self.last_plan is not None and self.last_plan.fingerprint == ended.fingerprint:
-            self.planned_step_seconds = ended.seconds
-            self._predict_again(ended, self.last_plan)
+        if ended.followed_plan and ended.fingerprint in self._made:
+            self._seconds_under[ended.fingerprint] = ended.seconds
+            if self.last_plan is not None and self.last_plan.fingerprint == ended.fingerprint:
+                self._predict_again(ended, self.last_plan)
         self.seconds[ended.fingerprint] += ended.seconds
         self.last_iteration = ended
         if self.trace_path is not None:
@@ -126,23 +128,36 @@ class Planner:
             seconds: float | None = simulate(problem, plan).seconds
         else:
             seconds = self.tiers.predicted_seconds(problem, plan, self._moves)
-        self.last_plan = replace(plan, predicted_seconds=seconds)
+        self.last_plan = self._made[ended.fingerprint] = replace(plan, predicted_seconds=seconds)
+
+    def _shown(self) -> int | None:
+        """Of the sequences with a plan, the one whose iterations took the most time: training, not its validation."""
+        return max(self._made, key=lambda fingerprint: self.seconds[fingerprint], default=None)
+
+    @property
+    def planned_step_seconds(self) -> float | None:
+        """Of the last iteration that ran under the plan whose figures are shown."""
+        shown = self._shown()
+        return self._seconds_under.get(shown) if shown is not None else None
 
     def figures(self) -> dict[str, Any]:
-        """What is shown of the last plan, or of the settings before the first one, by the keys of the summary."""
-        plan = self.last_plan
+        """What is shown of one plan, or of the settings before the first one, by the keys of the summary.
+
+        The plan is the last one for the sequence that took the most time.
+        """
+        shown = self._shown()
+        plan = self._made[shown] if shown is not None else None
         return {
             "policy": plan.policy if plan is not None else self.policy,
             "window_bytes": plan.window_bytes if plan is not None else self.window_bytes,
             "predicted_step_seconds": plan.predicted_seconds if plan is not None else None,
             "bound_step_seconds": plan.bound_seconds if plan is not None else None,
             "planning_seconds": self.planning_seconds,
-            "no_plan_reason": self._no_plan_reason(),
         }
 
-    def _no_plan_reason(self) -> str | None:
-        stats = self.core.stats()
-        if not self.steps.kept and stats["swap_out_bytes"] + stats["clean_drop_bytes"] > 0:
+    def no_plan_reason(self, left_bytes: float) -> str | None:
+        """Why iterations had no plan (:func:`swapd.no_plan.why_no_plan`), where so many bytes have left the device."""
+        if not self.steps.kept and left_bytes > 0:
             return "no iteration was found: call ooc.step() at the end of each, in the thread that runs them"
         return why_no_plan(self.steps.kept[-_EXPLAINED:], self.policy, self._failed)
 
@@ -186,7 +201,11 @@ class Planner:
         below = {} if self.tiers is None else self._moves.columns()
         self.core.install_plan(ended.fingerprint, outs, ins, write_backs, **below)
         self._measured[ended.fingerprint] += 1
-        self.last_plan, self.planned_step_seconds, self._followed = plan, None, 0
+        self.last_plan, self._followed = plan, 0
+        self._made[ended.fingerprint] = plan
+        self._seconds_under.pop(ended.fingerprint, None)
+        if len(self._made) > _MOST_PLACED:
+            del self._made[min(self._made, key=lambda fingerprint: self.seconds[fingerprint])]
         seconds = time.perf_counter() - began
         self.planning_seconds += seconds
         log.debug(

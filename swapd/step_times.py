@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
 from bisect import bisect_left
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -52,3 +54,16 @@ class StepTimes:
         counts = list(self.histogram.counts)
         counts[bisect_left(BUCKETS, step.seconds)] += 1
         self.histogram = Histogram(tuple(counts), self.histogram.sum + step.seconds)
+
+    def main(self) -> tuple[int, float]:
+        """Of the kept iterations' sequences the one that took the most time: how often it ran, and its usual time.
+
+        The time is the median of the later half, after what the first ones have to learn.
+        """
+        of: defaultdict[int, list[float]] = defaultdict(list)
+        for step in list(self.kept):
+            of[step.fingerprint].append(step.seconds)
+        if not of:
+            return 0, 0.0
+        most = max(of.values(), key=sum)
+        return len(most), statistics.median(most[len(most) // 2 :])

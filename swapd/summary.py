@@ -83,6 +83,8 @@ def make_summary(
     `external_fragmentation_ratio` is the share of the budget's chunks that are neither free nor in use by anything:
     0 by construction, and recounted here by walking every structure.
 
+    `main_step_count` iterations had the sequence that took the most time in all, usually `main_step_seconds` each.
+
     Args:
         planner: the planner whose figures are shown.
         final: whether the program is about to end.
@@ -90,6 +92,7 @@ def make_summary(
         agrees: what :func:`audit_agrees` said.
         split: the figures whose keys start with `split`, or None if nothing can be split.
     """
+    alike, usual = planner.steps.main()
     return {
         "version": VERSION,
         "final": final,
@@ -99,7 +102,10 @@ def make_summary(
         **{name: stats[name] for name in _COPIED},
         "steps": planner.steps.histogram.count,
         "step_seconds": [round(step.seconds, 6) for step in planner.steps.kept],
+        "main_step_count": alike,
+        "main_step_seconds": round(usual, 6),
         **planner.figures(),
+        "no_plan_reason": planner.no_plan_reason(stats["swap_out_bytes"] + stats["clean_drop_bytes"]),
         **derived_figures(stats, agrees),
         **(NOTHING_SPLIT if split is None else split),
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from typing import Any
 
 from rich.table import Table
@@ -73,8 +72,8 @@ def _steps(summary: dict[str, Any]) -> str:
     seconds = [float(value) for value in summary.get("step_seconds") or []]
     if not seconds:
         return "none found"
-    steady = seconds[len(seconds) // 2 :]
-    text = f"{len(seconds)}, median of the later half {format_duration(statistics.median(steady))}"
+    text = f"{len(seconds)}, of which {summary.get('main_step_count', 0)} alike took the most time, "
+    text += f"each {format_duration(summary.get('main_step_seconds') or 0)}"
     return f"{text}; {summary.get('functions', 0)} functions in all"
 
 

@@ -204,6 +204,7 @@ class Observer:
         if state.on:
             recording = Recording.of(self.core)
             waits = recording.waits(recording.spans)[:_WAITS_SHOWN]
+        stats = self.core.stats()
         return {
             "version": 1,
             "pid": os.getpid(),
@@ -211,12 +212,13 @@ class Observer:
             "device": self.core.device_name,
             "unix_seconds": time.time(),
             "elapsed_seconds": time.time() - self.began,
-            "stats": self.core.stats(),
+            "stats": stats,
             "peak_rss_bytes": peak_rss_bytes(),
             "steps": self.planner.steps.histogram.count,
             "last_step_seconds": [step.seconds for step in self.steps[-_LAST_STEPS:]],
             "last_stall_seconds": [step.stall_seconds for step in self.steps[-_LAST_STEPS:]],
             **self.planner.figures(),
+            "no_plan_reason": self.planner.no_plan_reason(stats["swap_out_bytes"] + stats["clean_drop_bytes"]),
             "timeline": {"on": state.on, "recorded": state.recorded, "lost": state.lost},
             "waits": [wait._asdict() for wait in waits],
         }
