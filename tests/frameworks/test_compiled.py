@@ -195,6 +195,19 @@ def test_what_a_triton_kernel_only_reads() -> None:
     assert opened.inductor_meta is kernel.inductor_meta
 
 
+def test_every_tensor_that_a_kernel_is_given_is_an_operand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many there are, in whatever way it is given them."""
+    begun: list[Any] = []
+    scope = SimpleNamespace(default=lambda name, written, read: begun.append((written, read)))
+    monkeypatch.setattr(compiled.torch.ops, "ooc", SimpleNamespace(scope_begin=scope, scope_end=scope))
+    tensors = [torch.ones(1) for _ in range(100)]
+    descriptor = SimpleNamespace(base=torch.ones(1))
+    compiled.KernelFunction("k", lambda *args, **kwargs: None, [True])(*tensors[:-1], 7, descriptor, out=tensors[-1])
+    [(written, read)] = begun
+    assert [id(tensor) for tensor in read] == [id(tensors[0])]
+    assert [id(tensor) for tensor in written] == [id(t) for t in (*tensors[1:-1], descriptor.base, tensors[-1])]
+
+
 def test_what_a_cpp_kernel_only_reads() -> None:
     assert compiled._reads("cpp_pybinding", "['const float*', 'float*', 'const int64_t']", None) == [True, False, True]
 

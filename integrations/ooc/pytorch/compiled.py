@@ -18,6 +18,7 @@ import logging
 import re
 import sys
 from collections.abc import Callable
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -64,12 +65,11 @@ def install(patches: Patches) -> None:
 class KernelFunction:
     """A generated kernel that runs as a function of ours.
 
-    `reads` says which of the positional arguments the kernel only reads; of the rest it may write.
+    `reads` says of the first positional arguments which of them the kernel only reads; what is not said it may write.
     """
 
     def __init__(self, name: str, kernel: Any, reads: list[bool]) -> None:
-        self.__name__, self.kernel = name, kernel
-        self._reads = reads + [False] * 64
+        self.__name__, self.kernel, self._reads = name, kernel, reads
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._run(self.kernel, args, kwargs)
@@ -83,7 +83,9 @@ class KernelFunction:
 
     def _run(self, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         tensors: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
-        for value, reads in zip(args, self._reads):
+        for value, reads in zip(chain(args, kwargs.values()), chain(self._reads, repeat(False))):
+            if not isinstance(value, torch.Tensor):
+                value = getattr(value, "base", None)  # of Triton's descriptors of tensors
             if isinstance(value, torch.Tensor):
                 tensors[reads].append(value)
         opened = torch.ops.ooc.scope_begin.default(self.__name__, *tensors)
