@@ -318,11 +318,14 @@ class HostCopies {
     arena_.free(region->host, region->bytes);
     region->host = nullptr;
   }
-  // Blocks of resident variables, oldest first: those without a valid copy, or any.
+  // Blocks of resident variables, oldest first: those whose copies are worth nothing, or any.
   bool reclaim(uint64_t bytes, bool valid_too) {
+    const auto is_worth = [this](const Region* region) {
+      return region->host_valid > 0 && (scheduler_ == nullptr || scheduler_->copies_outlast(region));
+    };
     bool any = false;
     for (Region* region = table_.oldest(); region != nullptr; region = region->newer) {
-      if (region->host_valid > 0 && !valid_too) continue;
+      if (region->host == nullptr || (!valid_too && is_worth(region))) continue;
       if (!drop_copies(region)) continue;
       any = true;
       if (arena_.budget() - arena_.used() >= 2 * bytes) break;
@@ -360,6 +363,7 @@ class HostCopies {
   const Scheduler* scheduler_ = nullptr;
   std::vector<std::shared_ptr<Shift>> shifts_;  // under way; of a disk that stalls also those that nobody waits for
   std::vector<Pending> pending_;
+  uint32_t waiting_ = 0;                         // who need host memory now
   double read_seconds_ = 0, write_seconds_ = 0;  // in which shifts were under way
 };
 

@@ -8,6 +8,20 @@
 #include "host_copies.h"
 
 namespace ooc {
+namespace {
+
+struct Waiting {
+  Waiting(uint32_t& all, bool counts) : all_(all), one_(counts ? 1 : 0) { all_ += one_; }
+  ~Waiting() { all_ -= one_; }
+  Waiting(const Waiting&) = delete;
+  Waiting& operator=(const Waiting&) = delete;
+
+ private:
+  uint32_t& all_;
+  uint32_t one_;
+};
+
+}  // namespace
 
 // The block that should go down first: the one whose variable is used furthest from now, and of those that are as far the
 // oldest. Null if all are needed where they are. With `lifted` it is one that came up for somebody who waits for room on
@@ -39,8 +53,11 @@ double HostCopies::patience(const Region* waiting) const {
   return result;
 }
 
-// Host memory for the region's block; null if there is none to be had, or the variable is gone.
+// Host memory for the region's block; null if there is none to be had, or the variable is gone. What a plan brings up ahead
+// of use takes none while somebody waits.
 char* HostCopies::memory_for(Lock& lock, const RegionHandle& handle, For what) {
+  if (what == For::kPlannedUp && waiting_ > 0) return nullptr;
+  const Waiting waiting(waiting_, what != For::kPlannedUp);
   const uint64_t bytes = handle.region->bytes;
   const bool may_reclaim = what == For::kOut;
   const uint64_t failures = refusals();

@@ -30,6 +30,8 @@ class Scheduler {
   virtual bool waits_for_last_function() const = 0;
   // Three tiers: whether a plan frees host memory now, so that nothing else needs to go down for a variable.
   virtual bool host_relief_coming(const Region* waiting) const = 0;
+  // Whether a resident region may leave with the host copies that it has: nothing writes to it before.
+  virtual bool copies_outlast(const Region* region) const = 0;
   static constexpr uint64_t kNever = ~uint64_t{0};
   static constexpr uint64_t kUnknown = kNever - 1;
 

@@ -148,7 +148,17 @@ bool Daemon::install(const ooc_plan& source) {
       if (move.after_function >= -1) plan->wakes[static_cast<size_t>(move.after_function + 1)] = true;
     }
   plan->uses.resize(variables);
-  for (const Trace::Use& use : trace.uses) plan->uses[use.variable].push_back({use.function, trace.range(use)});
+  plan->turns.resize(variables);
+  for (const Trace::Use& use : trace.uses) {
+    plan->uses[use.variable].push_back({use.function, trace.range(use)});
+    if ((use.access & OOC_WRITE) && use.range == 0) plan->turns[use.variable].push_back({use.function, Plan::Turn::kWritten});
+  }
+  for (size_t i = 0; i < plan->moves[kOut].size(); ++i) {
+    const Move& out = plan->moves[kOut][i];
+    auto& turns = plan->turns[out.variable];
+    const auto later = [&](const Plan::Turn& turn) { return static_cast<int64_t>(turn.function) > out.after_function; };
+    turns.insert(std::ranges::find_if(turns, later), {static_cast<uint32_t>(out.after_function + 1), i});
+  }
   plan->next_id.assign(variables, -1);
   for (size_t v = 0; v < variables; ++v) {
     const int32_t previous = trace.variables[v].previous;
@@ -305,6 +315,25 @@ Region* Daemon::bound(const Run& run, uint32_t variable) const {
     if (variable < seen.size()) return seen[variable].handle.get();
   }
   return run.bindings[variable].get();
+}
+
+bool Daemon::copies_outlast(const Region* region) const {
+  if (!current_ || region->variable < 0) return true;
+  const Plan& plan = *current_->plan;
+  const auto variable = static_cast<size_t>(region->variable);
+  const bool seen = recorder_.seen(region);
+  if (variable >= plan.turns.size() || (!seen && region->iteration + 1 != recorder_.iteration())) return true;
+  for (const auto& run : runs_)  // those before still have to take something of it
+    for (size_t i = run->next[kOut]; run != current_ && i < run->plan->moves[kOut].size(); ++i)
+      if (bound(*run, run->plan->moves[kOut][i].variable) == region) return true;
+  if (seen)
+    for (const Plan::Turn& turn : plan.turns[variable]) {
+      const bool written = turn.out == Plan::Turn::kWritten;
+      if (written ? turn.function >= current_->begun : turn.out >= current_->next[kOut]) return !written;
+    }
+  const int32_t id = plan.next_id[variable];
+  const auto* next = id < 0 ? nullptr : &plan.turns[static_cast<size_t>(id)];
+  return next != nullptr && !next->empty() && next->front().out != Plan::Turn::kWritten;
 }
 
 uint64_t Daemon::next_use(const Region* region) const {

@@ -40,6 +40,12 @@ struct Plan {
     Trace::Range range;
   };
   std::vector<std::vector<Use>> uses;           // [variables] by function, ascending
+  struct Turn {  // a function writes to the variable, or a swap-out takes it
+    uint32_t function;
+    size_t out;  // kWritten, or its number among the swap-outs
+    static constexpr size_t kWritten = SIZE_MAX;
+  };
+  std::vector<std::vector<Turn>> turns;         // [variables] in the order in which they come
   std::vector<int32_t> next_id;                 // [variables] its id in the next iteration if that is the same; -1
   std::vector<bool> wakes;                      // [functions] its start lets a move begin
   bool exclusive = false;                       // what came in has no host copy any more
@@ -94,6 +100,7 @@ class Daemon : public Scheduler {
   bool iteration_ended(const std::shared_ptr<Trace>& ended) override;
   bool relief_coming() const override;
   bool host_relief_coming(const Region* waiting) const override;
+  bool copies_outlast(const Region* region) const override;
   uint64_t next_use(const Region* region) const override;
   Counts counts() const override { return counts_; }
   bool waits_for_last_function() const override {

@@ -192,6 +192,91 @@ TEST(under_an_exclusive_plan_the_host_keeps_no_copy_of_what_came_in) {
   }
 }
 
+TEST(a_block_whose_copies_are_worth_nothing_any_more_serves_what_comes_up) {
+  for (const bool in_the_middle : {false, true}) {
+    Loop t(8, 4);
+    const auto write = [&t] {
+      t.v[1].seed += 1;
+      EXPECT_EQ(t.call("write", {{t.v[1].address, OOC_WRITE, 0, 0}}, [&] { t.put(t.v[1]); }), OOC_OK);
+    };
+    const auto begin = [&t] {
+      for (const size_t index : {0, 1}) t.use(index);
+    };
+    const auto end = [&] {
+      write();
+      t.settle();
+      t.use(3);
+      t.settle();
+      begin();
+      return t.boundary().fingerprint;
+    };
+    Region* regions[3];
+    for (const size_t index : {0, 1, 2}) {
+      t.use(index);
+      regions[index] = t.region(t.v[index]);
+    }
+    t.let_go();
+    ASSERT_EQ(t.core.evict_all(), OOC_OK);
+    {
+      Lock lock(t.core.mutex());
+      ASSERT_TRUE(t.core.is_below(regions[2]) || t.core.send_down(lock, regions[2]));
+    }
+    t.boundary();
+    begin();
+    end();
+    begin();
+    EXPECT_TRUE(t.install(end(), {{0, 0, 2, 1}, {1, 0, 2, 2}}, {{0, 0, 2, 2, 1, 4}, {1, 0, 2, 3, 2, 5}}));
+    for (int i = 0; i < 2; ++i) {
+      begin();
+      end();
+    }
+    if (in_the_middle) begin();
+    const auto has_block = [&](size_t index) { return regions[index]->host != nullptr; };
+    EXPECT_TRUE(has_block(0) && has_block(1) && !has_block(2));
+    {
+      Lock lock(t.core.mutex());
+      EXPECT_TRUE(t.core.bring_up(lock, regions[2], false));
+    }
+    EXPECT_TRUE(has_block(0) && !has_block(1) && has_block(2));  // 0 leaves as it is, 1 is written before
+    if (!in_the_middle) begin();
+    end();
+    t.use(2);
+  }
+}
+
+TEST(what_a_plan_brings_up_does_not_overtake_who_waits) {
+  DaemonTest t(three_tiers(16, 6));
+  const Variable held = t.make(4 * t.chunk, 1), wanted = t.make(4 * t.chunk, 2), planned = t.make(2 * t.chunk, 3);
+  t.let_go();
+  ASSERT_EQ(t.core.evict_all(), OOC_OK);
+  Lock lock(t.core.mutex());
+  for (const Variable& variable : {wanted, planned})
+    ASSERT_TRUE(t.core.is_below(t.region(variable)) || t.core.send_down(lock, t.region(variable)));
+  ASSERT_TRUE(t.core.bring_up(lock, t.region(held), true));
+  std::vector<Transfer> transfers;
+  ASSERT_TRUE(t.core.move_in(lock, {t.region(held), 0, 1}, transfers));
+  bool began = false, overtook = false;  // guarded by the lock, which who waits gives up only to wait
+  std::thread waits([&] {
+    Lock own(t.core.mutex());
+    began = true;
+    EXPECT_TRUE(t.core.bring_up(own, t.region(wanted), true));
+  });
+  const double until = now_seconds() + 0.1;  // it asks again and again, as the daemon does
+  while (!overtook && now_seconds() < until) {
+    lock.unlock();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    lock.lock();
+    overtook = began && t.core.bring_up(lock, t.region(planned), false);
+  }
+  EXPECT_TRUE(began && !overtook);
+  for (const Transfer& transfer : transfers) t.core.settle(lock, transfer);
+  lock.unlock();
+  waits.join();
+  lock.lock();
+  EXPECT_TRUE(!t.core.is_below(t.region(wanted)));
+  EXPECT_TRUE(t.core.bring_up(lock, t.region(planned), false));
+}
+
 // Nobody waits for host memory that the copies hold which they themselves are to settle.
 
 TEST(a_function_finds_its_operands_below_where_host_memory_has_room_for_one_of_them) {
