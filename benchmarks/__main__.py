@@ -73,7 +73,7 @@ def measure(options: argparse.Namespace) -> None:
         rounds = options.rounds or (1 if quick else 2)
         mapping.measure(target, quick=quick, rounds=rounds, steps=6 if quick else 10, say=say)
     if "three_tiers" in options.only:
-        three_tiers.measure(target, quick=quick, steps=6 if quick else 10, say=say)
+        three_tiers.measure(target, quick=quick, steps=6 if quick else 14, say=say)
     if "monitoring" in options.only:
         rounds, steps = (1, 5) if quick else (5, 30)
         scrapes.measure(target, quick=quick, rounds=rounds, steps=steps, count=50 if quick else 1000, say=say)

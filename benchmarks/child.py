@@ -48,7 +48,7 @@ class Watch:
         if self.planner is None:
             return {}
         stats = self.planner.core.stats()
-        return {name: stats[name] for name in COUNTERS}
+        return {name: stats[name] for name in COUNTERS} | {"planning_seconds": self.planner.planning_seconds}
 
     def step(self, *_: Any) -> None:
         """The hook."""
@@ -91,7 +91,7 @@ class Watch:
             link = planner.link()  # as the process's own transfers were
             free = replace(link, map_seconds=0.0, unmap_seconds=0.0)
             replayed = {
-                "simulated_seconds": simulate(replace(problem, machine=link), planner.last_plan).seconds,
+                "simulated_seconds": planner.simulated_seconds(replace(problem, machine=link), planner.last_plan),
                 "simulated_free_calls_seconds": simulate(replace(problem, machine=free), planner.last_plan).seconds,
                 "machine": asdict(link),
             }

@@ -162,18 +162,23 @@ def groups(records: Iterable[dict[str, Any]]) -> dict[tuple[Any, ...], list[dict
 
 
 def ratios(records: list[dict[str, Any]], key: str) -> list[float]:
-    """Of each steady step that has the figure, the figure over the step's time."""
-    return [step[key] / step["seconds"] for record in records for step in _simulated(record)]
+    """Of each steady step that has the figure, the figure over the step's time without planning."""
+    return [step[key] / unplanned(step) for record in records for step in _simulated(record)]
+
+
+def unplanned(step: dict[str, Any]) -> float:
+    """A step's time less what the planner took of it: no plan and no simulation knows of that."""
+    return float(step["seconds"] - step.get("planning_seconds", 0.0))
 
 
 def predictions(records: list[dict[str, Any]]) -> list[float]:
     """What was predicted when a steady step began, over its time. The step before may have renewed the prediction."""
     pairs = [pair for record in records for pair in itertools.pairwise(record["steps"][WARM_UP:])]
-    return [before["predicted_seconds"] / step["seconds"] for before, step in pairs if before.get("predicted_seconds")]
+    return [before["predicted_seconds"] / unplanned(step) for before, step in pairs if before.get("predicted_seconds")]
 
 
 def _simulated(record: dict[str, Any]) -> list[dict[str, Any]]:
-    return [step for step in record["steps"][WARM_UP:] if "simulated_seconds" in step]
+    return [step for step in record["steps"][WARM_UP:] if step.get("simulated_seconds")]
 
 
 def row(records: list[dict[str, Any]]) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 Whole programs at 2 and 4 times their device budget, with host memory for a half, or a seventh, of what the device does
 not hold; the rest lies on the disk. "Predicted" is what was said of a step before it began, of both levels together,
-with the speed that the disk had shown so far.
+with the speed that the disk had shown so far; "simulated" gives each steady step its own times of functions. Both are
+over the step's time without planning.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 from benchmarks import machine, results
 from benchmarks.fragmentation import reason
-from benchmarks.mapping import predictions, waiting
+from benchmarks.mapping import predictions, ratios, waiting
 from benchmarks.runs import ROOT, RunFailed, run, torch_threads
 from benchmarks.step_time import IN_CORE, median
 from benchmarks.workloads import CHUNK_BYTES, EXAMPLES, WORKLOADS, Workload
@@ -59,8 +60,8 @@ def measure(target: Path, *, quick: bool, steps: int, say: Callable[[str], None]
                         record = run(workload, steps, bytes_per_second=link, disk=Path(disk), **limits, **shared)
                         record["environment"].pop("OOC_DISK")  # where a checkout is says nothing to others
                         record |= frame
-                        ratio = statistics.median(predictions([record]))
-                        said = f"step {median(record):.3f} s, predicted/step {ratio:.3f}"
+                        said = f"step {median(record):.3f} s, predicted {statistics.median(predictions([record])):.3f}"
+                        said += f", simulated {statistics.median(ratios([record], 'simulated_seconds')):.3f} of it"
                     except RunFailed as failure:
                         record = frame | {"failed": reason(str(failure)), "machine": machine.describe()}
                         said = str(record["failed"])
@@ -78,7 +79,7 @@ def table(records: list[dict[str, Any]]) -> str:
         first = in_core[record["workload"]]
         title = f"{record['workload']} {record['oversubscription']:g}x, host memory for {record['share']:g}"
         if "failed" in record:
-            rows.append([title, record["failed"], *[""] * 7])
+            rows.append([title, record["failed"], *[""] * 8])
             continue
         said, steps = record["summary"], len(record["steps"])
         moved = [results.mib(said[f"disk_{way}_bytes"] / steps) for way in ("read", "written")]
@@ -88,6 +89,7 @@ def table(records: list[dict[str, Any]]) -> str:
                 f"{median(record):.3f}",
                 f"{median(record) / median(first):.2f}",
                 f"{statistics.median(predictions([record])):.3f}",
+                f"{statistics.median(ratios([record], 'simulated_seconds')):.3f}",
                 results.mib(said["host_peak_bytes"]),
                 *moved,
                 f"{waiting(record):.0%}",
@@ -96,7 +98,7 @@ def table(records: list[dict[str, Any]]) -> str:
         )
     if not rows:
         return ""
-    header = "case|step s|/ in-core|predicted/step|host MiB|disk read MiB a step|written|waiting|identical"
+    header = "case|step s|/ in-core|predicted/step|simulated/step|host MiB|read MiB a step|written|waiting|identical"
     words = machine.words(records[0]["machine"])
     return f"{words}; the device and its link are emulated, the disk is real.\n\n" + results.markdown(
         header.split("|"), rows

@@ -101,6 +101,7 @@ class Planner:
         ended = self.core.boundary()
         if ended.functions == 0:
             return ended
+        began = time.perf_counter()
         moved = ended.swapped_bytes > 0
         self.steps.add(Step(ended.seconds, ended.stall_seconds, ended.followed_plan, ended.fingerprint, moved))
         if ended.followed_plan and ended.fingerprint in self._made:
@@ -113,6 +114,7 @@ class Planner:
             self._keep_trace(ended)
         if self._worth_planning(ended):
             self._plan(ended)
+        self.planning_seconds += time.perf_counter() - began
         return ended
 
     def _predict_again(self, ended: Iteration, plan: Plan) -> None:
@@ -124,11 +126,14 @@ class Planner:
         if self._followed > _PREDICTIONS and not rarely:
             return
         problem = Problem.from_trace(self.trace(ended), int(self.core.stats()["budget_bytes"]))
-        if self.tiers is None:
-            seconds: float | None = simulate(problem, plan).seconds
-        else:
-            seconds = self.tiers.predicted_seconds(problem, plan, self._moves)
+        seconds = self.simulated_seconds(problem, plan)
         self.last_plan = self._made[ended.fingerprint] = replace(plan, predicted_seconds=seconds)
+
+    def simulated_seconds(self, problem: Problem, plan: Plan) -> float | None:
+        """A step's time under the last plan with the functions' times of `problem`; None if that cannot be told."""
+        if self.tiers is None:
+            return simulate(problem, plan).seconds
+        return self.tiers.predicted_seconds(problem, plan, self._moves)
 
     def _shown(self) -> int | None:
         """Of the sequences with a plan, the one whose iterations took the most time: training, not its validation."""
@@ -206,8 +211,6 @@ class Planner:
         self._seconds_under.pop(ended.fingerprint, None)
         if len(self._made) > _MOST_PLACED:
             del self._made[min(self._made, key=lambda fingerprint: self.seconds[fingerprint])]
-        seconds = time.perf_counter() - began
-        self.planning_seconds += seconds
         log.debug(
             "plan for %016x by %s: %d outs, %d ins, %d write-backs, %d down, %d up, predicted %.3f s, bound %.3f s, "
             "planned in %.3f s",
@@ -220,7 +223,7 @@ class Planner:
             len(self._moves.ups),
             plan.predicted_seconds or 0.0,
             plan.bound_seconds or 0.0,
-            seconds,
+            time.perf_counter() - began,
         )
 
     def _keep_plan(self, fingerprint: int, plan: Plan) -> None:

@@ -223,9 +223,11 @@ def test_three_tiers_are_held_against_the_step_in_core_and_what_was_predicted() 
     run |= {"share": 0.5, "summary": run["summary"] | moved}
     failed = {**run, "oversubscription": 4.0, "failed": "too little host memory"}
     other = {**run, "share": 0.15, "digest": "others"}
+    for step in run["steps"][step_time.WARM_UP :]:  # the planner took a fifth of each
+        step |= {"simulated_seconds": 2.0, "planning_seconds": 1.0}
+    said = median([step_time.WARM_UP / 4.0, (step_time.WARM_UP + 1) / 4.0])
     text = three_tiers.table([in_core([4.0]), run, other, failed])
-    said = median([step_time.WARM_UP / 5.0, (step_time.WARM_UP + 1) / 5.0])
-    assert f"| gpt 2x, host memory for 0.5 | 5.000 | 1.25 | {said:.3f} | 7.0 | 1.0 | 2.0 | 5% | yes |" in text
+    assert f"| gpt 2x, host memory for 0.5 | 5.000 | 1.25 | {said:.3f} | 0.500 | 7.0 | 1.0 | 2.0 | 5% | yes |" in text
     assert "| gpt 2x, host memory for 0.15 | 5.000 | 1.25 |" in text and "| 5% | NO |" in text
     assert "| gpt 4x, host memory for 0.5 | too little host memory |" in text
     assert three_tiers.table([]) == ""
