@@ -84,7 +84,7 @@ char* HostCopies::memory_for(Lock& lock, const RegionHandle& handle, For what) {
     if (victim != nullptr && send_down(lock, victim, lifted)) continue;
     if (refusals() > failures) return nullptr;  // the disk was asked several times already
     if (victim != nullptr && victim->host != nullptr && victim->below == nullptr) return nullptr;  // the disk is full
-    if (waited > (victim != nullptr ? kPatience : patience(handle.region))) return nullptr;
+    if (waited >= (victim != nullptr ? kPatience : patience(handle.region))) return nullptr;  // at once where nothing can change
     waited += wait();
   }
   return nullptr;

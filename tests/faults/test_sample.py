@@ -51,3 +51,11 @@ def test_sites_of_the_system_and_of_our_memory(program: Path, folder: Path) -> N
     results = campaign.carry_out(program, chosen, 2, lambda _: None)
     assert not wrong(results)
     assert any("no host memory for the books" in word for result in results for word in result.words)
+
+
+def test_a_system_without_host_memory_for_three_tiers(program: Path, folder: Path) -> None:
+    """Every function waited for a block that nothing could free, until the program took more than 20 s."""
+    cases = campaign.own_cases(program, campaign.build_interposer(folder), ("ranges_in_three_tiers",), folder)
+    chosen = [case for case in cases if case.site.call == "mprotect" and case.mode.startswith("always")]
+    assert chosen
+    assert not wrong(campaign.carry_out(program, chosen, 2, lambda _: None))
