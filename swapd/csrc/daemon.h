@@ -129,6 +129,7 @@ class Daemon : public Scheduler {
   Region* bound(const Run& run, uint32_t variable) const;
   bool used_since(const Run& run, const Move& move, const Region* region) const;
   bool leaves_before(const Run& run, const Move& move, Region* region) const;
+  bool starts_out() const;
   bool start_piece_out(Lock& lock, const std::shared_ptr<Run>& run, MoveKind kind);
   bool start_piece_in(Lock& lock, const std::shared_ptr<Run>& shared);
   bool waits_above(const Run& run, const Move& down, Region* region) const;

@@ -93,12 +93,15 @@ bool Daemon::start_piece_out(Lock& lock, const std::shared_ptr<Run>& run, MoveKi
   return true;
 }
 
+bool Daemon::starts_out() const { return may_start() && (due_run(kOut) != nullptr || due_run(kWriteBack) != nullptr); }
+
 bool Daemon::tick_out(Lock& lock) {
   for (const auto& [kind, depth] : {std::pair{kOut, 2 * kDepth}, std::pair{kWriteBack, kDepth}}) {
     const auto run = flying_out_.size() < depth && may_start() ? due_run(kind) : nullptr;
     if (run != nullptr && start_piece_out(lock, run, kind)) return true;
   }
-  if (flying_out_.empty()) return core_.bury_one(lock) || core_.pin_ahead(lock);
+  // Who told of a move that is due while the lock was given up to pin found nobody waiting.
+  if (flying_out_.empty()) return core_.bury_one(lock) || core_.pin_ahead(lock) || starts_out();
   const InFlight oldest = flying_out_.front();
   if (oldest.transfer.region != nullptr) core_.settle(lock, oldest.transfer);
   flying_out_.pop_front();

@@ -55,7 +55,11 @@ def test_sites_of_the_system_and_of_our_memory(program: Path, folder: Path) -> N
 
 def test_a_system_without_host_memory_for_three_tiers(program: Path, folder: Path) -> None:
     """Every function waited for a block that nothing could free, until the program took more than 20 s."""
-    cases = campaign.own_cases(program, campaign.build_interposer(folder), ("ranges_in_three_tiers",), folder)
+    scenarios = ("ranges_in_three_tiers", "plans_in_three_tiers")
+    cases = campaign.own_cases(program, campaign.build_interposer(folder), scenarios, folder)
     chosen = [case for case in cases if case.site.call == "mprotect" and case.mode.startswith("always")]
-    assert chosen
+    assert {case.scenario for case in chosen} == set(scenarios)
     assert not wrong(campaign.carry_out(program, chosen, 2, lambda _: None))
+    # In one run in a hundred a swap-out was due while its thread asked in vain for memory to pin: it was never told.
+    planned = [case for case in chosen if case.scenario == scenarios[1] and case.mode == "always from call 0"]
+    assert not wrong(campaign.carry_out(program, planned * 100, 2, lambda _: None))
