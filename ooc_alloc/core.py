@@ -289,6 +289,22 @@ class Core(TimelineCalls):
     def evict_all(self) -> None:
         check(self._library.ooc_core_evict_all(self._core))
 
+    def sleep(self) -> int:
+        """Sends everything that nobody pins to the host, or the disk, and gives the device's memory back to its driver.
+
+        Whatever begins a function, allocates or pins wakes the device. Returns the bytes that stay, as they are pinned.
+        Raises OutOfMemory if the host has no room for all of it; then everything is as it was.
+        """
+        held = ffi.new(NUMBER)
+        check(self._library.ooc_core_sleep(self._core, held))
+        return int(held[0])
+
+    def wake(self) -> int:
+        """Brings back what was on the device when it fell asleep, what is used next first. Returns the bytes copied."""
+        back = ffi.new(NUMBER)
+        check(self._library.ooc_core_wake(self._core, back))
+        return int(back[0])
+
     def settle(self) -> None:
         """Waits until the swap threads have done all that the plan under way lets them do now."""
         self._library.ooc_core_settle(self._core)

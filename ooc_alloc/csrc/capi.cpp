@@ -99,6 +99,8 @@ int ooc_core_unpin(ooc_core* core, uint64_t token, uint32_t access) {
 
 int ooc_core_detach(ooc_core* core) { return guarded(core, &Core::detach); }
 int ooc_core_evict_all(ooc_core* core) { return guarded(core, &Core::evict_all); }
+int ooc_core_sleep(ooc_core* core, uint64_t* held_bytes) { return gated(core, &Core::sleep, held_bytes); }
+int ooc_core_wake(ooc_core* core, uint64_t* back_bytes) { return gated(core, &Core::wake, back_bytes); }
 
 uint32_t ooc_core_residency(ooc_core* core, const void* address, uint8_t* chunks, uint32_t count) {
   return gated(core, &Core::residency, address, chunks, count);

@@ -59,8 +59,15 @@ int Core::pin(const void* address, uint32_t access, uint64_t* token, std::option
   ThreadState& thread = thread_state();
   Lock lock(mutex_);
   if (token != nullptr) *token = kNoToken;
+  if (asleep())
+    if (const int status = pass_pause(lock)) return status;
   Region* region = detached_ ? nullptr : table_.find(address);
-  if (region == nullptr) return OOC_OK;
+  if (region == nullptr) {
+    if (detached_ || !geometry_.in_slabs(address)) return OOC_OK;
+    const uint64_t pinned = slabs_.pin(address);
+    if (token != nullptr) *token = kOfSlabs | pinned;
+    return OOC_OK;
+  }
   const Hold handle{{region, region->generation}};
   const auto kept_here = [&](const Hold& hold) { return hold.kept && hold.get() == region; };
   if (thread.in_function && thread.on_host && std::any_of(thread.held.begin(), thread.held.end(), kept_here))
@@ -94,6 +101,7 @@ int Core::pin(const void* address, uint32_t access, uint64_t* token, std::option
 int Core::unpin(uint64_t token, uint32_t access) {
   const RelaxedCaptures relaxed(streams_.capturable());
   const Lock lock(mutex_);
+  if (token != kNoToken && (token & kOfSlabs) != 0 && !detached_) slabs_.unpin(token & ~kOfSlabs);
   Region* region = detached_ ? nullptr : Holds::of_token(table_, token);
   if (region == nullptr) return OOC_OK;
   if (region->external_pins == 0) return fail(OOC_INVALID, "unpin of a region that is not pinned");
@@ -200,7 +208,7 @@ void Core::set_scheduler(Scheduler* scheduler) {
   host_.set_scheduler(scheduler);
 }
 
-bool Core::may_move() const { return !paused_ && !detached_ && own_memory::ready(); }
+bool Core::may_move() const { return paused_ == 0 && !detached_ && own_memory::ready(); }
 
 void Core::bind_thread() {
   device_.bind_thread();

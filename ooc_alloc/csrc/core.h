@@ -69,6 +69,8 @@ class alignas(64) Core : public Mover {
   int unpin(uint64_t token, uint32_t access);
   int detach();
   int evict_all();
+  int sleep(uint64_t* held_bytes);
+  int wake(uint64_t* back_bytes);
   uint32_t residency(const void* address, uint8_t* chunks, uint32_t count);
   void release_cached();
   int set_budget(uint64_t bytes);
@@ -167,6 +169,13 @@ class alignas(64) Core : public Mover {
   // The time counts as waiting and not as the running function's. `waited_for` is null where it was for room.
   void stalled(double now, double seconds, const Region* waited_for);
 
+  // sleep.cpp
+  bool asleep() const { return (paused_ & kAsleep) != 0; }
+  int lay_down(Lock& lock);
+  [[gnu::cold]] int pass_pause(Lock& lock);
+  int take_up_slabs(Lock& lock);
+  void bring_back(Lock& lock, std::vector<Hold> runs);
+
   // room.cpp
   // Makes so many chunks idle. Refused at once if the pinned ones leave no room for them and `pinned_too` more, unless
   // another function may end.
@@ -214,7 +223,12 @@ class alignas(64) Core : public Mover {
   StandIns stand_ins_;
   Scheduler* scheduler_ = nullptr;
   Scheduler::Counts scheduler_counts_;  // of the last scheduler
-  std::atomic<bool> paused_{false}, detached_{false};
+  // Why functions do not begin; kChanges: the core is falling asleep, or waking.
+  enum Pause : uint32_t { kForks = 1, kAsleep = 2, kChanges = 4 };
+  std::atomic<uint32_t> paused_{0};
+  std::atomic<bool> detached_{false};
+  std::vector<Hold> awake_;           // what was on the device as the core fell asleep
+  std::vector<Region*> slabs_away_;   // regions that stand for slabs
   bool forked_ = false, idle_wanted_ = false;
   uint32_t room_waiters_ = 0;
   double disk_stall_seconds_ = 0;  // in which functions waited for a disk below host memory

@@ -128,7 +128,7 @@ void Core::thread_exits(ThreadState* thread) {
 
 void Core::before_fork() {
   Lock lock(mutex_);
-  paused_ = true;
+  paused_ |= kForks;
   if (device_.host_accessible() && !detached_) {  // the child copies what is there; of a lost device, as far as it has come
     while ((transitions_.moving() > 0 || host_.shifting()) && !device_lost(lock)) wait_a_while(lock);
     (void)streams_.host_waits_for_all();
@@ -226,7 +226,7 @@ static char* copy_in_file(CopyInFile& copy, const Geometry& geometry, const Host
 bool Core::make_private(bool release_chunks) try {
   std::vector<Replacement> replacements;
   std::unique_ptr<CopyInFile> in_file;
-  if (host_.file() != nullptr) in_file = std::make_unique<CopyInFile>(*host_.file(), table_.live_bytes());
+  if (host_.file() != nullptr) in_file = std::make_unique<CopyInFile>(*host_.file(), table_.live_bytes() + slabs_.used() * geometry_.chunk_bytes);
   auto add = [&](char* address, uint64_t bytes) {
     void* fresh = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (fresh == MAP_FAILED) return false;
@@ -285,20 +285,22 @@ int Core::detach() {
   before_fork();
   host_.after_fork(false);
   Lock lock(mutex_, std::adopt_lock);
-  paused_ = false;
+  paused_ &= ~kForks;
   if (detached_) return OOC_OK;
   if (threads_.active() > 0) return fail(OOC_INVALID, "a function is running");
-  if (device_.lost() && host_.file() != nullptr) return fail(OOC_DRIVER_FAILURE, device_.describe_loss());
+  if (device_.lost() && !host_.disk_idle()) return fail(OOC_DRIVER_FAILURE, device_.describe_loss());
   if (device_.lost()) transitions_.abandon_device();  // nothing may write behind the addresses any more
   if (!make_private(true)) return fail(OOC_OUT_OF_MEMORY, "not enough host memory to hold what is on the device");
   detached_ = true;
+  paused_ = 0;
   changed_.notify_all();
   return OOC_OK;
 }
 
 void Core::after_fork(bool in_child) {
   Lock lock(mutex_, std::adopt_lock);
-  paused_ = false;
+  if (in_child) paused_ = 0;
+  else paused_ &= ~kForks;
   host_.after_fork(in_child);
   if (!in_child || detached_) {
     changed_.notify_all();

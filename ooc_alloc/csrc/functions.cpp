@@ -71,7 +71,8 @@ std::vector<Hold> runs_of(const Geometry& geometry, RegionTable& table, uint64_t
 // What every function begins with: the pins of the thread's last function end. Returns OOC_OK with `thread.in_function`
 // set where memory is plain, as nothing else is to be done then.
 [[gnu::always_inline]] inline int Core::enter(Lock& lock, ThreadState& thread, bool on_host) {
-  while (paused_) wait_a_while(lock);
+  if (paused_ != 0)
+    if (const int status = pass_pause(lock)) return status;
   if (detached_) {
     thread.in_function = true;
     return OOC_OK;
@@ -285,7 +286,7 @@ int Core::function_end(bool keep_allocations) {
   }
   threads_.ends();
   // Whoever waits said so before it looked at the count of functions, so one of the two sees the other.
-  const bool awaited = threads_.starving > 0 || threads_.yielding > 0 || paused_;
+  const bool awaited = threads_.starving > 0 || threads_.yielding > 0 || paused_ != 0;
   if (simple && !awaited) return OOC_OK;
   if (!lock.owns_lock()) lock.lock();
   if (keep_allocations)

@@ -18,6 +18,7 @@
 namespace ooc {
 
 constexpr uint64_t kNoToken = ~uint64_t{0};  // of a user's pin: unpin does nothing
+constexpr uint64_t kOfSlabs = uint64_t{1} << 63;  // in a token: the rest is of Slabs::pin
 
 class Holds {
  public:

@@ -277,9 +277,10 @@ OOC_API int ooc_core_function_end(ooc_core* core, int keep_allocations);
 // 1 if the calling thread is between function_begin and function_end.
 OOC_API int ooc_core_in_function(ooc_core* core);
 
-// Keeps the region of an address on the device until unpinned (or freed). A small or unknown address succeeds without
-// effect. access OOC_WRITE: the memory may be written at any time until unpinned. *token (may be null) is for unpin,
-// which does nothing if the variable is gone by then.
+// Keeps the region of an address on the device until unpinned (or freed). A small variable leaves only as the device
+// goes to sleep, and stays then, too; an unknown address succeeds without effect. access OOC_WRITE: the memory may be
+// written at any time until unpinned. *token (may be null) is for unpin, which does nothing if the variable is gone by
+// then.
 OOC_API int ooc_core_pin(ooc_core* core, const void* address, uint32_t access, uint64_t* token);
 // For a user whose work comes on the stream, or after it: the stream waits for what is still to arrive, and not the host.
 OOC_API int ooc_core_pin_on(ooc_core* core, const void* address, uint32_t access, void* stream, uint64_t* token);
@@ -289,6 +290,13 @@ OOC_API int ooc_core_unpin(ooc_core* core, uint64_t token, uint32_t access);
 OOC_API int ooc_core_detach(ooc_core* core);
 // Swaps out every region that nothing pins (tests, strict mode, memory pressure).
 OOC_API int ooc_core_evict_all(ooc_core* core);
+// Everything that no user reaches leaves the device for the host, or the disk, and the device's memory goes back to the
+// driver; addresses and values stay. Functions of other threads are waited for. *held_bytes: what stays, as it is pinned.
+// OOC_OUT_OF_MEMORY: the host has no room for all of it; then everything is as it was. Whoever begins a function,
+// allocates or pins wakes the device. ooc_core_wake does so too, and brings back what was there when it fell asleep, what
+// is used next first, as far as there is room; *back_bytes were copied.
+OOC_API int ooc_core_sleep(ooc_core* core, uint64_t* held_bytes);
+OOC_API int ooc_core_wake(ooc_core* core, uint64_t* back_bytes);
 // Waits until the worker threads have done all that the plan under way lets them do now.
 OOC_API void ooc_core_settle(ooc_core* core);
 // chunks[i] = 1 if chunk i of the region at an address is on the device and not under way, else 0; at most `count` are

@@ -55,24 +55,27 @@ class RegionTable {
       set_last_error("the address range for regions is used up");
       return nullptr;
     }
-    Region* region;
-    if (unused_.empty()) {
-      regions_.emplace_back();
-      region = &regions_.back();
-      region->index = static_cast<uint32_t>(regions_.size() - 1);
-    } else {
-      region = unused_.back();
-      unused_.pop_back();
-    }
-    region->first = first;
-    region->count = count;
-    region->slots.assign(count, Slot{});
-    region->resident = region->moving = region->host_valid = region->pinned_slots = 0;
-    region->leaky = false;
-    region->whole_iteration = 0;
-    region->order = {};
+    Region* region = make_at(first, count);
     std::fill_n(at_ + first, count, region->index + 1);
     return region;
+  }
+  // A region that stands for slabs at their addresses, where nobody finds it; it counts as no variable.
+  Region* lay_over(uint64_t first, uint32_t count) {
+    Region* region = make_at(first, count);
+    region->live = true;
+    region->bytes = count * geometry_.chunk_bytes;
+    region->in_ranges = false;
+    region->place = 0;
+    region->iteration = 0;
+    region->variable = -1;
+    used_.append(region);
+    return region;
+  }
+  void take_off(Region* region) {
+    region->live = false;
+    ++region->generation;
+    used_.remove(region);
+    unused_.push_back(region);
   }
   // Whether a variable of that size fits the addresses at all; else there is an error.
   bool fits(uint64_t bytes) const {
@@ -180,8 +183,8 @@ class RegionTable {
       }
       check.equal("resident slots of a region", here, region.resident);
       (region.live || region.doomed ? resident : cached) += region.live || region.doomed ? here : with_chunk;
-      live_bytes += region.live ? region.bytes : 0;
-      live_chunks += region.live ? region.count : 0;
+      live_bytes += is_variable(region) ? region.bytes : 0;
+      live_chunks += is_variable(region) ? region.count : 0;
     }
     check.equal("live bytes of regions", live_bytes, live_bytes_);
     check.equal("live region chunks", live_chunks, live_chunks_);
@@ -191,6 +194,26 @@ class RegionTable {
   }
 
  private:
+  bool is_variable(const Region& region) const { return region.live && region.first < geometry_.region_chunks; }
+  Region* make_at(uint64_t first, uint32_t count) {
+    Region* region;
+    if (unused_.empty()) {
+      regions_.emplace_back();
+      region = &regions_.back();
+      region->index = static_cast<uint32_t>(regions_.size() - 1);
+    } else {
+      region = unused_.back();
+      unused_.pop_back();
+    }
+    region->first = first;
+    region->count = count;
+    region->slots.assign(count, Slot{});
+    region->resident = region->moving = region->host_valid = region->pinned_slots = 0;
+    region->leaky = false;
+    region->whole_iteration = 0;
+    region->order = {};
+    return region;
+  }
   [[gnu::cold]] bool refuse_bytes(uint64_t bytes) const {
     set_last_error("a variable of " + std::to_string(bytes) + " bytes is larger than the address range for variables (" +
                    std::to_string(geometry_.region_chunks * geometry_.chunk_bytes) + " bytes)");

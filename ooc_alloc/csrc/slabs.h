@@ -1,7 +1,8 @@
 // Small blocks and the chunks behind them. A chunk under no block keeps its memory until somebody takes it back; slabs
 // never leave the device otherwise. Guarded by the core's lock.
 //
-//   backed() == chunks that have memory, and those that blocks wait for; used() == chunks under blocks
+//   backed() == chunks that have memory, and those that blocks wait for; used() == chunks under blocks; while the core
+//   sleeps, chunks under blocks are away: what they hold is elsewhere
 #pragma once
 
 #include <algorithm>
@@ -144,10 +145,53 @@ class Slabs {
     }
   }
 
+  // A user reaches the memory under a block: it does not leave until as many unpins, or until nothing is in its chunks.
+  // Gives the number for unpin.
+  uint64_t pin(const void* address) {
+    const uint64_t offset = offset_of(address), first = heap_.chunk_at(offset);
+    const uint64_t last = heap_.requested(offset) != 0 ? heap_.last_chunk(offset) : first;
+    for (uint64_t c = first; c <= last; ++c) ++chunks_[c].pins;
+    return first << 24 | (last - first);
+  }
+  void unpin(uint64_t pinned) {
+    const uint64_t first = pinned >> 24;
+    for (uint64_t c = first; c <= first + (pinned & 0xffffff); ++c) chunks_[c].pins -= chunks_[c].pins > 0 ? 1 : 0;
+  }
+  // Runs of at most so many chunks under blocks, which no user reaches, hand their memory over: visit(first chunk, its
+  // memory).
+  template <class Visit>
+  void each_leaving(uint64_t most, Visit visit) {
+    const auto leaves = [this](uint64_t c) { return chunks_[c].users > 0 && chunks_[c].chunk != kNoChunk && chunks_[c].pins == 0; };
+    std::vector<Chunk> memory;
+    for (uint64_t c = 0; c < top_;) {
+      memory.clear();
+      const uint64_t first = c;
+      for (; c < top_ && memory.size() < most && leaves(c); ++c) {
+        memory.push_back(std::exchange(chunks_[c].chunk, kNoChunk));
+        chunks_[c].away = true;
+        chunks_[c].after.clear();
+      }
+      away_ += memory.size();
+      backed_ -= memory.size();
+      if (memory.empty()) ++c;
+      else visit(first, memory);
+    }
+  }
+  // The chunk has memory again, with what it held.
+  void come_back(uint64_t c, Chunk memory) {
+    SlabChunk& entry = chunks_[c];
+    entry.chunk = memory;
+    ++backed_;
+    if (entry.away) --away_;
+    else if (!entry.listed) idle_.push_back(c);  // its blocks were freed meanwhile
+    entry.listed = entry.listed || !entry.away;
+    entry.away = false;
+  }
+
   uint64_t live_bytes() const { return live_bytes_; }
   uint64_t used() const { return used_; }
   uint64_t backed() const { return backed_; }
-  uint64_t unused() const { return backed_ - used_; }
+  uint64_t unused() const { return backed_ + away_ - used_; }
   // visit(address) for every chunk under a block.
   template <class Visit>
   void each_used_chunk(Visit visit) const {
@@ -167,14 +211,16 @@ class Slabs {
   }
   std::string audit() const {
     AuditCheck check;
-    uint64_t backed = 0, used = 0, bytes = 0;
+    uint64_t backed = 0, used = 0, away = 0, bytes = 0;
     for (uint64_t c = 0; c < top_; ++c) {
       backed += chunks_[c].chunk != kNoChunk ? 1 : 0;
       used += chunks_[c].users > 0 ? 1 : 0;
+      away += chunks_[c].away ? 1 : 0;
     }
     heap_.each_allocation([&](uint64_t, uint64_t requested) { bytes += requested; });
     check.equal("slab chunks", backed, backed_);
     check.equal("slab chunks in use", used, used_);
+    check.equal("slab chunks that are away", away, away_);
     check.equal("live bytes of slabs", bytes, live_bytes_);
     return check.text();
   }
@@ -183,8 +229,10 @@ class Slabs {
   struct SlabChunk {
     Chunk chunk = kNoChunk;
     uint32_t users = 0;
+    uint32_t pins = 0;     // of users who reach the memory
     bool pending = false;  // being backed
     bool listed = false;   // in idle_
+    bool away = false;     // what it holds is elsewhere
     Moments after;         // what used the chunk, and blocks in it that were freed
   };
   [[nodiscard]] bool wait_for_users(uint64_t offset, uint32_t stream) {
@@ -202,7 +250,11 @@ class Slabs {
       entry.after.add(uses);
       if (--entry.users > 0) continue;
       --used_;
-      if (entry.chunk == kNoChunk) {
+      entry.pins = 0;
+      if (entry.away) {
+        entry.away = false;
+        --away_;
+      } else if (entry.chunk == kNoChunk) {
         --backed_;
       } else if (!entry.listed) {
         entry.listed = true;
@@ -225,7 +277,7 @@ class Slabs {
   SmallHeap heap_;
   std::vector<SlabChunk> chunks_;
   std::vector<uint64_t> idle_;  // backed, perhaps used again by now
-  uint64_t live_bytes_ = 0, backed_ = 0, used_ = 0;
+  uint64_t live_bytes_ = 0, backed_ = 0, used_ = 0, away_ = 0;
   uint64_t top_ = 0;            // no chunk from here on was ever used
 };
 

@@ -27,10 +27,12 @@ __all__ = [
     "keep_resident",
     "memory_snapshot",
     "report",
+    "sleep",
     "step",
     "summary",
     "timeline",
     "timeline_start",
+    "wake",
 ]
 
 _lock = threading.Lock()
@@ -134,6 +136,31 @@ def disable() -> None:
         if _session is not None:
             _session.detach()
             _session = None
+
+
+def sleep() -> int:
+    """Sends every tensor to the host, or the disk, and gives the device's memory back, for another program or engine.
+
+    Addresses and values stay. Functions that other threads run are waited for. Returns the bytes of the device that stay
+    in use, as something reaches them past PyTorch (NumPy views, `data_ptr`, `keep_resident`): 0 if nothing does.
+
+    Raises:
+        OocError: the allocator is off, the calling thread is within an operator, or the device is lost.
+        torch.OutOfMemoryError: the host has no room for all of it; then everything is as it was.
+    """
+    return _active().sleep()
+
+
+def wake() -> int:
+    """Brings back what was on the device when it fell asleep, what is used next first; returns the bytes copied.
+
+    The first operator wakes the device, too, and then tensors come on demand. Does nothing where the device is awake.
+
+    Raises:
+        OocError: the allocator is off, or the device is lost.
+        torch.OutOfMemoryError: the device's memory is not there for the small tensors, which come first.
+    """
+    return _active().wake()
 
 
 def summary() -> dict[str, Any]:

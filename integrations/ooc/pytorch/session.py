@@ -16,7 +16,7 @@ from ooc.prometheus.exporting import export
 from ooc.pytorch import boundaries, build, compiled, cuda, raw_access, threads
 from ooc.pytorch.patches import Patches
 from ooc.pytorch.splitting import runtime
-from ooc_alloc import OocError
+from ooc_alloc import OocError, OutOfMemory
 from swapd.config import Config
 
 _LARGEST_SLICE = 8 << 20  # bytes, even with memory to spare: each needs room at once, as `min_budget_bytes` says
@@ -67,6 +67,18 @@ class TorchSession(swapd.session.Session):
 
     def split_figures(self) -> dict[str, Any] | None:
         return self._runtime.figures() if self._runtime is not None else None
+
+    def sleep(self) -> int:
+        try:
+            return self.core.sleep()
+        except OutOfMemory as error:
+            raise torch.OutOfMemoryError(str(error)) from None
+
+    def wake(self) -> int:
+        try:
+            return self.core.wake()
+        except OutOfMemory as error:
+            raise torch.OutOfMemoryError(str(error)) from None
 
     def keep_resident(self, tensors: Iterable[torch.Tensor]) -> None:
         for tensor in tensors:
