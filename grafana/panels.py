@@ -32,12 +32,12 @@ COLORS = {
     "resident": "green", "leaving": "orange", "arriving": "yellow", "cached": "blue", "free": "super-light-blue",
     "slab": "purple", "slab_empty": "light-purple", "lost": "dark-red", "used": "green",
     "can be swapped": "green", "small, in slabs": "purple",
-    "budget": "red", "needed in-core": "semi-dark-yellow", "peak": "semi-dark-yellow",
+    "budget": "red", "live peak": "semi-dark-yellow", "peak": "semi-dark-yellow",
     "bound": "blue", "predicted": "purple", "measured": "green",
     "out": "orange", "in": "blue", "written": "orange", "read": "blue",
     "probed out": "light-orange", "probed in": "light-blue",
 }  # fmt: skip
-DASHED = {"budget", "bound", "predicted", "needed in-core", "peak", "probed out", "probed in"}
+DASHED = {"budget", "bound", "predicted", "live peak", "peak", "probed out", "probed in"}
 
 
 def _panel(

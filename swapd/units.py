@@ -168,6 +168,12 @@ def format_bytes(count: float) -> str:
     return f"{count:.0f} B"
 
 
+def format_need(count: int) -> str:
+    """`count` for people who may ask for as much: as `format_bytes` where that is exact, else as `exact_bytes`."""
+    text = format_bytes(count)
+    return text if count and parse_bytes(text) == count else exact_bytes(count)
+
+
 def format_bandwidth(bytes_per_second: float) -> str:
     """Bytes per second for people: "10.0 GiB/s", or "unlimited"."""
     return "unlimited" if math.isinf(bytes_per_second) else f"{format_bytes(bytes_per_second)}/s"

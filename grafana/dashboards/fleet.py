@@ -20,7 +20,7 @@ PROCESSES = Row(
     [
         rows_by(
             "Processes",
-            "One line for each process. Needed, peak: memory over the budget. Slower than in-core is an estimate.",
+            "One line for each process. Live peak, peak: memory over the budget. Slower than in-core is an estimate.",
             KEY,
             Column("Device", f"max by (job, instance, rank, device) ({series('ooc_device_info')})", label="device"),
             Column("Policy", f"max by (job, instance, rank, policy) ({series('ooc_policy_info')})", label="policy"),
@@ -28,7 +28,7 @@ PROCESSES = Row(
             Column("Over bound", f"max {BY} ({series('ooc_step_over_bound_ratio')})", unit=TIMES, decimals=2),
             Column("Slower", f"1 / (1 - {WAITING})", unit=TIMES, decimals=2),
             Column("Waiting", WAITING, unit="percentunit", decimals=1),
-            Column("Needed", f"max {BY} ({series('ooc_oversubscription_ratio')})", unit=TIMES, decimals=2),
+            Column("Live peak", f"max {BY} ({series('ooc_oversubscription_ratio')})", unit=TIMES, decimals=2),
             Column("Peak", f"max {BY} ({series('ooc_device_peak_bytes')} / {BUDGET})", unit="percentunit", decimals=1),
             Column("Host used", f"max {BY} ({series('ooc_host_bytes', state='used')})"),
             Column("Disk used", f"max {BY} ({series('ooc_disk_bytes', state='used')})"),

@@ -20,7 +20,7 @@ NOW = Row(
     "Now",
     [
         figure("Budget", "Of all ranks chosen together.", BUDGET),
-        figure("Needed in-core", "Of all ranks chosen together.", f"sum({series('ooc_live_peak_bytes')})"),
+        figure("Live peak", "Of all ranks chosen together.", f"sum({series('ooc_live_peak_bytes')})"),
         figure(
             "Peak over the budget",
             "Most device memory ever held, over the budget; the fullest rank. It is above 1 only where the "

@@ -104,7 +104,7 @@ MEMORY_AND_LINKS = Row(
             {
                 **by("state", series("ooc_device_bytes")),
                 "budget": f"sum({series('ooc_budget_bytes')})",
-                "needed in-core": f"sum({series('ooc_live_peak_bytes')})",
+                "live peak": f"sum({series('ooc_live_peak_bytes')})",
             },
             stacked=True,
         ),

@@ -15,7 +15,6 @@ from swapd.cli.options import parsed
 from swapd.cli.output import Failure, console, json_option, print_json, progress_bar, text_table
 from swapd.cli.problems import (
     FILE,
-    budget_for,
     budget_option,
     link_options,
     load_trace,
@@ -23,14 +22,15 @@ from swapd.cli.problems import (
     machine_of,
     make_problem,
     tier_options,
+    within,
 )
 from swapd.observing.advice import Report
-from swapd.observing.analysis import printable, problem_facts, with_budget
+from swapd.observing.analysis import printable, problem_facts
 from swapd.observing.comparison import Seconds, arms, lower_bounds, policy_facts, smallest_budget, sweep
 from swapd.planning.problem import Problem
 from swapd.settings import Link
 from swapd.tiers.three_tiers import LowerTiers
-from swapd.units import Amount, format_bytes, format_duration, parse_amount
+from swapd.units import Amount, format_bytes, format_duration, format_need, parse_amount
 
 _COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {  # of one trace in one budget
     "step": ("seconds", format_duration),
@@ -121,16 +121,15 @@ def command(
     lower = lower_tiers(host_budget, disk_read, disk_write)
     problems: dict[str, Problem] = {}
     for name, path in zip(_short(trace_paths), trace_paths):
-        trace = load_trace(path)
-        sizes = [budget_for(trace, amount, None) for amount in (budgets or (budget,))]
-        problems[name] = make_problem(trace, sizes[0], chunk_size, machine)
+        whole = make_problem(load_trace(path), 0, chunk_size, machine)
+        problems[name] = whole if budgets is not None else within(whole, budget)
     (path, *more), (problem, *_) = trace_paths, problems.values()
     with progress_bar() as report:
         if more:
-            facts = trace_facts(dict(sorted(problems.items(), key=lambda row: _peak(row[1]))), names, report, lower)
+            facts = trace_facts(problems, names, report, lower)
             table = trace_table(facts)
         elif budgets is not None:
-            facts = budget_facts([with_budget(problem, size) for size in sizes], names, report, lower)
+            facts = budget_facts([within(problem, size) for size in budgets], names, report, lower)
             table = budget_table(facts, path)
         else:
             facts = policies_facts(problem, names, report, lower)
@@ -146,10 +145,6 @@ def command(
     if not any(row.get("can_run", True) for row in facts["policies"]):
         raise Failure("no policy can run in this budget")
     return 0
-
-
-def _peak(problem: Problem) -> int:
-    return problem.live_peak_chunks * problem.chunk_bytes
 
 
 def _short(paths: Sequence[Path]) -> list[str]:
@@ -174,7 +169,7 @@ def policies_facts(
     for done, policy in enumerate(names):
         report(policy, done, len(names))
         rows.append(policy_facts(problem, policy, lower))
-    return {**problem_facts(problem), "compute_seconds": problem.compute_seconds, "policies": rows}
+    return {**problem_facts(problem), "budget_bytes": problem.budget_bytes, "policies": rows}
 
 
 def policies_table(facts: dict[str, Any], path: Path) -> RenderableType:
@@ -187,11 +182,11 @@ def policies_table(facts: dict[str, Any], path: Path) -> RenderableType:
             note = ""
         else:
             needed = facts["fit_budget_bytes"] if "seconds" in row else row["least_budget_bytes"]
-            note = "finds no plan" if needed is None else f"needs {format_bytes(needed)}"
+            note = "finds no plan" if needed is None else f"needs {format_need(needed)}"
         rows.append([row["policy"], *(_shown(row.get(key), text) for key, text in shown.values()), note])
     title = (
-        f"{path}: live peak {format_bytes(facts['live_peak_bytes'])}, budget {format_bytes(facts['budget_bytes'])}, "
-        f"computation {format_duration(facts['compute_seconds'])}"
+        f"{path}: needed in-core {format_need(facts['fit_budget_bytes'])}, "
+        f"budget {format_bytes(facts['budget_bytes'])}, computation {format_duration(facts['compute_seconds'])}"
     )
     return text_table(title, ["policy", *shown, ""], rows, left=("",))
 
@@ -207,8 +202,8 @@ def budget_facts(
         smallest = smallest_budget(problems[0], policy, lower)
         rows.append({"policy": policy, "seconds": seconds[policy], "smallest_budget_bytes": smallest})
     return {
+        **problem_facts(problems[0]),
         "budgets_bytes": [problem.budget_bytes for problem in problems],
-        "compute_seconds": problems[0].compute_seconds,
         "lower_bound_seconds": lower_bounds(problems, lower),
         "policies": rows,
     }
@@ -224,14 +219,14 @@ def budget_table(facts: dict[str, Any], path: Path) -> RenderableType:
     rows = [["lower bound", *times(facts["lower_bound_seconds"]), ""]]
     for row in facts["policies"]:
         size = row["smallest_budget_bytes"]
-        rows.append([row["policy"], *times(row["seconds"]), "none found" if size is None else format_bytes(size)])
+        rows.append([row["policy"], *times(row["seconds"]), "none found" if size is None else format_need(size)])
     return text_table(f"{path}: time of a step by budget", columns, rows)
 
 
 def trace_facts(
     problems: Mapping[str, Problem], names: Sequence[str], report: Report, lower: LowerTiers | None = None
 ) -> dict[str, Any]:
-    """The keys of ``swapd compare --json`` for several traces by rising live peak; null: the policy cannot run."""
+    """The keys of ``swapd compare --json`` for several traces by rising need; null: the policy cannot run."""
 
     def kept(seconds: Seconds) -> Seconds:
         """The shares of the in-core throughput."""
@@ -240,14 +235,14 @@ def trace_facts(
             for problem, value in zip(problems.values(), seconds)
         ]
 
-    by_peak = list(problems).index
+    problems = dict(sorted(problems.items(), key=lambda row: row[1].fit_budget_bytes))
+    by_need = list(problems).index
     return {
         "traces": [
             {
                 "name": name,
+                **problem_facts(problem),
                 "budget_bytes": problem.budget_bytes,
-                "live_peak_bytes": _peak(problem),
-                "compute_seconds": problem.compute_seconds,
                 "most_possible": most,
             }
             for (name, problem), most in zip(problems.items(), kept(lower_bounds(problems.values(), lower)))
@@ -258,7 +253,7 @@ def trace_facts(
                 "kept": kept(seconds),
                 "seconds": seconds,
                 "largest": max(
-                    (name for name, value in zip(problems, seconds) if value is not None), key=by_peak, default=None
+                    (name for name, value in zip(problems, seconds) if value is not None), key=by_need, default=None
                 ),
             }
             for policy, seconds in sweep(list(problems.items()), names, report, lower).items()
@@ -274,7 +269,7 @@ def trace_table(facts: dict[str, Any]) -> RenderableType:
         return [_shown(value, "{:.3f}".format) for value in values]
 
     rows = [
-        ["live peak", *(format_bytes(trace["live_peak_bytes"]) for trace in traces), ""],
+        ["needed in-core", *(format_need(trace["fit_budget_bytes"]) for trace in traces), ""],
         ["budget", *(format_bytes(trace["budget_bytes"]) for trace in traces), ""],
         ["most possible", *ratios([trace["most_possible"] for trace in traces]), ""],
     ]

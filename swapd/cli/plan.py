@@ -40,7 +40,7 @@ def command(trace_path: Path, output: Path | None, as_json: bool, **asked: Any) 
         print_json(facts)
     else:
         rows = simulate_rows(facts)
-        if not facts["planned_outs"] and not facts["planned_ins"]:
+        if outcome.problem.fits:
             rows.insert(0, ("", "everything fits: nothing needs to move"))
         rows.append(("demand mode", f"{format_duration(facts['demand_mode_seconds'])}, without a plan"))
         console().print(pairs_table(f"plan for {trace_path}", rows))
@@ -53,7 +53,6 @@ def plan_facts(outcome: Outcome) -> dict[str, Any]:
     return {
         **facts,
         "policy": outcome.plan.policy,  # of the policies that auto tries, the one that it took
-        "compute_seconds": outcome.problem.compute_seconds,
         "planned_outs": facts["planned_out_count"],
         "planned_ins": facts["planned_in_count"],
         "bound_seconds": facts["lower_bound_seconds"],

@@ -12,7 +12,7 @@ import click
 from swapd.cli.options import F, parsed, together
 from swapd.cli.output import Failure, console
 from swapd.devices.profile import load_profile
-from swapd.observing.analysis import DEMAND, IN_CORE, Outcome, run_plan, run_policy
+from swapd.observing.analysis import DEMAND, IN_CORE, Outcome, run_plan, run_policy, with_budget
 from swapd.planning.plan import Plan, PlanError
 from swapd.planning.problem import InfeasibleError, PolicyInfeasibleError, Problem
 from swapd.planning.violations import malformed
@@ -30,7 +30,7 @@ _ARMS = {DEMAND: "; demand: no plan", IN_CORE: "; in-core: enough memory"}
 
 def budget_option(more: str = "", **settings: Any) -> Callable[[F], F]:
     """The option --budget, with a sentence more in its help."""
-    help_text = f"Device bytes; a percentage is of the trace's live peak.{more}"
+    help_text = f"Device bytes; a percentage is of what the trace needs in-core.{more}"
     return click.option("--budget", metavar="BYTES|%", callback=parsed(parse_amount), help=help_text, **settings)
 
 
@@ -117,7 +117,7 @@ def simulated(
     trace, machine = load_trace(trace_path), machine_of(bandwidth, device)
     plan = None if plan_path is None else load_plan(plan_path, trace, chunk_size)
     chunk = chunk_size if plan is None else plan.chunk_bytes
-    problem = make_problem(trace, budget_for(trace, budget, plan), chunk, machine)
+    problem = within(make_problem(trace, 0, chunk, machine), budget, plan)
     try:
         if plan is None:
             with console(stderr=True).status("planning"):
@@ -183,13 +183,13 @@ def load_plan(path: Path, trace: Trace, chunk_bytes: int | None) -> Plan:
     return plan
 
 
-def budget_for(trace: Trace, budget: Amount | None, plan: Plan | None) -> int:
-    """The budget that was given, or the plan's own. Raises click.UsageError."""
+def within(problem: Problem, budget: Amount | None, plan: Plan | None = None) -> Problem:
+    """The problem in the budget that was given, or in the plan's own. Raises click.UsageError."""
     if budget is not None:
-        return budget.resolve(int(trace.live_bytes.max(initial=0)))
+        return with_budget(problem, budget.resolve(problem.fit_budget_bytes))
     if plan is None:
         raise click.UsageError("Missing option '--budget'; only a plan (--plan) brings its own")
-    return plan.capacity_chunks * plan.chunk_bytes + trace.slab_chunks_peak * trace.chunk_bytes
+    return with_budget(problem, (plan.capacity_chunks + problem.slab_chunks) * problem.chunk_bytes)
 
 
 def make_problem(trace: Trace, budget_bytes: int, chunk_bytes: int | None, machine: Machine | None) -> Problem:

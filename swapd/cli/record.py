@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
 
 from swapd.cli.launch import (
     BEFORE_PROGRAM,
@@ -22,11 +21,12 @@ from swapd.cli.launch import (
 )
 from swapd.cli.options import read_config, setting_options
 from swapd.cli.output import OUTPUT, Failure, console, json_option, pairs_table, print_json
-from swapd.cli.problems import FILE, load_trace
+from swapd.cli.problems import FILE, load_trace, make_problem
 from swapd.config import Config
 from swapd.devices.roofline import DEVICES
+from swapd.observing.analysis import problem_facts
 from swapd.trace.trace import LARGEST_BYTES, Trace
-from swapd.units import MIB, format_bytes, format_duration
+from swapd.units import MIB, format_duration, format_need
 
 
 @click.command("record", context_settings=BEFORE_PROGRAM)
@@ -130,14 +130,12 @@ def fake_request(
 
 
 def trace_facts(trace: Trace) -> dict[str, Any]:
-    """What a trace holds: counts, bytes, seconds."""
+    """What a trace holds: counts, bytes, seconds. Raises Failure."""
     return {
         "fingerprint": f"{trace.fingerprint:016x}",
         "functions": trace.functions,
         "variables": trace.variables,
-        "live_peak_bytes": int(np.max(trace.live_bytes, initial=0)),
-        "compute_seconds": float(trace.function_seconds.sum()),
-        "chunk_bytes": trace.chunk_bytes,
+        **problem_facts(make_problem(trace, 0, None, None)),
     }
 
 
@@ -146,6 +144,7 @@ def trace_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     return [
         ("functions", f"{facts['functions']} in {format_duration(facts['compute_seconds'])}"),
         ("variables", f"{facts['variables']}"),
-        ("live peak", format_bytes(facts["live_peak_bytes"])),
+        ("needed in-core", format_need(facts["fit_budget_bytes"])),
+        ("least budget", format_need(facts["min_budget_bytes"])),
         ("fingerprint", facts["fingerprint"]),
     ]

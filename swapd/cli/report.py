@@ -20,7 +20,7 @@ from swapd.observing.report_page import bullets, document, figure, table
 from swapd.simulation.events import Events
 from swapd.simulation.simulator import simulate_events
 from swapd.trace.trace import Trace
-from swapd.units import format_bytes, format_duration
+from swapd.units import format_bytes, format_duration, format_need
 
 KINDS = (".svg", ".html")
 _LOOKS: tuple[str, ...] = ("used", "live", "run", "out", "in", "demand", "stall")
@@ -99,10 +99,10 @@ def load_measured(path: Path, trace: Trace) -> Trace:
 def caption(outcome: Outcome) -> str:
     """One line about the picture."""
     problem, timeline = outcome.problem, outcome.timeline
-    peak = problem.live_peak_chunks * problem.chunk_bytes
     return (
-        f"{outcome.policy}: live peak {format_bytes(peak)} in {format_bytes(problem.budget_bytes)}, a step of "
-        f"{format_duration(timeline.seconds)}, of which stalls {format_duration(timeline.stall_seconds)} (simulated)"
+        f"{outcome.policy}: {format_need(problem.fit_budget_bytes)} needed in-core, a budget of "
+        f"{format_bytes(problem.budget_bytes)}, a step of {format_duration(timeline.seconds)}, of which stalls "
+        f"{format_duration(timeline.stall_seconds)} (simulated)"
     )
 
 

@@ -32,7 +32,7 @@ from swapd.observing.advice import Advice, Advisor
 from swapd.observing.analysis import DEMAND, IN_CORE, Outcome, problem_facts, stalls_by_function, stalls_by_variable
 from swapd.observing.perfetto import to_perfetto
 from swapd.simulation.simulator import simulate_events
-from swapd.units import format_bandwidth, format_bytes, format_duration
+from swapd.units import format_bandwidth, format_bytes, format_duration, format_need
 
 
 @click.command("simulate")
@@ -101,7 +101,7 @@ def simulate_facts(outcome: Outcome, top: int = 0, found: list[Advice] | None = 
     problem = outcome.problem
     return {
         **problem_facts(problem),
-        "chunk_bytes": problem.chunk_bytes,
+        "budget_bytes": problem.budget_bytes,
         "out_bytes_per_second": problem.machine.out_bytes_per_second,
         "in_bytes_per_second": problem.machine.in_bytes_per_second,
         **outcome.facts(),
@@ -127,11 +127,12 @@ def simulate_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     demand = facts["demand_out_count"], facts["demand_in_count"]
     share = facts["stall_seconds"] / facts["seconds"] if facts["seconds"] > 0 else 0.0
     rates = format_bandwidth(facts["out_bytes_per_second"]), format_bandwidth(facts["in_bytes_per_second"])
-    over = facts["live_peak_bytes"] / facts["budget_bytes"]
+    fit = facts["fit_budget_bytes"]
+    over = -(-100 * fit // facts["budget_bytes"]) / 100  # rounded up: what does not fit is more than 1.00
     rows = [
         ("policy", facts["policy"] + window),
-        ("budget", f"{size('budget')}; the least that would do {size('min_budget')}"),
-        ("live peak", f"{size('live_peak')}, {over:.2f} times the budget"),
+        ("budget", f"{size('budget')}; the least that would do {format_need(facts['min_budget_bytes'])}"),
+        ("needed in-core", f"{format_need(fit)}, {over:.2f} times the budget"),
         ("link", f"out {rates[0]}, in {rates[1]}"),
         ("step", f"{format_duration(facts['seconds'])}, as simulated"),
         ("computation", format_duration(facts["compute_seconds"])),

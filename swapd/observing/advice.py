@@ -10,11 +10,11 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from swapd.observing.analysis import IN_CORE, Outcome, fit_bytes, run_plan, run_policy, with_budget
+from swapd.observing.analysis import IN_CORE, Outcome, run_plan, run_policy, with_budget
 from swapd.planning.problem import InfeasibleError, Problem
 from swapd.tiers.first_level import UnsteadyError
 from swapd.trace.trace import Trace
-from swapd.units import format_bandwidth, format_bytes
+from swapd.units import format_bandwidth, format_bytes, format_need
 
 WORTH_SAYING = 0.01  # of the step's time
 _STEPS = 8  # budgets tried between the given one and the one with which everything fits
@@ -108,7 +108,7 @@ class Advisor:
         """The first budget that saves at least half of what memory can save, and the first that saves nearly all."""
         if self.is_fixed or self.problem.fits:
             return
-        given, most = self.problem.budget_bytes, fit_bytes(self.problem)
+        given, most = self.problem.budget_bytes, self.problem.fit_budget_bytes
         tried = []
         for step in range(1, _STEPS):
             budget = _whole(given + (most - given) * step // _STEPS, self.problem.chunk_bytes)
@@ -126,9 +126,9 @@ class Advisor:
     def _fits(self) -> Iterator[Advice]:
         if self.problem.fits:
             return
-        budget, seconds = fit_bytes(self.problem), self.problem.compute_seconds
+        budget, seconds = self.problem.fit_budget_bytes, self.problem.compute_seconds
         more = format_bytes(budget - self.problem.budget_bytes)
-        words = f"everything fits from {format_bytes(budget)} on (+{more}), which saves"
+        words = f"everything fits from {format_need(budget)} on (+{more}), which saves"
         yield self._saving("fits", words, seconds, budget_bytes=budget)
 
     def _less(self) -> Iterator[Advice]:
@@ -136,7 +136,7 @@ class Advisor:
         if self.is_fixed:
             return
         chunk = self.problem.chunk_bytes
-        enough, low = min(self.problem.budget_bytes, fit_bytes(self.problem)), self.problem.min_budget_bytes
+        enough, low = min(self.problem.budget_bytes, self.problem.fit_budget_bytes), self.problem.min_budget_bytes
         high, at = enough, self.seconds
         for _ in range(_HALVINGS):
             middle = _whole((low + high) // 2, chunk)
@@ -150,7 +150,7 @@ class Advisor:
         if high < self.problem.budget_bytes:
             less = format_bytes(self.problem.budget_bytes - high)
             cost = max(0.0, -self._saved(at))
-            text = f"{format_bytes(high)} would do (-{less}): a step takes {_percent(cost)} longer with it"
+            text = f"{format_need(high)} would do (-{less}): a step takes {_percent(cost)} longer with it"
             yield Advice("less", text, at, self._saved(at), budget_bytes=high)
 
     def _link(self) -> Iterator[Advice]:

@@ -50,7 +50,6 @@ class Outcome:
             "policy": self.policy,
             "window_bytes": self.plan.window_bytes,
             "seconds": self.seconds,
-            "compute_seconds": timeline.compute_seconds,
             "lower_bound_seconds": least,
             "two_phase_bound_seconds": two_phase,
             "ratio_to_lower_bound": self.ratio(least),
@@ -136,18 +135,13 @@ def _in_core(problem: Problem) -> Problem:
     return replace(problem, capacity_chunks=max(problem.capacity_chunks, int(problem.chunks.sum())))
 
 
-def fit_bytes(problem: Problem) -> int:
-    """The smallest budget with which nothing moves."""
-    return (problem.live_peak_chunks + problem.slab_chunks) * problem.chunk_bytes
-
-
-def problem_facts(problem: Problem) -> dict[str, int]:
-    """The sizes that every command shows of a problem."""
+def problem_facts(problem: Problem) -> dict[str, Any]:
+    """What every command says of a trace, whatever the budget (docs/figures.md)."""
     return {
-        "budget_bytes": problem.budget_bytes,
+        "chunk_bytes": problem.chunk_bytes,
         "min_budget_bytes": problem.min_budget_bytes,
-        "fit_budget_bytes": fit_bytes(problem),
-        "live_peak_bytes": problem.live_peak_chunks * problem.chunk_bytes,
+        "fit_budget_bytes": problem.fit_budget_bytes,
+        "compute_seconds": problem.compute_seconds,
     }
 
 

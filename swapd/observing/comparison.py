@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from swapd.observing.advice import Report
-from swapd.observing.analysis import DEMAND, IN_CORE, Outcome, fit_bytes, least_seconds, run_policy, with_budget
+from swapd.observing.analysis import DEMAND, IN_CORE, Outcome, least_seconds, run_policy, with_budget
 from swapd.planning.problem import InfeasibleError, Problem
 from swapd.policies import available
 from swapd.tiers.first_level import UnsteadyError
@@ -79,7 +79,7 @@ def smallest_budget(problem: Problem, policy: str, lower: LowerTiers | None = No
     A policy that finds a plan in one budget is taken to find one in every larger budget. Returns None if the policy
     does not work even in twice the budget in which everything fits.
     """
-    most, least = fit_bytes(problem), problem.min_budget_bytes
+    most, least = problem.fit_budget_bytes, problem.min_budget_bytes
     if policy == IN_CORE:
         return most
 

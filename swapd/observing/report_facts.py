@@ -81,7 +81,7 @@ def happened(run: RunSoFar) -> Iterator[str]:
     device = "this machine's memory" if tier == "disk" and summary["device"] == "emulated" else device
     yield (
         f"On {device}, the program had {format_bytes(peak)} live at its peak and a budget of "
-        f"{format_bytes(budget)}: {peak / budget:.2f} times as much as fits. The device held "
+        f"{format_bytes(budget)}: {peak / budget:.2f} times the budget. The device held "
         f"{format_bytes(summary['device_peak_bytes'])} at most."
     )
     if steps:

@@ -202,7 +202,7 @@ class Problem:
 
     @property
     def live_peak_chunks(self) -> int:
-        """Chunks live at the worst function."""
+        """Chunks live at the worst function, beside those of slabs."""
         return int(self.live.max(initial=0))
 
     @property
@@ -219,6 +219,11 @@ class Problem:
     def compute_seconds(self) -> float:
         """The time of one iteration when everything fits."""
         return float(self.seconds.sum())
+
+    @property
+    def fit_budget_bytes(self) -> int:
+        """What is needed in-core: the smallest budget in which nothing needs to move, slabs included."""
+        return (self.live_peak_chunks + self.slab_chunks) * self.chunk_bytes
 
     @property
     def min_budget_bytes(self) -> int:

@@ -324,7 +324,7 @@ def test_record(program: Any, capfd: pytest.CaptureFixture[str], tmp_path: Path,
     out, err = capfd.readouterr()
     facts = json.loads(out)
     assert err == "hello\n"
-    assert (facts["functions"], facts["variables"], facts["live_peak_bytes"]) == (16, 8, 64 * MIB)
+    assert (facts["functions"], facts["variables"], facts["fit_budget_bytes"]) == (16, 8, 64 * MIB)
     assert facts["fingerprint"] == "0000000000000abc"
     assert main(["record", "-o", str(target), program(text)]) == 0
     assert "64.0 MiB" in capfd.readouterr().out
@@ -348,7 +348,7 @@ def plan_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, 
 def test_plan(capsys: pytest.CaptureFixture[str], trace: Path, tmp_path: Path) -> None:
     target = tmp_path / "plan.json"
     facts = plan_json(capsys, str(trace), "--budget", "32MiB", "--bandwidth", "1GiB/s", "-o", str(target))
-    assert facts["live_peak_bytes"] == 64 * MIB
+    assert facts["fit_budget_bytes"] == 64 * MIB
     assert facts["min_budget_bytes"] == 4 * CHUNK
     assert facts["out_bytes_per_second"] == facts["in_bytes_per_second"] == 1 << 30
     assert facts["compute_seconds"] == pytest.approx(0.16)
@@ -360,7 +360,7 @@ def test_plan(capsys: pytest.CaptureFixture[str], trace: Path, tmp_path: Path) -
     assert plan.fingerprint == 0xABC
 
 
-def test_a_percentage_is_of_the_live_peak(capsys: pytest.CaptureFixture[str], trace: Path) -> None:
+def test_a_percentage_is_of_what_is_needed_in_core(capsys: pytest.CaptureFixture[str], trace: Path) -> None:
     assert plan_json(capsys, str(trace), "--budget", "25%")["budget_bytes"] == 16 * MIB
 
 

@@ -105,8 +105,8 @@ def test_pictures_are_whole_and_repeatable(path: Path, tmp_path: Path, capsys: p
     text = (tmp_path / "a.svg").read_bytes()
     assert xml.etree.ElementTree.fromstring(text).tag == f"{SVG}svg"
     assert text == (tmp_path / "b.SVG").read_bytes()
-    assert "auto: live peak 234 KiB in 117 KiB" in capsys.readouterr().out
-    assert b"auto: live peak 234 KiB in 117 KiB" in text
+    assert "auto: 240000 needed in-core, a budget of 117 KiB" in capsys.readouterr().out
+    assert b"auto: 240000 needed in-core, a budget of 117 KiB" in text
 
 
 def test_a_page_needs_nothing_else(path: Path, tmp_path: Path) -> None:

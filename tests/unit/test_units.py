@@ -19,6 +19,7 @@ from swapd.units import (
     format_bandwidth,
     format_bytes,
     format_duration,
+    format_need,
     parse_amount,
     parse_bandwidth,
     parse_bytes,
@@ -161,6 +162,8 @@ def test_formats_for_people() -> None:
     assert [format_bytes(value) for value in (0, 1023, KIB, 1536, 10 * MIB, 1023 * MIB, GIB * 3 // 2, 5000 * TIB)] == [
         "0 B", "1023 B", "1.00 KiB", "1.50 KiB", "10.0 MiB", "1023 MiB", "1.50 GiB", "5000 TiB",
     ]  # fmt: skip
+    needed = [0, 250_000, MIB * 109 // 2, 1072 * MIB]
+    assert [format_need(value) for value in needed] == ["0", "250000", "54.5 MiB", "1072MiB"]
     assert format_bandwidth(10 * GIB) == "10.0 GiB/s"
     assert format_bandwidth(math.inf) == "unlimited"
     assert [format_duration(value) for value in (0, 5e-9, 2e-5, 1.5e-3, 0.0, 1.25, 119.6, 125)] == [

@@ -80,7 +80,7 @@ _GROUPS = {
                "Bytes that the program has allocated, on the device or not. region: can be swapped; "
                "small: in slabs.", label="size"),
         Metric("ooc_live_peak_bytes", "live_peak_bytes",
-               "Most bytes allocated at once since the start: what it would need in-core."),
+               "Most bytes allocated at once since the start, as asked for: not rounded to chunks."),
         Metric("ooc_oversubscription_ratio", "oversubscription",
                "Live peak over the budget: above 1 something has to be swapped."),
         Metric("ooc_device_bytes", _each(CHUNK_STATES, "bytes_{}"),
@@ -93,7 +93,7 @@ _GROUPS = {
         Metric("ooc_pinned_bytes", "pinned_bytes",
                "Memory that must stay on the device now: running functions and users hold it."),
         Metric("ooc_min_budget_bytes", "min_budget_bytes",
-               "Smallest budget that would have done so far: the largest function and slabs."),
+               "Smallest budget that would have done so far: the largest function and slabs, or twice the slabs."),
         Metric("ooc_host_bytes", {"used": "host_used_bytes", "free": "host_free_bytes"},
                "Host memory taken for swapped data; the states add up.", label="state"),
         Metric("ooc_host_peak_bytes", "host_peak_bytes", "Most host memory taken for swapped data."),
