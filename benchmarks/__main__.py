@@ -19,6 +19,7 @@ from benchmarks import (
     machine,
     mapping,
     results,
+    sleep,
     step_time,
     three_tiers,
 )
@@ -33,6 +34,7 @@ BENCHMARKS: dict[str, tuple[Any, str]] = {
     "fragmentation": (fragmentation, "Fragmentation by chunk size"),
     "mapping": (mapping, "Costs of memory calls"),
     "three_tiers": (three_tiers, "Three tiers"),
+    "sleep": (sleep, "Sleep and wake"),
     "monitoring": (scrapes, "Cost of being watched"),
 }
 
@@ -74,6 +76,8 @@ def measure(options: argparse.Namespace) -> None:
         mapping.measure(target, quick=quick, rounds=rounds, steps=6 if quick else 10, say=say)
     if "three_tiers" in options.only:
         three_tiers.measure(target, quick=quick, steps=6 if quick else 14, say=say)
+    if "sleep" in options.only:
+        sleep.measure(target, rounds=2 if quick else 15, say=say)
     if "monitoring" in options.only:
         rounds, steps = (1, 5) if quick else (5, 30)
         scrapes.measure(target, quick=quick, rounds=rounds, steps=steps, count=50 if quick else 1000, say=say)
