@@ -227,13 +227,13 @@ class alignas(64) Core : public Mover {
   enum Pause : uint32_t { kForks = 1, kAsleep = 2, kChanges = 4 };
   std::atomic<uint32_t> paused_{0};
   std::atomic<bool> detached_{false};
-  std::vector<Hold> awake_;           // what was on the device as the core fell asleep
-  std::vector<Region*> slabs_away_;   // regions that stand for slabs
   bool forked_ = false, idle_wanted_ = false;
   uint32_t room_waiters_ = 0;
   double disk_stall_seconds_ = 0;  // in which functions waited for a disk below host memory
   uint64_t serial_ = 0;  // of functions
   uint64_t budget_bytes_;  // as it was asked for
+  std::vector<Hold> awake_;          // what was on the device as the core fell asleep; last, as nobody else looks at it
+  std::vector<Region*> slabs_away_;  // regions that stand for slabs
 };
 
 }  // namespace ooc
