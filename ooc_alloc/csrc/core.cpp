@@ -208,7 +208,7 @@ void Core::set_scheduler(Scheduler* scheduler) {
   host_.set_scheduler(scheduler);
 }
 
-bool Core::may_move() const { return paused_ == 0 && !detached_ && own_memory::ready(); }
+bool Core::may_move() const { return paused_ == 0 && own_memory::ready(); }
 
 void Core::bind_thread() {
   device_.bind_thread();

@@ -223,8 +223,8 @@ class alignas(64) Core : public Mover {
   StandIns stand_ins_;
   Scheduler* scheduler_ = nullptr;
   Scheduler::Counts scheduler_counts_;  // of the last scheduler
-  // Why functions do not begin; kChanges: the core is falling asleep, or waking.
-  enum Pause : uint32_t { kForks = 1, kAsleep = 2, kChanges = 4 };
+  // Why functions do not begin as they always do; kChanges: the core is falling asleep, or waking.
+  enum Pause : uint32_t { kForks = 1, kAsleep = 2, kChanges = 4, kDetached = 8 };
   std::atomic<uint32_t> paused_{0};
   std::atomic<bool> detached_{false};
   bool forked_ = false, idle_wanted_ = false;

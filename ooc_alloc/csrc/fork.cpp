@@ -292,21 +292,21 @@ int Core::detach() {
   if (device_.lost()) transitions_.abandon_device();  // nothing may write behind the addresses any more
   if (!make_private(true)) return fail(OOC_OUT_OF_MEMORY, "not enough host memory to hold what is on the device");
   detached_ = true;
-  paused_ = 0;
+  paused_ = kDetached;
   changed_.notify_all();
   return OOC_OK;
 }
 
 void Core::after_fork(bool in_child) {
   Lock lock(mutex_, std::adopt_lock);
-  if (in_child) paused_ = 0;
-  else paused_ &= ~kForks;
+  paused_ &= ~kForks;
   host_.after_fork(in_child);
   if (!in_child || detached_) {
     changed_.notify_all();
     return;
   }
   detached_ = forked_ = true;
+  paused_ = kDetached;
   timeline_.stop();  // without a look at threads that only the parent has
   new (&changed_) std::condition_variable;  // not destroyed: that would wait for threads which only the parent has
   // On a GPU the driver itself refuses to work in the child. Without memory for the copies the child must not go on.

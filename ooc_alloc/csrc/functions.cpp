@@ -71,11 +71,12 @@ std::vector<Hold> runs_of(const Geometry& geometry, RegionTable& table, uint64_t
 // What every function begins with: the pins of the thread's last function end. Returns OOC_OK with `thread.in_function`
 // set where memory is plain, as nothing else is to be done then.
 [[gnu::always_inline]] inline int Core::enter(Lock& lock, ThreadState& thread, bool on_host) {
-  if (paused_ != 0)
+  if (paused_ != 0) {
     if (const int status = pass_pause(lock)) return status;
-  if (detached_) {
-    thread.in_function = true;
-    return OOC_OK;
+    if (detached_) {
+      thread.in_function = true;
+      return OOC_OK;
+    }
   }
   if (on_host) host_.prepare_in_place();
   else if (device_lost(lock) && streams_.on()) return fail(OOC_DRIVER_FAILURE, device_.describe_loss());

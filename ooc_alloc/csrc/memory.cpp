@@ -48,8 +48,10 @@ void* Core::malloc_absent(uint64_t bytes) {
 
 void* Core::malloc_on(Lock& lock, uint64_t bytes, uint32_t stream) {
   bytes = std::max<uint64_t>(bytes, 1);
-  if (detached_) return malloc_failed(bytes, Room::kNone);
-  if (asleep() && pass_pause(lock) != OOC_OK) return malloc_failed(bytes, Room::kRefused);
+  if (paused_ != 0) {
+    if (detached_) return malloc_failed(bytes, Room::kNone);
+    if (asleep() && pass_pause(lock) != OOC_OK) return malloc_failed(bytes, Room::kRefused);
+  }
   if (streams_.on() && device_lost(lock)) return malloc_failed(bytes, Room::kRefused);
   return bytes <= small_limit_ ? malloc_small(lock, bytes, stream) : malloc_region(lock, bytes, stream);
 }

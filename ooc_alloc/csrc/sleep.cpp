@@ -13,9 +13,9 @@ int Core::sleep(uint64_t* held_bytes) {
   const RelaxedCaptures relaxed(streams_.capturable());
   ThreadState& thread = thread_state();
   Lock lock(mutex_);
-  if (detached_) return fail(OOC_INVALID, "the device is not used any more: nothing is on it");
   if (thread.in_function) return fail(OOC_INVALID, "the device cannot go to sleep within a function");
-  while (paused_ != 0 && paused_ != kAsleep) wait_a_while(lock);
+  while ((paused_ & (kForks | kChanges)) != 0) wait_a_while(lock);
+  if (detached_) return fail(OOC_INVALID, "the device is not used any more: nothing is on it");
   *held_bytes = pool_.created() * geometry_.chunk_bytes;
   if (asleep()) return OOC_OK;
   paused_ = kChanges;
@@ -28,7 +28,7 @@ int Core::sleep(uint64_t* held_bytes) {
   else if (busy()) status = fail(OOC_INVALID, "functions of other threads did not end: put the device to sleep between them");
   if (status == OOC_OK) status = lay_down(lock);
   *held_bytes = pool_.created() * geometry_.chunk_bytes;
-  paused_ = (paused_ & ~kChanges) | (status == OOC_OK ? kAsleep : 0u);
+  paused_ = (paused_ & ~kChanges) | (status == OOC_OK && !detached_ ? kAsleep : 0u);
   changed_.notify_all();
   return status;
 }
@@ -89,7 +89,7 @@ int Core::wake(uint64_t* back_bytes) {
 
 // Waits until functions may begin; wakes a core that sleeps.
 int Core::pass_pause(Lock& lock) {
-  while (paused_ != 0) {
+  while ((paused_ & ~kDetached) != 0) {
     if (paused_ != kAsleep) {
       wait_a_while(lock);
       continue;
