@@ -141,8 +141,8 @@ def disable() -> None:
 def sleep() -> int:
     """Sends every tensor to the host, or the disk, and gives the device's memory back, for another program or engine.
 
-    Addresses and values stay. Functions that other threads run are waited for. Returns the bytes of the device that stay
-    in use, as something reaches them past PyTorch (NumPy views, `data_ptr`, `keep_resident`): 0 if nothing does.
+    Addresses and values stay. Functions that other threads run are waited for. Returns the bytes of the device that
+    stay in use, as something reaches them past PyTorch (NumPy views, `data_ptr`, `keep_resident`): 0 if nothing does.
 
     Raises:
         OocError: the allocator is off, the calling thread is within an operator, or the device is lost.
