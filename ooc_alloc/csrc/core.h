@@ -170,6 +170,7 @@ class alignas(64) Core : public Mover {
   void stalled(double now, double seconds, const Region* waited_for);
 
   // sleep.cpp
+  class Changing;
   bool asleep() const { return (paused_ & kAsleep) != 0; }
   int lay_down(Lock& lock);
   [[gnu::cold]] int pass_pause(Lock& lock);

@@ -9,6 +9,21 @@
 
 namespace ooc {
 
+// While one exists, no function begins. However it ends, others are told.
+class Core::Changing {
+ public:
+  explicit Changing(Core& core) : core_(core) { core_.paused_ |= kChanges; }
+  ~Changing() {
+    core_.paused_ &= ~kChanges;
+    core_.changed_.notify_all();
+  }
+  Changing(const Changing&) = delete;
+  Changing& operator=(const Changing&) = delete;
+
+ private:
+  Core& core_;
+};
+
 int Core::sleep(uint64_t* held_bytes) {
   const RelaxedCaptures relaxed(streams_.capturable());
   ThreadState& thread = thread_state();
@@ -18,7 +33,7 @@ int Core::sleep(uint64_t* held_bytes) {
   if (detached_) return fail(OOC_INVALID, "the device is not used any more: nothing is on it");
   *held_bytes = pool_.created() * geometry_.chunk_bytes;
   if (asleep()) return OOC_OK;
-  paused_ = kChanges;
+  const Changing changing(*this);
   holds_.release(thread.held);
   const double until = now_seconds() + device_.wait_limit();
   const auto busy = [&] { return threads_.active() > 0 || transitions_.moving() > 0 || host_.shifting(); };
@@ -28,12 +43,11 @@ int Core::sleep(uint64_t* held_bytes) {
   else if (busy()) status = fail(OOC_INVALID, "functions of other threads did not end: put the device to sleep between them");
   if (status == OOC_OK) status = lay_down(lock);
   *held_bytes = pool_.created() * geometry_.chunk_bytes;
-  paused_ = (paused_ & ~kChanges) | (status == OOC_OK && !detached_ ? kAsleep : 0u);
-  changed_.notify_all();
   return status;
 }
 
 int Core::lay_down(Lock& lock) {
+  paused_ |= kAsleep;  // until slabs are back, whatever fails
   release_idle_threads();
   awake_.clear();
   for (Region* region = table_.oldest(); region != nullptr; region = region->newer)
@@ -94,12 +108,9 @@ int Core::pass_pause(Lock& lock) {
       wait_a_while(lock);
       continue;
     }
-    paused_ |= kChanges;
+    const Changing changing(*this);
     awake_.clear();
-    const int status = take_up_slabs(lock);
-    paused_ &= ~(status == OOC_OK ? kChanges | kAsleep : kChanges);
-    changed_.notify_all();
-    if (status != OOC_OK) return status;
+    if (const int status = take_up_slabs(lock)) return status;
   }
   return OOC_OK;
 }
@@ -123,6 +134,7 @@ int Core::take_up_slabs(Lock& lock) {
     host_.release(region);
     table_.take_off(region);
   }
+  paused_ &= ~kAsleep;
   return OOC_OK;
 }
 
