@@ -7,7 +7,8 @@ for, because `import torch` reads this file wherever the package is installed, e
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ooc_alloc.core import Core, Iteration, TraceArrays
+    from ooc_alloc.core import Core
+    from ooc_alloc.iterations import Iteration, TraceArrays
     from ooc_alloc.library import (
         ABI_VERSION,
         READ,
@@ -41,6 +42,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from ooc_alloc import core, library
+    from ooc_alloc import core, iterations, library
 
-    return getattr(core if name in ("Core", "Iteration", "TraceArrays") else library, name)
+    home = {"Core": core, "Iteration": iterations, "TraceArrays": iterations}.get(name, library)
+    return getattr(home, name)

@@ -6,14 +6,14 @@ All sizes are bytes, all times seconds. Every call gives up the GIL while it is 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from struct import Struct
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ooc_alloc.iterations import IterationCalls
 from ooc_alloc.library import (
     BYTES,
     NUMBER,
@@ -21,7 +21,6 @@ from ooc_alloc.library import (
     WRITE,
     OocError,
     OutOfMemory,
-    as_dict,
     check,
     constants,
     error_of,
@@ -35,26 +34,13 @@ from ooc_alloc.timeline import TimelineCalls
 _ADDRESS = ffi.typeof("uintptr_t *")
 _CONFIG = ffi.typeof("ooc_config *")
 _OPERANDS = ffi.typeof("ooc_operand[]")
-_ITERATION = ffi.typeof("ooc_iteration *")
 _STATS = ffi.typeof("ooc_stats *")
-_TRACE = ffi.typeof("ooc_trace_arrays *")
-_PLAN = ffi.typeof("ooc_plan *")
-_INDEXES = ffi.typeof("int32_t[]")
 
 _LAYOUT = numpy_type(_STATS.item)
 _NAMES = _LAYOUT.names or ()
 STATISTICS: tuple[str, ...] = _NAMES[2:]  # after version and struct_bytes
 # NumPy and `struct` call a type by the same letter. To unpack all numbers at once is faster than to ask for each.
 _unpack_stats = Struct("".join(_LAYOUT[name].char for name in _NAMES)).unpack
-_TRACE_ARRAYS = {
-    name: (numpy_type(field.type.item), ffi.typeof(f"{field.type.item.cname}[]")) for name, field in _TRACE.item.fields
-}
-# The plan's arrays for each kind of move, by the prefix of their names: variable, first chunk and so on.
-_MOVES: dict[str, tuple[str, ...]] = {
-    prefix: tuple(name for name, _ in _PLAN.item.fields if name.startswith(f"{prefix}_"))
-    for prefix in ("out", "in", "back", "down", "up")
-}
-
 # (address, READ | WRITE): the variable there; (address, READ | WRITE, bytes): only that range of it.
 Operand = tuple[int, int] | tuple[int, int, int]
 
@@ -63,44 +49,7 @@ def _operand_array(operands: Iterable[Operand]) -> Any:
     return ffi.new(_OPERANDS, [{"address": o[0], "access": o[1], "bytes": o[2] if len(o) > 2 else 0} for o in operands])
 
 
-@dataclass(frozen=True)
-class Iteration:
-    """An iteration that a boundary ended; see `ooc_iteration` in `ooc_alloc.h`."""
-
-    fingerprint: int
-    functions: int
-    variables: int
-    uses: int
-    planned: bool
-    followed_plan: bool
-    contains_first: bool
-    seen_count: int
-    live_peak_bytes: int
-    slab_peak_bytes: int
-    swapped_bytes: int
-    seconds: float
-    stall_seconds: float
-
-
-@dataclass(frozen=True)
-class TraceArrays:
-    """A recorded iteration as arrays; lengths and meanings as in `ooc_trace_arrays`."""
-
-    function_name: npt.NDArray[np.uint32]
-    function_start: npt.NDArray[np.float64]
-    function_seconds: npt.NDArray[np.float64]
-    variable_bytes: npt.NDArray[np.uint64]
-    variable_born: npt.NDArray[np.int32]
-    variable_died: npt.NDArray[np.int32]
-    variable_previous: npt.NDArray[np.int32]
-    use_function: npt.NDArray[np.uint32]
-    use_variable: npt.NDArray[np.uint32]
-    use_access: npt.NDArray[np.uint32]
-    use_first_chunk: npt.NDArray[np.uint32]
-    use_chunk_count: npt.NDArray[np.uint32]
-
-
-class Core(TimelineCalls):
+class Core(TimelineCalls, IterationCalls):
     """One device, one budget, one address range; see `ooc_alloc.h` for every call's contract.
 
     Args:
@@ -175,6 +124,12 @@ class Core(TimelineCalls):
         if not address:
             raise error_of(self._library.ooc_last_status(), OutOfMemory)
         return address
+
+    def _number(self, call: Any, *arguments: int) -> int:
+        """What a call of the library writes to its last argument. Raises what its status says."""
+        number = ffi.new(NUMBER)
+        check(call(self._core, *arguments, number))
+        return int(number[0])
 
     @property
     def device_name(self) -> str:
@@ -271,12 +226,9 @@ class Core(TimelineCalls):
         With the handle of a stream, that stream waits for what is still to arrive, and not the host: whoever uses the
         variable does so there, or after it.
         """
-        token = ffi.new(NUMBER)
         if stream is None:
-            check(self._library.ooc_core_pin(self._core, address, access, token))
-        else:
-            check(self._library.ooc_core_pin_on(self._core, address, access, stream, token))
-        return int(token[0])
+            return self._number(self._library.ooc_core_pin, address, access)
+        return self._number(self._library.ooc_core_pin_on, address, access, stream)
 
     def unpin(self, token: int, access: int = READ) -> None:
         """Ends a pin, with the access it was made with. Nothing happens if the variable was freed."""
@@ -295,15 +247,11 @@ class Core(TimelineCalls):
         Whatever begins a function, allocates or pins wakes the device. Returns the bytes that stay, as they are pinned.
         Raises OutOfMemory if the host has no room for all of it; then everything is as it was.
         """
-        held = ffi.new(NUMBER)
-        check(self._library.ooc_core_sleep(self._core, held))
-        return int(held[0])
+        return self._number(self._library.ooc_core_sleep)
 
     def wake(self) -> int:
         """Brings back what was on the device when it fell asleep, what is used next first. Returns the bytes copied."""
-        back = ffi.new(NUMBER)
-        check(self._library.ooc_core_wake(self._core, back))
-        return int(back[0])
+        return self._number(self._library.ooc_core_wake)
 
     def settle(self) -> None:
         """Waits until the swap threads have done all that the plan under way lets them do now."""
@@ -332,65 +280,6 @@ class Core(TimelineCalls):
     def synchronize(self) -> None:
         """Waits for everything that is enqueued on the device."""
         check(self._library.ooc_core_synchronize(self._core))
-
-    def boundary(self) -> Iteration:
-        """Ends the iteration; the calling thread's functions are recorded from now on."""
-        ended = ffi.new(_ITERATION)
-        check(self._library.ooc_core_boundary(self._core, ended))
-        values = as_dict(ended)
-        for flag in ("planned", "followed_plan", "contains_first"):
-            values[flag] = bool(values[flag])
-        return Iteration(**values)
-
-    def trace_arrays(self, iteration: Iteration) -> TraceArrays:
-        """The recorded sequence of an iteration that `boundary` returned. Raises OocError if it is no longer kept."""
-        lengths = {"function": iteration.functions, "variable": iteration.variables, "use": iteration.uses}
-        arrays: dict[str, npt.NDArray[Any]] = {
-            name: np.zeros(lengths[name.split("_")[0]], dtype) for name, (dtype, _) in _TRACE_ARRAYS.items()
-        }
-        pointers = {name: ffi.from_buffer(_TRACE_ARRAYS[name][1], array) for name, array in arrays.items()}
-        check(self._library.ooc_core_trace_copy(self._core, iteration.fingerprint, ffi.new(_TRACE, pointers)))
-        return TraceArrays(**arrays)
-
-    def install_plan(
-        self,
-        fingerprint: int,
-        outs: Sequence[npt.NDArray[np.int32]],
-        ins: Sequence[npt.NDArray[np.int32]],
-        write_backs: Sequence[npt.NDArray[np.int32]] = (),
-        *,
-        downs: Sequence[npt.NDArray[np.int32]] = (),
-        ups: Sequence[npt.NDArray[np.int32]] = (),
-        exclusive: bool = False,
-    ) -> None:
-        """Installs a plan for the iterations with a fingerprint.
-
-        Args:
-            outs: four columns of one length: variable, first chunk, chunk count, after function.
-            ins: the same four, then the number of outs to wait for, and the function that needs the variable.
-            write_backs: the same columns as `outs`.
-            downs: of host copies to the disk below host memory, two columns: variable, after function.
-            ups: of host copies from there, the same two.
-            exclusive: what came in has no host copy any more.
-        """
-        plan: dict[str, Any] = {"fingerprint": fingerprint, "exclusive": exclusive}
-        for kind, names, given in (
-            ("outs", _MOVES["out"], outs),
-            ("ins", _MOVES["in"], ins),
-            ("write_backs", _MOVES["back"], write_backs),
-            ("downs", _MOVES["down"], downs),
-            ("ups", _MOVES["up"], ups),
-        ):
-            given = given or [np.zeros(0, np.int32)] * len(names)
-            columns = [np.ascontiguousarray(column, dtype=np.int32) for column in given]
-            if len(columns) != len(names) or len({len(column) for column in columns}) != 1:
-                raise ValueError(f"{kind} are {len(names)} columns of one length: {', '.join(names)}")
-            plan[kind] = len(columns[0])
-            plan |= {name: ffi.from_buffer(_INDEXES, column) for name, column in zip(names, columns)}
-        check(self._library.ooc_core_install_plan(self._core, ffi.new(_PLAN, plan)))
-
-    def forget_plans(self) -> None:
-        self._library.ooc_core_forget_plans(self._core)
 
     def stats(self) -> dict[str, int | float]:
         """A snapshot of `ooc_stats` by field name."""

@@ -19,6 +19,7 @@ class Allocations {
     ++allocations_;
     iteration_live_peak_ = std::max(iteration_live_peak_, live_bytes);
     iteration_slab_peak_ = std::max(iteration_slab_peak_, slab_chunks);
+    fit_chunks_ = std::max(fit_chunks_, slab_chunks + std::max(region_chunks, slab_chunks));  // slabs get at most half
     if (live_bytes <= live_peak_) return;
     live_peak_ = live_bytes;
     waste_at_live_peak_ = (region_chunks + slab_chunks) * chunk_bytes_ - live_bytes;
@@ -42,6 +43,7 @@ class Allocations {
     stats.allocations = allocations_;
     stats.frees = frees_;
     stats.live_peak_bytes = live_peak_;
+    stats.fit_budget_bytes = fit_chunks_ * chunk_bytes_;
     stats.waste_at_live_peak_bytes = waste_at_live_peak_;
   }
 
@@ -49,6 +51,7 @@ class Allocations {
   const uint64_t chunk_bytes_;
   uint64_t allocations_ = 0, frees_ = 0;
   uint64_t live_peak_ = 0, waste_at_live_peak_ = 0;
+  uint64_t fit_chunks_ = 0;  // of a budget in which nothing would have moved
   uint64_t iteration_live_peak_ = 0;
   uint64_t iteration_slab_peak_ = 0;  // chunks
 };

@@ -137,11 +137,12 @@ int Core::make_resident(Lock& lock, const std::vector<Hold>& holds) {
 // The functions of several threads may not fit together. Then one that only begins lets go of its operands, waits until
 // another has ended, and starts again; waiting with them could keep the other from ending.
 int Core::bring_operands(Lock& lock, ThreadState& thread) {
+  const double until = now_seconds() + patience_for_work();
   while (true) {
     uint64_t need = slabs_.used();
     for (const Hold& hold : thread.held)
       if (const Region* region = hold.get()) need += hold.end(region) - hold.first;
-    thread.may_yield = need <= pool_.limit();
+    thread.may_yield = need <= pool_.limit() && (threads_.works() == 0 || now_seconds() < until);
     thread.yielded = false;
     const int status = make_resident(lock, thread.held);
     thread.may_yield = false;
@@ -156,7 +157,8 @@ int Core::bring_operands(Lock& lock, ThreadState& thread) {
     const double began = now_seconds();
     const uint32_t ended = threads_.ended();
     ++threads_.yielding;
-    while (threads_.active() > 0 && threads_.ended() == ended) wait_a_while(lock);
+    const auto others = [&] { return threads_.active() > 0 || (threads_.work_may_end(true) && now_seconds() < until); };
+    while (others() && threads_.ended() == ended) wait_a_while(lock);
     --threads_.yielding;
     const double now = now_seconds();
     for (const Hold& operand : operands) {

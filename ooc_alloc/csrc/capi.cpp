@@ -97,6 +97,9 @@ int ooc_core_unpin(ooc_core* core, uint64_t token, uint32_t access) {
   return guarded(core, &Core::unpin, token, access);
 }
 
+void ooc_core_work_begins(ooc_core* core) { guarded(core, &Core::work_begins); }
+void ooc_core_work_ends(ooc_core* core) { guarded(core, &Core::work_ends); }
+
 int ooc_core_detach(ooc_core* core) { return guarded(core, &Core::detach); }
 int ooc_core_evict_all(ooc_core* core) { return guarded(core, &Core::evict_all); }
 int ooc_core_sleep(ooc_core* core, uint64_t* held_bytes) { return gated(core, &Core::sleep, held_bytes); }
@@ -136,6 +139,28 @@ int ooc_core_function_end(ooc_core* core, int keep_allocations) {
 }
 
 int ooc_core_in_function(ooc_core* core) { return core->in_function() ? 1 : 0; }
+
+int ooc_core_set_apart(ooc_core* core, int on, int* before) {
+  return guarded([&] {
+    bool was = false;
+    const int status = core->set_apart(on != 0, was);
+    *before = was ? 1 : 0;
+    return status;
+  });
+}
+
+int ooc_core_take_sequence(ooc_core* core, int* taken) {
+  return guarded([&] {
+    bool mine = false;
+    const int status = core->take_sequence(mine);
+    *taken = mine ? 1 : 0;
+    return status;
+  });
+}
+
+int ooc_core_watch_repeats(ooc_core* core, int (*found)(void*, void*), void* first, void* second) {
+  return guarded(core, &Core::watch_repeats, found, first, second);
+}
 
 // ---- what can be seen -----------------------------------------------------------------------------------------------
 

@@ -112,6 +112,17 @@ int Core::unpin(uint64_t token, uint32_t access) {
   return OOC_OK;
 }
 
+void Core::work_begins() {
+  const Lock lock(mutex_);
+  threads_.work_begins();
+}
+
+void Core::work_ends() {
+  const Lock lock(mutex_);
+  threads_.work_ends();
+  changed_.notify_all();
+}
+
 // ---- iterations -----------------------------------------------------------------------------------------------------
 
 int Core::boundary(ooc_iteration* ended) {
@@ -131,6 +142,29 @@ int Core::boundary(ooc_iteration* ended) {
   }
   watch_.iteration(*trace, now - ended->seconds, now, ended->followed_plan != 0);
   iterations_.keep(trace);
+  return OOC_OK;
+}
+
+int Core::set_apart(bool on, bool& before) {
+  ThreadState& thread = thread_state();
+  if (thread.in_function) return fail(OOC_INVALID, "a function is part of the sequence, or apart, from its beginning on");
+  const Lock lock(mutex_);
+  before = std::exchange(thread.apart, on);
+  return OOC_OK;
+}
+
+int Core::take_sequence(bool& taken) {
+  ThreadState& thread = thread_state();
+  if (thread.in_function) return fail(OOC_INVALID, "a function's thread is recorded, or not, from its beginning on");
+  const Lock lock(mutex_);
+  taken = iterations_.take(&thread);
+  return OOC_OK;
+}
+
+int Core::watch_repeats(Repeats::Found found, void* first, void* second) {
+  const ThreadState& thread = thread_state();
+  const Lock lock(mutex_);
+  iterations_.watch_repeats(&thread, found, first, second);
   return OOC_OK;
 }
 

@@ -67,6 +67,8 @@ class alignas(64) Core : public Mover {
   // The host waits for the variable's bytes, or the work on `stream` alone does.
   int pin(const void* address, uint32_t access, uint64_t* token, std::optional<CUstream> stream = std::nullopt);
   int unpin(uint64_t token, uint32_t access);
+  void work_begins();
+  void work_ends();
   int detach();
   int evict_all();
   int sleep(uint64_t* held_bytes);
@@ -76,6 +78,9 @@ class alignas(64) Core : public Mover {
   int set_budget(uint64_t bytes);
   int synchronize();
   int boundary(ooc_iteration* ended);
+  int set_apart(bool on, bool& before);
+  int take_sequence(bool& taken);
+  int watch_repeats(Repeats::Found found, void* first, void* second);
   void read_stats(ooc_stats* stats);
   int audit();
   int timeline_start(uint64_t capacity);
@@ -127,6 +132,7 @@ class alignas(64) Core : public Mover {
   // kRefused: there may be enough, but the driver does not do its part.
   enum class Room { kMade, kNone, kRefused };
   static constexpr int kPatience = 100;  // attempts without any progress before giving up
+  static constexpr double kPatienceForWork = 60;  // seconds; work that ends no sooner may itself wait for this process
 
   // functions.cpp, host_functions.cpp
   ThreadState& thread_state() {
@@ -157,6 +163,7 @@ class alignas(64) Core : public Mover {
   Room back_slab(Lock& lock, uint64_t chunk);
   void begin_variable(Region* region, uint64_t bytes, const ThreadState* thread);
   void count_allocation();
+  ThreadState* holder();
   void free_after(void* address, const Moments& uses);
   void free_served_by_host(void* address);
   void measure_need(ThreadState& thread);
@@ -184,6 +191,7 @@ class alignas(64) Core : public Mover {
   // make_room, and takes it.
   Room take_room(Lock& lock, uint32_t count, Chunk* chunks, uint64_t pinned_too);
   bool release_idle_threads();
+  double patience_for_work() const;
   int evict_unpinned(Lock& lock);
   std::string describe_refusal() const;
   std::string describe_failed_copy(const Region* region);

@@ -81,7 +81,7 @@ std::vector<Hold> runs_of(const Geometry& geometry, RegionTable& table, uint64_t
   if (on_host) host_.prepare_in_place();
   else if (device_lost(lock) && streams_.on()) return fail(OOC_DRIVER_FAILURE, device_.describe_loss());
   holds_.release(thread.held);
-  if (holds_.has_orphans() && threads_.active() == 0) holds_.release_orphans();
+  if (holds_.has_orphans() && threads_.active() == 0 && threads_.works() == 0) holds_.release_orphans();
   if (strict_)
     if (const int status = evict_unpinned(lock)) return status;
   ++serial_;
@@ -97,7 +97,8 @@ bool Core::cannot_begin(const ThreadState& thread) {
       if (const Region* region = hold.get()) chunks += hold.absent(region);
     return chunks;
   };
-  while (holds_.pinned_chunks() + slabs_.used() > pool_.limit() && threads_.active() == 0 && absent() > idle_.count())
+  const auto alone = [this] { return threads_.active() == 0 && threads_.works() == 0; };
+  while (holds_.pinned_chunks() + slabs_.used() > pool_.limit() && alone() && absent() > idle_.count())
     if (!release_idle_threads() && !pool_.recover()) {
       set_last_error(describe_need(recorder().function_name(thread.function), holds_.pinned_chunks()));
       return true;

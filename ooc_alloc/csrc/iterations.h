@@ -7,11 +7,13 @@
 #include <memory>
 #include <string>
 #include <unordered_map>
+#include <utility>
 
 #include "audit_check.h"
 #include "clock.h"
 #include "ooc_alloc.h"
 #include "recorder.h"
+#include "repeats.h"
 #include "stream_timer.h"
 #include "thread_state.h"
 
@@ -24,18 +26,43 @@ class Iterations {
   Recorder& recorder() { return recorder_; }
   const Recorder& recorder() const { return recorder_; }
 
-  // ---- the thread whose functions are recorded: the first one, and then the one that ended the last iteration
-  bool records(const ThreadState* thread) const { return thread != nullptr && thread == thread_; }
+  // ---- the thread whose functions are recorded: the first one, and then the one that ended the last iteration, or took
+  // the sequence
+  bool records(const ThreadState* thread) const { return thread != nullptr && thread == thread_ && !thread->apart; }
   // A function of the thread begins. Returns whether it is recorded.
   bool begin_function(const ThreadState* thread, uint32_t function) {
-    if (thread_ == nullptr) thread_ = thread;
-    if (thread_ != thread) return false;
+    if (thread_ == nullptr && !taker_left_ && !thread->apart) thread_ = thread;
+    if (!records(thread)) return false;
     recorder_.begin_function(function, now_seconds());
+    if (__builtin_expect(recorder_.current().functions() == repeats_.next(), false) && thread == watches_)
+      repeats_.look(recorder_.current());
     return true;
   }
-  bool recorded_function_runs() const { return thread_ != nullptr && thread_->in_function; }
+  // Where functions of the thread repeat what came before, `found` is called. Null: nobody watches.
+  void watch_repeats(const ThreadState* thread, Repeats::Found found, void* first, void* second) {
+    watches_ = thread;
+    repeats_.watch(found, first, second);
+  }
+  bool recorded_function_runs() const { return records(thread_) && thread_->in_function; }
+  // The thread's functions are recorded from now on, if the recorded one rests: it is gone, it took the sequence itself
+  // and whoever asks knows that it is done, or it has begun no function since somebody asked before. Returns whether.
+  bool take(const ThreadState* thread) {
+    const std::pair<uint64_t, uint32_t> now{recorder_.iteration(), recorder_.current().functions()};
+    const bool rests = thread_ == nullptr || thread_ == thread || thread_ == taker_ || now == asked_at_;
+    asked_at_ = now;
+    if (rests) {
+      thread_ = taker_ = thread;
+      taker_left_ = false;
+    }
+    return rests;
+  }
   void thread_exits(const ThreadState* thread) {
     if (thread_ == thread) thread_ = nullptr;
+    if (watches_ == thread) watches_ = nullptr;
+    if (taker_ == thread) {  // others like it are at their work, and take it as they begin the next
+      taker_ = nullptr;
+      taker_left_ = thread_ == nullptr;
+    }
   }
   void count_function(bool on_host) {
     ++functions_;
@@ -65,6 +92,8 @@ class Iterations {
     std::shared_ptr<Trace> trace = recorder_.finish(now);
     if (timer != nullptr) take_times(*trace, *timer);
     thread_ = thread;
+    taker_left_ = false;
+    repeats_.ended(trace->functions());
     ended->fingerprint = trace->fingerprint;
     ended->functions = trace->functions();
     ended->variables = static_cast<uint32_t>(trace->variables.size());
@@ -134,7 +163,12 @@ class Iterations {
   static constexpr size_t kMostTraces = 64;
 
   Recorder recorder_;
+  Repeats repeats_;
   const ThreadState* thread_ = nullptr;
+  const ThreadState* watches_ = nullptr;  // the thread that is told of repeats
+  const ThreadState* taker_ = nullptr;  // the last thread that took the sequence
+  bool taker_left_ = false;              // and was the recorded one
+  std::pair<uint64_t, uint32_t> asked_at_{0, 0};  // where the sequence was when somebody wanted to take it
   int left_to_measure_ = kMeasured;
   uint64_t functions_ = 0, host_functions_ = 0, iterations_ = 0, planned_ = 0;
   double stall_ = 0, stall_swap_in_ = 0, stall_room_ = 0, device_stall_ = 0;

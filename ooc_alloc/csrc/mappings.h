@@ -99,6 +99,10 @@ class Mappings {
   bool destroy(Region* region) {
     const auto unmap_run = [this](const Piece& run, bool has_chunks) { return !has_chunks || unmap(run); };
     if (!each_run(Piece::whole(region), &Slot::has_chunk, unmap_run)) return false;
+    if (table_.stands_for_slabs(region)) {  // whose addresses are not the table's to give
+      table_.take_off(region);
+      return true;
+    }
     table_.remove(region);
     if (streams_.on()) bury(region);
     else if (!region->leaky) table_.give_addresses(region->first, region->count);

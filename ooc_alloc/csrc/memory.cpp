@@ -30,7 +30,7 @@ void* Core::malloc_pinned(uint64_t bytes, CUstream stream, uint32_t access, uint
   if (token != nullptr) *token = pinned;
   // The pin as the running function's allocation is not needed beside it. Where no function ever begins it would not
   // end.
-  holds_.release_newest(region, threads_.find());
+  holds_.release_newest(region, holder());
   return address;
 }
 
@@ -65,6 +65,12 @@ void Core::begin_variable(Region* region, uint64_t bytes, const ThreadState* thr
   if (iterations_.records(thread)) iterations_.recorder().allocate(region, thread->in_function);
   count_allocation();
   watch_.allocated(region);
+}
+
+// Whose pins end with its functions; null where the memory may be for work of a library's, which ends by itself.
+ThreadState* Core::holder() {
+  ThreadState* thread = threads_.find();
+  return thread != nullptr && (thread->in_function || threads_.works() == 0) ? thread : nullptr;
 }
 
 bool Core::runs_on_host() const {
@@ -109,7 +115,7 @@ void* Core::malloc_region(Lock& lock, uint64_t bytes, uint32_t stream) {
   ThreadState* thread = threads_.find();
   region->in_ranges = false;
   begin_variable(region, bytes, thread);
-  holds_.add(region, thread);
+  holds_.add(region, holder());
   note_need();
   if (thread != nullptr && thread->measured_need > 0) measure_need(*thread);
   return geometry_.address(region);

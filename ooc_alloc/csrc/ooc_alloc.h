@@ -82,7 +82,8 @@ typedef struct {
   uint64_t host_bytes, host_used_bytes, host_peak_bytes; // host arena: taken from the system, in use, most taken
   uint64_t disk_budget_bytes, disk_bytes, disk_used_bytes, disk_peak_bytes;  // the same of the file on a disk; 0 without one
   uint64_t disk_read_bytes, disk_written_bytes, disk_failure_count;  // each attempt that failed or came short counts
-  uint64_t min_budget_bytes;                             // largest pinned set plus slabs so far
+  uint64_t min_budget_bytes;                             // largest pinned set plus slabs so far, and twice the slabs
+  uint64_t fit_budget_bytes;                             // the smallest budget in which nothing would have moved
   uint64_t waste_at_live_peak_bytes;                     // rounding to chunks plus holes in slabs, at the live peak
   uint64_t swap_out_bytes, swap_in_bytes, swap_out_count, swap_in_count;
   uint64_t demand_swap_in_count, demand_swap_in_bytes, demand_swap_out_bytes;
@@ -285,6 +286,10 @@ OOC_API int ooc_core_pin(ooc_core* core, const void* address, uint32_t access, u
 // For a user whose work comes on the stream, or after it: the stream waits for what is still to arrive, and not the host.
 OOC_API int ooc_core_pin_on(ooc_core* core, const void* address, uint32_t access, void* stream, uint64_t* token);
 OOC_API int ooc_core_unpin(ooc_core* core, uint64_t token, uint32_t access);
+// From one to the other a library works in threads of its own on memory that the caller has pinned for it (a collective).
+// Whoever lacks room waits for that, for a minute at most. What such threads allocate stays on the device meanwhile.
+OOC_API void ooc_core_work_begins(ooc_core* core);
+OOC_API void ooc_core_work_ends(ooc_core* core);
 // Turns everything allocated into plain host memory at the same addresses and stops using the device, for good; only
 // where kernels run on the host. No function may be running. All or nothing: OOC_OUT_OF_MEMORY leaves all as it was.
 OOC_API int ooc_core_detach(ooc_core* core);
@@ -314,6 +319,18 @@ OOC_API int ooc_core_synchronize(ooc_core* core);
 
 // Ends the iteration. The calling thread is the one whose functions are recorded from now on.
 OOC_API int ooc_core_boundary(ooc_core* core, ooc_iteration* ended);
+// From now on the calling thread's functions are no part of the sequence (on != 0), or may be again: for what does not come
+// in the same order each time, such as the arrival of data that other processes prepare. Not within a function. *before
+// becomes what it was.
+OOC_API int ooc_core_set_apart(ooc_core* core, int on, int* before);
+// The calling thread is about to do what will be an iteration, while other threads may be at theirs. *taken becomes 1, and
+// its functions are recorded from now on, if the recorded thread is gone, if it took the sequence before, or if it has
+// begun no function since somebody asked the last time; else 0. Whoever asks says in turn who is done.
+OOC_API int ooc_core_take_sequence(ooc_core* core, int* taken);
+// Where the calling thread's functions repeat those that came before, so that an iteration is to end after the one that
+// runs, found(first, second) is called: in the thread, under the core's lock, and again until the iteration has ended.
+// Null: nobody is told any more.
+OOC_API int ooc_core_watch_repeats(ooc_core* core, int (*found)(void* first, void* second), void* first, void* second);
 OOC_API int ooc_core_trace_copy(ooc_core* core, uint64_t fingerprint, ooc_trace_arrays* arrays);
 OOC_API int ooc_core_install_plan(ooc_core* core, const ooc_plan* plan);
 OOC_API void ooc_core_forget_plans(ooc_core* core);

@@ -28,12 +28,13 @@ class RegionTable {
  public:
   // throws std::runtime_error
   explicit RegionTable(const Geometry& geometry) : geometry_(geometry), space_(0, geometry.region_chunks) {
-    void* table = mmap(nullptr, geometry_.region_chunks * sizeof(uint32_t), PROT_READ | PROT_WRITE,
-                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (table == MAP_FAILED) throw std::runtime_error("no address space for the table of regions");
+    // What lies behind the table cannot be written: a region of slabs has no entry.
+    void* table = mmap(nullptr, table_bytes() + kGuard, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (table == MAP_FAILED || mprotect(table, table_bytes(), PROT_READ | PROT_WRITE) != 0)
+      throw std::runtime_error("no address space for the table of regions");
     at_ = static_cast<uint32_t*>(table);
   }
-  ~RegionTable() { munmap(at_, geometry_.region_chunks * sizeof(uint32_t)); }
+  ~RegionTable() { munmap(at_, table_bytes() + kGuard); }
   RegionTable(const RegionTable&) = delete;
   RegionTable& operator=(const RegionTable&) = delete;
 
@@ -71,6 +72,7 @@ class RegionTable {
     used_.append(region);
     return region;
   }
+  bool stands_for_slabs(const Region* region) const { return region->first >= geometry_.region_chunks; }
   void take_off(Region* region) {
     region->live = false;
     ++region->generation;
@@ -194,7 +196,9 @@ class RegionTable {
   }
 
  private:
-  bool is_variable(const Region& region) const { return region.live && region.first < geometry_.region_chunks; }
+  static constexpr size_t kGuard = 1 << 16;
+  size_t table_bytes() const { return geometry_.region_chunks * sizeof(uint32_t); }
+  bool is_variable(const Region& region) const { return region.live && !stands_for_slabs(&region); }
   Region* make_at(uint64_t first, uint32_t count) {
     Region* region;
     if (unused_.empty()) {

@@ -7,6 +7,8 @@
 
 namespace ooc {
 
+double Core::patience_for_work() const { return std::min(kPatienceForWork, device_.wait_limit()); }
+
 bool Core::release_idle_threads() {
   bool any = false;
   for (ThreadState& thread : threads_.all()) {
@@ -14,23 +16,24 @@ bool Core::release_idle_threads() {
     holds_.release(thread.held);
     any = true;
   }
-  return any || (threads_.active() == 0 && holds_.release_orphans());
+  return any || (threads_.active() == 0 && threads_.works() == 0 && holds_.release_orphans());
 }
 
 Core::Room Core::make_room(Lock& lock, uint64_t chunks, uint64_t pinned_too) {
   if (idle_.count() >= chunks) return Room::kMade;
   ThreadState* thread = threads_.find();
   const bool counted = thread != nullptr && thread->in_function;
-  const double began = now_seconds();
+  const double began = now_seconds(), until = began + patience_for_work();
   const ShownRange shown(watch_, "wait for room");
   ++room_waiters_;
   int fruitless = 0;
   bool clean_only = false;  // every other time after a failure: dirty variables may have nowhere to go
   uint64_t refusals = refusal_count();  // when something last got out of the way
   while (idle_.count() < chunks && fruitless < kPatience && !device_lost(lock)) {
-    const bool others_run = threads_.active() - (counted ? 1u : 0u) > threads_.starving;
+    const bool work_ends = threads_.work_may_end(counted) && now_seconds() < until;
+    const bool others_run = threads_.active() - (counted ? 1u : 0u) > threads_.starving || work_ends;
     const bool hopeless = holds_.pinned_chunks() + slabs_.used() + pinned_too > pool_.limit();
-    if (hopeless && counted && threads_.active() > 1 && thread->may_yield) {
+    if (hopeless && counted && (threads_.active() > 1 || work_ends) && thread->may_yield) {
       thread->yielded = true;
       break;
     }
@@ -49,6 +52,7 @@ Core::Room Core::make_room(Lock& lock, uint64_t chunks, uint64_t pinned_too) {
         refusals = refusal_count();
         continue;
       }
+      if (pool_.recover()) continue;
       ++fruitless;
       clean_only = !clean_only;
       if (transitions_.moving() > 0 || others_run) wait_a_while(lock);
@@ -63,7 +67,7 @@ Core::Room Core::make_room(Lock& lock, uint64_t chunks, uint64_t pinned_too) {
       wait_a_while(lock);
       continue;
     }
-    if (!release_idle_threads()) break;
+    if (!release_idle_threads() && !pool_.recover()) break;
   }
   if (--room_waiters_ == 0 && idle_wanted_) changed_.notify_all();
   const double now = now_seconds();

@@ -40,6 +40,7 @@ struct alignas(64) ThreadState {  // as is Core
   bool yielded = false;        // they must be, as the functions of other threads need the room
   bool writes = false;         // the running function declared a write
   bool on_host = false;        // it may use host memory in place of device memory
+  bool apart = false;          // its functions are no part of the sequence, for the time being
   uint32_t function = 0;
   uint32_t stream = 0;         // of the running function, or of the last one
   CUstream stream_handle = nullptr;

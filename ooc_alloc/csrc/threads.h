@@ -58,7 +58,22 @@ class Threads {
   uint32_t active() const { return static_cast<uint32_t>(progress_.load()); }
   uint32_t ended() const { return static_cast<uint32_t>(progress_.load() >> 32); }
 
+  // ---- work that a library goes on with in threads of its own (a collective), on memory that is pinned for it. Guarded
+  // by the core's lock.
+  void work_begins() { ++works_; }
+  void work_ends() {
+    --works_;
+    progress_ += kOneEnded;
+  }
+  uint32_t works() const { return works_; }
+  // Whether some of it may end while the caller waits. `counted`: the caller is a function; else it may be such work.
+  bool work_may_end(bool counted) const {
+    if (counted) return works_ > starving_works;
+    return works_ > starving_works + 1 || (works_ > 0 && starving > 0);  // a function that waits for it fails first
+  }
+
   std::atomic<uint32_t> starving{0};  // functions that wait for the end of others
+  std::atomic<uint32_t> starving_works{0};  // works that wait for the end of functions, or of other works
   std::atomic<uint32_t> yielding{0};  // functions that have let go of their operands, and wait
 
  private:
@@ -72,20 +87,24 @@ class Threads {
   static constexpr uint64_t kOneRuns = 1, kOneEnded = uint64_t{1} << 32;
   uint64_t core_id_;
   std::deque<ThreadState> states_;
-  uint32_t count_ = 0;
+  uint32_t count_ = 0, works_ = 0;
   std::atomic<uint64_t> progress_{0};  // functions that have ended, and in the lower half those that run
 };
 
-// While one exists, the calling function counts as one that waits for others to end. `counts`: it is a function at all.
+// While one exists, the caller counts as one that waits for others to end. `counted`: it is a function; else, while there
+// is work of a library, it is taken to be that work.
 class Starving {
  public:
-  Starving(Threads& threads, bool counts) : threads_(threads), one_(counts ? 1 : 0) { threads_.starving += one_; }
-  ~Starving() { threads_.starving -= one_; }
+  Starving(Threads& threads, bool counted)
+      : count_(counted ? threads.starving : threads.starving_works), one_(counted || threads.works() > 0 ? 1 : 0) {
+    count_ += one_;
+  }
+  ~Starving() { count_ -= one_; }
   Starving(const Starving&) = delete;
   Starving& operator=(const Starving&) = delete;
 
  private:
-  Threads& threads_;
+  std::atomic<uint32_t>& count_;
   uint32_t one_;
 };
 

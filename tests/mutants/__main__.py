@@ -40,6 +40,8 @@ import venv
 from collections.abc import Iterator
 from pathlib import Path
 
+from swapd.progress import note
+
 ROOT = Path(__file__).resolve().parents[2]
 PATCHES = Path(__file__).with_name("patches")
 RESULTS = ROOT / "benchmarks" / "results" / "emulated" / "mutants" / "results.jsonl"
@@ -267,7 +269,8 @@ def main() -> int:
                 results[mutant.name] = row
                 with options.out.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(row) + "\n")
-                print(f"{row['outcome']}: {mutant.name} ({row['seconds']} s) {row['by']}", flush=True)
+                print(said := f"{row['outcome']}: {mutant.name} ({row['seconds']} s) {row['by']}", flush=True)
+                note(said)
             return True
         finally:
             copies.put(copy)

@@ -211,6 +211,11 @@ TEST(plans_move_nothing_while_the_core_sleeps) {
   iterate();
 }
 
+TEST(a_core_that_sleeps_ends) {
+  Sleeper t;
+  t.sleep();
+}
+
 TEST(memory_of_a_core_that_slept_becomes_plain) {
   Sleeper t;
   if (!t.core.device().host_accessible()) return;
