@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from swapd.host_limits import available_host_bytes, largest_host_bytes
-from swapd.settings import PREFIX, REMOVED_SETTINGS, SETTINGS, Link, Setting
+from swapd.link import Link
+from swapd.settings import PREFIX, REMOVED_SETTINGS, SETTINGS, Setting
 from swapd.units import MIB, Amount, exact_bytes, format_bytes
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ class Config:
     split: Literal["off", "exact", "allow"] = "exact"
     split_store: Path | None = None
     summary: Path | None = None
+    progress: Path | None = None
     trace: Path | None = None
     metrics_port: int | None = None  # 0 for any free port
     metrics_address: str = "127.0.0.1"
@@ -123,18 +125,20 @@ class Config:
             if (value := getattr(self, field.name)) != field.default
         }
 
-    def resolve_budget(self, total_bytes: int, free_bytes: int, others_bytes: int = 0) -> int:
+    def resolve_budget(self, total_bytes: int, free_bytes: int, others_bytes: int = 0, ranks: int = 1) -> int:
         """Budget in bytes on a device of `total_bytes`, of which `free_bytes` are free now.
 
-        By default a tenth of what is free is left, and `others_bytes` at least, but not more than half.
+        By default a tenth of what is free is left, and `others_bytes` at least, but not more than half. A share, and
+        the default, are for all `ranks` that use the device together; bytes are for each.
 
         Raises:
             ConfigError: the budget is more than the device has.
         """
         if self.budget is None:
-            budget = min(int(free_bytes * DEFAULT_BUDGET_FRACTION), max(free_bytes - others_bytes, free_bytes // 2))
+            most = max(free_bytes - ranks * others_bytes, free_bytes // 2)
+            budget = min(int(free_bytes * DEFAULT_BUDGET_FRACTION), most) // ranks
         else:
-            budget = self.budget.resolve(total_bytes)
+            budget = self.budget.resolve(total_bytes) // (ranks if self.budget.fraction is not None else 1)
         if budget > total_bytes:
             raise ConfigError(
                 f"OOC_BUDGET={self.budget} is more than the device has, {exact_bytes(total_bytes)} "

@@ -10,7 +10,9 @@ from swapd.step_times import Step
 _ENOUGH = 2  # iterations of a sequence that can have no plan: it is recorded, and found again
 
 
-def why_no_plan(steps: Sequence[Step], policy: str, failed: Mapping[int, str]) -> str | None:
+def why_no_plan(
+    steps: Sequence[Step], policy: str, failed: Mapping[int, str], *, side_by_side: bool = False
+) -> str | None:
     """Returns the reason that most iterations without a plan have, or None if there is nothing to explain.
 
     An iteration that moved nothing needs no plan, and each sequence's first ones cannot have one.
@@ -19,6 +21,7 @@ def why_no_plan(steps: Sequence[Step], policy: str, failed: Mapping[int, str]) -
         steps: the iterations that ended, in order.
         policy: as the planner's.
         failed: by fingerprint, why a sequence has no plan.
+        side_by_side: whether many calls of models came while another thread's was the recorded one.
     """
     bare = [step for step in steps if step.moved and not step.followed_plan]
     if not bare:
@@ -34,6 +37,11 @@ def why_no_plan(steps: Sequence[Step], policy: str, failed: Mapping[int, str]) -
     late = sum(count - _ENOUGH for count in of.values() if count > _ENOUGH)
     if late == 0 and planned >= len(bare):
         return None
+    if side_by_side:
+        return (
+            f"{_times(len(bare))} had no plan: threads call models side by side, one thread's functions at a time are "
+            "recorded, and they do not come in the same order each time; let one thread of a process call the model"
+        )
     all_of = Counter(step.fingerprint for step in steps)
     once = sum(1 for fingerprint in of if all_of[fingerprint] == 1)
     if once > _ENOUGH and 2 * once >= len(bare):
@@ -43,8 +51,8 @@ def why_no_plan(steps: Sequence[Step], policy: str, failed: Mapping[int, str]) -
         )
     if late == 0:
         return (
-            f"{_times(len(bare))} were the first of their sequences, which are recorded: a plan is followed from the "
-            "second or third time on"
+            f"{_times(len(bare))} came before their sequences' plans: the first of a sequence is recorded, and a "
+            "plan is followed from the second or third time on"
         )
     return (
         f"{_times(len(bare))}, of {len(of)} sequences, departed from the plan that was expected, or came before it: "

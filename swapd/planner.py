@@ -87,6 +87,7 @@ class Planner:
         self._seconds_under: dict[int, float] = {}  # of each sequence's last iteration that ran under its plan
         self.seconds: defaultdict[int, float] = defaultdict(float)  # spent in iterations, by fingerprint
         self._measured: Counter[int] = Counter()
+        self.calls_beside = 0  # of modules, by threads whose functions were not the recorded ones
         self._followed = 0  # iterations under the last plan of a sequence
         self._new_in_a_row = 0
         self._failed: dict[int, str] = {}  # why a sequence has no plan, by fingerprint
@@ -125,7 +126,8 @@ class Planner:
         rarely = self._followed.bit_count() == 1 and not self.asynchronous  # on streams nothing is timed any more
         if self._followed > _PREDICTIONS and not rarely:
             return
-        problem = Problem.from_trace(self.trace(ended), int(self.core.stats()["budget_bytes"]))
+        budget = int(self.core.stats()["budget_bytes"])
+        problem = Problem.from_trace(self.trace(ended), budget).within_slabs()
         seconds = self.simulated_seconds(problem, plan)
         self.last_plan = self._made[ended.fingerprint] = replace(plan, predicted_seconds=seconds)
 
@@ -164,7 +166,8 @@ class Planner:
         """Why iterations had no plan (:func:`swapd.no_plan.why_no_plan`), where so many bytes have left the device."""
         if not self.steps.kept and left_bytes > 0:
             return "no iteration was found: call ooc.step() at the end of each, in the thread that runs them"
-        return why_no_plan(self.steps.kept[-_EXPLAINED:], self.policy, self._failed)
+        threads = 2 * self.calls_beside > self.steps.histogram.count
+        return why_no_plan(self.steps.kept[-_EXPLAINED:], self.policy, self._failed, side_by_side=threads)
 
     @property
     def unplannable_sequences(self) -> int:
@@ -187,7 +190,7 @@ class Planner:
         recorded = self.recorded(ended)
         budget = int(self.core.stats()["budget_bytes"])
         trace = recorded.cut()
-        problem = Problem.from_trace(trace, budget)
+        problem = Problem.from_trace(trace, budget).within_slabs()
         try:
             if self.tiers is None:
                 plan = make_plan(problem, policy=self.policy, window_bytes=self.window_bytes)

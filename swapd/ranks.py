@@ -25,6 +25,14 @@ _LOCAL_RANKS = (
     "MV2_COMM_WORLD_LOCAL_RANK",
     "SLURM_LOCALID",
 )
+_LOCAL_SIZES = (
+    "LOCAL_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "MPI_LOCALNRANKS",
+    "MV2_COMM_WORLD_LOCAL_SIZE",
+    "SLURM_STEP_TASKS_PER_NODE",
+    "SLURM_NTASKS_PER_NODE",
+)
 _SLURM_TASKS = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")  # where one is 1, Slurm's numbers do not count
 
 
@@ -49,6 +57,29 @@ def local_rank() -> int | None:
     """Returns this process's number among those of its job on this host, or None if the job has one process."""
     text = _first(_LOCAL_RANKS)
     return int(text) if text else None
+
+
+def local_size() -> int:
+    """Returns how many processes this job has on this host, as its launcher says; 1 if it says nothing.
+
+    Where one launcher starts another, as Slurm does torchrun, the numbers of the nearest one count.
+    """
+    text = _first(_LOCAL_SIZES)
+    return max(int(text), 1) if text and _first(_LOCAL_RANKS) else 1
+
+
+def sharing(devices: int | None = None) -> int:
+    """Returns how many processes of this job use this one's device, if each takes the next one of `devices`.
+
+    Without `devices` all on this host do. A process that is shown one device by CUDA_VISIBLE_DEVICES has it alone: its
+    launcher chose.
+    """
+    if devices is None:
+        return local_size()
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES", "").strip()
+    if devices == 1 and shown and "," not in shown:
+        return 1
+    return -(-local_size() // max(devices, 1))
 
 
 def _first(names: tuple[str, ...]) -> str:

@@ -19,7 +19,7 @@ from swapd.devices.profile import known_machine
 from swapd.files import is_stream
 from swapd.observing.observer import Observer
 from swapd.planner import Planner
-from swapd.ranks import claim, is_child, is_launcher, own_file, with_word
+from swapd.ranks import claim, is_child, is_launcher, own_file, sharing, with_word
 from swapd.summary import audit_agrees, make_summary, write_summary
 from swapd.tiers.planner import DISK_UNKNOWN
 
@@ -57,6 +57,7 @@ class CudaDevice:
 
     ordinal: int = 0
     driver: str = "libcuda.so.1"
+    ranks: int = 1  # processes of the job that use it
     small_alignment: int = 512  # bytes, of small blocks: CUDA's libraries are used to it
 
 
@@ -69,6 +70,7 @@ class Limits(NamedTuple):
     chunk_bytes: int
     small_limit_bytes: int
     disk_budget_bytes: int = 0
+    budget_ranks: int = 1  # processes among which a share of the device was divided
 
 
 def limits_of(config: Config, cuda: CudaDevice | None = None) -> Limits:
@@ -95,13 +97,15 @@ def limits_of(config: Config, cuda: CudaDevice | None = None) -> Limits:
     finally:
         if memory is not None:
             del os.environ[_EMULATED_MEMORY]
-    budget = config.resolve_budget(total, free, 0 if emulated else _FOR_LIBRARIES)
+    ranks = cuda.ranks if cuda is not None else sharing()
+    budget = config.resolve_budget(total, free, 0 if emulated else _FOR_LIBRARIES, ranks)
     granularity = _CUDA_GRANULARITY if not emulated else config.emulated_granularity or _EMULATED_GRANULARITY
     chunks = config.resolve_chunks(budget, granularity)
     # A device whose memory is the host's has a disk right below it, unless it plays one with a memory of its own.
     apart = not emulated or config.host_budget is not None or config.emulated_bandwidth is not None
     host = config.resolve_host_budget() if config.disk is None or apart else 0
-    return Limits(driver, budget, host, *chunks, config.resolve_disk_budget())
+    divided = ranks if config.budget is None or config.budget.fraction is not None else 1
+    return Limits(driver, budget, host, *chunks, config.resolve_disk_budget(), divided)
 
 
 @dataclass(frozen=True)
@@ -155,6 +159,7 @@ class Session:
             disk_budget_bytes=limits.disk_budget_bytes,
             disk_depth=disk.recommended.depth if disk is not None else DEPTH_UNKNOWN,
         )
+        self.budget_ranks = limits.budget_ranks
         self.budget_bytes = int(self.core.stats()["budget_bytes"])
         self.device_name = self.core.device_name
         measured = disk.machine() if disk is not None else None
@@ -187,6 +192,7 @@ class Session:
         self._audit_agrees = True
         self._last: Snapshot | None = None
         self._snapshot_lock = threading.RLock()  # once `_last` is set under it, the core may be gone
+        self._boundary_lock = threading.RLock()  # threads may end iterations at the same time
         self._last_written = self._last_audit = 0.0
         self._unwritable = False
         self._write_lock = threading.RLock()  # both locks are reentrant: a signal's handler writes amid a write
@@ -213,7 +219,8 @@ class Session:
         if self.closed or self.forked or self.core.in_function():
             return
         try:
-            self.observer.ended(self.planner.boundary())
+            with self._boundary_lock:
+                self.observer.ended(self.planner.boundary())
         except Exception:
             if self.config.strict:
                 raise
@@ -232,7 +239,11 @@ class Session:
     def summary(self) -> dict[str, Any]:
         """The figures so far, with the keys of `make_summary`."""
         last = self._audited()
-        return make_summary(self.planner, False, last.stats, last.audit_agrees, self.split_figures())
+        return self._figures(False, last)
+
+    def _figures(self, final: bool, last: Snapshot) -> dict[str, Any]:
+        split = self.split_figures()
+        return make_summary(self.planner, final, last.stats, last.audit_agrees, split, budget_ranks=self.budget_ranks)
 
     def stop(self) -> bool:
         """Writes the summary and stops the threads, but keeps the core. Returns false if there is nothing to stop."""
@@ -306,8 +317,7 @@ class Session:
                 self._last_written = time.monotonic()
             try:
                 last = self._audited() if snapshot is None else snapshot
-                made = make_summary(self.planner, final, last.stats, last.audit_agrees, self.split_figures())
-                write_summary(self.summary_path, made)
+                write_summary(self.summary_path, self._figures(final, last))
             except OSError as error:
                 if not self._unwritable:
                     log.warning("cannot write the summary %s: %s", self.summary_path, error)

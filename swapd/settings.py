@@ -8,49 +8,25 @@ flag ``--host-budget``.
 from __future__ import annotations
 
 import ipaddress
-import math
 import urllib.parse
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from swapd.link import parse_link
 from swapd.units import (
-    KIB,
     UnitError,
     exact_bytes,
     parse_amount,
-    parse_bandwidth,
     parse_bytes,
     parse_duration,
 )
 
 PREFIX = "OOC_"
 _NO, _YES = ("0", "off", "no", "false"), ("1", "on", "yes", "true")
-_SLOWEST_LINK = KIB  # bytes per second; the emulated driver treats a lower speed as a typing mistake
 SPLITS = ("off", "exact", "allow")
 POLICIES = ("auto", "demand", "idle", "window")  # those of swapd.policies, and demand, which makes no plan
-
-
-@dataclass(frozen=True)
-class Link:
-    """The speed that the emulated device's copies are held to. Infinite speed and no latency are as fast as memcpy."""
-
-    h2d_bytes_per_second: float = math.inf
-    d2h_bytes_per_second: float = math.inf
-    h2d_latency_seconds: float = 0.0
-    d2h_latency_seconds: float = 0.0
-
-    def __str__(self) -> str:
-        def rate(value: float) -> str:
-            text = exact_bytes(round(value)) if math.isfinite(value) else ""
-            return "unlimited" if not text else f"{text}B/s" if text.isdecimal() else f"{text}/s"
-
-        parts = [f"h2d={rate(self.h2d_bytes_per_second)}", f"d2h={rate(self.d2h_bytes_per_second)}"]
-        for name, seconds in (("h2d", self.h2d_latency_seconds), ("d2h", self.d2h_latency_seconds)):
-            if seconds:
-                parts.append(f"{name}_latency={seconds * 1e9:.0f}ns")
-        return ",".join(parts)
 
 
 @dataclass(frozen=True)
@@ -179,32 +155,6 @@ def parse_path(value: str | Path) -> Path:
     return Path(value).expanduser()
 
 
-def parse_link(value: str | float | Link) -> Link:
-    """Speed of the emulated link: ``10GiB/s``, or a list such as ``h2d=8GiB/s,d2h=6GiB/s,latency=20us``."""
-    if isinstance(value, Link):
-        return value
-    if not isinstance(value, str):
-        return Link(*[_rate(value)] * 2)
-    fields: dict[str, float] = {}
-    for part in value.split(","):
-        key, equals, text = (piece.strip() for piece in part.rpartition("="))
-        is_latency = key == "latency" or key.endswith("_latency")
-        direction = key.removesuffix("latency").rstrip("_") if is_latency else key
-        if direction not in ("", "h2d", "d2h") or (equals and not key):
-            raise UnitError(value, f"has the unknown key {key!r}", "10GiB/s, or h2d=8GiB/s,d2h=6GiB/s,latency=20us")
-        number = parse_duration(text) if is_latency else _rate(text)
-        for name in (direction,) if direction else ("h2d", "d2h"):
-            fields[f"{name}_latency_seconds" if is_latency else f"{name}_bytes_per_second"] = number
-    return Link(**fields)
-
-
-def _rate(value: str | float) -> float:
-    rate = parse_bandwidth(value)
-    if rate < _SLOWEST_LINK:
-        raise UnitError(value, "is slower than 1KiB/s", "10GiB/s")
-    return rate
-
-
 def _switch_text(value: bool) -> str:
     return str(int(value))
 
@@ -227,6 +177,9 @@ SETTINGS = (
         "BYTES|%",
         "device bytes the program may use [90% of what is free; on a GPU 1.5 GiB are left]",
         parse_amount,
+        more="Bytes are for each process. A percentage, and the default, are for all processes of a job that use the "
+        "device together (torchrun, accelerate, MPI, Slurm): each gets an equal part. On a GPU that goes by how many "
+        "there are, unless `CUDA_VISIBLE_DEVICES` shows the process one alone.",
     ),
     Setting(
         "host_budget",
@@ -285,6 +238,13 @@ SETTINGS = (
         "write a JSON summary there at exit [none]",
         parse_path,
         more="A plain file is also written after an iteration, at most once a second.",
+    ),
+    Setting(
+        "progress",
+        "FILE",
+        "add a line there for each step of a long command [none]",
+        parse_path,
+        more="That goes for the demo, benchmarks, campaigns, `swapd probe` and `swapd compare`; programs write none.",
     ),
     Setting("trace", "FILE", "write the trace of the longest-running iteration there at exit [none]", parse_path),
     Setting("metrics_port", "PORT", "serve Prometheus metrics there; 0: any free port [off]", parse_port),

@@ -55,15 +55,16 @@ class StepTimes:
         counts[bisect_left(BUCKETS, step.seconds)] += 1
         self.histogram = Histogram(tuple(counts), self.histogram.sum + step.seconds)
 
-    def main(self) -> tuple[int, float]:
+    def main(self) -> tuple[int, float | None]:
         """Of the kept iterations' sequences the one that took the most time: how often it ran, and its usual time.
 
-        The time is the median of the later half, after what the first ones have to learn.
+        The time is the median of the later half, after what the first ones have to learn. The first iteration is left
+        out, as all that the program did before is in it; with no other one the time is None.
         """
         of: defaultdict[int, list[float]] = defaultdict(list)
-        for step in list(self.kept):
+        for step in self.kept[1:]:
             of[step.fingerprint].append(step.seconds)
         if not of:
-            return 0, 0.0
+            return 0, None
         most = max(of.values(), key=sum)
         return len(most), statistics.median(most[len(most) // 2 :])

@@ -19,8 +19,9 @@ VERSION = 1
 
 
 _COPIED = """
-    budget_bytes live_peak_bytes device_peak_bytes host_peak_bytes swap_out_bytes swap_in_bytes swap_out_count
-    swap_in_count demand_swap_in_count clean_drop_count divergence_count plan_count functions
+    budget_bytes live_peak_bytes fit_budget_bytes device_peak_bytes host_peak_bytes
+    swap_out_bytes swap_in_bytes swap_out_count swap_in_count
+    demand_swap_in_count clean_drop_count divergence_count plan_count functions
     stall_seconds min_budget_bytes chunk_bytes clean_drop_bytes demand_swap_in_bytes demand_swap_out_bytes
     planned_iteration_count plan_switch_count driver_failure_count stall_swap_in_seconds stall_room_seconds
     cancelled_swap_out_count write_back_bytes external_pin_count allocations copy_out_seconds copy_in_seconds
@@ -77,19 +78,23 @@ def make_summary(
     stats: Mapping[str, int | float],
     agrees: bool,
     split: Mapping[str, Any] | None = None,
+    *,
+    budget_ranks: int = 1,
 ) -> dict[str, Any]:
     """Returns the summary's keys and figures: bytes, seconds, counts and ratios.
 
     `external_fragmentation_ratio` is the share of the budget's chunks that are neither free nor in use by anything:
     0 by construction, and recounted here by walking every structure.
 
-    `main_step_count` iterations had the sequence that took the most time in all, usually `main_step_seconds` each.
+    `main_step_count` iterations had the sequence that took the most time in all, usually `main_step_seconds` each: None
+    where there was but one, with all that the program did before it.
 
     Args:
         planner: the planner whose figures are shown.
         final: whether the program is about to end.
         stats: counters of one moment, as `Core.stats` gives them.
         agrees: what :func:`audit_agrees` said.
+        budget_ranks: the processes among which a share of the device was divided.
         split: the figures whose keys start with `split`, or None if nothing can be split.
     """
     alike, usual = planner.steps.main()
@@ -100,10 +105,11 @@ def make_summary(
         "device": planner.core.device_name,
         "peak_rss_bytes": peak_rss_bytes(),
         **{name: stats[name] for name in _COPIED},
+        "budget_rank_count": budget_ranks,
         "steps": planner.steps.histogram.count,
         "step_seconds": [round(step.seconds, 6) for step in planner.steps.kept],
         "main_step_count": alike,
-        "main_step_seconds": round(usual, 6),
+        "main_step_seconds": round(usual, 6) if usual is not None else None,
         **planner.figures(),
         "no_plan_reason": planner.no_plan_reason(stats["swap_out_bytes"] + stats["clean_drop_bytes"]),
         **derived_figures(stats, agrees),

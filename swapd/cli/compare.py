@@ -24,11 +24,11 @@ from swapd.cli.problems import (
     tier_options,
     within,
 )
+from swapd.link import Link
 from swapd.observing.advice import Report
 from swapd.observing.analysis import printable, problem_facts
 from swapd.observing.comparison import Seconds, arms, lower_bounds, policy_facts, smallest_budget, sweep
 from swapd.planning.problem import Problem
-from swapd.settings import Link
 from swapd.tiers.three_tiers import LowerTiers
 from swapd.units import Amount, format_bytes, format_duration, format_need, parse_amount
 

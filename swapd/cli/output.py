@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from swapd.files import write_whole
+from swapd.progress import note
 
 
 class Failure(Exception):
@@ -75,7 +76,10 @@ def text_table(
 
 @contextmanager
 def progress_bar() -> Iterator[Any]:
-    """Yields a function (text, done, total) that drives a bar on standard error, if that is a terminal."""
+    """Yields a function (text, done, total) that drives a bar on standard error, if that is a terminal.
+
+    Each step is noted in the file of `swapd.progress`, too.
+    """
     screen = console(stderr=True)
     columns = (BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     bar = Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal)
@@ -83,6 +87,7 @@ def progress_bar() -> Iterator[Any]:
         task = bar.add_task("", total=None)
 
         def update(text: str, done: int, total: int) -> None:
+            note(f"{text}, {done} of {total}")
             bar.update(task, description=text, completed=done, total=total)
 
         yield update

@@ -12,12 +12,13 @@ import click
 from swapd.cli.options import F, parsed, together
 from swapd.cli.output import Failure, console
 from swapd.devices.profile import load_profile
+from swapd.link import Link, parse_link
 from swapd.observing.analysis import DEMAND, IN_CORE, Outcome, run_plan, run_policy, with_budget
 from swapd.planning.plan import Plan, PlanError
 from swapd.planning.problem import InfeasibleError, PolicyInfeasibleError, Problem
 from swapd.planning.violations import malformed
 from swapd.policies import available
-from swapd.settings import Link, parse_link, parse_window
+from swapd.settings import parse_window
 from swapd.tiers.first_level import UnsteadyError
 from swapd.tiers.three_tiers import DISK_LATENCY_SECONDS, HostInfeasibleError, LowerTiers
 from swapd.trace.trace import Machine, Trace
@@ -131,9 +132,12 @@ def simulated(
     except PolicyInfeasibleError as error:
         raise Failure(f"{error}; other policies need less, {problem.min_budget_bytes} bytes at the least") from None
     except InfeasibleError as error:
+        needs = f"{error.function_name} (function {error.function}) needs {format_bytes(error.need_bytes)} at once"
+        if error.only_slabs_need_more:
+            needs = f"small tensors need {format_bytes(error.min_budget_bytes // 2)} and get at most half of a budget"
         raise Failure(
-            f"{error.function_name} (function {error.function}) needs {format_bytes(error.need_bytes)} at once, the "
-            f"budget is {format_bytes(error.budget_bytes)}; --budget {exact_bytes(error.min_budget_bytes)} would do"
+            f"{needs}, the budget is {format_bytes(error.budget_bytes)}; "
+            f"--budget {exact_bytes(error.min_budget_bytes)} would do"
         ) from None
     except ValueError as error:
         raise Failure(str(error)) from None

@@ -35,8 +35,10 @@ def _bytes(summary: dict[str, Any], key: str) -> str:
 def _memory(summary: dict[str, Any]) -> str:
     budget, peak = summary.get("budget_bytes") or 0, summary.get("live_peak_bytes") or 0
     times = f"{peak / budget:.2f} times the budget" if budget else "no budget"
+    ranks = summary.get("budget_rank_count") or 1
+    among = f" (one of {ranks} ranks' shares)" if ranks > 1 else ""
     return (
-        f"live peak {format_bytes(peak)}, {times} of {format_bytes(budget)}; device peak "
+        f"live peak {format_bytes(peak)}, {times} of {format_bytes(budget)}{among}; device peak "
         f"{_bytes(summary, 'device_peak_bytes')}{_beyond(summary)}"
     )
 
@@ -72,8 +74,10 @@ def _steps(summary: dict[str, Any]) -> str:
     seconds = [float(value) for value in summary.get("step_seconds") or []]
     if not seconds:
         return "none found"
-    text = f"{len(seconds)}, of which {summary.get('main_step_count', 0)} alike took the most time, "
-    text += f"each {format_duration(summary.get('main_step_seconds') or 0)}"
+    text = f"{len(seconds)}, with the program's start"
+    if summary.get("main_step_seconds") is not None:
+        text = f"{len(seconds)}, of which {summary['main_step_count']} alike took the most time, "
+        text += f"each {format_duration(summary['main_step_seconds'])}"
     return f"{text}; {summary.get('functions', 0)} functions in all"
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ooc_alloc import OocError, library_path
 from ooc_alloc.probe import Probe
 from swapd.devices.profile import CopyCost, MemoryCost, Profile
-from swapd.settings import Link
+from swapd.link import Link
 from swapd.units import KIB, MIB, format_bytes
 
 CUDA_LIBRARY = "libcuda.so.1"

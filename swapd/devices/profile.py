@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from swapd.files import write_whole
-from swapd.settings import Link
+from swapd.link import Link
 from swapd.trace.trace import Machine
 from swapd.units import MIB
 

@@ -153,7 +153,7 @@ class Observer:
             return None
         plan = plan_in_parts(self.planner.plans.get(trace.fingerprint) or Plan(policy="demand"), trace)
         try:
-            problem = Problem.from_trace(trace, int(self.core.stats()["budget_bytes"]))
+            problem = Problem.from_trace(trace, int(self.core.stats()["budget_bytes"])).within_slabs()
             return Predicted(problem, simulate_events(problem, plan)[1], plan)
         except ValueError as error:  # the budget is too small, or the trace has too many chunks
             log.info("nothing is predicted: %s", error)

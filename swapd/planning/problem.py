@@ -7,7 +7,7 @@ back as the entry variable ``successor`` of the next one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -23,7 +23,7 @@ MOST_CHUNKS = 1 << 28  # of all variables: half a pebibyte in chunks of 2 MiB. S
 
 @dataclass(eq=False)
 class InfeasibleError(ValueError):
-    """One function alone needs more than the budget. No plan can help; a larger budget can."""
+    """One function needs more than the budget, or small tensors more than half of it. Only a larger budget can help."""
 
     function: int
     function_name: str
@@ -31,10 +31,18 @@ class InfeasibleError(ValueError):
     budget_bytes: int
     min_budget_bytes: int  # 0 if not known
 
+    @property
+    def only_slabs_need_more(self) -> bool:
+        """Whether every function fits beside the small tensors, but these get at most half of the budget."""
+        return self.need_bytes <= self.budget_bytes < self.min_budget_bytes
+
     def __str__(self) -> str:
+        needs = f"function {self.function} ({self.function_name}) needs {self.need_bytes} bytes at once"
+        if self.only_slabs_need_more:
+            needs = f"small tensors need {self.min_budget_bytes // 2} bytes and get at most half"
         return (
-            f"function {self.function} ({self.function_name}) needs {self.need_bytes} bytes at once, the budget is "
-            f"{self.budget_bytes} bytes; the smallest budget that works is {self.min_budget_bytes} bytes"
+            f"{needs}, the budget is {self.budget_bytes} bytes; the smallest budget that works is "
+            f"{self.min_budget_bytes} bytes"
         )
 
 
@@ -213,7 +221,7 @@ class Problem:
     @property
     def fits(self) -> bool:
         """Whether nothing needs to move."""
-        return self.live_peak_chunks <= self.capacity_chunks
+        return max(self.live_peak_chunks, self.slab_chunks) <= self.capacity_chunks
 
     @property
     def compute_seconds(self) -> float:
@@ -223,15 +231,20 @@ class Problem:
     @property
     def fit_budget_bytes(self) -> int:
         """What is needed in-core: the smallest budget in which nothing needs to move, slabs included."""
-        return (self.live_peak_chunks + self.slab_chunks) * self.chunk_bytes
+        return (max(self.live_peak_chunks, self.slab_chunks) + self.slab_chunks) * self.chunk_bytes
 
     @property
     def min_budget_bytes(self) -> int:
-        """The smallest budget in which every function can run."""
-        return (int(self.pinned.max(initial=0)) + self.slab_chunks) * self.chunk_bytes
+        """The smallest budget in which every function can run, and slabs, which get half at most, hold what they do."""
+        return (max(int(self.pinned.max(initial=0)), self.slab_chunks) + self.slab_chunks) * self.chunk_bytes
 
     def require_feasible(self) -> None:
-        """Raise InfeasibleError when a function alone exceeds the budget."""
-        if self.pinned.max(initial=0) > self.capacity_chunks:
-            function, need = int(self.pinned.argmax()), self.min_budget_bytes
-            raise InfeasibleError(function, self.names[function], need, self.budget_bytes, need)
+        """Raise InfeasibleError when a function alone exceeds the budget, or small tensors do half of it."""
+        if self.min_budget_bytes > (self.capacity_chunks + self.slab_chunks) * self.chunk_bytes:
+            function = int(self.pinned.argmax())
+            need = (int(self.pinned[function]) + self.slab_chunks) * self.chunk_bytes
+            raise InfeasibleError(function, self.names[function], need, self.budget_bytes, self.min_budget_bytes)
+
+    def within_slabs(self) -> Problem:
+        """The same for a run whose small tensors have more than half of the budget already, as it was lowered."""
+        return replace(self, slab_chunks=max(0, min(self.slab_chunks, self.capacity_chunks)))

@@ -92,6 +92,12 @@ class SequenceRecorder:
         if not storage.small:
             self._now.uses[-1][self._add(storage, self.functions - 1)] = WRITE
 
+    def allocate_outside(self, storage: Storage) -> None:
+        """`storage` is allocated between two functions."""
+        self.known(storage)
+        if not storage.small:
+            self._add(storage, self.functions)
+
     def free(self, storage: Storage) -> None:
         """`storage` is released. It counts as live until the function that began last has ended."""
         self._count(storage, -1)
@@ -112,7 +118,8 @@ class SequenceRecorder:
         ended.variables += ended.only_freed
         n = len(ended.names)
         for variable in ended.variables:
-            variable.died = n if variable.died is None else variable.died
+            variable.born = min(variable.born, n - 1)
+            variable.died = n if variable.died is None else min(variable.died, n)
         self._link(ended, fingerprint == self._last_fingerprint)
         trace = self._trace(ended, fingerprint, self._large_bytes - used_bytes)
         self._last_fingerprint = fingerprint

@@ -1,6 +1,7 @@
 """`swapd compare`: the same figures as a simulation of each policy alone, and limits that are limits."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from swapd.planning.lower_bound import bound, lower_bound
 from swapd.planning.plan import Plan
 from swapd.planning.problem import InfeasibleError, Problem
 from swapd.policies import available, make_plan
+from swapd.progress import note
 from swapd.simulation.simulator import simulate
 from swapd.tiers.three_tiers import DISK_LATENCY_SECONDS, LowerTiers, plan_tiers, run_tiers
 from swapd.trace.trace import Machine, Trace
@@ -233,3 +235,22 @@ def test_half_a_disk_is_refused(
 ) -> None:
     assert main(["compare", paths[2], "--budget", "40%", *options]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_long_command_adds_a_line_for_each_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes(4).save(tmp_path / "a.trace")
+    command = ["compare", str(tmp_path / "a.trace"), "--budget", "70%", "--policies", "demand,auto"]
+    file = tmp_path / "seen" / "progress.txt"
+    monkeypatch.delenv("OOC_PROGRESS", raising=False)
+    assert main(command) == 0 and not file.parent.exists()
+    monkeypatch.setenv("OOC_PROGRESS", str(file))
+    assert main(command) == 0
+    lines = file.read_text().splitlines()
+    assert len(lines) >= 2
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  \S+: \S.*, \d+ of \d+", line) for line in lines)
+    note("one\nstep")
+    assert file.read_text().splitlines()[:-1] == lines and file.read_text().endswith(": one step\n")
+    monkeypatch.setenv("OOC_PROGRESS", str(tmp_path))  # no file can be there: nothing depends on it
+    note("another")

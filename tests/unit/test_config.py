@@ -9,10 +9,11 @@ import pytest
 
 from swapd.config import Config, ConfigError, ConfigWarning, unknown_variables
 from swapd.host_limits import available_host_bytes, cgroup_memory, largest_host_bytes
+from swapd.link import Link
 from swapd.policies import PUBLISHED
 from swapd.policies import available as available_policies
 from swapd.session import limits_of
-from swapd.settings import POLICIES, SETTINGS, Link, document
+from swapd.settings import POLICIES, SETTINGS, document
 from swapd.units import GIB, KIB, MIB, Amount
 
 CERTIFICATE = Path(__file__).with_name("tls") / "certificate.pem"
@@ -55,6 +56,7 @@ def test_every_setting_is_read_and_written_back() -> None:
         "OOC_SPLIT": "allow",
         "OOC_SPLIT_STORE": "/x/store.jsonl",
         "OOC_SUMMARY": "/x/s.json",
+        "OOC_PROGRESS": "/x/p",
         "OOC_TRACE": "/x/t",
         "OOC_TIMELINE": "/x/t.json.gz",
         "OOC_REPORT": "/x/r.html",
@@ -228,6 +230,9 @@ def test_budget() -> None:
     assert Config().resolve_budget(4 * GIB, 3 * GIB, others_bytes=2 * GIB) == 3 * GIB // 2
     assert Config(budget=Amount(fraction=0.5)).resolve_budget(16 * GIB, 10 * GIB, 9 * GIB) == 8 * GIB
     assert Config(budget=Amount(bytes=3 * GIB)).resolve_budget(16 * GIB, GIB) == 3 * GIB
+    assert Config().resolve_budget(16 * GIB, 10 * GIB, others_bytes=2 * GIB, ranks=2) == 3 * GIB
+    assert Config(budget=Amount(fraction=0.5)).resolve_budget(16 * GIB, 10 * GIB, ranks=4) == 2 * GIB
+    assert Config(budget=Amount(bytes=3 * GIB)).resolve_budget(16 * GIB, GIB, ranks=4) == 3 * GIB
     with pytest.raises(ConfigError, match=r"OOC_BUDGET=17GiB is more than the device has, 16GiB"):
         Config(budget=Amount(bytes=17 * GIB)).resolve_budget(16 * GIB, 16 * GIB)
 

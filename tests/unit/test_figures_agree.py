@@ -26,8 +26,8 @@ CHUNK = 1 << 16
 POLICIES = ("auto", "demand", "idle", "window")  # whose memory is in chunks, without fragments
 
 
-def slabs_trace() -> Trace:
-    """Layers forward and backward, beside small tensors that take more than they do; the host is busy in between."""
+def slabs_trace(slab_chunks: int = 10) -> Trace:
+    """Layers forward and backward, beside small tensors; the host is busy in between."""
     b = Builder()
     weights = [b.entry(CHUNK // 2) for _ in range(6)]
     made = [b.call(f"forward{i}", [w], [3.5 * CHUNK], seconds=0.01)[0] for i, w in enumerate(weights)]
@@ -36,7 +36,7 @@ def slabs_trace() -> Trace:
         b.free(made[i])
     trace = b.trace(CHUNK, Machine(1e7, 1e7))
     busy = np.arange(trace.functions) * 5e-4
-    return replace(trace, slab_chunks_peak=41, function_start=trace.function_start + busy)
+    return replace(trace, slab_chunks_peak=slab_chunks, function_start=trace.function_start + busy)
 
 
 def ranges_trace() -> Trace:
@@ -165,6 +165,18 @@ def test_the_smallest_budget_does_in_every_command_and_less_in_none(path: Path, 
         printed(capsys, *command, path, "--budget", needed)
     refused = facts_of(capsys, "compare", path, "--budget", least - 1, "--policies", "demand,auto", status=1)
     assert [row["least_budget_bytes"] for row in refused["policies"]] == [least] * 2
+
+
+def test_small_tensors_need_twice_what_they_take_everywhere(tmp_path: Path, capsys: Capture) -> None:
+    """They get at most half of a budget: where they take more than all else, that is needed in-core, and the least."""
+    path = tmp_path / "a.trace"
+    slabs_trace(41).save(path)
+    facts = facts_of(capsys, "plan", path, "--budget", "100%")
+    assert facts["min_budget_bytes"] == facts["fit_budget_bytes"] == facts["budget_bytes"] == 2 * 41 * CHUNK
+    assert facts["planned_out_count"] == 0
+    for command in (["plan"], ["simulate"], ["report", "-o", path.with_name("a.svg")]):
+        text = printed(capsys, *command, path, "--budget", 2 * 41 * CHUNK - 1, status=1)
+        assert "small tensors need 2.56 MiB and get at most half" in text and "--budget 5248KiB would do" in text
 
 
 @pytest.mark.parametrize("size", [CHUNK, 3 * CHUNK // 2], ids=["its own chunks", "larger chunks"])

@@ -10,8 +10,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = {"ooc_alloc": ROOT, "swapd": ROOT, "ooc": ROOT / "integrations"}  # each may import those before it
-FRAMEWORKS = {"torch", "torchvision", "transformers", "cupy", "numba", "jax", "tensorflow"}
-LAZY = {"cuda", "cupy", "matplotlib", "numba", "scipy", "sklearn", "grafana_foundation_sdk"}  # only where they are used
+FRAMEWORKS = {"torch", "torchvision", "transformers", "accelerate", "lightning", "cupy", "numba", "jax", "tensorflow"}
+# Only where they are used.
+LAZY = {"accelerate", "cuda", "cupy", "grafana_foundation_sdk", "lightning", "matplotlib", "numba", "safetensors"}
+LAZY |= {"scipy", "sklearn", "transformers"}
 
 # Ways into C, each of which one file alone takes.
 INTO_C = {"cffi": "ooc_alloc/library.py", "ctypes": "ooc_alloc/built_ins.py", "_ctypes": "ooc_alloc/built_ins.py"}

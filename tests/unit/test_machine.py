@@ -20,7 +20,7 @@ from swapd.devices.profile import (
     profile_path,
     save_profile,
 )
-from swapd.settings import Link
+from swapd.link import Link
 from swapd.trace.trace import Machine
 from swapd.units import GIB, MIB
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from swapd.no_plan import why_no_plan
-from swapd.step_times import Step
+from swapd.step_times import Step, StepTimes
 
 
 def steps(fingerprints: str, followed: str = "", still: str = "") -> list[Step]:
@@ -38,11 +38,29 @@ def test_nothing_to_explain(kept: Sequence[Step]) -> None:
         (steps("aaaa"), "auto", {ord("a"): "f needs 5 bytes"}, "no plan was found for 4 iterations: f needs 5 bytes"),
         (steps("abcdef"), "auto", {}, "6 of 6 iterations had a sequence of functions that never came again"),
         (steps("aabbcdefgh", followed=" p"), "auto", {}, "6 of 10 iterations had a sequence"),
-        (steps("aa"), "auto", {}, "2 iterations were the first of their sequences"),
-        (steps("ab"), "auto", {}, "2 iterations were the first of their sequences"),
+        (steps("aa"), "auto", {}, "2 iterations came before their sequences' plans"),
+        (steps("ab"), "auto", {}, "2 iterations came before their sequences' plans"),
         (steps("abababab"), "auto", {}, "8 iterations, of 2 sequences, departed from the plan"),
     ],
 )
 def test_reasons(kept: Sequence[Step], policy: str, failed: dict[int, str], words: str) -> None:
     said = why_no_plan(kept, policy, failed)
     assert said is not None and words in said
+
+
+def test_threads_side_by_side_are_the_reason_where_sequences_do_not_repeat() -> None:
+    for kept in (steps("abcdef"), steps("abababab")):
+        said = why_no_plan(kept, "auto", {}, side_by_side=True)
+        assert said is not None and "threads call models side by side" in said
+    assert why_no_plan(steps("aaaa", followed="  pp"), "auto", {}, side_by_side=True) is None
+
+
+def test_the_main_step_is_none_with_the_programs_start_in_it() -> None:
+    times = StepTimes()
+    assert times.main() == (0, None)
+    times.add(Step(60.0, 0.0, False, ord("s")))
+    assert times.main() == (0, None)
+    for seconds in (4.0, 3.0, 1.0, 2.0):
+        times.add(Step(seconds, 0.0, False, ord("a")))
+    times.add(Step(9.0, 0.0, False, ord("b")))
+    assert times.main() == (4, 1.5)

@@ -15,8 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planning_traces import resnet50
 
-from ooc_alloc import Core
-from ooc_alloc.core import Iteration
+from ooc_alloc import Core, Iteration
 from swapd import planner
 from swapd.planner import Planner, offsets_of
 from swapd.planning.problem import InfeasibleError, Problem

@@ -15,7 +15,8 @@ MARK = "_OOC_TEST_OF"
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*ranks._RANKS, *ranks._LOCAL_RANKS, *ranks._SLURM_TASKS, "NODE_RANK", MARK):
+    numbers = (*ranks._RANKS, *ranks._LOCAL_RANKS, *ranks._LOCAL_SIZES, *ranks._SLURM_TASKS)
+    for name in (*numbers, "NODE_RANK", "CUDA_VISIBLE_DEVICES", MARK):
         monkeypatch.setenv(name, "")  # so that what a test leaves there is undone
         monkeypatch.delenv(name)
     monkeypatch.setattr("sys.orig_argv", ["python", "train.py"])
@@ -95,3 +96,26 @@ def test_what_launchers_say(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert (ranks.rank(), ranks.local_rank()) == (number, local)
+
+
+@pytest.mark.parametrize(
+    ("variables", "devices", "together"),
+    [
+        ({}, None, 1),
+        ({"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}, None, 4),
+        ({"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}, 4, 1),
+        ({"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}, 3, 2),
+        ({"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}, 1, 4),
+        ({"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "CUDA_VISIBLE_DEVICES": "2"}, 1, 1),  # it has that one alone
+        ({"OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, None, 2),
+        ({"MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "3"}, None, 3),
+        ({"SLURM_LOCALID": "0", "SLURM_NTASKS": "1", "SLURM_NTASKS_PER_NODE": "8"}, None, 1),
+        ({"LOCAL_WORLD_SIZE": "4"}, None, 1),  # of a launcher, which is no rank
+    ],
+)
+def test_processes_that_share_a_device(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], devices: int | None, together: int
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert ranks.sharing(devices) == together
