@@ -68,10 +68,11 @@ def start(folder: Path, *source: str, **variables: str) -> subprocess.Popen[str]
 
 
 def free_ports(count: int) -> int:
-    """The first of so many ports in a row that are free now."""
-    for first in range(20_000, 60_000, 17):
-        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
-            for port in range(first, first + count):
+    """The first of so many ports in a row that are free now; the system chooses it, so that two callers differ."""
+    for _ in range(100):
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError, OverflowError):
+            first = stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
+            for port in range(first + 1, first + count):
                 stack.enter_context(socket.create_server(("127.0.0.1", port)))
-            return first
+            return int(first)
     raise AssertionError("no free ports")

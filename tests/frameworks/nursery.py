@@ -1,7 +1,8 @@
 """A process that has imported what programs import, and forks one child for each program: half of a run is imports.
 
     python nursery.py MODULE...        then, a line of JSON each:
-    -> {"id": 1, "program": "lstm.py", "arguments": [...], "variables": {...}, "output": FILE, "errors": FILE}
+    -> {"id": 1, "program": "lstm.py", "arguments": [...], "variables": {...}, "output": FILE, "errors": FILE,
+        "folder": null}
     -> {"kill": 1}
     <- {"id": 1, "status": 0}
 
@@ -12,6 +13,7 @@ imported PyTorch: the program is its `__main__`, the allocator is turned on by t
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -29,6 +31,8 @@ def run_child(request: dict[str, Any]) -> None:
         file = os.open(request[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(file, descriptor)
         os.close(file)
+    if request["folder"] is not None:
+        os.chdir(request["folder"])
     path = request["program"]
     os.environ.update(request["variables"])
     sys.argv = [path, *request["arguments"]]
@@ -46,6 +50,8 @@ def run_child(request: dict[str, Any]) -> None:
 def main() -> None:
     for name in sys.argv[1:]:
         importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # else the first collection in each child would copy nearly all pages
     numbers: dict[int, int] = {}  # of requests, by process
     requests, answers = os.dup(0), os.dup(1)
     ended, wake = os.pipe()

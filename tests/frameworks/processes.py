@@ -104,12 +104,18 @@ class Nursery:
         self._process.stdin.write(json.dumps(request).encode() + b"\n")
         self._process.stdin.flush()
 
-    def run(self, arguments: list[str | Path], variables: dict[str, str], timeout: float) -> Ended:
-        """Runs a script. A process that does not end in time is killed, and fails the test with its last words."""
+    def run(
+        self, arguments: list[str | Path], variables: dict[str, str], timeout: float, working: Path | None = None
+    ) -> Ended:
+        """Runs a script. A process that does not end in time is killed, and fails the test with its last words.
+
+        `working` is the folder it works in, if not this process's.
+        """
         with tempfile.TemporaryDirectory() as folder:
             words = {"output": Path(folder, "output"), "errors": Path(folder, "errors")}
             request = {"program": str(arguments[0]), "arguments": [str(argument) for argument in arguments[1:]]}
             request |= {"variables": variables, **{name: str(path) for name, path in words.items()}}
+            request["folder"] = None if working is None else str(working)
             with self._lock:
                 number, waiting = next(self._numbers), Future[int]()
                 self._waiting[number] = waiting

@@ -96,7 +96,22 @@ def inference(batch: int) -> Step:
     return step
 
 
-MODELS = {"images": images, "text": text, "inference": inference}
+def compiled(batch: int) -> Step:
+    model = Images()
+    compiled_model = torch.compile(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    inputs, labels = torch.randn(batch, 3, 32, 32), torch.zeros(batch, dtype=torch.int64)
+
+    def step() -> None:
+        loss = F.cross_entropy(compiled_model(inputs), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+MODELS = {"images": images, "text": text, "inference": inference, "compiled": compiled}
 
 if __name__ == "__main__":
     import ooc

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -189,3 +190,46 @@ def test_a_step_ends_what_optimizers_in_the_backward_pass_began(ended: list[str]
     for step in range(3):
         train(optimizer, model)
         assert len(ended) == step + 1
+
+
+def test_threads_that_serve_end_iterations_one_at_a_time() -> None:
+    """The calls of the thread that took the sequence are iterations; those of others meanwhile are beside it."""
+    told: list[str] = []
+    free = True
+    other = ThreadPoolExecutor(1)
+
+    class Asks(nn.Module):
+        def forward(self, inner: nn.Module | None) -> None:
+            if inner is not None:
+                other.submit(infer, inner, None).result()
+
+    def infer(model: nn.Module, *arguments: Any) -> None:
+        with torch.no_grad():
+            model(*arguments)
+
+    with Patches() as patches, ThreadPoolExecutor(1) as thread, other:
+        boundaries.install(patches, lambda: told.append("end"), lambda: free, lambda: told.append("beside"))
+        thread.submit(infer, Asks(), Asks()).result()
+        assert told == ["beside", "end"]
+        free = False
+        thread.submit(infer, Asks(), None).result()
+        assert told == ["beside", "end", "beside"]
+        free = True
+        thread.submit(Asks(), None).result()  # with gradients: its training is open
+        thread.submit(infer, Asks(), None).result()
+        assert told == ["beside", "end", "beside"]
+        Asks()(None)  # the main thread's is, too, and it may wait for what others compute
+        other.submit(infer, Asks(), None).result()
+        assert told == ["beside", "end", "beside"]
+
+
+def test_a_thread_that_computes_for_the_main_ones_call_ends_nothing(ended: list[str]) -> None:
+    with ThreadPoolExecutor(1) as pool:
+
+        class Waits(nn.Module):
+            def forward(self, x: Tensor) -> Any:
+                return pool.submit(torch.no_grad()(nn.Linear(2, 2)), x).result()
+
+        with torch.no_grad():
+            Waits()(torch.ones(1, 2))
+    assert len(ended) == 1

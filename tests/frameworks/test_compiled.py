@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from processes import EMULATED, PROGRAMS, Ended, run, run_source
+from processes import EMULATED, PROGRAMS, Ended, code, run, run_source
 from test_programs import check_identical, check_within_budget
 
 from ooc.pytorch import build, compiled
 from swapd.trace.trace import Trace
 
 # MiB: at most the live peak over 2.5.
-BUDGETS = {"hf_bert": 50, "hf_gpt2": 50, "hf_llama": 30, "hf_t5": 37, "lstm": 50, "unet": 30, "densenet": 40}
+BUDGETS = {
+    "hf_bert": 50, "hf_gpt2": 50, "hf_llama": 30, "hf_t5": 37, "lstm": 50, "unet": 30, "densenet": 40,
+    "unet_batches": 50, "residual": 120,
+}  # fmt: skip
 STEADY = set(BUDGETS) - {"lstm"}
 
 MODEL = """
@@ -75,6 +79,44 @@ def test_batches_of_other_sizes(tmp_path: Path, cache: str) -> None:
     assert small.output == plain.output
     check_within_budget(small.figures, 6 << 20)
     assert small.figures["min_budget_bytes"] < small.figures["live_peak_bytes"] / 2
+
+
+# Each step of it, in eager mode or compiled, needs less than a third of what the layouts of all its weights need.
+CONVOLUTIONS = """
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    layers = [layer for _ in range(8) for layer in (nn.Conv2d(96, 96, 3, padding=1), nn.BatchNorm2d(96), nn.ReLU())]
+    model = nn.Sequential(*layers)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+    COMPILE
+    x = torch.randn(2, 96, 8, 8)
+    for step in range(4):
+        loss = (model(x) - x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        print(loss.item().hex())
+    print([p.double().sum().item().hex() for p in [*model.parameters(), *model.buffers()]])
+"""
+
+
+@pytest.mark.slow
+def test_weights_are_laid_out_one_after_the_other(tmp_path: Path) -> None:
+    """Inductor lays out all weights in one kernel; with us it needs no more at once, from a warm cache, too."""
+    caches = [str(tmp_path / name) for name in ("cache", "other")]
+    text = CONVOLUTIONS.replace("COMPILE", "model = torch.compile(model)")
+    plain = train(tmp_path / "plain", caches[0], "1GiB", text, OOC_ALLOC="0")
+    eager = train(tmp_path / "eager", caches[0], "1GiB", CONVOLUTIONS.replace("COMPILE", "")).figures
+    for cache in caches:  # what plain PyTorch compiled is there, and is not there
+        small = train(tmp_path / "small", cache, "4MiB", text)
+        assert small.output == plain.output
+        assert small.figures["min_budget_bytes"] <= 1.5 * eager["min_budget_bytes"]
+        check_within_budget(small.figures, 4 << 20)
+    warm = train(tmp_path / "small", caches[1], "4MiB", text)
+    assert (warm.output, warm.figures["min_budget_bytes"]) == (plain.output, small.figures["min_budget_bytes"])
+    assert train(tmp_path / "plain", caches[1], "1GiB", text, OOC_ALLOC="0").output == plain.output
 
 
 def names_in(folder: Path) -> set[str]:
@@ -144,6 +186,45 @@ def test_program(name: str, tmp_path: Path, cache: str) -> None:
         assert small["planned_iteration_count"] > 0
 
 
+LINES = """
+    import torch
+    import torch.nn.functional as F
+
+    def block(x, weight):
+        y = F.gelu(x @ weight)
+        return y * 2 + 1
+
+    weights = [torch.randn(512, 512, requires_grad=True) for _ in range(2)]
+    compiled = torch.compile(lambda x: block(block(x, weights[0]), weights[1]))
+    for _ in range(3):
+        compiled(torch.randn(512, 512)).sum().backward()
+        torch.optim.SGD(weights, lr=0.1).step()
+"""
+
+
+@pytest.mark.slow
+def test_kernels_are_named_by_the_lines_of_the_program(tmp_path: Path) -> None:
+    """From a cache, too, unless the program is another one by now; and what Inductor writes is no place of the user."""
+    variables = {"OOC_TRACE": str(tmp_path / "trace.npz"), "OOC_TIMELINE": str(tmp_path / "timeline.json")}
+    script = tmp_path / "script.py"
+    for _ in range(2):
+        train(tmp_path, str(tmp_path / "cache"), "1GiB", LINES, **variables)
+        fused = [name for name in Trace.load(tmp_path / "trace.npz").function_names if name.startswith("cpp_fused")]
+        assert len(fused) >= 3  # the forward pass calls one kernel twice
+        numbers = [script.read_text().splitlines().index(line) + 1 for line in GELU_AND_SUM]
+        for name in fused:
+            assert re.search(f" at {script}:({numbers[0]}|{numbers[1]}) in block", name), name
+        assert f"{fused[0].split(' ')[0]} at " in (tmp_path / "timeline.json").read_text()
+        places = Trace.load(tmp_path / "trace.npz").places
+        assert places and not any("cache" in place for place in places)
+    train(tmp_path, str(tmp_path / "cache"), "1GiB", f"\n{code(LINES)}", **variables)
+    assert any(name.startswith("cpp_fused") for name in names_in(tmp_path))
+    assert not any(" at " in name for name in names_in(tmp_path))
+
+
+GELU_AND_SUM = ("    y = F.gelu(x @ weight)", "    return y * 2 + 1")
+
+
 TOO_LARGE = """
     import torch
 
@@ -164,7 +245,7 @@ TOO_LARGE = """
 def test_a_kernel_that_is_too_large(tmp_path: Path, cache: str) -> None:
     """It is named, with the budget that it needs: 16 MiB. Afterwards everything goes on."""
     ended = train(tmp_path, cache, "10MiB", TOO_LARGE)
-    assert "cpp_fused_add_mul_0 needs 16777216 bytes" in ended.output
+    assert re.search(r"cpp_fused_add_mul_0 at \S+:5 in fused needs 16777216 bytes", ended.output)
     assert "OOC_BUDGET=16908288" in ended.output  # with small variables
     assert ended.figures["device_peak_bytes"] <= 10 << 20
 
@@ -195,17 +276,46 @@ def test_what_a_triton_kernel_only_reads() -> None:
     assert opened.inductor_meta is kernel.inductor_meta
 
 
-def test_every_tensor_that_a_kernel_is_given_is_an_operand(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], list[int]]]:
+    """The functions that kernels begin: the identities of the tensors that each may write, and only reads."""
+    functions: list[tuple[list[int], list[int]]] = []
+
+    def begin(function: int, operands: Any, first: int, end: int) -> bool:
+        tensors = list(map(id, operands))
+        functions.append((tensors[:first] + tensors[end:], tensors[first:end]))
+        return False
+
+    operators = {"kernel_begin": begin, "kernel_end": lambda: None}
+    ooc = {name: SimpleNamespace(default=SimpleNamespace(_op=call)) for name, call in operators.items()}
+    monkeypatch.setattr(compiled.torch.ops, "ooc", SimpleNamespace(**ooc, function_id=lambda name: -1))
+    return functions
+
+
+def test_every_tensor_that_a_kernel_is_given_is_an_operand(begun: list[tuple[list[int], list[int]]]) -> None:
     """However many there are, in whatever way it is given them."""
-    begun: list[Any] = []
-    scope = SimpleNamespace(default=lambda name, written, read: begun.append((written, read)))
-    monkeypatch.setattr(compiled.torch.ops, "ooc", SimpleNamespace(scope_begin=scope, scope_end=scope))
     tensors = [torch.ones(1) for _ in range(100)]
     descriptor = SimpleNamespace(base=torch.ones(1))
     compiled.KernelFunction("k", lambda *args, **kwargs: None, [True])(*tensors[:-1], 7, descriptor, out=tensors[-1])
     [(written, read)] = begun
-    assert [id(tensor) for tensor in read] == [id(tensors[0])]
-    assert [id(tensor) for tensor in written] == [id(t) for t in (*tensors[1:-1], descriptor.base, tensors[-1])]
+    assert read == [id(tensors[0])]
+    assert written == [id(t) for t in (*tensors[1:-1], descriptor.base, tensors[-1])]
+
+
+@pytest.mark.parametrize(
+    "reads",
+    [[False, True, True, False], [True, True, False], [False, False], [True, True], [True, False, True]],
+    ids=["in the middle", "at the start", "none", "all", "no slice"],
+)
+def test_the_operands_of_a_cpp_kernel(reads: list[bool], begun: list[tuple[list[int], list[int]]]) -> None:
+    """Its tensors come first, and sizes after them."""
+    tensors = [torch.ones(1) for _ in reads]
+    calls: list[Any] = []
+    compiled.KernelFunction("k", lambda *args: calls.append(args), [*reads, True], len(reads))(*tensors, 16)
+    [(written, read)] = begun
+    assert read == [id(tensor) for tensor, only_read in zip(tensors, reads) if only_read]
+    assert written == [id(tensor) for tensor, only_read in zip(tensors, reads) if not only_read]
+    assert calls == [(*tensors, 16)]
 
 
 def test_what_a_cpp_kernel_only_reads() -> None:

@@ -274,3 +274,41 @@ def test_keep_resident(tmp_path: Path) -> None:
         assert ooc.summary()["swap_in_bytes"] == pinned, "it was on the device"
     """
     run_source(tmp_path, source, OOC_BUDGET="16MiB").check()
+
+
+@pytest.mark.parametrize("tier", ["memory", "disk"])
+def test_saving_as_safetensors_keeps_nothing_on_the_device(tmp_path: Path, tier: str) -> None:
+    """What is saved may be larger than the budget, and leaves the device afterwards as it did before."""
+    source = """
+        import torch
+        import ooc
+        from huggingface_hub import split_torch_state_dict_into_shards
+        from safetensors.torch import load_file, save, save_file
+
+        tensors = {f"t{index}": torch.randn(128, 1024) for index in range(40)}
+        tensors |= {"bits": torch.randn(512, 1024).bfloat16(), "none": torch.empty(0), "one": torch.tensor(3)}
+        tensors["part"] = torch.randn(2048, 1024)[1024:]  # of a storage
+        before = ooc.summary()
+        assert split_torch_state_dict_into_shards(tensors).filename_to_tensors
+        for _ in range(2):
+            save_file(tensors, FILE)
+        data = save({"t0": tensors["t0"], "t39": tensors["t39"]})
+        after = ooc.summary()
+        assert after["min_budget_bytes"] == before["min_budget_bytes"], (before, after)
+        assert after["external_pin_count"] == before["external_pin_count"], (before, after)
+        loaded = load_file(FILE)
+        assert loaded.keys() == tensors.keys() and len(data) > 1 << 20
+        for name, tensor in loaded.items():
+            assert torch.equal(tensor, tensors[name]), name
+        tensors["part"].fill_(1)
+        save_file({"part": tensors["part"]}, FILE)
+        assert load_file(FILE)["part"].eq(1).all(), "the bytes of an earlier save"
+    """
+    source = source.replace("FILE", repr(str(tmp_path / "saved.safetensors")))
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    more = {"OOC_DISK": str(disk)} if tier == "disk" else {}
+    figures = run_source(tmp_path, source, OOC_BUDGET="12MiB", **more).check().figures
+    assert figures["device_peak_bytes"] <= 12 << 20
+    assert figures["swap_in_bytes"] >= 2 * 12 << 20
+    assert list(disk.iterdir()) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,27 +50,52 @@ def content(trace: Trace) -> Content:
     }
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """As real runs have here: what Inductor makes of a graph depends on the number of threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(scope="module")
 def really_recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Trace]:
     traces = {}
     for name in MODELS:
         path = tmp_path_factory.mktemp(name) / "real.trace"
         settings = {"OOC_ALLOC": "emulated", "OOC_CHUNK_SIZE": str(CHUNK), "OOC_SMALL_LIMIT": str(SMALL)}
+        if name == "compiled":
+            settings["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path_factory.mktemp("inductor"))
         run([str(HERE / "small_models.py"), name, "8", str(path)], settings).check()
         traces[name] = Trace.load(path)
     return traces
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_trace_is_that_of_a_real_run(name: str, really_recorded: dict[str, Trace]) -> None:
+def test_the_trace_is_that_of_a_real_run(name: str, really_recorded: dict[str, Trace], one_thread: None) -> None:
     real = really_recorded[name]
     fake = record(MODELS[name], 8, chunk_bytes=CHUNK, small_limit_bytes=SMALL, times=real)
     found, expected = content(fake), content(real)
+    if name == "compiled":  # what compiling leaves behind is in the real run's slabs
+        assert found.pop("slabs") <= expected.pop("slabs")
+        assert sum(function.startswith("cpp_fused") for function in found["functions"]) >= 8
+        assert any("small_models.py" in function for function in found["functions"])
     for key, value in expected.items():
         assert found[key] == value, key
     assert len(expected["bytes"]) >= 10
     assert np.array_equal(fake.function_seconds, real.function_seconds)
     assert fake.machine == real.machine
+
+
+def test_a_compiled_batch_that_no_memory_holds() -> None:
+    """Its kernels take the time of their memory traffic, and nothing of it is left in the process afterwards."""
+    trace = record(MODELS["compiled"], 1 << 20, V100)
+    fused = np.array([name.startswith("cpp_fused") for name in trace.function_names])
+    assert trace.live_bytes.max() > 1 << 37
+    assert trace.function_seconds[fused].max() > (1 << 34) / V100.memory_bytes_per_second
+    x = torch.randn(8, 3, 32, 32)
+    assert torch.compile(lambda x: x * 2 + 1)(x).equal(x * 2 + 1)
 
 
 def test_a_batch_that_no_memory_holds() -> None:

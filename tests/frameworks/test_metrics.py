@@ -69,8 +69,8 @@ SAME: dict[str, tuple[str, dict[str, str]]] = {
     "external_fragmentation_ratio": ("external_fragmentation_ratio", {}),
 }
 OTHERWISE = {"version", "final", "pid", "device", "policy", "step_seconds", "driver_failure_count", "stall_seconds",
-             "peak_rss_bytes", "host_budget_bytes", "no_plan_reason", "main_step_count",
-             "main_step_seconds"}  # fmt: skip
+             "peak_rss_bytes", "fit_budget_bytes", "budget_rank_count", "host_budget_bytes", "no_plan_reason",
+             "main_step_count", "main_step_seconds"}  # fmt: skip
 ONLY_IN_SUMMARIES = {"split", "split_function_count", "split_part_count", "split_layers"}
 
 

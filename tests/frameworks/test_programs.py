@@ -204,7 +204,7 @@ def test_program_alone(name: str, tmp_path: Path) -> None:
     both_alone(name, tmp_path)
 
 
-@pytest.mark.parametrize("name", ["dataloader", pytest.param("exit_live", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["exit_live", pytest.param("dataloader", marks=pytest.mark.slow)])
 def test_program_alone_on_disk(name: str, tmp_path: Path) -> None:
     """A forked process has copies of its own of what is on the disk; how a process ends changes nothing there."""
     (tmp_path / "disk").mkdir()

@@ -181,6 +181,11 @@ def timeline_start(events: int = 1 << 17) -> None:
     _active().observer.start_timeline(events)
 
 
+def timeline_is_on() -> bool:
+    """Whether a timeline is kept now. Raises OocError if the allocator is off."""
+    return bool(_active().core.timeline_state().on)
+
+
 def timeline(path: str | os.PathLike[str]) -> None:
     """Writes what the timeline holds now, for https://ui.perfetto.dev. A file whose name ends in ``.gz`` is compressed.
 

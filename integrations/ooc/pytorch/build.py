@@ -106,6 +106,7 @@ def command(target: Path) -> list[str]:
         f"-I{HEADERS}",
         f"-isystem{root / 'include'}",
         f"-isystem{root / 'include' / 'torch' / 'csrc' / 'api' / 'include'}",
+        *(["-DOOC_WITH_DISTRIBUTED"] if torch.distributed.is_available() else ()),
         *(_cuda_flags() if for_cuda() else ()),
         *map(str, _sources()),
         f"-L{root / 'lib'}",

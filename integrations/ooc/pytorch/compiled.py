@@ -13,17 +13,19 @@ compiled anew, as Dynamo guards the dispatch keys of tensors, of which ours is o
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import logging
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ooc.pytorch import kernel_groups, source_lines
 from ooc.pytorch.patches import Patches
 
 log = logging.getLogger("ooc.pytorch")
@@ -47,6 +49,8 @@ def install(patches: Patches) -> None:
             patches.replace(graph, "post_compile", _note_whether_opened)
             patches.replace(graph, "__call__", _call)
             patches.replace(importlib.import_module(_ASYNC_COMPILE).AsyncCompile, "wait", _wait)
+            kernel_groups.install(patches)
+            source_lines.install(patches)
 
     def compile_wrapped(plain: Callable[..., Any]) -> Callable[..., Any]:
         def compile(*args: Any, **kwargs: Any) -> Any:
@@ -65,14 +69,42 @@ def install(patches: Patches) -> None:
 class KernelFunction:
     """A generated kernel that runs as a function of ours.
 
-    `reads` says of the first positional arguments which of them the kernel only reads; what is not said it may write.
+    Args:
+        name: of the function; calls whose source lines are known have these in their functions' names.
+        kernel: what is called.
+        reads: of the first positional arguments, whether the kernel only reads it; what is not said it may write.
+        pointers: how many of the first positional arguments are all its tensors, if that is known.
     """
 
-    def __init__(self, name: str, kernel: Any, reads: list[bool]) -> None:
+    def __init__(self, name: str, kernel: Any, reads: list[bool], pointers: int | None = None) -> None:
         self.__name__, self.kernel, self._reads = name, kernel, reads
+        self.lines: dict[int, str] = {}  # words for source lines, by the line of the generated module that calls
+        self._functions: dict[tuple[int, int], int] = {}  # numbers of functions, by the place in the code that calls
+        # Where the reads are a slice of the arguments, as they are in C++, nothing has to be looked at in a call.
+        first, count = (reads.index(True) if True in reads else 0), sum(reads[:pointers])
+        self._pointers = pointers if pointers is not None and all(reads[first : first + count]) else None
+        self._first, self._end = first, first + count
+
+    @functools.cached_property
+    def _begin(self) -> Callable[..., bool]:
+        """Without what Python puts around an operator, which is a quarter of the call."""
+        operator: Callable[..., bool] = torch.ops.ooc.kernel_begin.default._op
+        return operator
+
+    @functools.cached_property
+    def _finish(self) -> Callable[[], None]:
+        operator: Callable[[], None] = torch.ops.ooc.kernel_end.default._op
+        return operator
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._run(self.kernel, args, kwargs)
+        if self._pointers is None or kwargs:
+            return self._run(self.kernel, args, kwargs)
+        opened = self._begin(self._function(1), args[: self._pointers], self._first, self._end)
+        try:
+            return self.kernel(*args)
+        finally:
+            if opened:
+                self._finish()
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """How Triton's kernels are launched."""
@@ -81,33 +113,70 @@ class KernelFunction:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.kernel, name)
 
-    def _run(self, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def operands(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Sequence[torch.Tensor], int, int]:
+        """The tensors among a call's arguments; those from the first number to before the second are only read."""
+        if self._pointers is not None and not kwargs:
+            return args[: self._pointers], self._first, self._end
         tensors: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
-        for value, reads in zip(chain(args, kwargs.values()), chain(self._reads, repeat(False))):
+        for value, only_read in zip(chain(args, kwargs.values()), chain(self._reads, repeat(False))):
             if not isinstance(value, torch.Tensor):
                 value = getattr(value, "base", None)  # of Triton's descriptors of tensors
             if isinstance(value, torch.Tensor):
-                tensors[reads].append(value)
-        opened = torch.ops.ooc.scope_begin.default(self.__name__, *tensors)
+                tensors[only_read].append(value)
+        written, read = tensors
+        return written + read, len(written), len(written) + len(read)
+
+    def _run(self, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        opened = self._begin(self._function(2), *self.operands(args, kwargs))
         try:
             return kernel(*args, **kwargs)
         finally:
             if opened:
-                torch.ops.ooc.scope_end.default([])
+                self._finish()
+
+    def _function(self, depth: int) -> int:
+        """The number of the function that a call is, from so many frames above."""
+        frame = sys._getframe(depth + 1)
+        place = (id(frame.f_code), frame.f_lasti)  # to find the line takes longer
+        number = self._functions.get(place)
+        if number is None:
+            number = torch.ops.ooc.function_id(self.name_at(frame.f_lineno))
+            if number >= 0:
+                self._functions[place] = number
+        return number
+
+    def name_at(self, line: int) -> str:
+        """The name of the function that a call in this line of the generated module is."""
+        return f"{self.__name__} at {self.lines[line]}" if self.lines.get(line) else self.__name__
+
+
+def line_of_caller(depth: int) -> int:
+    """The line that runs now, so many frames above the one that asks."""
+    return sys._getframe(depth + 1).f_lineno
 
 
 def _wait(plain: Callable[..., Any]) -> Callable[..., Any]:
     def wait(self: Any, scope: dict[str, Any]) -> None:
         plain(self, scope)
-        source = _source(scope)
-        kernels = _KERNEL.findall(source)
-        if not source or "CppWrapperCodeCache" in source or any(kind not in _TAKE_TENSORS for _, kind, _ in kernels):
-            return
-        for name, kind, types in kernels:
-            scope[name] = KernelFunction(name, scope[name], _reads(kind, types, scope[name]))
-        _opened_modules.add(scope["__name__"].rpartition(".")[2])
+        if open_module(scope, KernelFunction):
+            _opened_modules.add(scope["__name__"].rpartition(".")[2])
 
     return wait
+
+
+def open_module(scope: dict[str, Any], make: Callable[..., KernelFunction]) -> bool:
+    """Replaces a generated module's kernels. Returns false, and does nothing, where some of them take addresses."""
+    source = _source(scope)
+    kernels = _KERNEL.findall(source)
+    if not source or "CppWrapperCodeCache" in source or any(kind not in _TAKE_TENSORS for _, kind, _ in kernels):
+        return False
+    for name, kind, types in kernels:
+        pointers = types.count("*") if kind == "cpp_pybinding" else None
+        scope[name] = make(name, scope[name], _reads(kind, types, scope[name]), pointers)
+    for line, (name, lines) in source_lines.calls_of(source).items():
+        if isinstance(scope.get(name), KernelFunction):
+            scope[name].lines[line] = lines
+    return True
 
 
 def _source(scope: dict[str, Any]) -> str:

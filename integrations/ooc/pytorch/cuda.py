@@ -16,6 +16,7 @@ from ooc.pytorch import build, threads
 from ooc.pytorch.patches import Patches
 from ooc_alloc import Core, OocError
 from swapd.config import Config
+from swapd.ranks import sharing
 from swapd.session import CudaDevice
 
 DRIVER = "libcuda.so.1"
@@ -41,7 +42,7 @@ def choose(alloc: str) -> CudaDevice | None:
             "CUDA was initialised before the allocator was turned on, and its memory is PyTorch's own by now: call "
             "enable() before the first CUDA tensor, or set OOC_ALLOC=1 when the program starts"
         )
-    return CudaDevice(ordinal=_ordinal(), driver=DRIVER)
+    return CudaDevice(ordinal=_ordinal(), driver=DRIVER, ranks=sharing(torch.cuda.device_count()))
 
 
 def can_wait() -> bool:

@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from ooc.pytorch.fake_compiled import recording_kernels
 from ooc.pytorch.fake_mode import SLICE_BYTES, FakeError, FakeRun, Make, fake_tensors, iteration
 from ooc.pytorch.like_cuda import like_cuda
 from ooc.pytorch.roofline import Roofline
@@ -64,7 +65,7 @@ def record(
     """
     recorder = SequenceRecorder(chunk_bytes, small_limit_bytes, device.link if device is not None else None)
     run = FakeRun(recorder, None if device is None else Roofline(device), slice_bytes)
-    with like_cuda() if device is not None else nullcontext(), fake_tensors(), run:
+    with like_cuda() if device is not None else nullcontext(), fake_tensors(), run, recording_kernels(run):
         trace = _steady(recorder, iteration(make, batch, arguments))
     return trace if times is None else with_times(trace, times)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -148,9 +148,36 @@ class FakeRun(OperatorMode):  # type: ignore[no-untyped-call]
     def __init__(self, recorder: SequenceRecorder, clock: Roofline | None, slice_bytes: int = SLICE_BYTES) -> None:
         super().__init__()
         self.recorder, self.clock, self.slice_bytes = recorder, clock, slice_bytes
+        self._silent = False  # what runs is no function
         self._storages: dict[int, tuple[Storage, Any]] = {}  # by identity, with a weak reference that notices its end
 
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """Dynamo leaves programs alone that run in a mode of somebody else's."""
+        return True
+
+    def allocate(self, size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
+        """A tensor that a compiled graph allocates, which it does in no operator."""
+        self._silent = True
+        try:
+            tensor = torch.empty_strided(size, stride, dtype=dtype)
+        finally:
+            self._silent = False
+        self._storage(tensor, self.recorder.allocate_outside)
+        return tensor
+
+    def kernel(self, name: str, tensors: Sequence[torch.Tensor], first: int, end: int) -> None:
+        """A kernel that a compiled graph would call; it only reads the tensors from `first` to before `end`."""
+        self.recorder.begin_function(name)
+        for index, tensor in enumerate(tensors):
+            storage = self._storage(tensor, self.recorder.known)
+            if storage is not None:
+                self.recorder.use(storage, READ if first <= index < end else READ | WRITE)
+        self.recorder.end_function(0.0 if self.clock is None else self.clock.kernel_seconds(tensors))
+
     def run(self, operator: Operator, function: Any, args: Any, kwargs: Any) -> Any:
+        if self._silent:
+            return function(*args, **kwargs)
         if operator.whole_list:
             return self._run_in_slices(function, operator, args, kwargs)
         return self._run(function, operator, args, kwargs)

@@ -1,13 +1,17 @@
 """Storages larger than the budget, where PyTorch handles storages and not tensors: torch.save, torch.load, deepcopy.
 
 They are copied by operators on lines of bytes, which are split like all others; so with OOC_SPLIT=off they raise.
+safetensors wants all that it saves at addresses at once, which together may be larger: it gets copies.
 """
 
 from __future__ import annotations
 
 import functools
+import os
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -90,3 +94,28 @@ def reader(original: Any) -> Any:
                 return torch.empty(0, dtype=read.dtype).set_(managed_copy(read.untyped_storage()))
 
     return PyTorchFileReader
+
+
+def saved(folder: Path | None, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Replaces what tells safetensors the address of a tensor that it saves: it is that of a copy.
+
+    safetensors keeps the copy until the file is written. With a disk the copy is a file of its own there, without a
+    name, as memory may have no room for it.
+    """
+
+    @functools.wraps(original)
+    def call(tensor: torch.Tensor) -> Any:
+        if tensor.device.type != "cpu" or not tensor.nbytes or torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            return original(tensor)  # where a GPU is managed, tensors of the CPU are plain memory
+        with plain_memory():
+            if folder is None:
+                target = torch.empty(tensor.shape, dtype=tensor.dtype)
+            else:
+                with tempfile.TemporaryFile(dir=folder) as file:
+                    os.posix_fallocate(file.fileno(), 0, tensor.nbytes)  # a full disk is an error here, a signal later
+                    name = f"/proc/self/fd/{file.fileno()}"
+                    target = torch.from_file(name, shared=True, size=tensor.numel(), dtype=tensor.dtype)
+                target = target.view(tensor.shape)
+        return original(target.copy_(tensor.detach()))
+
+    return call

@@ -3,6 +3,7 @@
 the memory can be reached for                   the variable is pinned
 a call (tolist, storage items, file writes)     during the call; so are arguments that composite operators read
 files, copies of storages that do not fit       not at all: large_storages.py copies them in parts
+a save by safetensors                           not at all: it is given copies
 an array's life (.numpy(), np.asarray)          until the array is gone
 an unknown time (data_ptr, DLPack,              until the variable is freed
 __cuda_array_interface__, which asks data_ptr)
@@ -15,6 +16,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -36,9 +38,12 @@ _COMPARE = (
     *("torch.fx.", "torch.testing."),
     "transformers.pytorch_utils.id_tensor_storage.",
     "transformers.modeling_utils.",
-    *("safetensors.torch.storage_ptr.", "safetensors.torch._end_ptr."),
-    "accelerate.utils.modeling.id_tensor_storage.",
+    *("transformers.trainer.", "huggingface_hub.serialization."),
+    *("safetensors.torch.storage_ptr.", "safetensors.torch._end_ptr.", "safetensors.torch._is_complete."),
+    "safetensors.torch._filter_shared_not_shared.",
+    *("accelerate.utils.modeling.id_tensor_storage.", "accelerate.hooks.", "accelerate.big_modeling."),
 )
+_READS_TO_SAVE = ("_to_ndarray", "_tobytes")  # as the releases of safetensors call it
 
 # Composite operators that are given lengths or split points as tensors, and read these without an operator.
 _READ_INTEGERS = ((torch, "ctc_loss"), (torch, "tensor_split"), (torch.Tensor, "tensor_split"))
@@ -95,21 +100,24 @@ def pin_for_life(core: Core, thing: Any) -> None:
     _pin_address(core, address_of(thing))
 
 
-def _only_compares() -> bool:
+def _who_asks() -> str:
+    """Module and function, each with a dot behind it, that asked for an address; empty if nobody's Python did."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_globals.get("__name__") == "torch.storage":
         frame = frame.f_back  # a TypedStorage asks its UntypedStorage, so its own caller counts
-    if frame is None:
-        return False
-    caller = f"{frame.f_globals.get('__name__', '')}.{frame.f_code.co_name}."
+    return f"{frame.f_globals.get('__name__', '')}.{frame.f_code.co_name}." if frame is not None else ""
+
+
+def _only_compares(caller: str) -> bool:
     if caller.startswith("triton.") and torch.ops.ooc.in_scope():
         return True  # launches a kernel of a compiled graph, whose memory is pinned until the graph ends
     return caller.startswith(_COMPARE)
 
 
-def install(patches: Patches, core: Core) -> None:
-    """Patches the Python functions that reach raw memory."""
+def install(patches: Patches, core: Core, copies: Path | None = None) -> None:
+    """Patches the Python functions that reach raw memory; `copies` is the folder for those that memory may not hold."""
     tensor, storage = torch.Tensor, torch.UntypedStorage
+    saves: list[Any] = []  # the module that saves as safetensors, once it has asked for an address
 
     def during_call(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -130,8 +138,12 @@ def install(patches: Patches, core: Core) -> None:
     def address(original: Callable[..., int]) -> Callable[..., int]:
         @functools.wraps(original)
         def data_ptr(self: Any) -> int:
-            result = original(self)
-            if result and not _only_compares():
+            result, caller = original(self), _who_asks()
+            if caller.startswith("safetensors.torch.") and not saves:  # before it saves it compares addresses
+                saves.append(sys.modules["safetensors.torch"])
+                for name in _READS_TO_SAVE:
+                    patches.replace(saves[0], name, functools.partial(large_storages.saved, copies))
+            if result and not _only_compares(caller):
                 pin_for_life(core, self)
             return result
 

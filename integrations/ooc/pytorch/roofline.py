@@ -76,6 +76,10 @@ class Roofline:
             kind,
         )
 
+    def kernel_seconds(self, tensors: Sequence[torch.Tensor]) -> float:
+        """Seconds of a generated kernel: these tensors pass memory once, and its arithmetic is not known."""
+        return self.device.seconds(0.0, float(sum(map(tensor_bytes, tensors))), "float32", "matmul")
+
     @staticmethod
     def _flops(function: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> float:
         formula = flop_registry.get(_SAME_FORMULA.get(function.overloadpacket, function.overloadpacket))

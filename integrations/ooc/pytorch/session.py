@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-import sysconfig
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-import ooc_alloc
 import swapd.session
 from ooc.prometheus.exporting import export
 from ooc.pytorch import boundaries, build, compiled, cuda, raw_access, threads
 from ooc.pytorch.patches import Patches
+from ooc.pytorch.source_lines import not_the_users
 from ooc.pytorch.splitting import runtime
 from ooc_alloc import OocError, OutOfMemory
 from swapd.config import Config
@@ -40,9 +39,11 @@ class TorchSession(swapd.session.Session):
         torch.ops.ooc.intercept_thread(True)
         self._patches = Patches()
         threads.install(self._patches)
-        raw_access.install(self._patches, self.core)
+        raw_access.install(self._patches, self.core, config.disk)
         compiled.install(self._patches)
-        boundaries.install(self._patches, self.automatic_boundary)
+        boundaries.install(self._patches, self.automatic_boundary, self.take_sequence, self.call_beside)
+        boundaries.leave_loaders_out(self._patches, self.core)
+        boundaries.find_repeats(self._patches, self.core, self.automatic_boundary)
         self._runtime: runtime.Runtime | None = None
         if config.split != "off":
             where = torch.device("cpu") if device is None else torch.device("cuda", device.ordinal)
@@ -58,12 +59,20 @@ class TorchSession(swapd.session.Session):
         if not self._explicit and not (self.cuda is not None and torch.cuda.is_current_stream_capturing()):
             self.boundary()
 
+    def take_sequence(self) -> bool:
+        if self._explicit or self.closed or self.forked or self.core.in_function():
+            return False
+        return self.core.take_sequence()
+
+    def call_beside(self) -> None:
+        self.planner.calls_beside += 1
+
     def explicit_step(self) -> None:
         self._explicit = True  # from now on the program says where iterations end
         self.boundary()
 
     def record_places(self, on: bool) -> None:
-        torch.ops.ooc.record_places(on, _not_the_users(), os.path.join(os.getcwd(), ""))
+        torch.ops.ooc.record_places(on, not_the_users(), os.path.join(os.getcwd(), ""))
 
     def split_figures(self) -> dict[str, Any] | None:
         return self._runtime.figures() if self._runtime is not None else None
@@ -102,10 +111,3 @@ class TorchSession(swapd.session.Session):
         torch.ops.ooc.uninstall()
         torch.ops.ooc.intercept_thread(False)
         self.core.detach()
-
-
-def _not_the_users() -> list[str]:
-    """The folders, each with a slash at its end, of Python's files, of installed packages' and of ours."""
-    folders = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    folders += [str(Path(__file__).parents[1]), ooc_alloc.__path__[0], swapd.__path__[0]]
-    return sorted({os.path.join(folder, "") for folder in folders})

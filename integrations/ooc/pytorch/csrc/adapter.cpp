@@ -183,7 +183,7 @@ void intercept_thread(bool on) {
   if (kWithCuda && !allocating) c10::AutogradState::get_tls_state().set_multithreading_enabled(!on);
 }
 
-// Begins a function that bypasses the dispatcher (a compiled graph, or a kernel in one). Returns false if it is part of
+// Begins a function that bypasses the dispatcher (a compiled graph, which is one). Returns false if it is part of
 // another one, or of a capture, and must not be ended.
 bool scope_begin(c10::string_view name, const std::vector<at::Tensor>& tensors, const std::vector<at::Tensor>& only_read) {
   if (core == nullptr) return false;
@@ -202,6 +202,33 @@ void scope_end(const std::vector<at::Tensor>& results) {
   });
   if (status != OOC_OK) raise(status);
 }
+
+// The number that kernel_begin takes; it stays the same for the life of the process. -1 without a core.
+int64_t function_id(c10::string_view name) {
+  return core == nullptr ? -1 : ooc_core_function_id(core, std::string(name).c_str());
+}
+
+// As scope_begin, for a kernel in a compiled graph: it only reads the operands from `first` to before `end`. This is
+// boxed, as kernels are many: their list of tensors is looked at where it lies.
+void kernel_begin(const c10::OperatorHandle&, torch::jit::Stack* stack) {
+  const auto arguments = torch::jit::last(*stack, 4);
+  int status = OOC_NESTED;
+  if (core != nullptr) {
+    const size_t first = static_cast<size_t>(arguments[2].toInt()), end = static_cast<size_t>(arguments[3].toInt());
+    Operands operands;
+    size_t index = 0;
+    for (const c10::IValue& tensor : arguments[1].toListRef()) {
+      add_tensor(tensor.toTensor(), first <= index && index < end ? OOC_READ : OOC_READ | OOC_WRITE, operands);
+      ++index;
+    }
+    status = FunctionScope::begin(static_cast<uint32_t>(arguments[0].toInt()), operands);
+    if (status != OOC_OK && status != OOC_NESTED) raise(status);
+  }
+  torch::jit::drop(*stack, 4);
+  stack->emplace_back(status == OOC_OK);
+}
+
+void kernel_end() { scope_end({}); }
 
 void record_places(bool on, const c10::List<std::string>& skipped, c10::string_view here) {
   want_places(on, std::vector<std::string>(skipped.begin(), skipped.end()), std::string(here));
@@ -255,6 +282,10 @@ TORCH_LIBRARY(ooc, m) {
   m.def("intercept_thread(bool on) -> ()", intercept_thread);
   m.def("scope_begin(str name, Tensor[] tensors, Tensor[] only_read) -> bool", scope_begin);
   m.def("scope_end(Tensor[] results) -> ()", scope_end);
+  m.def("function_id(str name) -> int", function_id);
+  m.def("kernel_begin(int function, Tensor[] operands, int first, int end) -> bool",
+        torch::CppFunction::makeFromBoxedFunction<&kernel_begin>());
+  m.def("kernel_end() -> ()", kernel_end);
   m.def("in_scope() -> bool", in_scope);
   m.def("splitting(bool on) -> ()", use_splitting);
   m.def("ranges(bool on) -> bool", ranges);

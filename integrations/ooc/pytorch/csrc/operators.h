@@ -15,6 +15,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "collectives.h"
 #include "function_scope.h"
 #include "operands.h"
 #include "python_key.h"
@@ -38,7 +39,8 @@ struct OperatorInfo {
   bool makes_lengths = false;    // composite operators and autograd read its integer results without an operator
   bool makes_unusual = false;    // the result may be of an unusual layout though no argument is
   bool keep_allocations = false; // the result hides memory from us (custom classes)
-  bool hold_operands = false;    // the work goes on after the operator has returned, or the result refers to them
+  bool hold_operands = false;    // the result refers to them
+  Collective collective = Collective::kNone;
   std::vector<uint32_t> access;  // of each argument
   size_t device_argument = SIZE_MAX;  // where a factory's result is to be; SIZE_MAX: there is none
   SplitState* split = nullptr;   // what to do if it does not fit; lives as long as the process
@@ -87,8 +89,10 @@ inline OperatorInfo inspect(const c10::OperatorHandle& op) {
   info.split = new_split_state(op);
   info.makes_unusual = name.find("mkldnn") != std::string::npos || name.find("nested") != std::string::npos;
   info.makes_lengths = name == "aten::_pack_padded_sequence";
-  info.hold_operands = info.keep_allocations || space == "c10d" || space == "_c10d_functional";
-  info.keep_allocations |= info.hold_operands;
+  info.collective = collective_of(space, name);
+  const bool goes_on = info.collective == Collective::kWork || info.collective == Collective::kResult;
+  info.hold_operands = info.keep_allocations && !goes_on;
+  info.keep_allocations |= goes_on;
   info.whole_list = starts_with(name, "aten::_foreach_") || starts_with(name, "aten::_fused_adam") ||
                     starts_with(name, "aten::_fused_sgd") || starts_with(name, "aten::_fused_adagrad") ||
                     starts_with(name, "aten::_amp_foreach_non_finite_check_and_unscale_");
@@ -150,11 +154,14 @@ inline void run_once(const c10::OperatorHandle& op, const OperatorInfo& info, c1
   for (size_t i = 0; i < count; ++i) add_value((*stack)[first + i], info.access[i], operands);
   FunctionScope scope(info.id, operands, on_host);
   began = true;
-  const Operands held = info.hold_operands ? operands : Operands{};
+  const Operands held = info.hold_operands || info.collective != Collective::kNone ? operands : Operands{};
+  if (info.collective == Collective::kWork) make_room_for_scratch(c10::toString(op.operator_name()), torch::jit::last(*stack, count));
   {
     c10::impl::ExcludeDispatchKeyGuard guard(kKey);
     op.redispatchBoxed(keys & kBelow, stack);
   }
+  if (info.collective != Collective::kNone)
+    hold_while_it_works(info.collective, torch::jit::last(*stack, op.schema().returns().size()), held, !scope.nested());
   if (scope.nested()) return;
   bool keep = info.keep_allocations;
   if (info.makes_unusual || any_unusual(keys))
@@ -167,7 +174,8 @@ inline void run_once(const c10::OperatorHandle& op, const OperatorInfo& info, c1
     torch::jit::drop(*stack, op.schema().returns().size());
     raise(status);
   }
-  for (const ooc_operand& operand : held) ooc_core_pin(core, operand.address, operand.access, nullptr);
+  if (info.hold_operands)
+    for (const ooc_operand& operand : held) ooc_core_pin(core, operand.address, operand.access, nullptr);
 }
 
 inline void run(const c10::OperatorHandle& op, const OperatorInfo& info, c10::DispatchKeySet keys,
