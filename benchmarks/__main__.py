@@ -25,6 +25,7 @@ from benchmarks import (
 )
 from benchmarks.monitoring import scrapes
 from benchmarks.runs import ROOT, RunFailed
+from swapd.progress import note
 
 BENCHMARKS: dict[str, tuple[Any, str]] = {
     "step_time": (step_time, "Step time beside the bound"),
@@ -40,6 +41,7 @@ BENCHMARKS: dict[str, tuple[Any, str]] = {
 
 
 def say(text: str) -> None:
+    note(text)
     print(f"{time.strftime('%H:%M:%S')}  {text}", flush=True)
 
 

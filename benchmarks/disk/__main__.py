@@ -35,6 +35,7 @@ from benchmarks.disk.groups import NoGroup
 from benchmarks.disk.run import Bench, run, weights_of
 from benchmarks.disk.undo import NotPutBack, Undo, endings_unwind
 from benchmarks.runs import ROOT, RunFailed
+from swapd.progress import note
 
 GIB = 1 << 30
 HELD_BYTES_PER_SECOND = 500_000_000
@@ -42,6 +43,7 @@ NOTE = "ooc-disk-bench-undo.sh"
 
 
 def say(text: str) -> None:
+    note(text)
     print(f"{time.strftime('%H:%M:%S')}  {text}", flush=True)
 
 

@@ -18,9 +18,11 @@ from benchmarks.gpu import tables
 from benchmarks.gpu.cases import Case, all_cases
 from benchmarks.gpu.run import ChildEnded, Runner
 from benchmarks.gpu.schedule import LIMIT_SECONDS, Outcome, run_all
+from swapd.progress import note
 
 
 def say(text: str) -> None:
+    note(text)
     print(f"{time.strftime('%H:%M:%S')}  {text}", flush=True)
 
 

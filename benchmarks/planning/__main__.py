@@ -14,6 +14,7 @@ from typing import Any
 from benchmarks import results
 from benchmarks.planning import chunks, scale, suite, table1, tiers, vdnn
 from benchmarks.runs import ROOT
+from swapd.progress import note
 
 BENCHMARKS: dict[str, tuple[Any, str]] = {
     "table1": (table1, "The seed paper's table 1"),
@@ -26,6 +27,7 @@ BENCHMARKS: dict[str, tuple[Any, str]] = {
 
 
 def say(text: str) -> None:
+    note(text)
     print(f"{time.strftime('%H:%M:%S')}  {text}", flush=True)
 
 
