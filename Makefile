@@ -69,6 +69,9 @@ endif
 native: $(cmake_needs) ## build the native libraries in place; needs no network, only CMake and a C++ compiler
 	$(call native_build,build/native,-DCMAKE_BUILD_TYPE=$(BUILD_TYPE) -DOOC_INPLACE=ON -DOOC_BUILD_TESTS=OFF)
 
+# A line for each step of what takes long, for who looks on: `tail -f out/progress.txt`.
+demo bench bench-splitting bench-gpu bench-disk test-faults fuzz mutants soak: export OOC_PROGRESS ?= out/progress.txt
+
 demo: $(installed) native ## train both examples in-core and out-of-core, compare every bit, write out/demo.json
 	$(python) examples/demo.py
 

@@ -35,6 +35,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from swapd.progress import note
+
 HERE = pathlib.Path(__file__).resolve().parent
 CHUNK_SIZE = "128KiB"
 SMALL_LIMIT = "64KiB"
@@ -176,6 +178,7 @@ def run_example(
 
             def show(seconds: float) -> None:
                 text = f"{example.name}: {what} run, step {next(done)} of {of}, {seconds:.1f} s"
+                note(text)
                 status.update(text)  # seen on a terminal only
                 if not console.is_terminal:
                     console.print(text)

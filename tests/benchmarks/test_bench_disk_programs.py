@@ -43,6 +43,7 @@ def run(folder: Path, module: str, way: str, *arguments: str, **variables: str) 
     return made
 
 
+@pytest.mark.slow
 def test_training_that_computes_blocks_again_gives_the_same_bits(tmp_path: Path) -> None:
     digests = {}
     for way in ("plain", "checkpointed"):
@@ -72,6 +73,7 @@ def test_checkpointing_is_what_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(calls) == 6
 
 
+@pytest.mark.slow
 def test_inference_gives_the_same_bits_in_every_way(tmp_path: Path) -> None:
     pytest.importorskip("safetensors")
     weights = tmp_path / "weights.safetensors"

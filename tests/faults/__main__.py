@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import gzip
+import itertools
 import json
 import sys
 import tempfile
 from pathlib import Path
 
 from benchmarks.machine import describe
+from swapd.progress import note
 from tests.faults import campaign
 
 
@@ -38,7 +40,10 @@ def main() -> int:
         cases = [case for case in cases if not options.modes or case.mode.split()[0].strip(",") in options.modes]
         print(f"{len(cases)} runs", flush=True)
 
+        ended = itertools.count(1)
+
         def said(result: campaign.Result) -> None:
+            note(f"{next(ended)} of {len(cases)}: {result.outcome}, {result.scenario}, {result.call}, {result.mode}")
             if result.outcome not in campaign.GOOD:
                 print(f"{result.outcome}: {result.scenario}, {result.call} at {result.line}, {result.mode}")
                 print("   ", "\n    ".join(result.words)[-600:], flush=True)

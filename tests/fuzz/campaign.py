@@ -21,6 +21,7 @@ import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.errors import Flaky
 
+from swapd.progress import note
 from swapd.units import parse_bytes
 from tests.fuzz.execution import OUT_OF_MEMORY, Way
 from tests.fuzz.programs import Program, difference, programs
@@ -148,6 +149,7 @@ def keep(batch: Batch, results: Path) -> None:
     results.parent.mkdir(parents=True, exist_ok=True)
     with results.open("a", encoding="utf-8") as lines:
         lines.write(batch.line() + "\n")
+    note(f"batch {batch.number}: {batch.failure or 'passed'}")
     if batch.program is not None:
         script = results.with_name(f"failure_{batch.number}.py")
         reason = "".join(f"# {line}\n" for line in batch.failure.splitlines()[:40])

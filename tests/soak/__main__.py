@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import machine
+from swapd.progress import note
 
 ROOT = Path(__file__).parents[2]
 CHECKOUT = f"{ROOT}{os.pathsep}{ROOT / 'integrations'}"  # on PYTHONPATH
@@ -46,6 +47,8 @@ def disturb(processes: list[subprocess.Popen[bytes]], minutes: float) -> dict[st
         for name in names:
             process.send_signal(getattr(signal, f"SIG{name}"))
             sent[name] += 1
+            if sum(sent.values()) % 100 == 0:
+                note(f"{sum(sent.values())} signals, {(until - time.monotonic()) / 60:.0f} minutes left")
             if name == "STOP":
                 time.sleep(random.uniform(0, 0.3))
     return sent
