@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,12 @@ def content(trace: Trace) -> Content:
         "previous": previous,
         "slabs": trace.slab_chunks_peak,
     }
+
+
+@pytest.fixture(autouse=True)
+def own_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user's caches may hold the modules of another checkout of these models, whose lines are not these."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
 
 
 @pytest.fixture
@@ -255,6 +262,16 @@ def test_times_of_another_sequence_are_refused() -> None:
     images, text = record(MODELS["images"], 2), record(MODELS["text"], 2)
     with pytest.raises(FakeError, match="function 0 is aten::embedding there, and aten::convolution here"):
         with_times(images, text)
+
+
+def test_source_lines_that_only_one_trace_knows_are_no_other_sequence() -> None:
+    """Where a compiled module comes out of a cache that another checkout of the program filled, its lines are lost."""
+    trace = record(MODELS["inference"], 2)
+    here = replace(trace, function_names=("cpp_fused_0", *trace.function_names[1:]))
+    seconds = np.arange(trace.functions) + 1.0
+    names = ("cpp_fused_0 at model.py:31 in forward", *trace.function_names[1:])
+    timed = with_times(here, replace(trace, function_names=names, function_seconds=seconds))
+    assert timed.function_names == names and np.array_equal(timed.function_seconds, seconds)
 
 
 @pytest.mark.parametrize(
