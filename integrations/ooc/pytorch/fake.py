@@ -28,6 +28,7 @@ from ooc.pytorch.fake_compiled import recording_kernels
 from ooc.pytorch.fake_mode import SLICE_BYTES, FakeError, FakeRun, Make, fake_tensors, iteration
 from ooc.pytorch.like_cuda import like_cuda
 from ooc.pytorch.roofline import Roofline
+from ooc.pytorch.source_lines import without_lines
 from swapd.devices.roofline import Device, get_device
 from swapd.trace.sequence import SequenceRecorder
 from swapd.trace.trace import Trace
@@ -86,19 +87,23 @@ def _steady(recorder: SequenceRecorder, step: Callable[[], Any]) -> Trace:
 
 
 def with_times(trace: Trace, times: Trace) -> Trace:
-    """Returns `trace` with the functions' times and the link of `times`.
+    """Returns `trace` with the functions' names and times, and the link, of `times`.
+
+    Kernels are the same with and without source lines, which a module from Inductor's caches may have lost.
 
     Raises:
         FakeError: `times` has other functions; the message names the first that differs.
     """
-    if trace.function_names != times.function_names:
-        pairs = zip([*trace.function_names, "the end"], [*times.function_names, "the end"])
-        index, ours, theirs = next((i, a, b) for i, (a, b) in enumerate(pairs) if a != b)
+    ours, theirs = (list(map(without_lines, a_trace.function_names)) for a_trace in (trace, times))
+    if ours != theirs:
+        pairs = zip([*ours, "the end"], [*theirs, "the end"])
+        index, here, there = next((i, a, b) for i, (a, b) in enumerate(pairs) if a != b)
         raise FakeError(
-            f"the trace with the times is of another sequence: function {index} is {theirs} there, and {ours} here"
+            f"the trace with the times is of another sequence: function {index} is {there} there, and {here} here"
         )
     return replace(
         trace,
+        function_names=times.function_names,
         function_start=times.function_start,
         function_seconds=times.function_seconds,
         machine=times.machine or trace.machine,

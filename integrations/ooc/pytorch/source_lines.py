@@ -31,6 +31,7 @@ from ooc.pytorch.patches import Patches
 _FRAME = re.compile(r'File "(.*?)", line (\d+), in (.*)\n\s*(.*)')
 _COMMENT = re.compile(r"\s*(?:#|//) ooc: (\[.*\])$")
 _CALL = re.compile(r"\s*(\w+)(?:\.run)?\(")
+_WORDS = re.compile(r" at [^ ].*:\d+ in .*$")
 _MOST = 3  # lines in the name of one call
 
 Line = tuple[str, int, str, str]  # file, number, function, text
@@ -94,6 +95,11 @@ def words(lines: list[Line]) -> str:
     named = [f"{file.removeprefix(here)}:{number} in {function}" for file, number, function, _ in believed]
     more = f" and {len(named) - _MOST} more" if len(named) > _MOST else ""
     return ", ".join(named[:_MOST]) + more
+
+
+def without_lines(name: str) -> str:
+    """A function's name without the words for its source lines."""
+    return _WORDS.sub("", name)
 
 
 @functools.cache
