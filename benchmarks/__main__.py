@@ -70,7 +70,7 @@ def measure(options: argparse.Namespace) -> None:
         step_time.measure(target, quick=quick, rounds=rounds, steps=6 if quick else 8, say=say)
     if "compiled" in options.only:
         rounds = options.rounds or (1 if quick else 3)
-        compiled.measure(target, quick=quick, rounds=rounds, steps=6 if quick else 12, say=say)
+        compiled.measure(target, quick=quick, rounds=rounds, steps=6 if quick else 36, say=say)
     if "fragmentation" in options.only:
         fragmentation.measure(target, quick=quick, steps=6 if quick else 7, say=say)
     if "mapping" in options.only:

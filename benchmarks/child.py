@@ -12,6 +12,7 @@ include what is done here.
 from __future__ import annotations
 
 import json
+import os
 import runpy
 import sys
 import time
@@ -25,6 +26,7 @@ from swapd.planning.lower_bound import bound
 from swapd.planning.problem import Problem
 from swapd.simulation.simulator import simulate
 
+TURNS = "BENCHMARK_TURNS"
 COUNTERS = """
     swap_out_bytes swap_in_bytes swap_out_count swap_in_count demand_swap_in_count demand_swap_in_bytes
     demand_swap_out_bytes clean_drop_bytes cancelled_swap_out_count divergence_count
@@ -33,11 +35,33 @@ COUNTERS = """
 """.split()
 
 
+class Turn:
+    """Waits until it is this process's turn again, where two processes step in turns (`benchmarks.runs.in_turns`)."""
+
+    def __init__(self, pipes: str) -> None:
+        self.pipes = [int(number) for number in pipes.split()]  # one to read a turn from, one to hand it on
+        self.has_it = False
+
+    def __call__(self) -> None:
+        if not self.pipes:
+            return
+        mine, the_others = self.pipes
+        try:
+            if self.has_it:
+                os.write(the_others, b"!")
+            self.has_it = os.read(mine, 1) != b""
+        except BrokenPipeError:
+            self.has_it = False
+        if not self.has_it:  # the other process has ended
+            self.pipes = []
+
+
 class Watch:
     """Collects one entry a step."""
 
-    def __init__(self, planner: Planner | None, trace_path: Path) -> None:
+    def __init__(self, planner: Planner | None, trace_path: Path, turn: Turn) -> None:
         self.planner = planner
+        self.turn = turn
         self.trace_path = trace_path
         self.steps: list[dict[str, Any]] = []
         self.before = self._counters()
@@ -52,6 +76,12 @@ class Watch:
 
     def step(self, *_: Any) -> None:
         """The hook."""
+        self._note()
+        self.turn()
+        self.waited = machine.waited_seconds()
+        self.began = time.perf_counter()
+
+    def _note(self) -> None:
         entry: dict[str, Any] = {"seconds": time.perf_counter() - self.began}
         entry["waited_seconds"] = machine.waited_seconds() - self.waited
         now = self._counters()
@@ -60,8 +90,6 @@ class Watch:
             entry |= self._plan(self.planner) | self._phases(self.planner)
         self.steps.append(entry)
         self.before = now
-        self.waited = machine.waited_seconds()
-        self.began = time.perf_counter()
 
     @staticmethod
     def _plan(planner: Planner) -> dict[str, Any]:
@@ -114,7 +142,7 @@ def main() -> None:
 
     output, script, *arguments = sys.argv[1:]
     planner = pytorch._active().planner if pytorch.enabled() else None
-    watch = Watch(planner, Path(output).with_suffix(".trace"))
+    watch = Watch(planner, Path(output).with_suffix(".trace"), Turn(os.environ.pop(TURNS, "")))
     register_optimizer_step_post_hook(watch.step)
     sys.argv = [script, *arguments]
     runpy.run_path(script, run_name="__main__")

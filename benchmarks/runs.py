@@ -10,11 +10,13 @@ import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from benchmarks import machine
+from benchmarks.child import TURNS
 from benchmarks.workloads import CHUNK_BYTES, Workload
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -40,6 +42,7 @@ def run(
     host_budget_bytes: int | None = None,
     disk: Path | None = None,
     trace_path: Path | None = None,
+    turns: tuple[int, ...] = (),
 ) -> dict[str, Any]:
     """Trains `workload` for so many steps and returns the record of the run.
 
@@ -52,6 +55,7 @@ def run(
         host_budget_bytes: of host memory for swapped data; None is as much as there is.
         disk: a folder on a disk below host memory.
         trace_path: gets the trace of the last step.
+        turns: pipes, where the steps wait for those of another run (`in_turns`).
 
     Raises:
         RunFailed: the program ended with an error or hung.
@@ -79,7 +83,7 @@ def run(
         output, state = Path(folder) / "child.json", Path(folder) / "state.pt"
         command = [sys.executable, "-m", "benchmarks.child", str(output), *workload.command(quick=quick)]
         command += ["--steps", str(steps), "--save", str(state)]
-        said = _start(command, variables)
+        said = _start(command, variables, turns)
         result: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
         digest = digest_of(state)
         if trace_path is not None:
@@ -98,14 +102,35 @@ def run(
     }
 
 
-def _start(command: list[str], variables: dict[str, str]) -> str:
+def in_turns(*runs: Callable[[tuple[int, ...]], dict[str, Any]]) -> list[dict[str, Any]]:
+    """Two runs beside each other, whose steps take turns: what slows the machine down slows a step of each.
+
+    Each of `runs` is called with the value for `turns` of :func:`run`.
+    """
+    reads, writes = zip(os.pipe(), os.pipe())
+    os.write(writes[0], b"!")
+    ends = [(reads[0], writes[1]), (reads[1], writes[0])]
+
+    def call(index: int) -> dict[str, Any]:
+        try:
+            return runs[index](ends[index])
+        finally:
+            for end in ends[index]:
+                os.close(end)
+
+    with ThreadPoolExecutor(len(runs)) as pool:
+        return list(pool.map(call, range(len(runs))))
+
+
+def _start(command: list[str], variables: dict[str, str], turns: tuple[int, ...]) -> str:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("OOC_")}
     environment.pop("TORCH_DEVICE_BACKEND_AUTOLOAD", None)
     try:
         done = subprocess.run(
             command,
             cwd=ROOT,
-            env=environment | variables,
+            env=environment | variables | {TURNS: " ".join(map(str, turns))},
+            pass_fds=turns,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
