@@ -39,7 +39,7 @@ def test_figures_are_of_the_sequence_that_took_the_most_time(tmp_path: Path) -> 
 
         @device.function(reads=("source",))
         def slow(source):
-            time.sleep(0.01)
+            time.sleep(0.03)
 
         device.step()
         for _ in range(8):
