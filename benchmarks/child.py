@@ -119,7 +119,7 @@ class Watch:
             link = planner.link()  # as the process's own transfers were
             free = replace(link, map_seconds=0.0, unmap_seconds=0.0)
             replayed = {
-                "simulated_seconds": planner.simulated_seconds(replace(problem, machine=link), planner.last_plan),
+                "simulated_seconds": planner.simulated_seconds(replace(problem, machine=link)),
                 "simulated_free_calls_seconds": simulate(replace(problem, machine=free), planner.last_plan).seconds,
                 "machine": asdict(link),
             }

@@ -67,6 +67,7 @@ def run(
             "OOC_CHUNK_SIZE": str(chunk_bytes),
             "OOC_SMALL_LIMIT": str(chunk_bytes // 2),
             "OOC_POLICY": policy,
+            "OOC_PLANNING": "blocking",  # which steps are the warm-up is the same every time
         }
         if budget_bytes is not None:
             variables["OOC_BUDGET"] = str(budget_bytes)

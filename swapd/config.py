@@ -58,6 +58,7 @@ class Config:
     chunk_size: int | None = None  # bytes; `resolve_chunks` says what None means here and in `small_limit`
     small_limit: int | None = None
     policy: str = "auto"
+    planning: Literal["background", "blocking"] = "background"
     window: int | None = None  # bytes; None if the policy chooses it
     split: Literal["off", "exact", "allow"] = "exact"
     split_store: Path | None = None

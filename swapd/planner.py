@@ -1,14 +1,14 @@
-"""The planner of a run: at each iteration boundary it decides whether to plan, plans, and installs the plan.
+"""The planner of a run: at each iteration boundary it decides whether to ask for a plan, and installs what was made.
 
 The native threads (`swapd/csrc/daemon.h`) carry plans out. This module works only once an iteration: it fetches the
-recorded sequence, turns it into a :class:`~swapd.planning.problem.Problem`, asks a policy and hands the moves over.
+recorded sequence and hands it over to be planned (`swapd/plan_making.py`), one at a time, by another process.
 """
 
 from __future__ import annotations
 
 import logging
-import time
 from collections import Counter, defaultdict
+from concurrent.futures import Executor, Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,27 +17,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ooc_alloc import Core, Iteration
+from swapd import speeds
 from swapd.no_plan import why_no_plan
+from swapd.plan_making import Answer, Made, Request, answer, step_seconds
 from swapd.planning.plan import Plan
-from swapd.planning.problem import InfeasibleError, Problem
-from swapd.policies import make_plan
-from swapd.simulation.simulator import simulate
+from swapd.planning.problem import Problem
+from swapd.speeds import LINK_UNKNOWN
 from swapd.step_times import Step, StepTimes
-from swapd.tiers.moves import BlockMoves
-from swapd.tiers.planner import TierPlanner
-from swapd.trace.ranged import RangedTrace, recorded_plan
+from swapd.tiers.three_tiers import LowerTiers
+from swapd.trace.ranged import RangedTrace
 from swapd.trace.trace import Machine, Trace
 
 log = logging.getLogger("ooc.swapd")
 
 _MOST_PLACED = 64  # sequences whose plans, and whose variables' places, are kept
 _MOST_NEW_IN_A_ROW = 8  # after more, no new sequence is planned: with growing shapes, none ever comes back
-_FALLBACK_BYTES_PER_SECOND = 8e9  # of a link that was never measured
-_ENOUGH_BYTES = 16 << 20  # moved one way before the speed counts: less would be the speed of a few small copies
 _PLANS = 2  # for a sequence
 _PREDICTIONS = 3  # first steps under the last plan, whose times each give a prediction; later ever fewer do
 _EXPLAINED = 1000  # of the kept iterations, when it is asked why there is no plan
-_ENOUGH_CHUNKS = 8  # mapped or unmapped before the time of each counts
 
 
 class Planner:
@@ -54,6 +51,7 @@ class Planner:
             time in all.
         asynchronous: as the core is.
         disk: speeds of the disk below host memory until they are measured; None without one.
+        executor: makes the plans, while the program goes on; without one, the thread that ends an iteration does.
     """
 
     def __init__(
@@ -67,23 +65,23 @@ class Planner:
         trace_path: Path | None = None,
         asynchronous: bool = False,
         disk: Machine | None = None,
+        executor: Executor | None = None,
     ) -> None:
         self.core = core
         self.policy = policy
         self.window_bytes = window_bytes
         self.machine = machine
-        self.expected = expected or Machine(
-            out_bytes_per_second=_FALLBACK_BYTES_PER_SECOND, in_bytes_per_second=_FALLBACK_BYTES_PER_SECOND
-        )
+        self.expected = expected or LINK_UNKNOWN
         self.trace_path = trace_path
         self.asynchronous = asynchronous
-        self.tiers = TierPlanner(core, disk) if disk is not None else None
-        self._moves = BlockMoves()  # of the last plan, below the device's own
+        self.disk = disk
+        self.executor = executor
         self.steps = StepTimes()
         self.planning_seconds = 0.0
-        self.last_plan: Plan | None = None
         self.last_iteration: Iteration | None = None
-        self._made: dict[int, Plan] = {}  # the last plan of each sequence, as `last_plan` is
+        self.made: dict[int, Made] = {}  # the last plan of each sequence, of as many as the core keeps traces of
+        self._last: int | None = None  # the sequence that was planned last
+        self._asked: tuple[int, Request, Future[Answer]] | None = None  # what is being made, and for which sequence
         self._seconds_under: dict[int, float] = {}  # of each sequence's last iteration that ran under its plan
         self.seconds: defaultdict[int, float] = defaultdict(float)  # spent in iterations, by fingerprint
         self._measured: Counter[int] = Counter()
@@ -92,54 +90,85 @@ class Planner:
         self._new_in_a_row = 0
         self._failed: dict[int, str] = {}  # why a sequence has no plan, by fingerprint
         self._trace_of: tuple[int, Trace] | None = None
-        # By fingerprint, as many as the core keeps traces of. They have the core's numbers of variables, whereas
-        # `last_plan` has those of its trace, in which parts of variables are variables.
-        self.plans: dict[int, Plan] = {}
         self._places: dict[int, NDArray[np.uint32]] = {}  # by fingerprint: equal sequences number variables alike
 
     def boundary(self) -> Iteration:
-        """Ends the iteration under way and, where it pays, plans the ones that will look like it."""
+        """Ends the iteration under way and, where it pays, has those planned that will look like it."""
         ended = self.core.boundary()
         if ended.functions == 0:
             return ended
-        began = time.perf_counter()
         moved = ended.swapped_bytes > 0
-        self.steps.add(Step(ended.seconds, ended.stall_seconds, ended.followed_plan, ended.fingerprint, moved))
-        if ended.followed_plan and ended.fingerprint in self._made:
+        being_planned = self._asked is not None and self._asked[0] == ended.fingerprint and not ended.followed_plan
+        self.steps.add(
+            Step(ended.seconds, ended.stall_seconds, ended.followed_plan, ended.fingerprint, moved, being_planned)
+        )
+        if ended.followed_plan and ended.fingerprint in self.made:
             self._seconds_under[ended.fingerprint] = ended.seconds
-            if self.last_plan is not None and self.last_plan.fingerprint == ended.fingerprint:
-                self._predict_again(ended, self.last_plan)
         self.seconds[ended.fingerprint] += ended.seconds
         self.last_iteration = ended
         if self.trace_path is not None:
             self._keep_trace(ended)
-        if self._worth_planning(ended):
-            self._plan(ended)
-        self.planning_seconds += time.perf_counter() - began
+        planned_now = self._take()
+        wanted = self._worth_planning(ended)
+        under = None if wanted else self._worth_predicting(ended)
+        if (wanted or under is not None) and self._asked is None and ended.fingerprint != planned_now:
+            self._ask(ended, under)
         return ended
 
-    def _predict_again(self, ended: Iteration, plan: Plan) -> None:
-        """What a step of the last plan takes, by the times of steps under it; it was made from those of one before."""
-        if self._measured[ended.fingerprint] < _PLANS:
-            return
+    def _ask(self, ended: Iteration, under: Made | None) -> None:
+        stats = self.core.stats()
+        request = Request(
+            self.recorded(ended), int(stats["budget_bytes"]), self.policy, self.window_bytes, self.lower(), under
+        )
+        if self.executor is not None:
+            self._asked = ended.fingerprint, request, self.executor.submit(answer, request)
+        else:
+            self._accept(ended.fingerprint, under, answer(request))
+
+    def _take(self) -> int | None:
+        """Takes what was made meanwhile; returns the sequence if it is a plan. Raises what went wrong there."""
+        if self._asked is None or not self._asked[2].done():
+            return None
+        (fingerprint, request, future), self._asked = self._asked, None
+        self._accept(fingerprint, request.under, future.result())
+        return fingerprint if request.under is None else None
+
+    def _accept(self, fingerprint: int, under: Made | None, got: Answer) -> None:
+        self.planning_seconds += got.spent_seconds
+        if got.failure:
+            log.info("no plan for %016x: %s", fingerprint, got.failure)
+            self._failed[fingerprint] = got.failure
+        elif got.made is not None:
+            self._install(fingerprint, got.made, got.spent_seconds)
+        elif under is not None and self.made.get(fingerprint) is under:
+            plan = replace(under.plan, predicted_seconds=got.predicted_seconds)
+            self.made[fingerprint] = replace(under, plan=plan)
+
+    def _worth_predicting(self, ended: Iteration) -> Made | None:
+        """The plan that was followed, if the times under it are to say again what a step takes.
+
+        The plan was made from the times of a step before it. So the first steps are worth it, and later ever fewer.
+        """
+        if not ended.followed_plan or ended.fingerprint != self._last or self._measured[ended.fingerprint] < _PLANS:
+            return None
         self._followed += 1
         rarely = self._followed.bit_count() == 1 and not self.asynchronous  # on streams nothing is timed any more
-        if self._followed > _PREDICTIONS and not rarely:
-            return
-        budget = int(self.core.stats()["budget_bytes"])
-        problem = Problem.from_trace(self.trace(ended), budget).within_slabs()
-        seconds = self.simulated_seconds(problem, plan)
-        self.last_plan = self._made[ended.fingerprint] = replace(plan, predicted_seconds=seconds)
+        return self.made.get(self._last) if self._followed <= _PREDICTIONS or rarely else None
 
-    def simulated_seconds(self, problem: Problem, plan: Plan) -> float | None:
+    @property
+    def last_plan(self) -> Plan | None:
+        """Of the sequence that was planned last; in it, parts of variables are variables."""
+        made = self.made.get(self._last) if self._last is not None else None
+        return made.plan if made is not None else None
+
+    def simulated_seconds(self, problem: Problem) -> float | None:
         """A step's time under the last plan with the functions' times of `problem`; None if that cannot be told."""
-        if self.tiers is None:
-            return simulate(problem, plan).seconds
-        return self.tiers.predicted_seconds(problem, plan, self._moves)
+        made = self.made.get(self._last) if self._last is not None else None
+        return step_seconds(problem, made, self.lower()) if made is not None else None
 
     def _shown(self) -> int | None:
         """Of the sequences with a plan, the one whose iterations took the most time: training, not its validation."""
-        return max(self._made, key=lambda fingerprint: self.seconds[fingerprint], default=None)
+        return max(self.made, key=lambda fingerprint: self.seconds[fingerprint], default=None)
 
     @property
     def planned_step_seconds(self) -> float | None:
@@ -153,7 +182,7 @@ class Planner:
         The plan is the last one for the sequence that took the most time.
         """
         shown = self._shown()
-        plan = self._made[shown] if shown is not None else None
+        plan = self.made[shown].plan if shown is not None else None
         return {
             "policy": plan.policy if plan is not None else self.policy,
             "window_bytes": plan.window_bytes if plan is not None else self.window_bytes,
@@ -185,77 +214,40 @@ class Planner:
             return ended.followed_plan and self._measured[ended.fingerprint] < _PLANS
         return ended.swapped_bytes > 0 and self._new_in_a_row <= _MOST_NEW_IN_A_ROW
 
-    def _plan(self, ended: Iteration) -> None:
-        began = time.perf_counter()
-        recorded = self.recorded(ended)
-        budget = int(self.core.stats()["budget_bytes"])
-        trace = recorded.cut()
-        problem = Problem.from_trace(trace, budget).within_slabs()
-        try:
-            if self.tiers is None:
-                plan = make_plan(problem, policy=self.policy, window_bytes=self.window_bytes)
-            else:
-                plan, self._moves = self.tiers.plan(problem, trace, self.policy, self.window_bytes)
-        except InfeasibleError as error:
-            log.info("no plan for %016x: %s", ended.fingerprint, error)
-            self._failed[ended.fingerprint] = str(error)
-            return
-        known = recorded_plan(plan, trace)
-        arrays = known.to_arrays()
-        outs, ins, write_backs = (
-            [array for name, array in arrays.items() if name.startswith(kind)] for kind in ("out_", "in_", "back_")
-        )
-        self._keep_plan(ended.fingerprint, known)
-        below = {} if self.tiers is None else self._moves.columns()
-        self.core.install_plan(ended.fingerprint, outs, ins, write_backs, **below)
-        self._measured[ended.fingerprint] += 1
-        self.last_plan, self._followed = plan, 0
-        self._made[ended.fingerprint] = plan
-        self._seconds_under.pop(ended.fingerprint, None)
-        if len(self._made) > _MOST_PLACED:
-            del self._made[min(self._made, key=lambda fingerprint: self.seconds[fingerprint])]
+    def _install(self, fingerprint: int, made: Made, spent_seconds: float) -> None:
+        below = {} if self.disk is None else made.moves.columns()
+        self.core.install_plan(fingerprint, *made.columns(), **below)
+        self._measured[fingerprint] += 1
+        self._last, self._followed = fingerprint, 0
+        self.made[fingerprint] = made
+        self._seconds_under.pop(fingerprint, None)
+        if len(self.made) > _MOST_PLACED:
+            del self.made[min(self.made, key=lambda fingerprint: self.seconds[fingerprint])]
+        plan = made.plan
         log.debug(
             "plan for %016x by %s: %d outs, %d ins, %d write-backs, %d down, %d up, predicted %.3f s, bound %.3f s, "
             "planned in %.3f s",
-            ended.fingerprint,
+            fingerprint,
             plan.policy,
             len(plan.outs),
             len(plan.ins),
             len(plan.write_backs),
-            len(self._moves.downs),
-            len(self._moves.ups),
+            len(made.moves.downs),
+            len(made.moves.ups),
             plan.predicted_seconds or 0.0,
             plan.bound_seconds or 0.0,
-            time.perf_counter() - began,
+            spent_seconds,
         )
-
-    def _keep_plan(self, fingerprint: int, plan: Plan) -> None:
-        self.plans.pop(fingerprint, None)
-        self.plans[fingerprint] = plan
-        if len(self.plans) > _MOST_PLACED:
-            del self.plans[next(iter(self.plans))]
 
     def link(self) -> Machine:
         """Speeds and costs: given, or achieved by this process's own transfers and calls, or expected."""
         if self.machine is not None:
             return self.machine
-        stats = self.core.stats()
+        return speeds.link(self.core.stats(), self.expected, asynchronous=self.asynchronous)
 
-        def speed(way: str, expected: float) -> float:
-            moved, busy = stats[f"swap_{way}_bytes"], stats[f"copy_{way}_seconds"]
-            return moved / busy if moved >= _ENOUGH_BYTES and busy > 0 else expected
-
-        known = self.expected
-        out_speed, in_speed = speed("out", known.out_bytes_per_second), speed("in", known.in_bytes_per_second)
-
-        def cost(call: str, chunks: float, expected: float) -> float:
-            return stats[f"{call}_seconds"] / chunks if chunks >= _ENOUGH_CHUNKS else expected
-
-        mapping = cost("map", stats["driver_calls_map"], known.map_seconds)
-        unmapping = cost("unmap", stats["unmapped_bytes"] / stats["chunk_bytes"], known.unmap_seconds)
-        if self.asynchronous:  # a chunk is unmapped when its address is wanted again, ahead of the next map
-            mapping, unmapping = mapping + unmapping, 0.0
-        return Machine(out_speed, in_speed, known.latency_seconds, mapping, unmapping)
+    def lower(self) -> LowerTiers | None:
+        """What lies under the device where host memory has a disk below it, as fast as it was so far."""
+        return speeds.lower_tiers(self.core.stats(), self.disk) if self.disk is not None else None
 
     def trace(self, ended: Iteration) -> Trace:
         """Returns the recorded sequence of an iteration that `boundary` returned.
@@ -314,7 +306,9 @@ class Planner:
             self._trace_of = (ended.fingerprint, self.trace(ended))
 
     def close(self) -> None:
-        """Stops the native threads and writes the trace that was asked for."""
+        """Stops the native threads and what plans, and writes the trace that was asked for."""
+        if self.executor is not None:
+            self.executor.shutdown()
         self.core.stop_daemon()
         if self.trace_path is not None and self._trace_of is not None:
             self._trace_of[1].save(self.trace_path)

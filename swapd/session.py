@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ooc_alloc import Core, OocError, device_memory, library_path, refused_settings
 from swapd import endings
+from swapd.background import BackgroundProcess
 from swapd.config import Config, ConfigError
 from swapd.devices.disk_profile import DEPTH_UNKNOWN, known_disk
 from swapd.devices.profile import known_machine
@@ -20,8 +21,8 @@ from swapd.files import is_stream
 from swapd.observing.observer import Observer
 from swapd.planner import Planner
 from swapd.ranks import claim, is_child, is_launcher, own_file, sharing, with_word
+from swapd.speeds import DISK_UNKNOWN
 from swapd.summary import audit_agrees, make_summary, write_summary
-from swapd.tiers.planner import DISK_UNKNOWN
 
 log = logging.getLogger("ooc.swapd")
 
@@ -175,6 +176,7 @@ class Session:
             trace_path=_own_path(config.trace),
             asynchronous=cuda is not None,
             disk=(measured or DISK_UNKNOWN) if config.disk is not None and limits.host_budget_bytes else None,
+            executor=BackgroundProcess() if config.planning == "background" else None,
         )
         self.summary_path = _own_path(config.summary)
         self._rewritten = self.summary_path is not None and not is_stream(self.summary_path)

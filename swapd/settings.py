@@ -26,6 +26,7 @@ from swapd.units import (
 PREFIX = "OOC_"
 _NO, _YES = ("0", "off", "no", "false"), ("1", "on", "yes", "true")
 SPLITS = ("off", "exact", "allow")
+PLANNING = ("background", "blocking")
 POLICIES = ("auto", "demand", "idle", "window")  # those of swapd.policies, and demand, which makes no plan
 
 
@@ -77,6 +78,7 @@ parse_policy = _one_of(
     "is no policy",
     f"{', '.join(POLICIES[:-1])} or {POLICIES[-1]}",
 )
+parse_planning = _one_of({name: name for name in PLANNING}, "is no way to plan", " or ".join(PLANNING))
 parse_split = _one_of(
     {**{name: name for name in SPLITS}, **dict.fromkeys((*_NO, "none"), "off")},
     "is no way to split",
@@ -219,6 +221,13 @@ SETTINGS = (
         "scheduling policy; demand is no plan [auto]",
         parse_policy,
         more="`window` is the schedule-window algorithm; `auto` plans in several ways and takes the fastest.",
+    ),
+    Setting(
+        "planning",
+        "|".join(PLANNING),
+        "who plans: a process, while the program goes on, or the program, before it goes on [background]",
+        parse_planning,
+        more="With `blocking` a run of the same program follows its plans from the same iteration on every time.",
     ),
     Setting("window", "BYTES|auto", "schedule window [auto]", parse_window, exact_bytes),
     Setting(

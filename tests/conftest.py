@@ -21,6 +21,7 @@ def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
         if name.startswith("OOC_") and not name.startswith("OOC_TEST_"):
             monkeypatch.delenv(name)
     monkeypatch.delenv("TORCH_DEVICE_BACKEND_AUTOLOAD", raising=False)
+    monkeypatch.setenv("OOC_PLANNING", "blocking")  # which iteration is the first under a plan is the same every time
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -85,7 +85,7 @@ DEPARTURES = Row(
         ),
         time_series(
             "Planning",
-            "Share of the clock, of the rank that plans most; it happens between steps.",
+            "Share of the clock, of the rank that plans most; a process beside the program does it.",
             {"planning": f"max({rate('ooc_planning_seconds_total')})"},
             soft_most=0.01,
         ),

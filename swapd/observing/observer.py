@@ -151,7 +151,8 @@ class Observer:
         """Simulates the iteration of a trace under its plan, or in demand mode if it has none; None if that fails."""
         if trace is None or not 0 < trace.functions <= _MOST_SIMULATED:
             return None
-        plan = plan_in_parts(self.planner.plans.get(trace.fingerprint) or Plan(policy="demand"), trace)
+        made = self.planner.made.get(trace.fingerprint)
+        plan = plan_in_parts(made.known if made is not None else Plan(policy="demand"), trace)
         try:
             problem = Problem.from_trace(trace, int(self.core.stats()["budget_bytes"])).within_slabs()
             return Predicted(problem, simulate_events(problem, plan)[1], plan)

@@ -92,6 +92,7 @@ def environment(seed: int | None = None, **variables: str) -> dict[str, str]:
         "OOC_EMULATED_GRANULARITY": "64KiB",
         "OOC_EMULATED_FAULTS": delays(seed),
         "OMP_NUM_THREADS": "1",
+        "OOC_PLANNING": "blocking",
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
         **variables,
     }

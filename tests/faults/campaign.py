@@ -47,6 +47,7 @@ TORCH_SETTINGS = {
     "OOC_CHUNK_SIZE": "64KiB",
     "OOC_SMALL_LIMIT": "32KiB",
     "OMP_NUM_THREADS": "1",
+    "OOC_PLANNING": "blocking",
     "OOC_WAIT_LIMIT": "2s",
 }
 GOOD = ("right", "refused")

@@ -39,11 +39,15 @@ def load_compare() -> ModuleType:
 
 
 def environment(variables: dict[str, str]) -> dict[str, str]:
-    """This process's, with no setting of ours but the given ones; one thread, so that the order of sums is fixed."""
+    """This process's, with no setting of ours but the given ones and what makes runs alike.
+
+    One thread fixes the order of sums, blocking planning the iterations that have plans.
+    """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("OOC_", "_OOC_"))}
     kept.pop("TORCH_DEVICE_BACKEND_AUTOLOAD", None)
     kept["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), str(ROOT / "integrations"), kept.get("PYTHONPATH"))))
-    return {**kept, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1", **variables}
+    alike = {"OMP_NUM_THREADS": "1", "OOC_PLANNING": "blocking"}
+    return {**kept, **alike, "PYTHONFAULTHANDLER": "1", **variables}
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ def first_run(file: Path, **variables: str) -> tuple[int, str, list[dict[str, An
 def test_all_of_it_passes(tmp_path: Path) -> None:
     status, printed, (head, *steps, verdict) = first_run(tmp_path / "f.jsonl")
     assert (status, verdict["verdict"], verdict["failed"]) == (0, "passed", []), printed
-    assert head["first_run"]["variables"] == {"OOC_ALLOC": "emulated"}
+    assert head["first_run"]["variables"] == {"OOC_ALLOC": "emulated", "OOC_PLANNING": "blocking"}
     names = [step["name"] for step in steps]
     assert [name for name in names if not name.startswith("contract")] == ["device", "doctor", *STEPS]
     assert printed.count(" passed ") == len(steps) and "FAILED" not in printed

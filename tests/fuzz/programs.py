@@ -21,6 +21,7 @@ _SETTINGS = {
     "OOC_HOST_BUDGET": ["256MiB", "256MiB", "12MiB"],
 }
 ALWAYS = {"OOC_ALLOC": "emulated", "OOC_EMULATED_GRANULARITY": "4KiB", "OOC_EMULATED_MEMORY": "64MiB"}
+ALWAYS |= {"OOC_PLANNING": "blocking"}  # a seed is the same run every time
 
 
 @dataclass

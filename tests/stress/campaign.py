@@ -121,7 +121,7 @@ class _Worker:
     def __init__(self, name: str, cases: Sequence[str]) -> None:
         mode = "strict" if name == "strict" else "plain"
         environment = {key: value for key, value in os.environ.items() if not key.startswith(("OOC_", "_OOC_"))}
-        environment |= {"OMP_WAIT_POLICY": "passive", "PYTHONPATH": CHECKOUT}
+        environment |= {"OMP_WAIT_POLICY": "passive", "PYTHONPATH": CHECKOUT, "OOC_PLANNING": "blocking"}
         environment |= {"PYTHONHASHSEED": "0"}  # some samples are taken from sets
         environment |= _FILL.get(name, {})
         self.began = False

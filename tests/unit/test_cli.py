@@ -131,6 +131,7 @@ def test_flags_and_variables_reach_the_program(
         "OOC_ALLOC": "auto",
         "OOC_BUDGET": "60%",
         "OOC_CHUNK_SIZE": "4MiB",
+        "OOC_PLANNING": "blocking",  # as in all tests
         "OOC_STRICT": "1",
     }  # policy is back at its default, and so is not set
 

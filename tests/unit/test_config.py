@@ -52,6 +52,7 @@ def test_every_setting_is_read_and_written_back() -> None:
         "OOC_CHUNK_SIZE": "128KiB",
         "OOC_SMALL_LIMIT": "64KiB",
         "OOC_POLICY": "window",
+        "OOC_PLANNING": "blocking",
         "OOC_WINDOW": "300MiB",
         "OOC_SPLIT": "allow",
         "OOC_SPLIT_STORE": "/x/store.jsonl",

@@ -128,7 +128,8 @@ def test_without_a_gpu_it_says_so_and_writes_the_file(tmp_path: Path, monkeypatc
     assert (done.returncode, done.stderr) == (1, "")
     assert "There is no GPU that can be used here (" in done.stdout
     head, device, doctor, verdict = lines(file)
-    assert head["first_run"]["variables"] == {"OOC_BUDGET": "1GiB", "CUDA_VISIBLE_DEVICES": ""}
+    variables = {"OOC_BUDGET": "1GiB", "OOC_PLANNING": "blocking", "CUDA_VISIBLE_DEVICES": ""}
+    assert head["first_run"]["variables"] == variables
     assert head["first_run"]["python"] == sys.version
     assert device["problem"] and doctor["result"][0]["name"] == "system"
     assert verdict["verdict"] == "failed"

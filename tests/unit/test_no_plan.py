@@ -11,9 +11,13 @@ from swapd.step_times import Step, StepTimes
 
 
 def steps(fingerprints: str, followed: str = "", still: str = "") -> list[Step]:
-    """An iteration for each letter: `p` below it says that it ran under a plan, `.` that it moved nothing."""
+    """An iteration for each letter.
+
+    `p` below it says that it ran under a plan, `w` that its plan was being made, `.` that it moved nothing.
+    """
+    followed = followed.ljust(len(fingerprints))
     return [
-        Step(1.0, 0.0, followed[i : i + 1] == "p", ord(letter), still[i : i + 1] != ".")
+        Step(1.0, 0.0, followed[i] == "p", ord(letter), still[i : i + 1] != ".", followed[i] == "w")
         for i, letter in enumerate(fingerprints)
     ]
 
@@ -24,6 +28,7 @@ def steps(fingerprints: str, followed: str = "", still: str = "") -> list[Step]:
         pytest.param(steps(""), id="no iteration"),
         pytest.param(steps("aaaa", still="...."), id="everything fits"),
         pytest.param(steps("aaaaaa", followed="  pppp"), id="planned from the third one on"),
+        pytest.param(steps("aaaaaaaaaaaa", followed="  wwwwpppppp"), id="planned in the background"),
         pytest.param(steps("ababab" + "abab", followed="    pppppp"), id="two sequences in turns, both planned"),
     ],
 )
@@ -40,6 +45,8 @@ def test_nothing_to_explain(kept: Sequence[Step]) -> None:
         (steps("aabbcdefgh", followed=" p"), "auto", {}, "6 of 10 iterations had a sequence"),
         (steps("aa"), "auto", {}, "2 iterations came before their sequences' plans"),
         (steps("ab"), "auto", {}, "2 iterations came before their sequences' plans"),
+        (steps("aaaaaaaa", followed="  wwwwpp"), "auto", {}, "4 iterations ran while their plan was being made"),
+        (steps("aaaaaaaaaaaa", followed="  ww"), "auto", {}, "12 iterations, of 1 sequences, departed from the plan"),
         (steps("abababab"), "auto", {}, "8 iterations, of 2 sequences, departed from the plan"),
     ],
 )

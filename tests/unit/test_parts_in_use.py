@@ -119,7 +119,7 @@ def test_installed_moves_are_within_their_variables(seed: int) -> None:
             assert 0 <= first < first + count <= case.chunks(variable)
     again = planner.trace(ended)
     assert planner.last_plan is not None
-    kept = plan_in_parts(planner.plans[ended.fingerprint], again)
+    kept = plan_in_parts(planner.made[ended.fingerprint].known, again)
     assert (kept.outs, kept.ins, kept.write_backs) == (
         planner.last_plan.outs,
         planner.last_plan.ins,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from concurrent.futures import Executor, Future
 from dataclasses import fields, replace
 from itertools import accumulate
 from pathlib import Path
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from planning_traces import resnet50
 
 from ooc_alloc import Core, Iteration
-from swapd import planner
+from swapd import plan_making
 from swapd.planner import Planner, offsets_of
 from swapd.planning.problem import InfeasibleError, Problem
 from swapd.simulation.simulator import simulate
@@ -97,7 +98,7 @@ def test_a_sequence_without_a_plan_is_tried_once_and_counted(monkeypatch: pytest
         tried.append(7)
         raise InfeasibleError(0, "f", 2 * MIB, MIB, 2 * MIB)
 
-    monkeypatch.setattr(planner, "make_plan", infeasible)
+    monkeypatch.setattr(plan_making, "make_plan", infeasible)
     monkeypatch.setattr(Planner, "recorded", lambda self, ended: SimpleNamespace(cut=lambda: resnet50(1)))
     made = Planner(cast(Core, Loop()))
     for _ in range(4):
@@ -135,7 +136,7 @@ def test_steps_under_the_last_plan_say_again_what_a_step_takes(
     core = Slower()
     core.figures["budget_bytes"] = budget
     monkeypatch.setattr(Planner, "recorded", lambda self, ended: SimpleNamespace(cut=lambda: traced(core.ended)))
-    monkeypatch.setattr(planner, "recorded_plan", lambda plan, trace: plan)
+    monkeypatch.setattr(plan_making, "recorded_plan", lambda plan, trace: plan)
     made = Planner(cast(Core, core), asynchronous=asynchronous)
     predicted, plans = [], []
     for _ in range(11):
@@ -146,6 +147,64 @@ def test_steps_under_the_last_plan_say_again_what_a_step_takes(
     plan = made.last_plan
     assert predicted[1:] == [simulate(Problem.from_trace(traced(step), budget), plan).seconds for step in steps]
     assert len(installed) == 2 and plans[1] == plans[-1]
+
+
+class Later(Executor):
+    """Works when it is told to."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[Future[Any], Any]] = []
+        self.ended = False
+
+    def submit(self, function: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self.asked.append((future, lambda: function(*args, **kwargs)))
+        return future
+
+    def work(self) -> None:
+        future, call = self.asked[-1]
+        future.set_result(call())
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        self.ended = True
+
+
+def test_the_program_goes_on_while_it_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = replace(resnet50(1), fingerprint=7)
+    core, executor = Loop(), Later()
+    core.figures["budget_bytes"] = Problem.from_trace(trace, 1 << 40).min_budget_bytes * 3 // 2
+    installed: list[Any] = []
+    core.install_plan = lambda *plan: installed.append(plan)  # type: ignore[attr-defined]
+    monkeypatch.setattr(Planner, "recorded", lambda self, ended: SimpleNamespace(cut=lambda: trace))
+    monkeypatch.setattr(plan_making, "recorded_plan", lambda plan, trace: plan)
+    made = Planner(cast(Core, core), executor=executor)
+    for _ in range(3):
+        made.boundary()
+    assert len(executor.asked) == 1 and not installed and made.last_plan is None
+    executor.work()
+    assert not installed  # plans change where an iteration ends
+    made.boundary()
+    assert len(installed) == 1 and made.last_plan is not None and made.last_plan.predicted_seconds
+    assert len(executor.asked) == 1  # the iteration that ended there could not have the plan yet
+    made.boundary()
+    assert len(executor.asked) == 2
+    executor.asked[-1][0].set_exception(MemoryError("there"))
+    with pytest.raises(MemoryError, match="there"):
+        made.boundary()
+    made.close()
+    assert executor.ended
+
+
+def test_a_plan_that_cannot_be_made_elsewhere_is_counted_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    core, executor = Loop(), Later()
+    core.figures["budget_bytes"] = MIB
+    monkeypatch.setattr(Planner, "recorded", lambda self, ended: SimpleNamespace(cut=lambda: resnet50(1)))
+    made = Planner(cast(Core, core), executor=executor)
+    made.boundary()
+    executor.work()
+    for _ in range(3):
+        made.boundary()
+    assert made.unplannable_sequences == 1 and len(executor.asked) == 1
 
 
 def test_the_trace_that_is_kept_is_of_what_took_most_of_the_time(

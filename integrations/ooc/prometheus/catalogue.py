@@ -168,7 +168,7 @@ _GROUPS = {
                "The policy asked for, and that of the last plan."),
         Metric("ooc_window_bytes", "window_bytes", "Schedule window of the last plan; 0: its policy has none."),
         Metric("ooc_plans_total", "plan_count", "Plans made and installed."),
-        Metric("ooc_planning_seconds_total", "planning_seconds", "Time spent planning, between iterations."),
+        Metric("ooc_planning_seconds_total", "planning_seconds", "Time spent planning, as a rule by another process."),
         Metric("ooc_unplannable_sequences_total", "unplannable_sequences",
                "Sequences for which the policy found no plan; they run on demand."),
         Metric("ooc_predicted_step_seconds", "predicted_step_seconds",

@@ -1,0 +1,101 @@
+"""What a run's planner asks for, and what it gets: functions of what was recorded, for whatever process runs them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+from numpy.typing import NDArray
+
+from swapd.planning.plan import Plan
+from swapd.planning.problem import InfeasibleError, Problem
+from swapd.policies import make_plan
+from swapd.simulation.simulator import simulate
+from swapd.tiers.first_level import UnsteadyError
+from swapd.tiers.moves import BlockMoves, shifts_of
+from swapd.tiers.three_tiers import HostInfeasibleError, LowerTiers, exclusive, plan_tiers, run_tiers
+from swapd.trace.ranged import RangedTrace, recorded_plan
+from swapd.trace.trace import Trace
+
+log = logging.getLogger("ooc.swapd")
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """A plan is wanted for what was recorded, or, `under` a plan, the seconds that a step takes with its times."""
+
+    recorded: RangedTrace
+    budget_bytes: int
+    policy: str
+    window_bytes: int | None
+    lower: LowerTiers | None = None  # what lies under the device, where there are three tiers
+    under: Made | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Made:
+    """A plan, in both numberings, and the moves below it."""
+
+    plan: Plan  # of the trace, in which parts of variables are variables
+    known: Plan  # the same one, with the core's numbers
+    moves: BlockMoves  # below the device's own
+
+    def columns(self) -> list[list[NDArray[Any]]]:
+        """Outs, ins and write-backs, as `Core.install_plan` takes them."""
+        arrays = self.known.to_arrays()
+        return [
+            [array for name, array in arrays.items() if name.startswith(kind)] for kind in ("out_", "in_", "back_")
+        ]
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """What a request came to."""
+
+    spent_seconds: float
+    made: Made | None = None
+    predicted_seconds: float | None = None  # if a plan was given; None if it cannot be told
+    failure: str = ""  # why there is no plan
+
+
+def answer(request: Request) -> Answer:
+    """Plans or predicts."""
+    began = time.perf_counter()
+    trace = request.recorded.cut()
+    problem = Problem.from_trace(trace, request.budget_bytes).within_slabs()
+    if request.under is not None:
+        seconds = step_seconds(problem, request.under, request.lower)
+        return Answer(time.perf_counter() - began, predicted_seconds=seconds)
+    try:
+        made = _plan(request, problem, trace)
+    except InfeasibleError as error:
+        return Answer(time.perf_counter() - began, failure=str(error))
+    return Answer(time.perf_counter() - began, made)
+
+
+def _plan(request: Request, problem: Problem, trace: Trace) -> Made:
+    """Where no plan is found for the second level, its blocks move on demand. Raises InfeasibleError for the first."""
+    if request.lower is not None:
+        try:
+            tiers = plan_tiers(problem, request.lower, request.policy, request.window_bytes)
+        except (HostInfeasibleError, UnsteadyError) as error:
+            log.info("no plan for host memory and the disk: %s", error)
+        else:
+            bound = tiers.lower.bound(problem)
+            plan = replace(tiers.level.plan, predicted_seconds=tiers.seconds, bound_seconds=bound)
+            downs, ups = shifts_of(tiers.plan, tiers.level, tiers.blocks, trace)
+            return Made(plan, recorded_plan(plan, trace), BlockMoves(downs, ups, tiers.is_exclusive))
+    plan = make_plan(problem, policy=request.policy, window_bytes=request.window_bytes)
+    return Made(plan, recorded_plan(plan, trace), BlockMoves())
+
+
+def step_seconds(problem: Problem, made: Made, lower: LowerTiers | None) -> float | None:
+    """A step's time under a plan with the functions' times of `problem`; None if it cannot be told."""
+    if lower is None:
+        return simulate(problem, made.plan).seconds
+    try:
+        return run_tiers(exclusive(problem) if made.moves.exclusive else problem, made.plan, lower, "auto").seconds
+    except (HostInfeasibleError, UnsteadyError):
+        return None
