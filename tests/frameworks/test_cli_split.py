@@ -153,6 +153,7 @@ def test_training_plans_the_three_kernels_of_a_convolution(script: Path, tmp_pat
     assert kernels == ["Forward", "Forward", "BackwardData", "BackwardFilter", "BackwardFilter"]
 
 
+@pytest.mark.slow
 def test_a_model_with_a_name(tmp_path: Path) -> None:
     found = facts("--budget", "10MiB", "alexnet", store=tmp_path / "none.jsonl")
     assert sum(bool(layer["kernels"]) for layer in found["layers"]) == 5
@@ -169,6 +170,7 @@ def test_a_picture(script: Path, tmp_path: Path) -> None:
     assert "cannot draw" in swapd(*arguments, store=tmp_path / "none.jsonl", status=1)[1]
 
 
+@pytest.mark.slow
 def test_a_budget_that_is_too_small(script: Path, tmp_path: Path) -> None:
     _, errors = swapd("--budget", "1KiB", f"{script}:make", store=tmp_path / "none.jsonl", status=1)
     assert "is the smallest that works" in errors and "Traceback" not in errors

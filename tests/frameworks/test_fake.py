@@ -51,10 +51,18 @@ def content(trace: Trace) -> Content:
     }
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder for what Inductor compiles: a fake run finds what the real one compiled.
+
+    The user's own may hold modules of another checkout of these models, whose lines are not these.
+    """
+    return str(tmp_path_factory.mktemp("inductor"))
+
+
 @pytest.fixture(autouse=True)
-def own_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The user's caches may hold the modules of another checkout of these models, whose lines are not these."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+def own_cache(cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", cache)
 
 
 @pytest.fixture
@@ -67,13 +75,12 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def really_recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Trace]:
+def really_recorded(tmp_path_factory: pytest.TempPathFactory, cache: str) -> dict[str, Trace]:
     traces = {}
     for name in MODELS:
         path = tmp_path_factory.mktemp(name) / "real.trace"
         settings = {"OOC_ALLOC": "emulated", "OOC_CHUNK_SIZE": str(CHUNK), "OOC_SMALL_LIMIT": str(SMALL)}
-        if name == "compiled":
-            settings["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path_factory.mktemp("inductor"))
+        settings["TORCHINDUCTOR_CACHE_DIR"] = cache
         run([str(HERE / "small_models.py"), name, "8", str(path)], settings).check()
         traces[name] = Trace.load(path)
     return traces
@@ -95,6 +102,7 @@ def test_the_trace_is_that_of_a_real_run(name: str, really_recorded: dict[str, T
     assert fake.machine == real.machine
 
 
+@pytest.mark.slow
 def test_a_compiled_batch_that_no_memory_holds() -> None:
     """Its kernels take the time of their memory traffic, and nothing of it is left in the process afterwards."""
     trace = record(MODELS["compiled"], 1 << 20, V100)

@@ -30,7 +30,7 @@ ALONE = {"compiled_blocks": 36, "dataloader": 30, "exit_live": 12, "exit_running
 # Steady loops: after two iterations each is as the one before, and nothing but the end departs from it.
 STEADY = {"hf_gpt2", "hf_llama", "hf_bert", "hf_t5", "lstm", "densenet", "unet", "autocast_bf16", "inference"}
 AT_THE_MINIMUM = ("hf_gpt2", "unet", "adamw_foreach", "train_validate")
-ON_DISK = {"hf_gpt2", "in_place", "save_load_middle", "threads"}  # among the quick tests
+ON_DISK, IN_TIERS = {"hf_gpt2", "in_place"}, {"save_load_middle", "threads"}  # among the quick tests
 STRICT = ("in_place", "complex_tensors", "torch_func", "sparse_gradients", "lstm", "raw_pointers")
 
 compare = load_compare().compare
@@ -127,7 +127,7 @@ def test_program_on_disk(name: str, library: Library, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in ON_DISK)) for name in sorted(BUDGETS)]
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in IN_TIERS)) for name in sorted(BUDGETS)]
 )
 def test_program_in_three_tiers(name: str, library: Library, tmp_path: Path) -> None:
     """A device, little host memory, and a disk below it: the same bits, within both budgets, planned on both levels."""
@@ -204,7 +204,8 @@ def test_program_alone(name: str, tmp_path: Path) -> None:
     both_alone(name, tmp_path)
 
 
-@pytest.mark.parametrize("name", ["exit_live", pytest.param("dataloader", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["exit_live", "dataloader"])
 def test_program_alone_on_disk(name: str, tmp_path: Path) -> None:
     """A forked process has copies of its own of what is on the disk; how a process ends changes nothing there."""
     (tmp_path / "disk").mkdir()

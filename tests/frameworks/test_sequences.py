@@ -148,6 +148,7 @@ def as_in_plain_memory(folder: Path, source: str, budget: str) -> Ended:
     return ours
 
 
+@pytest.mark.slow
 def test_a_trainer_whose_workers_deliver_early_and_late_is_planned(tmp_path: Path) -> None:
     """What a batch's arrival takes is no part of the sequence, which else differs from step to step."""
     figures = as_in_plain_memory(tmp_path, TRAINER, "9700000").figures

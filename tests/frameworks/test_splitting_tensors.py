@@ -124,6 +124,7 @@ POINTWISE = """
 """
 
 
+@pytest.mark.slow
 def test_made_from_nothing(tmp_path: Path) -> None:
     figures = both(tmp_path, FACTORIES).figures
     assert figures["split_function_count"] > 5 and figures["split"] == "exact"

@@ -33,9 +33,8 @@ TRAIN = """
 """
 
 
-@pytest.mark.parametrize(
-    "kind", ["plain", pytest.param("lists", marks=pytest.mark.slow), pytest.param("fused", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["plain", "lists", "fused"])
 def test_training(tmp_path: Path, kind: str) -> None:
     figures = both(tmp_path, f"KIND = {kind!r}\n" + _dedented(TRAIN)).figures
     assert all(layer["exact"] for layer in figures["split_layers"])

@@ -278,7 +278,9 @@ def transformer(device: float, host: float, slower: float) -> tuple[Problem, Low
     return Problem.from_trace(trace, int(device * peak), machine=machine), LowerTiers(int(host * peak), disk)
 
 
-@pytest.mark.parametrize(("device", "host", "slower"), [(0.3, 0.3, 5.0), (0.5, 0.15, 2.0)])
+@pytest.mark.parametrize(
+    ("device", "host", "slower"), [(0.3, 0.3, 5.0), pytest.param(0.5, 0.15, 2.0, marks=pytest.mark.slow)]
+)
 def test_plans_of_a_network_are_sound_close_and_the_best(device: float, host: float, slower: float) -> None:
     problem, lower = transformer(device, host, slower)
     tiers, bound = plan_tiers(problem, lower), lower.bound(problem)
