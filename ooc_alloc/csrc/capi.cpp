@@ -101,6 +101,7 @@ void ooc_core_work_begins(ooc_core* core) { guarded(core, &Core::work_begins); }
 void ooc_core_work_ends(ooc_core* core) { guarded(core, &Core::work_ends); }
 
 int ooc_core_detach(ooc_core* core) { return guarded(core, &Core::detach); }
+int ooc_core_discard(ooc_core* core, const void* address) { return guarded(core, &Core::discard, address); }
 int ooc_core_evict_all(ooc_core* core) { return guarded(core, &Core::evict_all); }
 int ooc_core_sleep(ooc_core* core, uint64_t* held_bytes) { return gated(core, &Core::sleep, held_bytes); }
 int ooc_core_wake(ooc_core* core, uint64_t* back_bytes) { return gated(core, &Core::wake, back_bytes); }

@@ -70,6 +70,7 @@ class alignas(64) Core : public Mover {
   void work_begins();
   void work_ends();
   int detach();
+  int discard(const void* address);
   int evict_all();
   int sleep(uint64_t* held_bytes);
   int wake(uint64_t* back_bytes);

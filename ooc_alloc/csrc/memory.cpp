@@ -236,6 +236,28 @@ void Core::free_after(void* address, const Moments& uses) {
   if (threads_.starving > 0 || room_waiters_ > 0 || idle_wanted_) changed_.notify_all();
 }
 
+int Core::discard(const void* address) {
+  const Lock lock(mutex_);
+  Region* region = detached_ ? nullptr : table_.find(address);
+  if (region == nullptr) return fail(OOC_INVALID, "no variable that could be discarded lies at this address");
+  ThreadState* thread = threads_.find();
+  if (thread != nullptr && !thread->in_function) holds_.release(thread->held);
+  const auto in_use = [](const Slot& slot) { return slot.pins > 0 || slot.kept > 0 || slot.host_mapped; };
+  if (region->pins > 0 || region->moving > 0 || region->lifted > 0 || region->shift != nullptr ||
+      std::ranges::any_of(region->slots, in_use))
+    return fail(OOC_INVALID, "a variable that is in use, or moves, cannot be discarded");
+  each_run(Piece::whole(region), &Slot::has_chunk, [this](const Piece& run, bool has_chunks) {
+    if (has_chunks && !mappings_.unmap(run)) mappings_.forget(run);  // what it holds is worth nothing either way
+    return true;
+  });
+  host_.invalidate(region);
+  host_.release(region);
+  for (Slot& slot : region->slots) slot.state = SlotState::kBlank;
+  iterations_.recorder().discard(region);
+  changed_.notify_all();
+  return OOC_OK;
+}
+
 void Core::record_use(void* address, CUstream stream) {
   const Lock lock(mutex_);
   if (!streams_.on() || detached_) return;

@@ -233,6 +233,10 @@ OOC_API void* ooc_core_malloc(ooc_core* core, uint64_t bytes);
 // ranges. A chunk that was never written has no bytes anywhere; it comes in without a copy, and what it holds then is
 // not specified. Not pinned. Up to the small limit: as ooc_core_malloc.
 OOC_API void* ooc_core_malloc_absent(ooc_core* core, uint64_t bytes);
+// The bytes of a variable are given up, and with them its chunks and host copies; its address stays. The pins of the
+// thread's last function end first. What the variable holds is not specified until it was written; in the recorded
+// sequence its next use is the birth of another variable. OOC_INVALID, and nothing is done: it is in use, or moves.
+OOC_API int ooc_core_discard(ooc_core* core, const void* address);
 // Any thread. Unknown addresses are ignored.
 OOC_API void ooc_core_free(ooc_core* core, void* address);
 

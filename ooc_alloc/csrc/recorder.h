@@ -179,6 +179,11 @@ class Recorder {
       only_freed_.push_back({{}, region->bytes, -1, last, region->variable, region->place});
     }
   }
+  // The variable ends, and its region's next use is the birth of another one.
+  void discard(Region* region) {
+    free(region, false);
+    region->variable = kUnborn;
+  }
   // The region's place was learnt after it was allocated.
   void set_place(const Region* region) {
     if (!trace_->overflow && seen(region)) trace_->variables[static_cast<size_t>(region->variable)].place = region->place;
@@ -234,6 +239,7 @@ class Recorder {
     return hash;
   }
 
+  static constexpr int32_t kUnborn = -2;  // the region's variable has no bytes yet
   static constexpr size_t kMostFunctions = size_t{1} << 20;
 
   void begin_iteration(double now) {
@@ -275,7 +281,7 @@ class Recorder {
   uint32_t number(Region* region) {
     if (__builtin_expect(seen(region), true)) return static_cast<uint32_t>(region->variable);
     known_before_.push_back({region->iteration, region->variable});
-    return add(region, -1);
+    return add(region, region->variable == kUnborn ? static_cast<int32_t>(trace_->functions()) - 1 : -1);
   }
   // The numbers of the iteration before mean something only if it did the same. Else what is there from the start to the
   // end is taken to keep its number.
