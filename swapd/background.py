@@ -88,7 +88,7 @@ class BackgroundProcess(Executor):
 
 
 def _start() -> subprocess.Popen[bytes]:
-    if not sys.executable:
+    if not sys.executable or getattr(sys, "frozen", False):  # a program that was packed with its interpreter
         raise OSError("sys.executable does not name Python")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("OOC_")}
     return subprocess.Popen(

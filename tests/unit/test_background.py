@@ -67,10 +67,11 @@ def test_a_process_that_ends_is_replaced_by_a_thread(
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
 
 
+@pytest.mark.parametrize(("name", "value"), [("executable", ""), ("executable", "/nowhere/python"), ("frozen", True)])
 def test_where_no_process_can_be_started_a_thread_works(
-    background: BackgroundProcess, monkeypatch: pytest.MonkeyPatch
+    background: BackgroundProcess, monkeypatch: pytest.MonkeyPatch, name: str, value: object
 ) -> None:
-    monkeypatch.setattr(sys, "executable", "")
+    monkeypatch.setattr(sys, name, value, raising=False)
     assert result(background.submit(os.getpid)) == os.getpid()
 
 
