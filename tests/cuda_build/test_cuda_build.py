@@ -88,6 +88,7 @@ def test_every_function_is_filled(adapter: Path) -> None:
 
 def run(arguments: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("OOC_")}
+    kept["OOC_PLANNING"] = "blocking"
     command = [sys.executable, "-W", "ignore", *arguments]
     return subprocess.run(
         command, cwd=ROOT, env={**kept, "PYTHONPATH": CHECKOUT, **variables}, capture_output=True, text=True,

@@ -32,7 +32,8 @@ class Ended:
 def _run(arguments: list[str], variables: dict[str, str], summary: Path | None) -> Ended:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("OOC_", "_OOC_"))}
     settings = {
-        **kept, "CUBLAS_WORKSPACE_CONFIG": ":4096:8", "PYTHONFAULTHANDLER": "1", "PYTHONPATH": CHECKOUT, **variables,
+        **kept, "CUBLAS_WORKSPACE_CONFIG": ":4096:8", "PYTHONFAULTHANDLER": "1", "PYTHONPATH": CHECKOUT,
+        "OOC_PLANNING": "blocking", **variables,
     }  # fmt: skip
     if summary is not None:
         settings["OOC_SUMMARY"] = str(summary)

@@ -17,7 +17,7 @@ from swapd.trace.trace import Trace
 HERE = Path(__file__).resolve().parent
 SETTINGS = {
     "OOC_ALLOC": "emulated", "OOC_BUDGET": "2MiB", "OOC_CHUNK_SIZE": "64KiB", "OOC_SMALL_LIMIT": "64KiB",
-    "OOC_EMULATED_MEMORY": "16MiB",
+    "OOC_EMULATED_MEMORY": "16MiB", "OOC_PLANNING": "blocking",
 }  # fmt: skip
 FILES = {"OOC_SUMMARY": "s.json", "OOC_TRACE": "t.trace", "OOC_TIMELINE": "t.json.gz", "OOC_REPORT": "r.html"}
 

@@ -29,7 +29,7 @@ ROOT = HERE.parents[1]
 CHECKOUT = f"{ROOT}{os.pathsep}{ROOT / 'integrations'}"  # on PYTHONPATH
 SETTINGS = {
     "OOC_ALLOC": "emulated", "OOC_BUDGET": "2MiB", "OOC_CHUNK_SIZE": "64KiB", "OOC_SMALL_LIMIT": "64KiB",
-    "OOC_EMULATED_MEMORY": "16MiB", "OOC_STATUS": "1",
+    "OOC_EMULATED_MEMORY": "16MiB", "OOC_PLANNING": "blocking", "OOC_STATUS": "1",
 }  # fmt: skip
 PATIENCE_SECONDS = 60
 
