@@ -106,7 +106,8 @@ def start_training(port: int, log: Path) -> Running:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("OOC_")}
     kept.pop("TORCH_DEVICE_BACKEND_AUTOLOAD", None)
     paths = os.pathsep.join(filter(None, (str(ROOT), str(ROOT / "integrations"), kept.get("PYTHONPATH"))))
-    kept |= {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", **EMULATED, "OOC_METRICS_PORT": str(port)}
+    kept |= {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "OOC_PLANNING": "blocking", **EMULATED}
+    kept["OOC_METRICS_PORT"] = str(port)
     script = ROOT / "examples" / "gpt.py"
     return Running((sys.executable, str(script), "--steps", "1000000000", *GPT), log, kept)
 
