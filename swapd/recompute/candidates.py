@@ -22,7 +22,7 @@ from swapd.recompute.history import History
 MOST_FUNCTIONS = 8  # that run again for one drop, if nothing else is dropped
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class Drop:
     """A variable's chunks are given up after a function."""
 

@@ -31,6 +31,7 @@ class Rewritten:
     function: NDArray[np.int32]  # int32[functions]: the original function of each
     repeated: NDArray[np.bool_]  # bool[functions]: whether it runs again, and is not the original itself
     variable: NDArray[np.int32]  # int32[variables]: the original variable whose bytes each one holds
+    drops: tuple[Drop, ...]
 
     @property
     def repeated_seconds(self) -> float:
@@ -52,7 +53,8 @@ class _Writer:
         self.history, self.trace = history, history.trace
         trace = self.trace
         self.due: dict[int, list[int]] = {}  # what is dropped after each function
-        for drop in drops:
+        self.drops = tuple(sorted(set(drops)))
+        for drop in self.drops:
             self._check(drop)
             self.due.setdefault(drop.after, []).append(drop.variable)
         self.names: list[str] = []
@@ -174,6 +176,7 @@ class _Writer:
             origin,
             repeated,
             variable,
+            self.drops,
         )
 
     def _starts(self, origin: NDArray[np.int32], repeated: NDArray[np.bool_]) -> NDArray[np.float64]:
