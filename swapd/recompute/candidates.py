@@ -13,6 +13,7 @@ carried out, but what runs again before one function becomes longer.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,10 +68,10 @@ def find_candidates(
         if history.born[v] < 0:
             continue
         uses = history.uses[v]
-        for after, before in zip(uses, uses[1:]):
+        for after, before in pairwise(uses):
             if before <= after + 1 or (ahead is not None and ahead[before] == ahead[after + 1]):
                 continue
-            functions = history.repeats([history.version(v, before)], before, lambda u, v=v: u == v, most_functions)
+            functions = history.repeats([history.version(v, before)], before, v.__eq__, most_functions)
             if functions is None:
                 break  # what is lost stays lost, and what was written in a way that cannot be repeated too
             taken = sum(seconds[f] for f in functions)

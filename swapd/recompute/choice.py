@@ -1,18 +1,21 @@
 """Choice: which variables are dropped and made again, and which are swapped, so that a step is fastest.
 
-Candidates come in an order: those that take the fewest seconds of computation for a second of the link that they save
-come first. A formula of two phases says how many of them are about right; a few beginnings of the order around that are
-planned and simulated, as the trace that each of them makes. The fastest is kept, if it is faster than swapping alone.
+Candidates come in an order: those that take the fewest seconds of computation for each byte that they save the link
+come first. Groups of them are taken in that order, and given back later, wherever the time of a step becomes shorter by
+the formula of two phases (`swapd.planning.lower_bound.bound`) for the rewritten trace. That counts what groups do to
+each other: where inputs were dropped too, more is made again at once, and the memory that this takes may cost more than
+a drop saves. What comes out is planned and simulated, and kept if it is faster than swapping alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
+from swapd.planning.lower_bound import bound
 from swapd.planning.plan import Plan
 from swapd.planning.problem import InfeasibleError, Problem
 from swapd.policies import make_plan
@@ -23,8 +26,10 @@ from swapd.recompute.rewriting import Rewritten, rewrite
 from swapd.simulation.simulator import simulate_once
 from swapd.trace.trace import Trace
 
-MOST_TOGETHER = 16  # functions that run again before one function, all drops considered
-JUDGED_FUNCTIONS = 12_000  # in all traces that are planned to find the fastest
+MOST_TOGETHER = 64  # functions that run again before one function, all drops considered
+ROUNDS = 2  # times through all groups of candidates; what comes out of each is planned
+GROUPS, LEAST_GROUPS = 64, 4
+ESTIMATED_FUNCTIONS = 120_000  # in all traces for which the formula is asked; each takes about 5 us
 MOST_PLANNED = 4_000  # functions of traces whose last plan is made by the policy, and not in one attempt
 WORTH = 0.99  # times the seconds of swapping alone: less gain than that is not worth it
 
@@ -69,7 +74,7 @@ def choose(
     before = simulate_once(problem, alone).seconds
     best = None
     if before > problem.compute_seconds / WORTH:
-        best = _Search(trace, problem, make_problem, without_statistics).best(before)
+        best = _Search(trace, problem, make_problem, without_statistics).best()
     if best is not None and best[2].functions <= MOST_PLANNED:
         better = plan(best[2])
         seconds = simulate_once(best[2], better).seconds
@@ -90,16 +95,34 @@ class _Search:
         over = problem.live > problem.capacity_chunks
         self.candidates = find_candidates(self.history, least_bytes=problem.chunk_bytes, during=over)
 
-    def best(self, limit: float) -> Planned | None:
-        """The fastest of the beginnings that are tried."""
+    def best(self) -> Planned | None:
+        """The fastest of the sets of candidates that are planned; None if there is none."""
         order = together(self.history, self._ordered(), MOST_TOGETHER)
+        judged = [self._judge(chosen) for chosen in self._climb(order) if chosen]
+        return min((result for result in judged if result is not None), key=lambda result: result[0], default=None)
+
+    def _climb(self, order: Sequence[Candidate]) -> Iterator[list[Candidate]]:
+        """Take groups of candidates, or give them back, wherever the formula of two phases finds that faster.
+
+        One set comes out of each time through the groups.
+        """
         if not order:
-            return None
-        found: dict[int, Planned | None] = {}
-        for count in self._counts(order, found):
-            found[count] = self._judge(order[:count])
-        planned = [result for result in found.values() if result is not None]
-        return min(planned, key=lambda result: result[0]) if planned else None
+            return
+        count = min(len(order), GROUPS, max(LEAST_GROUPS, ESTIMATED_FUNCTIONS // (ROUNDS * self.problem.functions)))
+        ends = np.linspace(0, len(order), count + 1).astype(int).tolist()
+        groups = [order[start:end] for start, end in pairwise(ends)]
+        taken: frozenset[int] = frozenset()
+        best = bound(self.problem).seconds
+        for _ in range(ROUNDS):
+            before = taken
+            for index in range(count):
+                trial = taken ^ {index}
+                seconds = bound(self._problem([c for i in sorted(trial) for c in groups[i]])[0]).seconds
+                if seconds < best:
+                    taken, best = trial, seconds
+            if taken == before:
+                return
+            yield [c for i in sorted(taken) for c in groups[i]]
 
     def _ordered(self) -> list[Candidate]:
         """The candidates that save more time of the link than they cost, the cheapest first."""
@@ -108,49 +131,12 @@ class _Search:
         worth = [c for c in self.candidates if c.seconds < c.bytes * saved]
         return sorted(worth, key=lambda c: (c.seconds / c.bytes, c.drop.after - c.before))
 
-    def _counts(self, order: Sequence[Candidate], found: dict[int, Planned | None]) -> Iterator[int]:
-        """How many candidates to take: first what the formula says, then on both sides of the best so far."""
-        most = max(1, JUDGED_FUNCTIONS // self.problem.functions)
-        first = self._estimate(order)
-        yield first
-        step = max(1, first // 3)
-        while len(found) < most:
-            seconds = {count: result[0] for count, result in found.items() if result is not None}
-            at = min(seconds, key=seconds.__getitem__) if seconds else first // 2
-            near = [c for c in (at + step, at - step) if 1 <= c <= len(order) and c not in found]
-            if near:
-                yield near[0]
-            elif step > 1:
-                step //= 2
-            else:
-                return
-
-    def _estimate(self, order: Sequence[Candidate]) -> int:
-        """How many candidates the formula of two phases finds best."""
-        problem, machine = self.problem, self.problem.link
-        turn = problem.live_peak_function + 1
-        forward = float(problem.seconds[:turn].sum())
-        backward = float(problem.seconds[turn:].sum())
-        freed = np.zeros(problem.functions + 1, np.int64)
-        best, best_seconds, again = 1, float("inf"), 0.0
-        marks = set(np.linspace(1, len(order), 24).astype(int).tolist())
-        for count, candidate in enumerate(order, 1):
-            chunks = int(problem.chunks[candidate.drop.variable])
-            freed[candidate.drop.after + 1] += chunks
-            freed[candidate.before] -= chunks
-            again += candidate.seconds
-            if count in marks:
-                live: NDArray[np.int64] = problem.live - np.cumsum(freed[:-1])
-                spill = max(0, int(live.max()) - problem.capacity_chunks) * problem.chunk_bytes
-                seconds = max(forward, spill / machine.out_bytes_per_second)
-                seconds += max(backward + again, spill / machine.in_bytes_per_second)
-                if seconds < best_seconds:
-                    best, best_seconds = count, seconds
-        return best
+    def _problem(self, chosen: Sequence[Candidate]) -> tuple[Problem, Rewritten]:
+        rewritten = rewrite(self.history, [candidate.drop for candidate in chosen])
+        return self.make_problem(rewritten.trace), rewritten
 
     def _judge(self, chosen: Sequence[Candidate]) -> Planned | None:
-        rewritten = rewrite(self.history, [candidate.drop for candidate in chosen])
-        problem = self.make_problem(rewritten.trace)
+        problem, rewritten = self._problem(chosen)
         try:
             plan = idle(problem, work=1)
         except InfeasibleError:

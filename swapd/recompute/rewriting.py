@@ -143,7 +143,7 @@ class _Writer:
 
     def _finish(self, at: NDArray[np.int64]) -> Rewritten:
         """`at` says where the original functions are; its last two entries stand for n and for -1."""
-        trace, n = self.trace, self.trace.functions
+        trace = self.trace
         variable = np.array(self.variable, np.int32)
         origin = np.array(self.origin, np.int32)
         repeated = np.array(self.repeated, bool)
@@ -155,7 +155,8 @@ class _Writer:
         known = np.flatnonzero(trace.previous >= 0)
         previous[known] = np.array(self.holder, np.int32)[trace.previous[known]]
         counts = [len(row) for row, _ in self.uses]
-        assert n == int((~repeated).sum())
+        assert trace.functions == int((~repeated).sum())
+        part_of, part_first_chunk = self._parts(variable)
         return Rewritten(
             replace(
                 trace,
@@ -171,7 +172,8 @@ class _Writer:
                 use_flags=np.array([flag for _, row in self.uses for flag in row], np.uint8),
                 fingerprint=0,
                 variable_place=None if trace.variable_place is None else trace.variable_place[variable],
-                **self._parts(variable),
+                part_of=part_of,
+                part_first_chunk=part_first_chunk,
             ),
             origin,
             repeated,
@@ -187,14 +189,11 @@ class _Writer:
         following = np.searchsorted(np.flatnonzero(~repeated), np.arange(len(origin)))
         return starts + trace.function_start[following]
 
-    def _parts(self, variable: NDArray[np.int32]) -> dict[str, NDArray[np.int32]]:
-        """What is made again is whole, and counts as a recorded variable of its own."""
+    def _parts(self, variable: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.int32]] | tuple[None, None]:
+        """`part_of` and `part_first_chunk`. What is made again is whole, and counts as a recorded variable."""
         part_of, first = self.trace.part_of, self.trace.part_first_chunk
         if part_of is None or first is None:
-            return {}
+            return None, None
         more = len(variable) - len(part_of)
-        numbers = int(part_of.max(initial=-1)) + 1 + np.arange(more, dtype=np.int32)
-        return {
-            "part_of": np.concatenate([part_of, numbers]).astype(np.int32),
-            "part_first_chunk": np.concatenate([first, np.zeros(more, np.int32)]).astype(np.int32),
-        }
+        numbers = int(part_of.max(initial=-1)) + 1 + np.arange(more)
+        return np.append(part_of, numbers).astype(np.int32), np.append(first, np.zeros(more)).astype(np.int32)
