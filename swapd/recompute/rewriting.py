@@ -182,12 +182,14 @@ class _Writer:
         )
 
     def _starts(self, origin: NDArray[np.int32], repeated: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """The host's time before a function comes before what runs again for it, and nothing comes between those."""
+        """What runs again begins as the function before it ends. The host's time stays with the functions it had."""
         trace = self.trace
         added = np.where(repeated, trace.function_seconds[origin], 0.0)
-        starts: NDArray[np.float64] = np.cumsum(added) - added
         following = np.searchsorted(np.flatnonzero(~repeated), np.arange(len(origin)))
-        return starts + trace.function_start[following]
+        ends = np.append(0.0, trace.function_start + trace.function_seconds)
+        starts = np.where(repeated, ends[following], trace.function_start[following])
+        shifted: NDArray[np.float64] = starts + np.cumsum(added) - added
+        return shifted
 
     def _parts(self, variable: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.int32]] | tuple[None, None]:
         """`part_of` and `part_first_chunk`. What is made again is whole, and counts as a recorded variable."""
