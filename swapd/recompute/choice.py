@@ -29,8 +29,8 @@ from swapd.trace.trace import Trace
 MOST_TOGETHER = 64  # functions that run again before one function, all drops considered
 ROUNDS = 2  # times through all groups of candidates; what comes out of each is planned
 GROUPS, LEAST_GROUPS = 64, 4
-ESTIMATED_FUNCTIONS = 120_000  # in all traces for which the formula is asked; each takes about 5 us
-MOST_PLANNED = 4_000  # functions of traces whose last plan is made by the policy, and not in one attempt
+ESTIMATED_FUNCTIONS = 80_000  # in all traces for which the formula is asked; each takes about 5 us
+MOST_PLANNED = 4_000  # functions of traces for which more than one plan is made
 WORTH = 0.99  # times the seconds of swapping alone: less gain than that is not worth it
 
 
@@ -71,19 +71,25 @@ def choose(
     """
     problem = make_problem(trace)
     alone = swap_only if swap_only is not None else plan(problem)
-    before = simulate_once(problem, alone).seconds
+    before = _seconds(problem, alone)
     best = None
     if before > problem.compute_seconds / WORTH:
         best = _Search(trace, problem, make_problem, without_statistics).best()
     if best is not None and best[2].functions <= MOST_PLANNED:
         better = plan(best[2])
-        seconds = simulate_once(best[2], better).seconds
+        seconds = _seconds(best[2], better)
         if seconds < best[0]:
             best = (seconds, better, best[2], best[3])
     if best is None or best[0] >= WORTH * before:
         return Choice((), None, problem, alone, before, before)
     seconds, chosen, rewritten_problem, rewritten = best
     return Choice(rewritten.drops, rewritten, rewritten_problem, chosen, seconds, before)
+
+
+def _seconds(problem: Problem, plan: Plan) -> float:
+    """Of a step under a plan, which may know it."""
+    known = plan.predicted_seconds
+    return simulate_once(problem, plan).seconds if known is None else known
 
 
 class _Search:
@@ -98,7 +104,10 @@ class _Search:
     def best(self) -> Planned | None:
         """The fastest of the sets of candidates that are planned; None if there is none."""
         order = together(self.history, self._ordered(), MOST_TOGETHER)
-        judged = [self._judge(chosen) for chosen in self._climb(order) if chosen]
+        found = list(self._climb(order))
+        if self.problem.functions > MOST_PLANNED:
+            found = found[-1:]
+        judged = [self._judge(chosen) for chosen in found if chosen]
         return min((result for result in judged if result is not None), key=lambda result: result[0], default=None)
 
     def _climb(self, order: Sequence[Candidate]) -> Iterator[list[Candidate]]:

@@ -40,7 +40,7 @@ class History:
         self.reads: list[list[int]] = [[] for _ in range(n)]  # what it reads and did not allocate
         self.writers: list[list[int]] = [[] for _ in range(variables)]
         self.uses: list[list[int]] = [[] for _ in range(variables)]  # functions, allocation included
-        in_place: list[list[int]] = [[] for _ in range(n)]
+        self.writes: list[list[int]] = [[] for _ in range(n)]  # what it writes and did not allocate
         for v, f in enumerate(self.born):
             if 0 <= f < n:
                 self.makes[f].append(v)
@@ -60,16 +60,18 @@ class History:
                 self.reads[f].append(v)
             if flag & WRITE and (not self.writers[v] or self.writers[v][-1] != f):
                 self.writers[v].append(f)
-                in_place[f].append(v)
+                self.writes[f].append(v)
         allowed = (Role.MAKER, Role.STATISTICS) if without_statistics else (Role.MAKER,)
+        # Of each function: the versions that it reads, each with the last function that still finds it.
+        self.needs = [[self._lasting(self.version(v, f)) for v in read] for f, read in enumerate(self.reads)]
         whole = self._whole()
         self.repeatable: list[bool] = []
         for f, name in enumerate(trace.function_names):
-            if in_place[f]:
-                fits = roles[name] is Role.LINK and len(in_place[f]) == 1 and not self.makes[f]
+            if self.writes[f]:
+                fits = roles[name] is Role.LINK and len(self.writes[f]) == 1 and not self.makes[f]
             else:
                 fits = roles[name] in allowed and len(self.makes[f]) > 0
-            self.repeatable.append(fits and all(whole[v] for v in (*self.makes[f], *in_place[f])))
+            self.repeatable.append(fits and all(whole[v] for v in (*self.makes[f], *self.writes[f])))
 
     def _whole(self) -> list[bool]:
         """Whether each variable is a whole one, and no part of one."""
@@ -84,11 +86,11 @@ class History:
         """The version that a function finds in a variable."""
         return variable, bisect_left(self.writers[variable], before) - 1
 
-    def exists(self, version: Version, before: int) -> bool:
-        """Whether a version is in its variable when a function begins, if nothing was dropped."""
-        variable, _ = version
-        alive = self.born[variable] < before <= self.died[variable]
-        return alive and self.version(variable, before) == version
+    def _lasting(self, version: Version) -> tuple[int, int, int]:
+        """A version, and the last function that finds it if nothing is dropped: a writer is the last one, too."""
+        variable, number = version
+        following = self.writers[variable][number + 1 : number + 2]
+        return variable, number, min([self.died[variable], *following])
 
     def repeats(
         self,
@@ -123,9 +125,8 @@ class History:
                 found.add(writer)
                 if limit is not None and len(found) > limit:
                     return None
-                for read in self.reads[writer]:
-                    needs = self.version(read, writer)
-                    if needs not in seen and (not self.exists(needs, before) or dropped(read)):
-                        seen.add(needs)
-                        todo.append(needs)
+                for read, which, last in self.needs[writer]:
+                    if (before > last or dropped(read)) and (read, which) not in seen:
+                        seen.add((read, which))
+                        todo.append((read, which))
         return sorted(found)

@@ -68,12 +68,9 @@ class _Writer:
         self.died: list[int] = [-2] * trace.variables
 
     def _check(self, drop: Drop) -> None:
-        v, history = drop.variable, self.history
-        if not 0 <= v < self.trace.variables or drop.after not in history.uses[v][:-1]:
+        v = drop.variable
+        if not 0 <= v < self.trace.variables or drop.after not in self.history.uses[v][:-1]:
             raise ValueError(f"{drop} is not between two uses of a variable")
-        before = history.uses[v][history.uses[v].index(drop.after) + 1]
-        if history.repeats([history.version(v, before)], before, lambda u: u == v) is None:
-            raise ValueError(f"{drop}: its bytes cannot be made again before function {before}")
 
     def write(self) -> Rewritten:
         trace, offsets = self.trace, self.trace.use_offsets.tolist()
@@ -108,17 +105,14 @@ class _Writer:
         for f in functions:
             index = len(self.origin)
             uses: dict[int, int] = {}
-            for v in history.reads[f]:
-                version = history.version(v, f)
-                kept = history.exists(version, before) and v not in self.lost
-                source = self.holder[v] if kept else fresh[v]
+            for v, _, last in history.needs[f]:
+                source = self.holder[v] if before <= last and v not in self.lost else fresh[v]
                 uses[source] = uses.get(source, 0) | READ
                 self._extend(source, index)
             for v in history.makes[f]:
                 fresh[v] = self._variable(v, index)
                 uses[fresh[v]] = WRITE
-            if not history.makes[f]:  # a link
-                (v,) = (v for v in fresh if f in history.writers[v])
+            for v in history.writes[f]:  # in place
                 uses[fresh[v]] = uses.get(fresh[v], 0) | WRITE
                 self._extend(fresh[v], index)
             self._function(f, True, (list(uses), list(uses.values())))
