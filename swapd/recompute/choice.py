@@ -104,13 +104,11 @@ class _Search:
     def best(self) -> Planned | None:
         """The fastest of the sets of candidates that are planned; None if there is none."""
         order = together(self.history, self._ordered(), MOST_TOGETHER)
-        found = list(self._climb(order))
-        if self.problem.functions > MOST_PLANNED:
-            found = found[-1:]
-        judged = [self._judge(chosen) for chosen in found if chosen]
+        rounds = 1 if self.problem.functions > MOST_PLANNED else ROUNDS
+        judged = [self._judge(chosen) for chosen in self._climb(order, rounds) if chosen]
         return min((result for result in judged if result is not None), key=lambda result: result[0], default=None)
 
-    def _climb(self, order: Sequence[Candidate]) -> Iterator[list[Candidate]]:
+    def _climb(self, order: Sequence[Candidate], rounds: int) -> Iterator[list[Candidate]]:
         """Take groups of candidates, or give them back, wherever the formula of two phases finds that faster.
 
         One set comes out of each time through the groups.
@@ -122,7 +120,7 @@ class _Search:
         groups = [order[start:end] for start, end in pairwise(ends)]
         taken: frozenset[int] = frozenset()
         best = bound(self.problem).seconds
-        for _ in range(ROUNDS):
+        for _ in range(rounds):
             before = taken
             for index in range(count):
                 trial = taken ^ {index}
@@ -163,7 +161,7 @@ def together(history: History, order: Sequence[Candidate], most: int) -> list[Ca
         v, at = candidate.drop.variable, candidate.before
 
         def dropped(u: int) -> bool:
-            return u == v or any(after < at < before for after, before in spans.get(u, ()))
+            return u == v or (u in spans and any(after < at < before for after, before in spans[u]))
 
         return history.repeats([history.version(v, at)], at, dropped, most)
 
