@@ -1,0 +1,141 @@
+"""Which drops are chosen: faster than swapping alone on slow links, none on fast ones, and never slower."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from functools import cache, partial
+
+import pytest
+from planning_traces import gpt, resnet50
+from test_recompute import program, replays_the_same
+
+from benchmarks.planning.validator import validate
+from swapd.planning.lower_bound import lower_bound
+from swapd.planning.problem import InfeasibleError, Problem
+from swapd.policies import make_plan
+from swapd.policies.idle import idle
+from swapd.recompute.bound import recompute_bound
+from swapd.recompute.candidates import find_candidates
+from swapd.recompute.choice import choose, together
+from swapd.recompute.history import History
+from swapd.simulation.simulator import simulate
+from swapd.trace.trace import Machine, Trace
+
+NAMES = {
+    "layer_norm": "aten::native_layer_norm",
+    "linear": "aten::addmm",
+    "gelu": "aten::gelu",
+    "add": "aten::add.Tensor",
+    "attention": "aten::_scaled_dot_product_flash_attention_for_cpu",
+    "embedding": "aten::embedding",
+    "convolution": "aten::convolution",
+    "batch_norm": "aten::native_batch_norm",
+    "relu_": "aten::relu_",
+    "add_": "aten::add_.Tensor",
+    "max_pool": "aten::max_pool2d_with_indices",
+}
+
+
+@cache
+def network(name: str) -> Trace:
+    """A network with the names that functions have in traces."""
+    trace = gpt(layers=6, width=512, batch=64, length=256, vocabulary=512) if name == "gpt" else resnet50(64)
+    return replace(trace, function_names=tuple(NAMES.get(f, f) for f in trace.function_names))
+
+
+def at(trace: Trace, slowdown: float, share: float = 0.5) -> partial[Problem]:
+    """Problems in a share of the peak, with a link on which swapping takes so many times the computation."""
+    budget = int(share * trace.live_bytes.max())
+    low, high = 1e6, 1e13
+    while high > 1.01 * low:
+        rate = (low * high) ** 0.5
+        problem = Problem.from_trace(trace, budget, machine=Machine(rate, rate, 1e-5))
+        if lower_bound(problem, 64) > slowdown * problem.compute_seconds:
+            low = rate
+        else:
+            high = rate
+    return partial(Problem.from_trace, budget_bytes=budget, machine=Machine(high, high, 1e-5))
+
+
+@pytest.mark.parametrize(("name", "share"), [("gpt", 0.5), ("resnet50", 0.5)])
+@pytest.mark.parametrize("slowdown", [2.0, 4.0])
+def test_on_a_slow_link_it_is_much_faster_than_swapping_alone(name: str, share: float, slowdown: float) -> None:
+    trace = network(name)
+    make = at(trace, slowdown, share)
+    choice = choose(trace, make, without_statistics=True)
+    alone = make_plan(make(trace))
+    assert choice.swap_only_seconds == alone.predicted_seconds == simulate(make(trace), alone).seconds
+    assert choice.seconds <= 0.80 * choice.swap_only_seconds
+    assert choice.seconds < lower_bound(make(trace)), "no plan of swapping alone is as fast"
+    assert choice.drops and choice.rewritten is not None and choice.rewritten.drops == choice.drops
+    assert replays_the_same(trace, choice.rewritten)
+    # The plan is one for the rewritten trace, within the budget.
+    assert choice.problem.budget_bytes == make(trace).budget_bytes
+    assert choice.problem.names == choice.rewritten.trace.function_names
+    timeline = simulate(choice.problem, choice.plan)
+    assert timeline.seconds == choice.seconds
+    assert timeline.peak_chunks <= choice.problem.capacity_chunks
+    assert validate(choice.problem, choice.plan) == []
+    history = History(trace, without_statistics=True)
+    found = recompute_bound(make(trace), history, find_candidates(history))
+    assert found <= choice.seconds <= 1.15 * found
+
+
+def test_without_leave_for_it_no_statistics_are_updated_twice() -> None:
+    trace = network("resnet50")
+    choice = choose(trace, at(trace, 4.0))
+    assert choice.rewritten is not None
+    again = {name for name, twice in zip(choice.problem.names, choice.rewritten.repeated) if twice}
+    assert "aten::convolution" in again and "aten::native_batch_norm" not in again
+
+
+def test_on_a_fast_link_nothing_is_dropped() -> None:
+    trace = network("gpt")
+    make = partial(Problem.from_trace, budget_bytes=int(trace.live_bytes.max()) // 2, machine=Machine(1e13, 1e13))
+    choice = choose(trace, make)
+    assert choice.drops == () and choice.rewritten is None
+    assert choice.seconds == choice.swap_only_seconds == simulate(choice.problem, choice.plan).seconds
+
+
+def test_where_all_fits_nothing_is_dropped_or_moved() -> None:
+    trace = network("gpt")
+    choice = choose(trace, partial(Problem.from_trace, budget_bytes=int(trace.live_bytes.max()) * 2))
+    assert choice.drops == () and not choice.plan
+    assert choice.seconds == pytest.approx(choice.problem.compute_seconds)
+
+
+def test_where_a_function_does_not_fit_it_says_so() -> None:
+    with pytest.raises(InfeasibleError):
+        choose(network("gpt"), partial(Problem.from_trace, budget_bytes=1 << 20))
+
+
+def test_it_is_never_slower_than_the_plan_that_is_there() -> None:
+    dropped = 0
+    for seed in range(60):
+        trace = replace(program(random.Random(seed)), machine=Machine(30.0, 30.0))
+        make = partial(Problem.from_trace, budget_bytes=Problem.from_trace(trace, 0).min_budget_bytes)
+        alone = idle(make(trace))
+        choice = choose(trace, make, swap_only=alone, plan=idle)
+        assert choice.swap_only_seconds == simulate(make(trace), alone).seconds
+        assert choice.seconds <= choice.swap_only_seconds
+        assert choice.seconds == simulate(choice.problem, choice.plan).seconds
+        assert (choice.plan is alone) == (choice.drops == ())
+        dropped += bool(choice.drops)
+    assert dropped > 10
+
+
+def test_what_runs_again_before_one_function_stays_short() -> None:
+    history = History(network("gpt"))
+    order = sorted(find_candidates(history, most_functions=100), key=lambda c: c.seconds / c.bytes)
+    for most in (1, 3, 10):
+        chosen = together(history, order, most)
+        spans = {(c.drop.variable, c.drop.after, c.before) for c in chosen}
+        assert 5 < len(chosen) < len(order)
+        for c in chosen:
+            lost = {v for v, after, before in spans if after < c.before < before} | {c.drop.variable}
+            wanted = [history.version(c.drop.variable, c.before)]
+            again = history.repeats(wanted, c.before, lost.__contains__)
+            assert again is not None
+            assert len(again) <= most or len(c.functions) <= most < len(again) <= 2 * most
+    assert len(together(history, order, 10_000)) == len(order)
