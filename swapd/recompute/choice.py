@@ -155,7 +155,7 @@ def together(history: History, order: Sequence[Candidate], most: int) -> list[Ca
     """The candidates of an order that may all be dropped, with at most `most` functions running again before any."""
     chosen: list[Candidate] = []
     spans: dict[int, list[tuple[int, int]]] = {}  # of each variable: over which functions it is dropped
-    readers: dict[int, list[Candidate]] = {}  # chosen candidates that need each variable to be made again
+    readers: dict[int, dict[Candidate, None]] = {}  # chosen candidates that need each variable to be made again
 
     def functions(candidate: Candidate) -> list[int] | None:
         v, at = candidate.drop.variable, candidate.before
@@ -169,12 +169,13 @@ def together(history: History, order: Sequence[Candidate], most: int) -> list[Ca
         v, span = candidate.drop.variable, (candidate.drop.after, candidate.before)
         spans.setdefault(v, []).append(span)
         affected = [other for other in readers.get(v, ()) if span[0] < other.before < span[1]]
-        own = functions(candidate)
-        if own is None or any(functions(other) is None for other in affected):
+        lengthened = {other: functions(other) for other in (candidate, *affected)}
+        if None in lengthened.values():
             spans[v].pop()
             continue
         chosen.append(candidate)
-        for f in own:
-            for u in history.reads[f]:
-                readers.setdefault(u, []).append(candidate)
+        for other, needed in lengthened.items():
+            for f in needed or ():
+                for u in history.reads[f]:
+                    readers.setdefault(u, {})[other] = None
     return chosen

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cache, partial
 
 import pytest
-from planning_traces import gpt, resnet50
+from planning_traces import Builder, gpt, resnet50
 from test_recompute import program, replays_the_same
 
 from benchmarks.planning.validator import validate
@@ -126,16 +126,25 @@ def test_it_is_never_slower_than_the_plan_that_is_there() -> None:
 
 
 def test_what_runs_again_before_one_function_stays_short() -> None:
-    history = History(network("gpt"))
-    order = sorted(find_candidates(history, most_functions=100), key=lambda c: c.seconds / c.bytes)
-    for most in (1, 3, 10):
-        chosen = together(history, order, most)
-        spans = {(c.drop.variable, c.drop.after, c.before) for c in chosen}
-        assert 5 < len(chosen) < len(order)
-        for c in chosen:
-            lost = {v for v, after, before in spans if after < c.before < before} | {c.drop.variable}
-            wanted = [history.version(c.drop.variable, c.before)]
-            again = history.repeats(wanted, c.before, lost.__contains__)
-            assert again is not None
-            assert len(again) <= most or len(c.functions) <= most < len(again) <= 2 * most
-    assert len(together(history, order, 10_000)) == len(order)
+    """Also where what it needs is dropped later, and what that needs."""
+    b = Builder()
+    chain = [b.entry(100)]
+    for _ in range(6):
+        chain += b.call("aten::gelu", chain[-1:], [100], seconds=1.0)
+    b.call("between", [], seconds=1.0)
+    for v in chain[:0:-1]:
+        b.call("backward", [v], seconds=1.0)
+    b.free(*chain[1:])
+    history = History(b.trace(chunk_bytes=100))
+    over = [c for c in find_candidates(history, most_functions=100) if c.drop.after < 6 < c.before]
+    assert [c.drop.variable for c in over] == chain[1:]
+    for order in (over, over[::-1]):
+        for most, count in ((1, 3), (2, 4), (3, 5), (10, 6)):
+            chosen = together(history, order, most)
+            assert len(chosen) >= count
+            for c in chosen:
+                lost = {o.drop.variable for o in chosen if o.drop.after < c.before < o.before} | {c.drop.variable}
+                wanted = [history.version(c.drop.variable, c.before)]
+                again = history.repeats(wanted, c.before, lost.__contains__)
+                assert again is not None
+                assert len(again) <= most
