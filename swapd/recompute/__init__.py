@@ -10,5 +10,6 @@ born where they are made again. Policies, the simulator and the bound of swappin
     candidates.py  every drop that a trace allows
     rewriting.py   the trace of a program that drops
     choice.py      which drops make a step fastest, with the simulator as judge
+    published.py   what others choose, to begin with and to compare with
     bound.py       a step time that no plan of swapping and recomputing beats
 """

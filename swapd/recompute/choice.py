@@ -4,7 +4,8 @@ Candidates come in an order: those that take the fewest seconds of computation f
 come first. Groups of them are taken in that order, and given back later, wherever the time of a step becomes shorter by
 the formula of two phases (`swapd.planning.lower_bound.bound`) for the rewritten trace. That counts what groups do to
 each other: where inputs were dropped too, more is made again at once, and the memory that this takes may cost more than
-a drop saves. What comes out is planned and simulated, and kept if it is faster than swapping alone.
+a drop saves. The search begins at none and at what published ways choose. The most promising sets that it meets are
+planned and simulated; the fastest is kept if it is faster than swapping alone.
 """
 
 from __future__ import annotations
@@ -22,14 +23,18 @@ from swapd.policies import make_plan
 from swapd.policies.idle import idle
 from swapd.recompute.candidates import Candidate, Drop, find_candidates
 from swapd.recompute.history import History
+from swapd.recompute.published import checkpointed, swap_then_recompute
 from swapd.recompute.rewriting import Rewritten, rewrite
 from swapd.simulation.simulator import simulate_once
 from swapd.trace.trace import Trace
 
 MOST_TOGETHER = 64  # functions that run again before one function, all drops considered
-ROUNDS = 2  # times through all groups of candidates; what comes out of each is planned
+STARTS = 2  # sets from which the search climbs, the best of the published ways' and of none
+SEGMENTS = (4, 16, 64)  # of checkpointing, where a climb may start
+ROUNDS = 3  # times through all groups of candidates
 GROUPS, LEAST_GROUPS = 64, 4
-ESTIMATED_FUNCTIONS = 80_000  # in all traces for which the formula is asked; each takes about 5 us
+ESTIMATED_FUNCTIONS = 200_000  # in all traces for which the formula is asked; each takes about 5 us
+JUDGED_FUNCTIONS = 8_000  # in all rewritten traces that are planned to find the fastest
 MOST_PLANNED = 4_000  # functions of traces for which more than one plan is made
 WORTH = 0.99  # times the seconds of swapping alone: less gain than that is not worth it
 
@@ -47,6 +52,7 @@ class Choice:
 
 
 Planned = tuple[float, Plan, Problem, Rewritten]
+Chosen = frozenset[Drop]
 
 
 def choose(
@@ -98,38 +104,59 @@ class _Search:
     ) -> None:
         self.problem, self.make_problem = problem, make_problem
         self.history = History(trace, without_statistics=without_statistics)
+        self.estimated: dict[Chosen, float] = {}
         over = problem.live > problem.capacity_chunks
         self.candidates = find_candidates(self.history, least_bytes=problem.chunk_bytes, during=over)
 
     def best(self) -> Planned | None:
         """The fastest of the sets of candidates that are planned; None if there is none."""
         order = together(self.history, self._ordered(), MOST_TOGETHER)
-        rounds = 1 if self.problem.functions > MOST_PLANNED else ROUNDS
-        judged = [self._judge(chosen) for chosen in self._climb(order, rounds) if chosen]
+        if not order:
+            return None
+        large = self.problem.functions > MOST_PLANNED
+        starts = sorted(self._starts(order, large), key=self._estimate)
+        reached = set(starts)
+        for start in starts[: 1 if large else STARTS]:
+            reached.update(self._climb(order, start, 1 if large else ROUNDS))
+        most = max(1, JUDGED_FUNCTIONS // self.problem.functions)
+        promising = sorted(
+            (chosen for chosen in reached if chosen), key=lambda chosen: (self._estimate(chosen), sorted(chosen))
+        )
+        judged = [self._judge(chosen) for chosen in promising[:most]]
         return min((result for result in judged if result is not None), key=lambda result: result[0], default=None)
 
-    def _climb(self, order: Sequence[Candidate], rounds: int) -> Iterator[list[Candidate]]:
+    def _starts(self, order: Sequence[Candidate], large: bool) -> list[Chosen]:
+        """Where to climb from: nothing, and what published ways choose."""
+        drops = [swap_then_recompute(self.problem, order)]
+        for segments in () if large else SEGMENTS:
+            drops.append(checkpointed(self.problem, self.candidates, segments))
+        return [frozenset(), *(frozenset(chosen) for chosen in drops)]
+
+    def _climb(self, order: Sequence[Candidate], start: Chosen, rounds: int) -> Iterator[Chosen]:
         """Take groups of candidates, or give them back, wherever the formula of two phases finds that faster.
 
-        One set comes out of each time through the groups.
+        One set comes out of each round. The groups are of candidates that follow each other in the order; in every
+        other round, in the program.
         """
-        if not order:
-            return
-        count = min(len(order), GROUPS, max(LEAST_GROUPS, ESTIMATED_FUNCTIONS // (ROUNDS * self.problem.functions)))
+        count = ESTIMATED_FUNCTIONS // (ROUNDS * STARTS * self.problem.functions)
+        count = min(len(order), GROUPS, max(LEAST_GROUPS, count))
         ends = np.linspace(0, len(order), count + 1).astype(int).tolist()
-        groups = [order[start:end] for start, end in pairwise(ends)]
-        taken: frozenset[int] = frozenset()
-        best = bound(self.problem).seconds
-        for _ in range(rounds):
-            before = taken
-            for index in range(count):
-                trial = taken ^ {index}
-                seconds = bound(self._problem([c for i in sorted(trial) for c in groups[i]])[0]).seconds
+        orders = ([c.drop for c in order], sorted((c.drop for c in order), key=lambda drop: drop.after))
+        chosen, best = start, self._estimate(start)
+        for round_ in range(rounds):
+            for first, last in pairwise(ends):
+                group = frozenset(orders[round_ % 2][first:last])
+                mostly = 2 * len(group & chosen) > len(group)
+                trial = chosen - group if mostly else chosen | group
+                seconds = self._estimate(trial)
                 if seconds < best:
-                    taken, best = trial, seconds
-            if taken == before:
-                return
-            yield [c for i in sorted(taken) for c in groups[i]]
+                    chosen, best = trial, seconds
+            yield chosen
+
+    def _estimate(self, chosen: Chosen) -> float:
+        if chosen not in self.estimated:
+            self.estimated[chosen] = bound(self._problem(chosen)[0] if chosen else self.problem).seconds
+        return self.estimated[chosen]
 
     def _ordered(self) -> list[Candidate]:
         """The candidates that save more time of the link than they cost, the cheapest first."""
@@ -138,11 +165,11 @@ class _Search:
         worth = [c for c in self.candidates if c.seconds < c.bytes * saved]
         return sorted(worth, key=lambda c: (c.seconds / c.bytes, c.drop.after - c.before))
 
-    def _problem(self, chosen: Sequence[Candidate]) -> tuple[Problem, Rewritten]:
-        rewritten = rewrite(self.history, [candidate.drop for candidate in chosen])
+    def _problem(self, chosen: Chosen) -> tuple[Problem, Rewritten]:
+        rewritten = rewrite(self.history, chosen)
         return self.make_problem(rewritten.trace), rewritten
 
-    def _judge(self, chosen: Sequence[Candidate]) -> Planned | None:
+    def _judge(self, chosen: Chosen) -> Planned | None:
         problem, rewritten = self._problem(chosen)
         try:
             plan = idle(problem, work=1)

@@ -19,6 +19,8 @@ from swapd.recompute.bound import recompute_bound
 from swapd.recompute.candidates import find_candidates
 from swapd.recompute.choice import choose, together
 from swapd.recompute.history import History
+from swapd.recompute.published import checkpointed, swap_then_recompute
+from swapd.recompute.rewriting import rewrite
 from swapd.simulation.simulator import simulate
 from swapd.trace.trace import Machine, Trace
 
@@ -148,3 +150,28 @@ def test_what_runs_again_before_one_function_stays_short() -> None:
                 again = history.repeats(wanted, c.before, lost.__contains__)
                 assert again is not None
                 assert len(again) <= most
+
+
+def test_published_ways_drop_less_or_more() -> None:
+    trace = network("gpt")
+    history = History(trace)
+    slow, fast = (Problem.from_trace(trace, trace.live_bytes.max() // 2, machine=Machine(r, r)) for r in (1e8, 1e13))
+    found = find_candidates(history, during=slow.live > slow.capacity_chunks)
+    assert swap_then_recompute(fast, found) == [], "all that has to leave hides behind computation"
+    some = swap_then_recompute(slow, found)
+    assert 0 < len(some) < len(found)
+    assert rewrite(history, some).trace.live_bytes.max() < trace.live_bytes.max()
+    few, many = (checkpointed(slow, found, count) for count in (2, 16))
+    assert set(few) > set(many) and many
+    peak = slow.live_peak_function
+    assert all(drop.after <= peak for drop in few)
+
+
+def test_it_is_at_least_about_as_fast_as_published_ways() -> None:
+    trace = network("resnet50")
+    make = at(trace, 4.0, 0.3)
+    problem, history = make(trace), History(trace)
+    found = find_candidates(history, least_bytes=problem.chunk_bytes, during=problem.live > problem.capacity_chunks)
+    others = [swap_then_recompute(problem, found), *(checkpointed(problem, found, count) for count in (4, 16, 64))]
+    plans = [make_plan(make(rewrite(history, drops).trace)) for drops in others]
+    assert choose(trace, make).seconds <= 1.02 * min(plan.predicted_seconds or 0.0 for plan in plans)
