@@ -30,11 +30,11 @@ from swapd.trace.trace import Trace
 
 MOST_TOGETHER = 64  # functions that run again before one function, all drops considered
 STARTS = 2  # sets from which the search climbs, the best of the published ways' and of none
-SEGMENTS = (4, 16, 64)  # of checkpointing, where a climb may start
+SEGMENTS = (2, 4, 8, 16, 32, 64)  # of checkpointing, where a climb may start
 ROUNDS = 3  # times through all groups of candidates
 GROUPS, LEAST_GROUPS = 64, 4
 ESTIMATED_FUNCTIONS = 200_000  # in all traces for which the formula is asked; each takes about 5 us
-JUDGED_FUNCTIONS = 8_000  # in all rewritten traces that are planned to find the fastest
+JUDGED_FUNCTIONS = 12_000  # in all rewritten traces that are planned to find the fastest
 MOST_PLANNED = 4_000  # functions of traces for which more than one plan is made
 WORTH = 0.99  # times the seconds of swapping alone: less gain than that is not worth it
 
