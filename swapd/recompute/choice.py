@@ -29,12 +29,12 @@ from swapd.simulation.simulator import simulate_once
 from swapd.trace.trace import Trace
 
 MOST_TOGETHER = 64  # functions that run again before one function, all drops considered
-STARTS = 2  # sets from which the search climbs, the best of the published ways' and of none
+STARTS = 3  # sets from which the search climbs: nothing, and the most promising of the published ways'
 SEGMENTS = (2, 4, 8, 16, 32, 64)  # of checkpointing, where a climb may start
 ROUNDS = 3  # times through all groups of candidates
 GROUPS, LEAST_GROUPS = 64, 4
 ESTIMATED_FUNCTIONS = 200_000  # in all traces for which the formula is asked; each takes about 5 us
-JUDGED_FUNCTIONS = 12_000  # in all rewritten traces that are planned to find the fastest
+JUDGED_FUNCTIONS = 8_000  # in all rewritten traces that are planned to find the fastest
 MOST_PLANNED = 4_000  # functions of traces for which more than one plan is made
 WORTH = 0.99  # times the seconds of swapping alone: less gain than that is not worth it
 
@@ -116,7 +116,8 @@ class _Search:
         large = self.problem.functions > MOST_PLANNED
         starts = sorted(self._starts(order, large), key=self._estimate)
         reached = set(starts)
-        for start in starts[: 1 if large else STARTS]:
+        climbed = starts[:1] if large else dict.fromkeys([frozenset(), *starts[:STARTS]])
+        for start in list(climbed)[:STARTS]:
             reached.update(self._climb(order, start, 1 if large else ROUNDS))
         most = max(1, JUDGED_FUNCTIONS // self.problem.functions)
         promising = sorted(
