@@ -81,8 +81,8 @@ def two_link_bound(problem: Problem, host_chunks: int, disk: Machine, cuts: int 
 
 def _best(problem: Problem, links: list[Problem], cuts: int) -> float:
     """The best cut where each stretch takes as long as on the slowest of several links."""
-    places = _places(problem, cuts)
-    forced = [_Forced(link, places) for link in links]
+    places = cut_places(problem, cuts)
+    forced = [Forced(link, places) for link in links]
     m = len(places)
     tables = np.max([[table.seconds(a) for a in range(m)] for table in forced], axis=0)
     return max(_best_cut(tables, anchor) for anchor in _anchors(problem, places))
@@ -98,7 +98,7 @@ def planning_cuts(problem: Problem) -> int:
     return CUTS if problem.functions <= _MANY else PLANNING_CUTS
 
 
-def _places(problem: Problem, cuts: int) -> NDArray[np.int64]:
+def cut_places(problem: Problem, cuts: int) -> NDArray[np.int64]:
     """Functions to cut at: all, or those with the largest pinned sets and others evenly spread in time."""
     n = problem.functions
     if n <= cuts:
@@ -118,7 +118,7 @@ def _anchors(problem: Problem, places: NDArray[np.int64]) -> list[int]:
     return sorted({*spread, min(peak, len(places) - 1), min(peak + 1, len(places) - 1)})
 
 
-class _Forced:
+class Forced:
     """The least time of each stretch between two places, in seconds.
 
     Row a and column d of a table stand for the stretch that starts at place a and ends d + 1 places later, if need be
@@ -233,7 +233,7 @@ class _Forced:
 
 
 def _best_cut(seconds: NDArray[np.float64], anchor: int) -> float:
-    """The seconds of the best cut of the iteration that starts at place `anchor`; `seconds` as in `_Forced.seconds`."""
+    """The seconds of the best cut of the iteration that starts at place `anchor`; `seconds` as in `Forced.seconds`."""
     m = len(seconds)
     best = np.zeros(m + 1)  # of the stretches up to each place
     for k in range(m):

@@ -1,0 +1,209 @@
+"""Choice: which variables are dropped and made again, and which are swapped, so that a step is fastest.
+
+Candidates come in an order: those that take the fewest seconds of computation for each byte that they save the link
+come first. Groups of them are taken in that order, and given back later, wherever the time of a step becomes shorter by
+the formula of two phases (`swapd.planning.lower_bound.bound`) for the rewritten trace. That counts what groups do to
+each other: where inputs were dropped too, more is made again at once, and the memory that this takes may cost more than
+a drop saves. The search begins at none and at what published ways choose. The most promising sets that it meets are
+planned and simulated; the fastest is kept if it is faster than swapping alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from swapd.planning.lower_bound import bound
+from swapd.planning.plan import Plan
+from swapd.planning.problem import InfeasibleError, Problem
+from swapd.policies import make_plan
+from swapd.policies.idle import idle
+from swapd.recompute.candidates import Candidate, Drop, find_candidates
+from swapd.recompute.history import History
+from swapd.recompute.published import checkpointed, swap_then_recompute
+from swapd.recompute.rewriting import Rewritten, rewrite
+from swapd.simulation.simulator import simulate_once
+from swapd.trace.trace import Trace
+
+MOST_TOGETHER = 64  # functions that run again before one function, all drops considered
+STARTS = 3  # sets from which the search climbs: nothing, and the most promising of the published ways'
+SEGMENTS = (2, 4, 8, 16, 32, 64)  # of checkpointing, where a climb may start
+ROUNDS = 3  # times through all groups of candidates
+GROUPS, LEAST_GROUPS = 64, 4
+ESTIMATED_FUNCTIONS = 200_000  # in all traces for which the formula is asked; each takes about 5 us
+JUDGED_FUNCTIONS = 8_000  # in all rewritten traces that are planned to find the fastest
+MOST_PLANNED = 4_000  # functions of traces for which more than one plan is made
+WORTH = 0.99  # times the seconds of swapping alone: less gain than that is not worth it
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """What to drop, and the plan that swaps the rest."""
+
+    drops: tuple[Drop, ...]
+    rewritten: Rewritten | None  # None if nothing is dropped
+    problem: Problem  # of the rewritten trace, or of the trace itself
+    plan: Plan  # for that problem
+    seconds: float  # of a step, simulated
+    swap_only_seconds: float
+
+
+Planned = tuple[float, Plan, Problem, Rewritten]
+Chosen = frozenset[Drop]
+
+
+def choose(
+    trace: Trace,
+    make_problem: Callable[[Trace], Problem],
+    *,
+    swap_only: Plan | None = None,
+    plan: Callable[[Problem], Plan] = make_plan,
+    without_statistics: bool = False,
+) -> Choice:
+    """The drops with which a step is fastest, and the plan for what is left; no drops where nothing is gained.
+
+    Args:
+        trace: one iteration.
+        make_problem: the problem of running a trace; it gives each trace the same budget, chunks and machine.
+        swap_only: the plan that `plan` makes for the trace, if it is there already.
+        plan: makes plans.
+        without_statistics: as in `History`.
+
+    Raises:
+        InfeasibleError: a function alone needs more than the capacity.
+    """
+    problem = make_problem(trace)
+    alone = swap_only if swap_only is not None else plan(problem)
+    before = _seconds(problem, alone)
+    best = None
+    if before > problem.compute_seconds / WORTH:
+        best = _Search(trace, problem, make_problem, without_statistics).best()
+    if best is not None and best[2].functions <= MOST_PLANNED:
+        better = plan(best[2])
+        seconds = _seconds(best[2], better)
+        if seconds < best[0]:
+            best = (seconds, better, best[2], best[3])
+    if best is None or best[0] >= WORTH * before:
+        return Choice((), None, problem, alone, before, before)
+    seconds, chosen, rewritten_problem, rewritten = best
+    return Choice(rewritten.drops, rewritten, rewritten_problem, chosen, seconds, before)
+
+
+def _seconds(problem: Problem, plan: Plan) -> float:
+    """Of a step under a plan, which may know it."""
+    known = plan.predicted_seconds
+    return simulate_once(problem, plan).seconds if known is None else known
+
+
+class _Search:
+    def __init__(
+        self, trace: Trace, problem: Problem, make_problem: Callable[[Trace], Problem], without_statistics: bool
+    ) -> None:
+        self.problem, self.make_problem = problem, make_problem
+        self.history = History(trace, without_statistics=without_statistics)
+        self.estimated: dict[Chosen, float] = {}
+        over = problem.live > problem.capacity_chunks
+        self.candidates = find_candidates(self.history, least_bytes=problem.chunk_bytes, during=over)
+
+    def best(self) -> Planned | None:
+        """The fastest of the sets of candidates that are planned; None if there is none."""
+        order = together(self.history, self._ordered(), MOST_TOGETHER)
+        if not order:
+            return None
+        large = self.problem.functions > MOST_PLANNED
+        starts = sorted(self._starts(order, large), key=self._estimate)
+        reached = set(starts)
+        climbed = starts[:1] if large else dict.fromkeys([frozenset(), *starts[:STARTS]])
+        for start in list(climbed)[:STARTS]:
+            reached.update(self._climb(order, start, 1 if large else ROUNDS))
+        most = max(1, JUDGED_FUNCTIONS // self.problem.functions)
+        promising = sorted(
+            (chosen for chosen in reached if chosen), key=lambda chosen: (self._estimate(chosen), sorted(chosen))
+        )
+        judged = [self._judge(chosen) for chosen in promising[:most]]
+        return min((result for result in judged if result is not None), key=lambda result: result[0], default=None)
+
+    def _starts(self, order: Sequence[Candidate], large: bool) -> list[Chosen]:
+        """Where to climb from: nothing, and what published ways choose."""
+        drops = [swap_then_recompute(self.problem, order)]
+        for segments in () if large else SEGMENTS:
+            drops.append(checkpointed(self.problem, self.candidates, segments))
+        return [frozenset(), *(frozenset(chosen) for chosen in drops)]
+
+    def _climb(self, order: Sequence[Candidate], start: Chosen, rounds: int) -> Iterator[Chosen]:
+        """Take groups of candidates, or give them back, wherever the formula of two phases finds that faster.
+
+        One set comes out of each round. The groups are of candidates that follow each other in the order; in every
+        other round, in the program.
+        """
+        count = ESTIMATED_FUNCTIONS // (ROUNDS * STARTS * self.problem.functions)
+        count = min(len(order), GROUPS, max(LEAST_GROUPS, count))
+        ends = np.linspace(0, len(order), count + 1).astype(int).tolist()
+        orders = ([c.drop for c in order], sorted((c.drop for c in order), key=lambda drop: drop.after))
+        chosen, best = start, self._estimate(start)
+        for round_ in range(rounds):
+            for first, last in pairwise(ends):
+                group = frozenset(orders[round_ % 2][first:last])
+                mostly = 2 * len(group & chosen) > len(group)
+                trial = chosen - group if mostly else chosen | group
+                seconds = self._estimate(trial)
+                if seconds < best:
+                    chosen, best = trial, seconds
+            yield chosen
+
+    def _estimate(self, chosen: Chosen) -> float:
+        if chosen not in self.estimated:
+            self.estimated[chosen] = bound(self._problem(chosen)[0] if chosen else self.problem).seconds
+        return self.estimated[chosen]
+
+    def _ordered(self) -> list[Candidate]:
+        """The candidates that save more time of the link than they cost, the cheapest first."""
+        link = self.problem.link
+        saved = 1 / link.out_bytes_per_second + 1 / link.in_bytes_per_second  # of the link, for each byte
+        worth = [c for c in self.candidates if c.seconds < c.bytes * saved]
+        return sorted(worth, key=lambda c: (c.seconds / c.bytes, c.drop.after - c.before))
+
+    def _problem(self, chosen: Chosen) -> tuple[Problem, Rewritten]:
+        rewritten = rewrite(self.history, chosen)
+        return self.make_problem(rewritten.trace), rewritten
+
+    def _judge(self, chosen: Chosen) -> Planned | None:
+        problem, rewritten = self._problem(chosen)
+        try:
+            plan = idle(problem, work=1)
+        except InfeasibleError:
+            return None
+        return simulate_once(problem, plan).seconds, plan, problem, rewritten
+
+
+def together(history: History, order: Sequence[Candidate], most: int) -> list[Candidate]:
+    """The candidates of an order that may all be dropped, with at most `most` functions running again before any."""
+    chosen: list[Candidate] = []
+    spans: dict[int, list[tuple[int, int]]] = {}  # of each variable: over which functions it is dropped
+    readers: dict[int, dict[Candidate, None]] = {}  # chosen candidates that need each variable to be made again
+
+    def functions(candidate: Candidate) -> list[int] | None:
+        v, at = candidate.drop.variable, candidate.before
+
+        def dropped(u: int) -> bool:
+            return u == v or (u in spans and any(after < at < before for after, before in spans[u]))
+
+        return history.repeats([history.version(v, at)], at, dropped, most)
+
+    for candidate in order:
+        v, span = candidate.drop.variable, (candidate.drop.after, candidate.before)
+        spans.setdefault(v, []).append(span)
+        affected = [other for other in readers.get(v, ()) if span[0] < other.before < span[1]]
+        lengthened = {other: functions(other) for other in (candidate, *affected)}
+        if None in lengthened.values():
+            spans[v].pop()
+            continue
+        chosen.append(candidate)
+        for other, needed in lengthened.items():
+            for f in needed or ():
+                for u in history.reads[f]:
+                    readers.setdefault(u, {})[other] = None
+    return chosen

@@ -1,0 +1,195 @@
+"""Rewriting: the trace of a program that drops variables and makes them again.
+
+The rewritten trace has the functions of the trace and, directly before those that need a dropped variable, the
+functions that make it again. A variable that is dropped ends there; what makes it again gives birth to another one,
+which lives on as the first would have done. What a repeated function allocates besides is a workspace: it is gone once
+nothing else that is repeated with it needs it. Every input of a repeated function is used by it, so it has to be on the
+device then. If an input was dropped too, it is made again first, and stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swapd.recompute.candidates import Drop
+from swapd.recompute.history import History
+from swapd.trace.trace import READ, WRITE, Trace
+
+
+@dataclass(frozen=True, eq=False)
+class Rewritten:
+    """A rewritten trace, and where everything in it comes from.
+
+    The first variables are the original ones, under their numbers; those that are made again follow.
+    """
+
+    trace: Trace  # its fingerprint is 0, as only a recording of it can tell
+    function: NDArray[np.int32]  # int32[functions]: the original function of each
+    repeated: NDArray[np.bool_]  # bool[functions]: whether it runs again, and is not the original itself
+    variable: NDArray[np.int32]  # int32[variables]: the original variable whose bytes each one holds
+    drops: tuple[Drop, ...]
+
+    @property
+    def repeated_seconds(self) -> float:
+        """What it takes to run functions again."""
+        return float(self.trace.function_seconds[self.repeated].sum())
+
+
+def rewrite(history: History, drops: Iterable[Drop]) -> Rewritten:
+    """The trace of `history` as a program records it that carries out `drops`.
+
+    Raises:
+        ValueError: a drop is not possible.
+    """
+    return _Writer(history, drops).write()
+
+
+class _Writer:
+    def __init__(self, history: History, drops: Iterable[Drop]) -> None:
+        self.history, self.trace = history, history.trace
+        trace = self.trace
+        self.due: dict[int, list[int]] = {}  # what is dropped after each function
+        self.drops = tuple(sorted(set(drops)))
+        for drop in self.drops:
+            self._check(drop)
+            self.due.setdefault(drop.after, []).append(drop.variable)
+        self.names: list[str] = []
+        self.origin: list[int] = []
+        self.repeated: list[bool] = []
+        self.uses: list[tuple[list[int], list[int]]] = []  # of each new function: variables and their flags
+        self.variable = list(range(trace.variables))
+        self.holder: list[int] = list(range(trace.variables))  # the new variable that has each one's bytes
+        self.lost: set[int] = set()  # live original variables without bytes
+        self.born: list[int] = [-2] * trace.variables  # of new variables, in new functions; -2: not yet known
+        self.died: list[int] = [-2] * trace.variables
+
+    def _check(self, drop: Drop) -> None:
+        v = drop.variable
+        if not 0 <= v < self.trace.variables or drop.after not in self.history.uses[v][:-1]:
+            raise ValueError(f"{drop} is not between two uses of a variable")
+
+    def write(self) -> Rewritten:
+        trace, offsets = self.trace, self.trace.use_offsets.tolist()
+        variables, flags = trace.use_variables.tolist(), trace.use_flags.tolist()
+        at: list[int] = []  # the new number of each original function
+        for f in range(trace.functions):
+            rows = slice(offsets[f], offsets[f + 1])
+            if self.lost:
+                wanted = [v for v in dict.fromkeys(variables[rows]) if v in self.lost]
+                if wanted:
+                    self._repeat(wanted, f)
+            at.append(self._function(f, False, ([self.holder[v] for v in variables[rows]], flags[rows])))
+            for v in self.due.get(f, ()):
+                self.died[self.holder[v]] = at[f]
+                self.lost.add(v)
+        return self._finish(np.array([*at, len(self.origin), -1], np.int64))
+
+    def _function(self, origin: int, repeated: bool, uses: tuple[list[int], list[int]]) -> int:
+        self.origin.append(origin)
+        self.repeated.append(repeated)
+        self.uses.append(uses)
+        return len(self.origin) - 1
+
+    def _repeat(self, wanted: list[int], before: int) -> None:
+        """Write down what runs again before a function so that lost variables have their bytes."""
+        history = self.history
+        versions = [history.version(v, before) for v in wanted]
+        functions = history.repeats(versions, before, self.lost.__contains__)
+        if functions is None:
+            raise ValueError(f"variables {wanted} cannot be made again before function {before}")
+        fresh: dict[int, int] = {}  # original variable: the new one into which this makes it again
+        for f in functions:
+            index = len(self.origin)
+            uses: dict[int, int] = {}
+            for v, _, last in history.needs[f]:
+                source = self.holder[v] if before <= last and v not in self.lost else fresh[v]
+                uses[source] = uses.get(source, 0) | READ
+                self._extend(source, index)
+            for v in history.makes[f]:
+                fresh[v] = self._variable(v, index)
+                uses[fresh[v]] = WRITE
+            for v in history.writes[f]:  # in place
+                uses[fresh[v]] = uses.get(fresh[v], 0) | WRITE
+                self._extend(fresh[v], index)
+            self._function(f, True, (list(uses), list(uses.values())))
+        done = set(functions)
+        for v, new in fresh.items():
+            alive = v in self.lost and history.born[v] < before <= history.died[v]
+            if alive and all(w in done for w in history.writers[v][: history.version(v, before)[1] + 1]):
+                self.holder[v] = new
+                self.died[new] = -2
+                self.lost.discard(v)
+
+    def _extend(self, new: int, index: int) -> None:
+        """A workspace lives until this function at least; how long others live is known otherwise."""
+        if new >= self.trace.variables and self.died[new] >= 0:
+            self.died[new] = index
+
+    def _variable(self, origin: int, index: int) -> int:
+        self.variable.append(origin)
+        self.born.append(index)
+        self.died.append(index)
+        return len(self.variable) - 1
+
+    def _finish(self, at: NDArray[np.int64]) -> Rewritten:
+        """`at` says where the original functions are; its last two entries stand for n and for -1."""
+        trace = self.trace
+        variable = np.array(self.variable, np.int32)
+        origin = np.array(self.origin, np.int32)
+        repeated = np.array(self.repeated, bool)
+        born, died = np.array(self.born, np.int64), np.array(self.died, np.int64)
+        born[: trace.variables] = at[trace.born]
+        open_ended = died == -2
+        died[open_ended] = at[trace.died[variable[open_ended]]]
+        previous = np.full(len(variable), -1, np.int32)
+        known = np.flatnonzero(trace.previous >= 0)
+        previous[known] = np.array(self.holder, np.int32)[trace.previous[known]]
+        counts = [len(row) for row, _ in self.uses]
+        assert trace.functions == int((~repeated).sum())
+        part_of, part_first_chunk = self._parts(variable)
+        return Rewritten(
+            replace(
+                trace,
+                function_names=tuple(trace.function_names[f] for f in self.origin),
+                function_start=self._starts(origin, repeated),
+                function_seconds=trace.function_seconds[origin],
+                variable_bytes=trace.variable_bytes[variable],
+                born=born.astype(np.int32),
+                died=died.astype(np.int32),
+                previous=previous,
+                use_offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+                use_variables=np.array([v for row, _ in self.uses for v in row], np.int32),
+                use_flags=np.array([flag for _, row in self.uses for flag in row], np.uint8),
+                fingerprint=0,
+                variable_place=None if trace.variable_place is None else trace.variable_place[variable],
+                part_of=part_of,
+                part_first_chunk=part_first_chunk,
+            ),
+            origin,
+            repeated,
+            variable,
+            self.drops,
+        )
+
+    def _starts(self, origin: NDArray[np.int32], repeated: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """What runs again begins as the function before it ends. The host's time stays with the functions it had."""
+        trace = self.trace
+        added = np.where(repeated, trace.function_seconds[origin], 0.0)
+        following = np.searchsorted(np.flatnonzero(~repeated), np.arange(len(origin)))
+        ends = np.append(0.0, trace.function_start + trace.function_seconds)
+        starts = np.where(repeated, ends[following], trace.function_start[following])
+        shifted: NDArray[np.float64] = starts + np.cumsum(added) - added
+        return shifted
+
+    def _parts(self, variable: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.int32]] | tuple[None, None]:
+        """`part_of` and `part_first_chunk`. What is made again is whole, and counts as a recorded variable."""
+        part_of, first = self.trace.part_of, self.trace.part_first_chunk
+        if part_of is None or first is None:
+            return None, None
+        more = len(variable) - len(part_of)
+        numbers = int(part_of.max(initial=-1)) + 1 + np.arange(more)
+        return np.append(part_of, numbers).astype(np.int32), np.append(first, np.zeros(more)).astype(np.int32)

@@ -1,0 +1,162 @@
+"""The bound of swapping and recomputing beside the best of all schedules of all sets of drops, on tiny problems."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from itertools import chain, combinations
+
+import numpy as np
+import pytest
+from exhaustive import best_steady_seconds
+from planning_traces import Builder
+
+from swapd.planning.lower_bound import lower_bound
+from swapd.planning.problem import Problem
+from swapd.policies import make_plan
+from swapd.recompute.bound import recompute_bound
+from swapd.recompute.candidates import Drop, find_candidates
+from swapd.recompute.history import History
+from swapd.recompute.rewriting import rewrite
+from swapd.simulation.simulator import simulate
+from swapd.trace.trace import Machine, Trace
+
+SEEDS = range(400)
+
+
+def tiny(seed: int) -> Trace:
+    """A few functions over a few chunks, some of which may run again."""
+    r = random.Random(seed)
+    b = Builder()
+    entries = [b.entry(1) for _ in range(r.randint(1, 2))]
+    alive = list(entries)
+    for _ in range(r.randint(4, 5)):
+        used = r.sample(alive, min(len(alive), r.randint(1, 2)))
+        written = [v for v in used if r.random() < 0.2]
+        fresh = [1] if sum(b.sizes[v] for v in alive) < 4 and r.random() < 0.7 else []
+        name = "aten::add_.Tensor" if written and not fresh else "aten::gelu"
+        alive += b.call(name, used, fresh, writes=written, seconds=float(r.randint(0, 3)))
+        for v in [v for v in alive if v not in entries and r.random() < 0.2]:
+            alive.remove(v)
+            b.free(v)
+    b.free(*(v for v in alive if v not in entries))
+    return b.trace(chunk_bytes=1, machine=Machine(r.choice([1.0, 0.5, 0.25]), r.choice([1.0, 0.5, 0.25])))
+
+
+Solved = tuple[Problem, History, float, float]  # with the best of swapping alone and of all
+
+
+@pytest.fixture(scope="module")
+def solved() -> list[Solved]:
+    found = []
+    for seed in SEEDS:
+        trace = tiny(seed)
+        problem = Problem.from_trace(trace, Problem.from_trace(trace, 0).min_budget_bytes)
+        history = History(trace)
+        drops = [c.drop for c in find_candidates(history)]
+        if problem.fits or not 1 <= len(drops) <= 3:
+            continue
+        best = alone = best_steady_seconds(problem)
+        for subset in chain.from_iterable(combinations(drops, count) for count in range(1, len(drops) + 1)):
+            rewritten = rewrite(history, subset).trace
+            again = Problem.from_trace(rewritten, problem.budget_bytes)
+            if again.min_budget_bytes <= problem.budget_bytes:
+                best = min(best, best_steady_seconds(again))
+        found.append((problem, history, alone, best))
+    return found
+
+
+def test_no_schedule_of_any_drops_beats_the_bound(solved: list[Solved]) -> None:
+    ratios, gained = [], 0
+    for problem, history, alone, best in solved:
+        found = recompute_bound(problem, history, find_candidates(history))
+        assert problem.compute_seconds - 1e-9 <= found <= best + 1e-9
+        ratios.append(found / best if best else 1.0)
+        gained += best < alone - 1e-9
+    assert len(solved) >= 40 and gained >= 15, "too few problems in which recomputing helps"
+    assert max(ratios) == pytest.approx(1.0)
+    assert np.mean(ratios) > 0.7, "far below the best schedules: of no use"
+
+
+def test_without_candidates_it_is_a_bound_of_swapping(solved: list[Solved]) -> None:
+    for problem, history, alone, _ in solved:
+        found = recompute_bound(problem, history, [])
+        assert found <= lower_bound(problem) + 1e-9 <= alone + 2e-9
+        assert found >= recompute_bound(problem, history, find_candidates(history)) - 1e-9
+
+
+def two_in_turn(seconds: float) -> Trace:
+    """x and y of 4 chunks from an input of 1, both needed twice, with room for one of them."""
+    b = Builder()
+    source = b.entry(1)
+    (x,) = b.call("aten::gelu", [source], [4], seconds=seconds)
+    (y,) = b.call("aten::gelu", [source], [4], seconds=seconds)
+    b.call("reads y", [y], seconds=1.0)
+    b.free(y)
+    b.call("reads x", [x], seconds=1.0)
+    b.free(x)
+    return b.trace(chunk_bytes=1, machine=Machine(1.0, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "bound"),
+    [
+        (1.0, 5.0),  # x costs a second to make again, which is less than 4 s out and 3 s in
+        (3.0, 11.0),
+        # 4 s out before y is there, 3 s in once it was read, as a chunk may come while it is: 209 s. The bound lets
+        # 3/104 of x be made again while the rest comes in.
+        (100.0, 209.0 - 8 * 3 / 104),
+    ],
+)
+def test_cases_worked_out_by_hand(seconds: float, bound: float) -> None:
+    trace = two_in_turn(seconds)
+    problem, history = Problem.from_trace(trace, 5), History(trace)
+    candidates = find_candidates(history)
+    assert [c.drop.variable for c in candidates] == [1]
+    assert recompute_bound(problem, history, candidates) == pytest.approx(bound, abs=0.02)
+
+
+def test_one_run_may_serve_two() -> None:
+    """What made x and y runs once more for both: 10 s, 1 s, 10 s again, 1 s. Moving them would take 80 s.
+
+    Three of their four chunks have to be away at some time, and the bound lets parts of a function run.
+    """
+    b = Builder()
+    source = b.entry(1)
+    x, y = b.call("aten::max_pool2d_with_indices", [source], [2, 2], seconds=10.0)
+    (z,) = b.call("between", [], [4], seconds=1.0)
+    b.free(z)
+    b.call("reads both", [x, y], seconds=1.0)
+    b.free(x, y)
+    trace = b.trace(chunk_bytes=1, machine=Machine(0.1, 0.1))
+    problem, history = Problem.from_trace(trace, 5), History(trace)
+    candidates = find_candidates(history)
+    assert [c.drop for c in candidates] == [Drop(x, 0), Drop(y, 0)]
+    rewritten = Problem.from_trace(rewrite(history, [c.drop for c in candidates]).trace, 5)
+    assert simulate(rewritten, make_plan(rewritten)).seconds == pytest.approx(22.0)
+    assert recompute_bound(problem, history, candidates) == pytest.approx(12.0 + 3 / 4 * 10.0)
+
+
+def test_it_needs_no_functions() -> None:
+    trace = Builder().trace()
+    assert recompute_bound(Problem.from_trace(trace, 10), History(trace), []) == 0.0
+
+
+def test_random_plans_are_never_faster() -> None:
+    from test_recompute import program
+
+    above = 0
+    for seed in range(60):
+        trace = replace(program(random.Random(seed)), machine=Machine(50.0, 50.0))
+        history = History(trace)
+        candidates = find_candidates(history)
+        problem = Problem.from_trace(trace, Problem.from_trace(trace, 0).min_budget_bytes)
+        found = recompute_bound(problem, history, candidates, places=10)
+        r = random.Random(seed)
+        for share in (0.3, 0.6, 1.0):
+            result = rewrite(history, [c.drop for c in candidates if r.random() < share])
+            again = Problem.from_trace(result.trace, problem.budget_bytes)
+            if again.min_budget_bytes <= problem.budget_bytes:
+                assert simulate(again, make_plan(again, "idle"), 4).seconds >= found - 1e-9, seed
+        above += found > problem.compute_seconds + 1e-9
+    assert above > 10
