@@ -70,6 +70,17 @@ TEST(what_is_in_use_is_not_discarded) {
   EXPECT_EQ(t.check(small), OOC_OK);
 }
 
+TEST(small_variables_are_not_discarded_while_the_core_sleeps) {
+  CoreTest t(Limits{8, 64, 64, 2});
+  const Variable variable = t.make(2 * t.chunk, 1), small = t.make(64, 2);
+  t.let_go();
+  uint64_t held = 0;
+  EXPECT_EQ(t.core.sleep(&held), OOC_OK);
+  EXPECT_EQ(t.core.discard(small.address), OOC_INVALID);
+  EXPECT_EQ(t.core.discard(variable.address), OOC_OK);
+  EXPECT_EQ(t.check(small), OOC_OK);
+}
+
 TEST(its_next_use_is_the_birth_of_another_variable) {
   CoreTest t(Limits{8, 64, 0, 2});
   ooc_iteration ended{};

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import swapd.background
 from swapd.background import BackgroundProcess
 
 
@@ -85,3 +86,19 @@ def test_the_end_waits_for_nothing_and_leaves_nothing(background: BackgroundProc
         os.kill(other, 0)
     with pytest.raises(RuntimeError, match="shut down"):
         result(background.submit(os.getpid))
+
+
+def test_an_end_while_the_process_is_started_leaves_nothing(
+    background: BackgroundProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, started = swapd.background._start, []
+
+    def start() -> Any:
+        background.shutdown()
+        started.append(plain())
+        return started[0]
+
+    monkeypatch.setattr(swapd.background, "_start", start)
+    with pytest.raises(RuntimeError, match="shut down"):
+        result(background.submit(os.getpid))
+    assert started[0].poll() is not None
