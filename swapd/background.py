@@ -81,6 +81,8 @@ class BackgroundProcess(Executor):
     def _elsewhere(self, *work: Any) -> Any:
         if self._process is None:
             self._process = _start()
+            if self._ended:  # meanwhile: whoever ended it saw no process
+                self.shutdown()
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(pickle.dumps(work, pickle.HIGHEST_PROTOCOL))
         self._process.stdin.flush()
