@@ -59,6 +59,7 @@ class Config:
     small_limit: int | None = None
     policy: str = "auto"
     planning: Literal["background", "blocking"] = "background"
+    recompute: Literal["off", "exact"] = "exact"
     window: int | None = None  # bytes; None if the policy chooses it
     split: Literal["off", "exact", "allow"] = "exact"
     split_store: Path | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from numpy.typing import NDArray
@@ -12,6 +13,11 @@ from numpy.typing import NDArray
 from swapd.planning.plan import Plan
 from swapd.planning.problem import InfeasibleError, Problem
 from swapd.policies import make_plan
+from swapd.recompute.bound import recompute_bound
+from swapd.recompute.candidates import find_candidates
+from swapd.recompute.choice import choose
+from swapd.recompute.history import History
+from swapd.recompute.schedule import Schedule, runs_again, schedule_of
 from swapd.simulation.simulator import simulate
 from swapd.tiers.first_level import UnsteadyError
 from swapd.tiers.moves import BlockMoves, shifts_of
@@ -32,6 +38,7 @@ class Request:
     window_bytes: int | None
     lower: LowerTiers | None = None  # what lies under the device, where there are three tiers
     under: Made | None = None
+    recompute: bool = False  # what to drop is wanted as well
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +65,8 @@ class Answer:
     made: Made | None = None
     predicted_seconds: float | None = None  # if a plan was given; None if it cannot be told
     failure: str = ""  # why there is no plan
+    schedule: Schedule | None = None  # of drops, if they were asked for and make a step faster than the plan alone
+    recompute_bound_seconds: float | None = None  # with a schedule: a step that no plan of swapping and drops beats
 
 
 def answer(request: Request) -> Answer:
@@ -72,7 +81,32 @@ def answer(request: Request) -> Answer:
         made = _plan(request, problem, trace)
     except InfeasibleError as error:
         return Answer(time.perf_counter() - began, failure=str(error))
-    return Answer(time.perf_counter() - began, made)
+    schedule, bound = _drops(request, trace, made.plan) if request.recompute else (None, None)
+    return Answer(time.perf_counter() - began, made, schedule=schedule, recompute_bound_seconds=bound)
+
+
+def _drops(request: Request, trace: Trace, swap_only: Plan) -> tuple[Schedule | None, float | None]:
+    """What to drop, and a step time that no plan of swapping and recomputing beats; None if nothing is gained.
+
+    A sequence with drops in it is none to drop more from.
+    """
+    if runs_again(trace):
+        return None, None
+
+    def make_problem(trace: Trace) -> Problem:
+        return Problem.from_trace(trace, request.budget_bytes).within_slabs()
+
+    policy = partial(make_plan, policy=request.policy, window_bytes=request.window_bytes)
+    choice = choose(trace, make_problem, swap_only=swap_only, plan=policy, without_statistics=True)
+    if choice.rewritten is None:
+        return None, None
+    try:
+        schedule = schedule_of(request.recorded.whole, trace, choice.rewritten)
+    except ValueError as error:
+        log.info("nothing is recomputed: %s", error)
+        return None, None
+    history = History(trace, without_statistics=True)
+    return schedule, recompute_bound(make_problem(trace), history, find_candidates(history))
 
 
 def _plan(request: Request, problem: Problem, trace: Trace) -> Made:

@@ -22,6 +22,8 @@ from swapd.no_plan import why_no_plan
 from swapd.plan_making import Answer, Made, Request, answer, step_seconds
 from swapd.planning.plan import Plan
 from swapd.planning.problem import Problem
+from swapd.recompute.account import Account
+from swapd.recompute.schedule import RemakeFigures, Remaker
 from swapd.speeds import LINK_UNKNOWN
 from swapd.step_times import Step, StepTimes
 from swapd.tiers.three_tiers import LowerTiers
@@ -52,6 +54,7 @@ class Planner:
         asynchronous: as the core is.
         disk: speeds of the disk below host memory until they are measured; None without one.
         executor: makes the plans, while the program goes on; without one, the thread that ends an iteration does.
+        recompute: whether variables may be dropped and made again, where an integration sets `remaker`.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class Planner:
         asynchronous: bool = False,
         disk: Machine | None = None,
         executor: Executor | None = None,
+        recompute: bool = False,
     ) -> None:
         self.core = core
         self.policy = policy
@@ -76,6 +80,7 @@ class Planner:
         self.asynchronous = asynchronous
         self.disk = disk
         self.executor = executor
+        self.recompute = recompute
         self.steps = StepTimes()
         self.planning_seconds = 0.0
         self.last_iteration: Iteration | None = None
@@ -91,9 +96,21 @@ class Planner:
         self._failed: dict[int, str] = {}  # why a sequence has no plan, by fingerprint
         self._trace_of: tuple[int, Trace] | None = None
         self._places: dict[int, NDArray[np.uint32]] = {}  # by fingerprint: equal sequences number variables alike
+        self._account = Account()
+        self._budget: int | None = None  # bytes, for which plans are made
+
+    @property
+    def remaker(self) -> Remaker | None:
+        """Who drops variables and makes them again. An integration that can sets it before the first iteration."""
+        return self._account.remaker
+
+    @remaker.setter
+    def remaker(self, remaker: Remaker) -> None:
+        self._account.remaker = remaker
 
     def boundary(self) -> Iteration:
         """Ends the iteration under way and, where it pays, has those planned that will look like it."""
+        self._account.iteration_ends()
         ended = self.core.boundary()
         if ended.functions == 0:
             return ended
@@ -108,6 +125,8 @@ class Planner:
         self.last_iteration = ended
         if self.trace_path is not None:
             self._keep_trace(ended)
+        waits = self._asked is not None
+        self._account.count(ended, last_plan=self._measured[ended.fingerprint] >= _PLANS, waits=waits)
         planned_now = self._take()
         wanted = self._worth_planning(ended)
         under = None if wanted else self._worth_predicting(ended)
@@ -116,30 +135,59 @@ class Planner:
         return ended
 
     def _ask(self, ended: Iteration, under: Made | None) -> None:
-        stats = self.core.stats()
+        budget = int(self.core.stats()["budget_bytes"])
+        if budget != self._budget:
+            self._budget_is(budget)
+        recompute = under is None and self._may_drop(ended)
         request = Request(
-            self.recorded(ended), int(stats["budget_bytes"]), self.policy, self.window_bytes, self.lower(), under
+            self.recorded(ended), budget, self.policy, self.window_bytes, self.lower(), under, recompute=recompute
         )
         if self.executor is not None:
             self._asked = ended.fingerprint, request, self.executor.submit(answer, request)
         else:
-            self._accept(ended.fingerprint, under, answer(request))
+            self._accept(ended.fingerprint, request, answer(request))
+
+    def _may_drop(self, ended: Iteration) -> bool:
+        """Whether it is worth asking what to drop: with times without demand stalls, for a sequence without drops.
+
+        Not where there is a disk below host memory: what moves there is planned from a trace that repeats itself as it
+        was recorded, and nobody has solved that for one that is rewritten.
+        """
+        last = self._measured[ended.fingerprint] == _PLANS - 1
+        can = self.recompute and self.remaker is not None and self.disk is None
+        return can and last and not self._account.has_drops(ended.fingerprint)
+
+    def _budget_is(self, budget_bytes: int) -> None:
+        """There is another budget than before. What was chosen for that one is no longer right."""
+        if self._budget is not None and self.remaker is not None:
+            self._account.forget()
+            self._measured.clear()  # the core forgets its plans, too: sequences are planned as if they were new
+        self._budget = budget_bytes
+
+    def give_up(self) -> None:
+        """From now on nothing is planned or dropped any more: the program goes on in demand mode."""
+        self.policy = "none"
+        self._account.forget()
 
     def _take(self) -> int | None:
         """Takes what was made meanwhile; returns the sequence if it is a plan. Raises what went wrong there."""
         if self._asked is None or not self._asked[2].done():
             return None
         (fingerprint, request, future), self._asked = self._asked, None
-        self._accept(fingerprint, request.under, future.result())
+        self._accept(fingerprint, request, future.result())
         return fingerprint if request.under is None else None
 
-    def _accept(self, fingerprint: int, under: Made | None, got: Answer) -> None:
+    def _accept(self, fingerprint: int, request: Request, got: Answer) -> None:
         self.planning_seconds += got.spent_seconds
+        under = request.under
         if got.failure:
             log.info("no plan for %016x: %s", fingerprint, got.failure)
             self._failed[fingerprint] = got.failure
+            self._account.unplannable(fingerprint)
         elif got.made is not None:
             self._install(fingerprint, got.made, got.spent_seconds)
+            if got.schedule is not None and request.budget_bytes == self._budget:
+                self._account.add(got.schedule, got.recompute_bound_seconds)
         elif under is not None and self.made.get(fingerprint) is under:
             plan = replace(under.plan, predicted_seconds=got.predicted_seconds)
             self.made[fingerprint] = replace(under, plan=plan)
@@ -191,6 +239,10 @@ class Planner:
             "planning_seconds": self.planning_seconds,
         }
 
+    def remake_figures(self) -> RemakeFigures:
+        """What was dropped and made again so far."""
+        return self._account.figures()
+
     def no_plan_reason(self, left_bytes: float) -> str | None:
         """Why iterations had no plan (:func:`swapd.no_plan.why_no_plan`), where so many bytes have left the device."""
         if not self.steps.kept and left_bytes > 0:
@@ -215,6 +267,9 @@ class Planner:
         return ended.swapped_bytes > 0 and self._new_in_a_row <= _MOST_NEW_IN_A_ROW
 
     def _install(self, fingerprint: int, made: Made, spent_seconds: float) -> None:
+        bound = self._account.bound_seconds(fingerprint)
+        if bound is not None:  # the plan's own is of swapping with these drops only
+            made = replace(made, plan=replace(made.plan, bound_seconds=bound))
         below = {} if self.disk is None else made.moves.columns()
         self.core.install_plan(fingerprint, *made.columns(), **below)
         self._measured[fingerprint] += 1
@@ -307,6 +362,7 @@ class Planner:
 
     def close(self) -> None:
         """Stops the native threads and what plans, and writes the trace that was asked for."""
+        self._account.close()
         if self.executor is not None:
             self.executor.shutdown()
         self.core.stop_daemon()

@@ -177,6 +177,7 @@ class Session:
             asynchronous=cuda is not None,
             disk=(measured or DISK_UNKNOWN) if config.disk is not None and limits.host_budget_bytes else None,
             executor=BackgroundProcess() if config.planning == "background" else None,
+            recompute=config.recompute == "exact",
         )
         self.summary_path = _own_path(config.summary)
         self._rewritten = self.summary_path is not None and not is_stream(self.summary_path)
@@ -227,7 +228,7 @@ class Session:
             if self.config.strict:
                 raise
             log.warning("planning failed; the program goes on in demand mode", exc_info=True)
-            self.planner.policy = "none"
+            self.planner.give_up()
         if self._rewritten and time.monotonic() - self._last_written > _SUMMARY_EVERY_SECONDS:
             self._write_summary(final=False)
         elif self._followers and time.monotonic() - self._last_audit > _AUDIT_EVERY_SECONDS:

@@ -27,6 +27,7 @@ PREFIX = "OOC_"
 _NO, _YES = ("0", "off", "no", "false"), ("1", "on", "yes", "true")
 SPLITS = ("off", "exact", "allow")
 PLANNING = ("background", "blocking")
+RECOMPUTE = ("off", "exact")
 POLICIES = ("auto", "demand", "idle", "window")  # those of swapd.policies, and demand, which makes no plan
 
 
@@ -79,6 +80,11 @@ parse_policy = _one_of(
     f"{', '.join(POLICIES[:-1])} or {POLICIES[-1]}",
 )
 parse_planning = _one_of({name: name for name in PLANNING}, "is no way to plan", " or ".join(PLANNING))
+parse_recompute = _one_of(
+    {"exact": "exact", **dict.fromkeys(_YES, "exact"), **dict.fromkeys((*_NO, "none"), "off")},
+    "is no way to recompute",
+    "off or exact (only what changes no bit)",
+)
 parse_split = _one_of(
     {**{name: name for name in SPLITS}, **dict.fromkeys((*_NO, "none"), "off")},
     "is no way to split",
@@ -228,6 +234,14 @@ SETTINGS = (
         "who plans: a process, while the program goes on, or the program, before it goes on [background]",
         parse_planning,
         more="With `blocking` a run of the same program follows its plans from the same iteration on every time.",
+    ),
+    Setting(
+        "recompute",
+        "|".join(RECOMPUTE),
+        "computing some tensors again instead of moving them, where that is faster [exact]",
+        parse_recompute,
+        more="`exact` does so after a trial gave every bit of the first time. PyTorch; not with a disk below host "
+        "memory.",
     ),
     Setting("window", "BYTES|auto", "schedule window [auto]", parse_window, exact_bytes),
     Setting(

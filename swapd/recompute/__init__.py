@@ -12,4 +12,6 @@ born where they are made again. Policies, the simulator and the bound of swappin
     choice.py      which drops make a step fastest, with the simulator as judge
     published.py   what others choose, to begin with and to compare with
     bound.py       a step time that no plan of swapping and recomputing beats
+    schedule.py    what a program is to drop, and who carries that out
+    account.py     which schedules a run follows, and whether that is faster as measured
 """

@@ -53,6 +53,7 @@ def test_every_setting_is_read_and_written_back() -> None:
         "OOC_SMALL_LIMIT": "64KiB",
         "OOC_POLICY": "window",
         "OOC_PLANNING": "blocking",
+        "OOC_RECOMPUTE": "off",
         "OOC_WINDOW": "300MiB",
         "OOC_SPLIT": "allow",
         "OOC_SPLIT_STORE": "/x/store.jsonl",
@@ -101,11 +102,14 @@ def test_devices(text: str, mode: str) -> None:
 def test_ways_to_split(text: str, mode: str) -> None:
     assert Config.from_environment({"OOC_SPLIT": text}).split == mode
     assert Config.from_environment({}).split == "exact" and Config.from_environment({}, split=False).split == "off"
+    assert Config.from_environment({}, recompute=False).recompute == "off"
 
 
 def test_no_way_to_split() -> None:
     with pytest.raises(ConfigError, match=r"OOC_SPLIT=.*1.* is no way to split.*exact"):
         Config.from_environment({"OOC_SPLIT": "1"})
+    with pytest.raises(ConfigError, match=r"OOC_RECOMPUTE=.*allow.* is no way to recompute.*off or exact"):
+        Config.from_environment({"OOC_RECOMPUTE": "allow"})
 
 
 def test_values_instead_of_texts() -> None:
