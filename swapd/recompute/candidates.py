@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +24,7 @@ from swapd.recompute.history import History
 MOST_FUNCTIONS = 8  # that run again for one drop, if nothing else is dropped
 
 
-@dataclass(frozen=True, order=True)
-class Drop:
+class Drop(NamedTuple):
     """A variable's chunks are given up after a function."""
 
     variable: int

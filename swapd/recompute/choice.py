@@ -20,7 +20,7 @@ from swapd.planning.lower_bound import bound
 from swapd.planning.plan import Plan
 from swapd.planning.problem import InfeasibleError, Problem
 from swapd.policies import make_plan
-from swapd.policies.idle import idle
+from swapd.policies.idle import WAYS, plan_in
 from swapd.recompute.candidates import Candidate, Drop, find_candidates
 from swapd.recompute.history import History
 from swapd.recompute.published import checkpointed, swap_then_recompute
@@ -173,37 +173,44 @@ class _Search:
     def _judge(self, chosen: Chosen) -> Planned | None:
         problem, rewritten = self._problem(chosen)
         try:
-            plan = idle(problem, work=1)
+            problem.require_feasible()
         except InfeasibleError:
             return None
+        plan = Plan(policy="idle") if problem.fits else plan_in(problem, WAYS[0])
         return simulate_once(problem, plan).seconds, plan, problem, rewritten
 
 
 def together(history: History, order: Sequence[Candidate], most: int) -> list[Candidate]:
     """The candidates of an order that may all be dropped, with at most `most` functions running again before any."""
     chosen: list[Candidate] = []
+    needed: list[list[int]] = []  # what runs again for each of `chosen`
     spans: dict[int, list[tuple[int, int]]] = {}  # of each variable: over which functions it is dropped
-    readers: dict[int, dict[Candidate, None]] = {}  # chosen candidates that need each variable to be made again
+    readers: dict[int, set[int]] = {}  # which of `chosen` read each variable to be made again
 
-    def functions(candidate: Candidate) -> list[int] | None:
-        v, at = candidate.drop.variable, candidate.before
+    def repeats(v: int, i: int) -> list[int] | None:
+        """What runs again for `chosen[i]` now that `v` is dropped."""
+        own, at = chosen[i].drop.variable, chosen[i].before
 
         def dropped(u: int) -> bool:
-            return u == v or (u in spans and any(after < at < before for after, before in spans[u]))
+            return u == own or (u in spans and any(after < at < before for after, before in spans[u]))
 
-        return history.repeats([history.version(v, at)], at, dropped, most)
+        return history.repeats([history.version(v, at)], at, dropped, most, needed[i])
 
     for candidate in order:
         v, span = candidate.drop.variable, (candidate.drop.after, candidate.before)
+        affected = [i for i in readers.get(v, ()) if span[0] < chosen[i].before < span[1]]
         spans.setdefault(v, []).append(span)
-        affected = [other for other in readers.get(v, ()) if span[0] < other.before < span[1]]
-        lengthened = {other: functions(other) for other in (candidate, *affected)}
-        if None in lengthened.values():
-            spans[v].pop()
-            continue
         chosen.append(candidate)
-        for other, needed in lengthened.items():
-            for f in needed or ():
+        needed.append([])
+        longer = {i: repeats(v, i) for i in (*affected, len(chosen) - 1)}
+        if None in longer.values():
+            spans[v].pop()
+            chosen.pop()
+            needed.pop()
+            continue
+        for i, functions in longer.items():
+            for f in set(functions or ()).difference(needed[i]):
                 for u in history.reads[f]:
-                    readers.setdefault(u, {})[other] = None
+                    readers.setdefault(u, set()).add(i)
+            needed[i] = functions or []
     return chosen

@@ -98,6 +98,7 @@ class History:
         before: int,
         dropped: Callable[[int], bool],
         limit: int | None = None,
+        known: Iterable[int] = (),
     ) -> list[int] | None:
         """The functions that make versions again, in order, when they run directly before a function.
 
@@ -106,11 +107,12 @@ class History:
             before: the function.
             dropped: whether a variable that is live then has lost its bytes.
             limit: None is returned as soon as more functions are needed.
+            known: functions that run again in any case, for which this was asked before; they are among the result.
 
         Returns:
             The functions; None if one of them may not run again.
         """
-        found: set[int] = set()
+        found = set(known)
         todo = list(wanted)
         seen = set(todo)
         while todo:
@@ -126,7 +128,7 @@ class History:
                 if limit is not None and len(found) > limit:
                     return None
                 for read, which, last in self.needs[writer]:
-                    if (before > last or dropped(read)) and (read, which) not in seen:
+                    if (before > last or (self.born[read] >= 0 and dropped(read))) and (read, which) not in seen:
                         seen.add((read, which))
                         todo.append((read, which))
         return sorted(found)

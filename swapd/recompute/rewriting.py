@@ -9,6 +9,7 @@ device then. If an input was dropped too, it is made again first, and stays.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -53,46 +54,56 @@ class _Writer:
         self.history, self.trace = history, history.trace
         trace = self.trace
         self.due: dict[int, list[int]] = {}  # what is dropped after each function
+        self.events: set[int] = set()  # functions after which something is dropped, or which use it next
         self.drops = tuple(sorted(set(drops)))
         for drop in self.drops:
-            self._check(drop)
+            self.events.update((drop.after, self._next_use(drop)))
             self.due.setdefault(drop.after, []).append(drop.variable)
-        self.names: list[str] = []
+        self.done = 0  # functions of the trace that are written down
         self.origin: list[int] = []
         self.repeated: list[bool] = []
-        self.uses: list[tuple[list[int], list[int]]] = []  # of each new function: variables and their flags
+        self.counts: list[int] = []  # of each new function: how many variables it uses
+        self.use_variables: list[int] = []
+        self.use_flags: list[int] = []
         self.variable = list(range(trace.variables))
         self.holder: list[int] = list(range(trace.variables))  # the new variable that has each one's bytes
         self.lost: set[int] = set()  # live original variables without bytes
         self.born: list[int] = [-2] * trace.variables  # of new variables, in new functions; -2: not yet known
         self.died: list[int] = [-2] * trace.variables
 
-    def _check(self, drop: Drop) -> None:
+    def _next_use(self, drop: Drop) -> int:
         v = drop.variable
-        if not 0 <= v < self.trace.variables or drop.after not in self.history.uses[v][:-1]:
+        uses = self.history.uses[v] if 0 <= v < self.trace.variables else []
+        at = bisect_left(uses, drop.after)
+        if at >= len(uses) - 1 or uses[at] != drop.after:
             raise ValueError(f"{drop} is not between two uses of a variable")
+        return uses[at + 1]
 
     def write(self) -> Rewritten:
-        trace, offsets = self.trace, self.trace.use_offsets.tolist()
-        variables, flags = trace.use_variables.tolist(), trace.use_flags.tolist()
-        at: list[int] = []  # the new number of each original function
-        for f in range(trace.functions):
-            rows = slice(offsets[f], offsets[f + 1])
-            if self.lost:
-                wanted = [v for v in dict.fromkeys(variables[rows]) if v in self.lost]
-                if wanted:
-                    self._repeat(wanted, f)
-            at.append(self._function(f, False, ([self.holder[v] for v in variables[rows]], flags[rows])))
+        trace = self.trace
+        for f in sorted(self.events):
+            used = trace.use_variables[trace.use_offsets[f] : trace.use_offsets[f + 1]].tolist()
+            wanted = [v for v in dict.fromkeys(used) if v in self.lost]
+            if wanted:
+                self._as_before(f)
+                self._repeat(wanted, f)
             for v in self.due.get(f, ()):
-                self.died[self.holder[v]] = at[f]
+                self.died[self.holder[v]] = len(self.origin) + f - self.done
                 self.lost.add(v)
-        return self._finish(np.array([*at, len(self.origin), -1], np.int64))
+        self._as_before(trace.functions)
+        return self._finish()
 
-    def _function(self, origin: int, repeated: bool, uses: tuple[list[int], list[int]]) -> int:
-        self.origin.append(origin)
-        self.repeated.append(repeated)
-        self.uses.append(uses)
-        return len(self.origin) - 1
+    def _as_before(self, stop: int) -> None:
+        """Write down functions of the trace up to this one, which find variables where they are now."""
+        trace = self.trace
+        offsets = trace.use_offsets[self.done : stop + 1]
+        rows = slice(offsets[0], offsets[-1])
+        self.origin.extend(range(self.done, stop))
+        self.repeated.extend([False] * (stop - self.done))
+        self.counts.extend(np.diff(offsets).tolist())
+        self.use_variables.extend(map(self.holder.__getitem__, trace.use_variables[rows].tolist()))
+        self.use_flags.extend(trace.use_flags[rows].tolist())
+        self.done = stop
 
     def _repeat(self, wanted: list[int], before: int) -> None:
         """Write down what runs again before a function so that lost variables have their bytes."""
@@ -115,7 +126,11 @@ class _Writer:
             for v in history.writes[f]:  # in place
                 uses[fresh[v]] = uses.get(fresh[v], 0) | WRITE
                 self._extend(fresh[v], index)
-            self._function(f, True, (list(uses), list(uses.values())))
+            self.origin.append(f)
+            self.repeated.append(True)
+            self.counts.append(len(uses))
+            self.use_variables.extend(uses)
+            self.use_flags.extend(uses.values())
         done = set(functions)
         for v, new in fresh.items():
             alive = v in self.lost and history.born[v] < before <= history.died[v]
@@ -135,12 +150,12 @@ class _Writer:
         self.died.append(index)
         return len(self.variable) - 1
 
-    def _finish(self, at: NDArray[np.int64]) -> Rewritten:
-        """`at` says where the original functions are; its last two entries stand for n and for -1."""
+    def _finish(self) -> Rewritten:
         trace = self.trace
         variable = np.array(self.variable, np.int32)
         origin = np.array(self.origin, np.int32)
         repeated = np.array(self.repeated, bool)
+        at = np.append(np.flatnonzero(~repeated), [len(origin), -1])  # the last two entries stand for n and for -1
         born, died = np.array(self.born, np.int64), np.array(self.died, np.int64)
         born[: trace.variables] = at[trace.born]
         open_ended = died == -2
@@ -148,7 +163,6 @@ class _Writer:
         previous = np.full(len(variable), -1, np.int32)
         known = np.flatnonzero(trace.previous >= 0)
         previous[known] = np.array(self.holder, np.int32)[trace.previous[known]]
-        counts = [len(row) for row, _ in self.uses]
         assert trace.functions == int((~repeated).sum())
         part_of, part_first_chunk = self._parts(variable)
         return Rewritten(
@@ -161,9 +175,9 @@ class _Writer:
                 born=born.astype(np.int32),
                 died=died.astype(np.int32),
                 previous=previous,
-                use_offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
-                use_variables=np.array([v for row, _ in self.uses for v in row], np.int32),
-                use_flags=np.array([flag for _, row in self.uses for flag in row], np.uint8),
+                use_offsets=np.concatenate([[0], np.cumsum(self.counts)]).astype(np.int64),
+                use_variables=np.array(self.use_variables, np.int32),
+                use_flags=np.array(self.use_flags, np.uint8),
                 fingerprint=0,
                 variable_place=None if trace.variable_place is None else trace.variable_place[variable],
                 part_of=part_of,
