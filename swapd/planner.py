@@ -23,7 +23,7 @@ from swapd.plan_making import Answer, Made, Request, answer, step_seconds
 from swapd.planning.plan import Plan
 from swapd.planning.problem import Problem
 from swapd.recompute.account import Account
-from swapd.recompute.schedule import RemakeFigures, Remaker
+from swapd.recompute.schedule import Remaker
 from swapd.speeds import LINK_UNKNOWN
 from swapd.step_times import Step, StepTimes
 from swapd.tiers.three_tiers import LowerTiers
@@ -227,7 +227,8 @@ class Planner:
     def figures(self) -> dict[str, Any]:
         """What is shown of one plan, or of the settings before the first one, by the keys of the summary.
 
-        The plan is the last one for the sequence that took the most time.
+        The plan is the last one for the sequence that took the most time. The bound of one that recomputes is of
+        swapping and recomputing. What was recomputed is all since the start.
         """
         shown = self._shown()
         plan = self.made[shown].plan if shown is not None else None
@@ -237,11 +238,9 @@ class Planner:
             "predicted_step_seconds": plan.predicted_seconds if plan is not None else None,
             "bound_step_seconds": plan.bound_seconds if plan is not None else None,
             "planning_seconds": self.planning_seconds,
+            "recompute": "exact" if self.recompute else "off",
+            **self._account.shown(),
         }
-
-    def remake_figures(self) -> RemakeFigures:
-        """What was dropped and made again so far."""
-        return self._account.figures()
 
     def no_plan_reason(self, left_bytes: float) -> str | None:
         """Why iterations had no plan (:func:`swapd.no_plan.why_no_plan`), where so many bytes have left the device."""

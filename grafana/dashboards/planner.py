@@ -110,6 +110,45 @@ DEPARTURES = Row(
     ],
 )
 
+RECOMPUTATION = Row(
+    "Recomputation",
+    [
+        time_series(
+            "Dropped, to be computed again",
+            "Bytes a second that left without a copy, beside those that were copied out; all ranks chosen together.",
+            {
+                "dropped": f"sum({rate('ooc_recompute_drop_bytes_total')})",
+                "copied out": f"sum({rate('ooc_swap_bytes_total', direction='out')})",
+            },
+            height=6,
+        ),
+        time_series(
+            "Computing again",
+            "Share of the clock, mean of the ranks chosen.",
+            {"computing again": f"avg({rate('ooc_recompute_seconds_total')})"},
+            soft_most=0.1,
+            height=6,
+        ),
+        time_series(
+            "Functions that ran again",
+            "For each step, all ranks chosen together.",
+            {
+                "functions": ratio(rate("ooc_recompute_functions_total"), STEPS),
+                "drops": ratio(rate("ooc_recompute_drops_total"), STEPS),
+            },
+            unit="short",
+            height=6,
+        ),
+        time_series(
+            "Refused drops",
+            "Since the start, all ranks chosen together: computed again, they did not have the same bits.",
+            {"refused": f"sum({series('ooc_recompute_refused_drops_total')})"},
+            soft_most=1,
+            height=6,
+        ),
+    ],
+)
+
 DASHBOARD = dashboard(
     "Out-of-core: planner",
     "ooc-planner",
@@ -117,4 +156,5 @@ DASHBOARD = dashboard(
     NOW,
     PROMISES,
     DEPARTURES,
+    RECOMPUTATION,
 )

@@ -19,6 +19,7 @@ def summary_table(summary: dict[str, Any]) -> Table:
         ("memory", _memory(summary)),
         ("disk", disk(summary)),
         ("moved", moved(summary)),
+        ("recomputed", recomputed(summary)),
         ("steps", _steps(summary)),
         ("stalls", _stalls(summary)),
         ("plan", plan(summary)),
@@ -68,6 +69,20 @@ def moved(counters: dict[str, Any]) -> str:
         f"in {_bytes(counters, 'swap_in_bytes')} in {counters.get('swap_in_count', 0)} "
         f"({_bytes(counters, 'demand_swap_in_bytes')} on demand), {_bytes(counters, 'clean_drop_bytes')} dropped clean"
     )
+
+
+def recomputed(facts: dict[str, Any]) -> str:
+    """What was computed again instead of moved, by a summary or by what a process says that runs; "" if nothing."""
+    refused = facts.get("recompute_refused_count")
+    refusals = f"{refused} drops refused by their trials" if refused else ""
+    if not facts.get("recompute_drop_count"):
+        return refusals
+    text = (
+        f"{_bytes(facts, 'recompute_drop_bytes')} dropped in {facts['recompute_drop_count']} variables, "
+        f"{facts.get('recompute_function_count', 0)} functions run again in "
+        f"{format_duration(float(facts.get('recompute_seconds') or 0))}"
+    )
+    return f"{text}; {refusals}" if refusals else text
 
 
 def _steps(summary: dict[str, Any]) -> str:

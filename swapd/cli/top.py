@@ -17,7 +17,7 @@ from rich.text import Text
 
 from swapd.cli.options import F
 from swapd.cli.output import OUTPUT, Failure, console, pairs_table, print_json, text_table, write_file
-from swapd.cli.summary import disk, moved, plan
+from swapd.cli.summary import disk, moved, plan, recomputed
 from swapd.observing.analysis import printable
 from swapd.observing.status import StatusError, ask, processes
 from swapd.tiers import store
@@ -146,6 +146,7 @@ def frame(facts: dict[str, Any], before: dict[str, Any] | None) -> Group:
         *([("disk", disk(stats))] if stats.get("disk_budget_bytes") else []),
         ("process", _process(facts)),
         ("moved", moved(stats)),
+        ("recomputed", recomputed(facts)),
         ("now", _speeds(facts, before)),
         ("steps", _steps(facts)),
         ("waiting", _waiting(facts)),

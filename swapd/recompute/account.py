@@ -131,6 +131,17 @@ class Account:
         remaker = self.remaker
         return remaker.figures() if remaker is not None else self._figures
 
+    def shown(self) -> dict[str, int | float]:
+        """The same by the keys of the summary."""
+        found = self.figures()
+        return {
+            "recompute_drop_count": found.drop_count,
+            "recompute_drop_bytes": found.drop_bytes,
+            "recompute_function_count": found.repeat_count,
+            "recompute_seconds": found.repeat_seconds,
+            "recompute_refused_count": found.refused_drop_count,
+        }
+
     def close(self) -> None:
         """Gives all schedules up, and asks nobody any more."""
         self.forget()

@@ -53,6 +53,7 @@ def test_every_kind_of_metric_that_an_operator_needs_is_there() -> None:
         planning_seconds_total policy_info window_bytes step_seconds step_over_bound_ratio functions_total
         driver_errors_total min_budget_bytes build_info device_info disk_budget_bytes disk_bytes disk_peak_bytes
         disk_read_bytes_total disk_written_bytes_total disk_failures_total process_peak_resident_bytes
+        recompute_drops_total recompute_drop_bytes_total recompute_seconds_total
     """.split()
     assert {f"ooc_{name}" for name in needed} <= set(NAMES)
 

@@ -29,6 +29,7 @@ from swapd.trace.ranged import RangedTrace
 from swapd.trace.trace import Machine, Trace
 
 ALONE, DROPPING = 7, 8  # fingerprints
+KEYS = ("drop_count", "drop_bytes", "function_count", "seconds", "refused_count")
 CHUNK = 1 << 20
 SLOW = Machine(100 * CHUNK, 100 * CHUNK)  # a chunk takes as long as a function
 
@@ -141,7 +142,7 @@ class Fake:
 
     def figures(self) -> RemakeFigures:
         again = self.program.ran.count(DROPPING)
-        return RemakeFigures(again, again * CHUNK, 2 * again, 0.5 * again)
+        return RemakeFigures(again, again * CHUNK, 2 * again, 0.5 * again, 3 * bool(again))
 
 
 @pytest.fixture(autouse=True)
@@ -247,11 +248,12 @@ def test_it_is_followed_once_swapping_alone_was_timed_and_kept_as_it_is_faster()
     run(planner, 2 + 8)
     assert program.ran == [ALONE] * 7 + [DROPPING] * 8
     assert program.plans == {ALONE, DROPPING} and program.called == ["follow"]
-    assert planner.remake_figures() == RemakeFigures(8, 8 * CHUNK, 16, 4.0)
+    shown = planner.figures()
+    assert [shown[f"recompute_{key}"] for key in KEYS] == [8, 8 * CHUNK, 16, 4.0, 3]
     planner.close()
     assert program.called == ["follow", "forget"]
     program.ran.append(DROPPING)
-    assert planner.remake_figures() == RemakeFigures(8, 8 * CHUNK, 16, 4.0)  # as it ended
+    assert planner.figures() == shown  # as it ended
 
 
 def test_what_is_slower_is_given_up_and_not_chosen_again() -> None:
@@ -318,7 +320,9 @@ def test_nothing_is_asked_for_where_it_cannot_be_done(
     run(planner, 12)
     assert program.ran == [ALONE] * 12 and not program.called
     assert program.plans == (set() if settings.get("policy") == "none" else {ALONE})
-    assert planner.remake_figures() == RemakeFigures()
+    shown = planner.figures()
+    assert shown["recompute"] == ("exact" if settings.get("recompute", True) else "off")
+    assert [shown[f"recompute_{key}"] for key in KEYS] == [0] * 5
 
 
 def test_another_budget_ends_all_and_begins_anew() -> None:

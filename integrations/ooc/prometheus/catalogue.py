@@ -174,7 +174,19 @@ _GROUPS = {
         Metric("ooc_predicted_step_seconds", "predicted_step_seconds",
                "Step time that the last plan predicts. Absent before the first plan."),
         Metric("ooc_bound_step_seconds", "bound_step_seconds",
-               "Step time that no schedule beats, for the last plan's sequence. Absent before."),
+               "Step time that no schedule beats, for the last plan's sequence; where it recomputes, no schedule "
+               "of swapping and recomputing. Absent before."),
+    ),
+    "Recomputation": (
+        Metric("ooc_recompute_drops_total", "recompute_drop_count",
+               "Variables whose bytes were given up without a copy, to be computed again (OOC_RECOMPUTE)."),
+        Metric("ooc_recompute_drop_bytes_total", "recompute_drop_bytes", "Their bytes."),
+        Metric("ooc_recompute_functions_total", "recompute_function_count",
+               "Functions that ran again to make such bytes. They count in ooc_functions_total, too."),
+        Metric("ooc_recompute_seconds_total", "recompute_seconds", "Time that these took."),
+        Metric("ooc_recompute_refused_drops_total", "recompute_refused_count",
+               "Drops that were planned and never carried out: their trial did not give the same bits, or there was "
+               "none."),
     ),
     "Steps": (
         Metric("ooc_step_seconds", "step_seconds", "Time of an iteration, from boundary to boundary."),
