@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,11 @@ from swapd.cli.problems import (
 from swapd.link import Link
 from swapd.observing.advice import Report
 from swapd.observing.analysis import printable, problem_facts
-from swapd.observing.comparison import Seconds, arms, lower_bounds, policy_facts, smallest_budget, sweep
+from swapd.observing.comparison import Seconds, Subject, arms, lower_bounds, policy_facts, smallest_budget, sweep
+from swapd.observing.recomputing import RECOMPUTING
 from swapd.planning.problem import Problem
 from swapd.tiers.three_tiers import LowerTiers
+from swapd.trace.trace import Trace
 from swapd.units import Amount, format_bytes, format_duration, format_need, parse_amount
 
 _COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {  # of one trace in one budget
@@ -43,6 +45,9 @@ _COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {  # of one trace in o
     "peak": ("peak_bytes", format_bytes),
     "average": ("average_bytes", format_bytes),
     "planning": ("planning_seconds", format_duration),
+}
+_AGAIN: dict[str, tuple[str, Callable[[float], str]]] = {  # and more, where something is computed again
+    "again": ("repeat_seconds", format_duration),
 }
 
 _WITH_DISK = ("step", "x lower", "out", "in", "demand", "planning")  # of these columns, those with a disk
@@ -82,7 +87,7 @@ def parse_policies(text: str) -> list[str]:
     "--policies",
     metavar="NAME,...",
     callback=parsed(parse_policies),
-    help="Those to compare [in-core, demand mode and all policies].",
+    help="Those to compare [in-core, demand mode and all policies, recomputing ones too].",
 )
 @link_options
 @tier_options
@@ -107,6 +112,9 @@ def command(
     on each, and the largest trace that each policy can run. With --host-budget and --disk-read, each policy also
     moves data between host memory and a disk, by the same rules; in demand mode nothing is planned on either level.
 
+    Three of them also compute again instead of moving, and swap the rest by auto: recompute (ours, as OOC_RECOMPUTE
+    has it), swap_then_recompute (Capuchin) and checkpointed (the best of 2 to 64 segments); not with a disk.
+
     \b
     swapd compare gpt.trace --budget 8GiB
     swapd compare gpt.trace --budgets 25%,50%,75% --policies auto,window
@@ -117,22 +125,26 @@ def command(
         raise click.UsageError("give either --budget or --budgets")
     if budgets is not None and len(trace_paths) > 1:
         raise click.UsageError("--budgets is for one trace; give several traces one --budget")
-    machine, names = machine_of(bandwidth, device), policies or list(arms())
-    lower = lower_tiers(host_budget, disk_read, disk_write)
-    problems: dict[str, Problem] = {}
+    machine, lower = machine_of(bandwidth, device), lower_tiers(host_budget, disk_read, disk_write)
+    if lower is not None and (wrong := [name for name in policies or () if name in RECOMPUTING]):
+        raise click.UsageError(f"{', '.join(wrong)}: nothing is computed again where there is a disk below host memory")
+    names = policies or [name for name in arms() if lower is None or name not in RECOMPUTING]
+    subjects = []
     for name, path in zip(_short(trace_paths), trace_paths):
-        whole = make_problem(load_trace(path), 0, chunk_size, machine)
-        problems[name] = whole if budgets is not None else within(whole, budget)
-    (path, *more), (problem, *_) = trace_paths, problems.values()
+        trace = load_trace(path)
+        whole = make_problem(trace, 0, chunk_size, machine)
+        subjects.append(Subject(name, whole if budgets is not None else within(whole, budget), trace))
+    (path, *more), (subject, *_) = trace_paths, subjects
     with progress_bar() as report:
         if more:
-            facts = trace_facts(problems, names, report, lower)
+            facts = trace_facts(subjects, names, report, lower)
             table = trace_table(facts)
         elif budgets is not None:
-            facts = budget_facts([within(problem, size) for size in budgets], names, report, lower)
+            problems = [within(subject.problem, size) for size in budgets]
+            facts = budget_facts(problems, subject.trace, names, report, lower)
             table = budget_table(facts, path)
         else:
-            facts = policies_facts(problem, names, report, lower)
+            facts = policies_facts(subject, names, report, lower)
             table = policies_table(facts, path)
     if as_json:
         print_json(facts)
@@ -162,13 +174,13 @@ def _shown(value: float | None, text: Callable[[float], str]) -> str:
 
 
 def policies_facts(
-    problem: Problem, names: Sequence[str], report: Report, lower: LowerTiers | None = None
+    subject: Subject, names: Sequence[str], report: Report, lower: LowerTiers | None = None
 ) -> dict[str, Any]:
     """The keys of ``swapd compare --json`` for one trace and one budget."""
-    rows = []
+    rows, problem = [], subject.problem
     for done, policy in enumerate(names):
         report(policy, done, len(names))
-        rows.append(policy_facts(problem, policy, lower))
+        rows.append(policy_facts(subject, policy, lower))
     return {**problem_facts(problem), "budget_bytes": problem.budget_bytes, "policies": rows}
 
 
@@ -176,6 +188,8 @@ def policies_table(facts: dict[str, Any], path: Path) -> RenderableType:
     """All figures of each policy. A policy that cannot run shows what it needs."""
     with_disk = any("disk_read_bytes" in row for row in facts["policies"])
     shown = {key: _COLUMNS[key] for key in _WITH_DISK} | _TIER_COLUMNS if with_disk else _COLUMNS
+    if any("repeat_seconds" in row for row in facts["policies"]):
+        shown = shown | _AGAIN
     rows = []
     for row in facts["policies"]:
         if row["can_run"]:
@@ -192,14 +206,19 @@ def policies_table(facts: dict[str, Any], path: Path) -> RenderableType:
 
 
 def budget_facts(
-    problems: Sequence[Problem], names: Sequence[str], report: Report, lower: LowerTiers | None = None
+    problems: Sequence[Problem],
+    trace: Trace,
+    names: Sequence[str],
+    report: Report,
+    lower: LowerTiers | None = None,
 ) -> dict[str, Any]:
     """The keys of ``swapd compare --budgets --json``, of one trace in several budgets; null: the policy cannot run."""
-    seconds = sweep([(format_bytes(problem.budget_bytes), problem) for problem in problems], names, report, lower)
+    subjects = [Subject(format_bytes(problem.budget_bytes), problem, trace) for problem in problems]
+    seconds = sweep(subjects, names, report, lower)
     rows = []
     for done, policy in enumerate(names):
         report(f"{policy}: smallest budget", done, len(names))
-        smallest = smallest_budget(problems[0], policy, lower)
+        smallest = smallest_budget(problems[0], policy, lower, trace)
         rows.append({"policy": policy, "seconds": seconds[policy], "smallest_budget_bytes": smallest})
     return {
         **problem_facts(problems[0]),
@@ -224,7 +243,7 @@ def budget_table(facts: dict[str, Any], path: Path) -> RenderableType:
 
 
 def trace_facts(
-    problems: Mapping[str, Problem], names: Sequence[str], report: Report, lower: LowerTiers | None = None
+    subjects: Sequence[Subject], names: Sequence[str], report: Report, lower: LowerTiers | None = None
 ) -> dict[str, Any]:
     """The keys of ``swapd compare --json`` for several traces by rising need; null: the policy cannot run."""
 
@@ -232,11 +251,12 @@ def trace_facts(
         """The shares of the in-core throughput."""
         return [
             None if value is None else problem.compute_seconds / value if value > 0 else 1.0
-            for problem, value in zip(problems.values(), seconds)
+            for problem, value in zip(problems, seconds)
         ]
 
-    problems = dict(sorted(problems.items(), key=lambda row: row[1].fit_budget_bytes))
-    by_need = list(problems).index
+    subjects = sorted(subjects, key=lambda subject: subject.problem.fit_budget_bytes)
+    problems = [subject.problem for subject in subjects]
+    by_need = [subject.name for subject in subjects].index
     return {
         "traces": [
             {
@@ -245,7 +265,7 @@ def trace_facts(
                 "budget_bytes": problem.budget_bytes,
                 "most_possible": most,
             }
-            for (name, problem), most in zip(problems.items(), kept(lower_bounds(problems.values(), lower)))
+            for (name, problem, _), most in zip(subjects, kept(lower_bounds(problems, lower)))
         ],
         "policies": [
             {
@@ -253,10 +273,12 @@ def trace_facts(
                 "kept": kept(seconds),
                 "seconds": seconds,
                 "largest": max(
-                    (name for name, value in zip(problems, seconds) if value is not None), key=by_need, default=None
+                    (subject.name for subject, value in zip(subjects, seconds) if value is not None),
+                    key=by_need,
+                    default=None,
                 ),
             }
-            for policy, seconds in sweep(list(problems.items()), names, report, lower).items()
+            for policy, seconds in sweep(subjects, names, report, lower).items()
         ],
     }
 

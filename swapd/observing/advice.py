@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from swapd.observing.analysis import IN_CORE, Outcome, run_plan, run_policy, with_budget
+from swapd.observing.recomputing import OURS, run_recomputing
 from swapd.planning.problem import InfeasibleError, Problem
 from swapd.tiers.first_level import UnsteadyError
 from swapd.trace.trace import Trace
@@ -27,7 +28,7 @@ Report = Callable[[str, int, int], None]  # text, done, total
 class Advice:
     """One thing to change. `saved` is a share of the step's present time, negative if the step would take longer."""
 
-    kind: str  # budget, fits, less, link, chunk, policy, none
+    kind: str  # budget, fits, less, link, chunk, policy, recompute, none
     text: str
     seconds: float  # of a step after the change
     saved: float
@@ -44,6 +45,7 @@ class Advisor:
         window_bytes: the schedule window, if the policy has one.
         is_fixed: whether the plan was given; then only changes that leave it as it is are tried.
         link: what copies go over, as the texts call it: "link" or "disk".
+        recompute: whether to look for what could be computed again; it takes the trace, and no disk below host memory.
     """
 
     def __init__(
@@ -53,9 +55,11 @@ class Advisor:
         window_bytes: int | None = None,
         is_fixed: bool = False,
         link: str = "link",
+        recompute: bool = True,
     ) -> None:
         self.now, self.trace = outcome, trace
         self.window_bytes, self.is_fixed, self.link = window_bytes, is_fixed, link
+        self.recompute = recompute and not is_fixed and outcome.lower is None
         self.problem = outcome.problem
         self.seconds = outcome.seconds
         self.waits = self.seconds - outcome.timeline.compute_seconds
@@ -68,7 +72,7 @@ class Advisor:
         waits = self.waits >= WORTH_SAYING * self.seconds
         parts = [self._fits, self._less]
         if waits:
-            parts = [self._policy, self._budget, *parts, self._link, self._chunk]
+            parts = [self._policy, self._recompute, self._budget, *parts, self._link, self._chunk]
         for done, part in enumerate(parts):
             report(f"looking for advice: {part.__name__.strip('_')}", done, len(parts))
             found += part()
@@ -103,6 +107,15 @@ class Advisor:
         seconds = run_policy(self.problem, "auto", lower=self.now.lower).seconds
         if self._saved(seconds) >= WORTH_SAYING:
             yield self._saving("policy", "policy auto saves", seconds)
+
+    def _recompute(self) -> Iterator[Advice]:
+        if not self.recompute or self.trace is None or self.problem.fits:
+            return
+        found = run_recomputing(self.problem, OURS, self.trace)
+        if found.recomputed is not None and self._saved(found.seconds) >= WORTH_SAYING:
+            count = found.recomputed.drop_count
+            words = f"computing {count} tensors again instead of moving them (OOC_RECOMPUTE=exact, in PyTorch) saves"
+            yield self._saving("recompute", words, found.seconds)
 
     def _budget(self) -> Iterator[Advice]:
         """The first budget that saves at least half of what memory can save, and the first that saves nearly all."""

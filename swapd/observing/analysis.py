@@ -22,6 +22,16 @@ DEMAND, IN_CORE = "demand", "in-core"
 
 
 @dataclass(frozen=True)
+class Recomputed:
+    """What an iteration computes again instead of moving it. The outcome's problem is of what is left to move."""
+
+    compute_seconds: float  # without what is computed again
+    bound_seconds: float  # that no plan of swapping and recomputing beats
+    repeat_seconds: float
+    drop_count: int
+
+
+@dataclass(frozen=True)
 class Outcome:
     """One policy on one problem, in the steady state. With a disk, the timeline is the first level's without it."""
 
@@ -32,6 +42,7 @@ class Outcome:
     planning_seconds: float
     lower: LowerTiers | None = None  # what lies under the device, if that is not host memory for everything
     tiers: ThreeTiers | None = None  # both levels; None in-core, and without a disk
+    recomputed: Recomputed | None = None
 
     @property
     def seconds(self) -> float:
@@ -45,7 +56,9 @@ class Outcome:
     def facts(self) -> dict[str, Any]:
         """All figures: times in seconds, sizes in bytes, and numbers of moves, whose keys end in `_count`."""
         problem, timeline, chunk = self.problem, self.timeline, self.problem.chunk_bytes
-        least, two_phase = least_seconds(problem, self.lower), bound(problem).seconds
+        again, two_phase = self.recomputed, bound(problem).seconds
+        least = least_seconds(problem, self.lower) if again is None else again.bound_seconds
+        in_core = problem.compute_seconds if again is None else again.compute_seconds
         return {
             "policy": self.policy,
             "window_bytes": self.plan.window_bytes,
@@ -54,7 +67,7 @@ class Outcome:
             "two_phase_bound_seconds": two_phase,
             "ratio_to_lower_bound": self.ratio(least),
             "ratio_to_two_phase_bound": self.ratio(two_phase),
-            "ratio_to_in_core": self.ratio(problem.compute_seconds),
+            "ratio_to_in_core": self.ratio(in_core),
             "stall_seconds": timeline.stall_seconds + self.seconds - timeline.seconds,
             "out_bytes": timeline.out_bytes,
             "in_bytes": timeline.in_bytes,
@@ -68,6 +81,7 @@ class Outcome:
             "average_bytes": (timeline.average_chunks + problem.slab_chunks) * chunk,
             "planning_seconds": self.planning_seconds,
             **({} if self.tiers is None else tier_facts(self.tiers)),
+            **({} if again is None else {"repeat_seconds": again.repeat_seconds, "drop_count": again.drop_count}),
         }
 
 
@@ -116,7 +130,12 @@ def run_policy(
 
 
 def run_plan(
-    problem: Problem, plan: Plan, policy: str, planning_seconds: float = 0.0, lower: LowerTiers | None = None
+    problem: Problem,
+    plan: Plan,
+    policy: str,
+    planning_seconds: float = 0.0,
+    lower: LowerTiers | None = None,
+    recomputed: Recomputed | None = None,
 ) -> Outcome:
     """Simulate a given plan; over a disk the second level is planned by `auto`, in demand mode not at all.
 
@@ -127,7 +146,7 @@ def run_plan(
     if lower is not None:
         tiers = run_tiers(problem, plan, lower, None if policy == DEMAND else "auto")
         return Outcome(policy, problem, plan, tiers.level.timeline, planning_seconds, lower, tiers)
-    return Outcome(policy, problem, plan, simulate(problem, plan), planning_seconds)
+    return Outcome(policy, problem, plan, simulate(problem, plan), planning_seconds, recomputed=recomputed)
 
 
 def _in_core(problem: Problem) -> Problem:

@@ -107,6 +107,12 @@ def happened(run: RunSoFar) -> Iterator[str]:
             f"{format_bytes(summary['demand_swap_in_bytes'])} because a function stood and waited for them; "
             f"{format_bytes(summary['clean_drop_bytes'])} left without a copy, as the {tier} had them still."
         )
+    if summary.get("recompute_drop_count"):
+        yield (
+            f"{format_bytes(summary['recompute_drop_bytes'])} left without a copy and were computed again, by "
+            f"{summary['recompute_function_count']} functions that ran once more, in "
+            f"{format_duration(summary['recompute_seconds'])}."
+        )
     if tier == "disk":
         yield (
             f"Swapped data were on the disk: {format_bytes(summary['disk_peak_bytes'])} of the "
@@ -274,7 +280,8 @@ def _simulated_advice(run: RunSoFar) -> list[str]:
     if run.summary["planning_seconds"] / plans * _PLANS_FOR_ADVICE > _LONGEST_ADVICE_SECONDS:
         return ["More advice takes simulations: `swapd simulate` gives it for the run's trace (OOC_TRACE)."]
     outcome = run_plan(run.predicted.problem, run.predicted.plan, DEMAND if run.policy == "none" else run.policy)
-    advisor = Advisor(outcome, run.trace, link=run.recording.link)
+    off = run.summary.get("recompute") == "off"  # else the run has looked for it
+    advisor = Advisor(outcome, run.trace, link=run.recording.link, recompute=off)
     return [f"As simulated: {found.text}." for found in advisor.advise()]
 
 

@@ -18,6 +18,7 @@ from planning_traces import Builder
 from ooc.prometheus.catalogue import CATALOGUE
 from swapd import planner, summary
 from swapd.cli import main
+from swapd.recompute import account
 from swapd.trace.trace import Machine, Trace
 from swapd.units import format_need
 
@@ -195,8 +196,9 @@ def test_the_page_of_figures_names_what_there_is(capsys: Capture, tmp_path: Path
     case = (tmp_path / "a.trace", "--budget", "70%")
     keys = set(facts_of(capsys, "plan", *case)) | {"smallest_budget_bytes", "least_budget_bytes"}
     keys |= set(facts_of(capsys, "simulate", *case, "--host-budget", "10MiB", "--disk-read", "1GB/s"))
+    keys |= set(facts_of(capsys, "compare", *case, "--policies", "recompute")["policies"][0])
     metrics = {metric.name for metric in CATALOGUE}
-    source = inspect.getsource(summary) + inspect.getsource(planner)
+    source = "".join(inspect.getsource(module) for module in (summary, planner, account))
     lines = (ROOT / "docs" / "figures.md").read_text(encoding="utf-8").splitlines()
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("| ")][1:]
     assert len(rows) > 15
