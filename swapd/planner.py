@@ -268,7 +268,8 @@ class Planner:
     def _install(self, fingerprint: int, made: Made, spent_seconds: float) -> None:
         bound = self._account.bound_seconds(fingerprint)
         if bound is not None:  # the plan's own is of swapping with these drops only
-            made = replace(made, plan=replace(made.plan, bound_seconds=bound))
+            plan, known = (replace(plan, bound_seconds=bound) for plan in (made.plan, made.known))
+            made = replace(made, plan=plan, known=known)
         below = {} if self.disk is None else made.moves.columns()
         self.core.install_plan(fingerprint, *made.columns(), **below)
         self._measured[fingerprint] += 1

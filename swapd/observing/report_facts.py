@@ -13,6 +13,7 @@ from swapd.observing.advice import Advisor
 from swapd.observing.analysis import DEMAND, allocated_by, printable, run_plan
 from swapd.observing.recording import Predicted, Recording, Span, Waited
 from swapd.planning.lower_bound import lower_bound
+from swapd.recompute.schedule import runs_again
 from swapd.step_times import Step
 from swapd.tiers import store
 from swapd.trace.trace import Trace
@@ -192,11 +193,12 @@ def comparison(run: RunSoFar) -> list[tuple[str, str, str]]:
     copies = predicted.events.copies
     bytes_of = {out: sum(c.chunks for c in copies if c.is_out == out) * problem.chunk_bytes for out in (True, False)}
     compute = sum(bar.end - bar.start for bar in scene.runs)
+    least = predicted.plan.bound_seconds if run.trace is not None and runs_again(run.trace) else None
     rows: list[tuple[str, float, list[float], Callable[[float], str]]] = [
         ("an iteration", scene.seconds, [span.end - span.start for span in spans], format_duration),
         ("of it, functions waiting", waiting, [recording.stall_seconds(span) for span in spans], format_duration),
         ("of it, functions running", compute, [], format_duration),
-        ("lower bound of all plans", lower_bound(problem), [], format_duration),
+        ("lower bound of all plans", lower_bound(problem) if least is None else least, [], format_duration),
         ("moved out", bytes_of[True], [recording.moved_bytes(s, is_out=True) for s in spans], format_bytes),
         ("moved in", bytes_of[False], [recording.moved_bytes(s, is_out=False) for s in spans], format_bytes),
     ]

@@ -19,8 +19,8 @@ from swapd.observing.advice import Advisor
 from swapd.observing.analysis import run_policy
 from swapd.observing.comparison import smallest_budget
 from swapd.observing.recomputing import RECOMPUTING, run_recomputing
-from swapd.observing.report_facts import happened
-from swapd.planning.lower_bound import bound
+from swapd.observing.report_facts import comparison, happened
+from swapd.planning.lower_bound import bound, lower_bound
 from swapd.planning.problem import Problem
 from swapd.policies import make_plan
 from swapd.recompute.bound import recompute_bound
@@ -29,7 +29,9 @@ from swapd.recompute.choice import SEGMENTS
 from swapd.recompute.history import History
 from swapd.recompute.published import checkpointed, swap_then_recompute
 from swapd.recompute.rewriting import rewrite
+from swapd.recompute.schedule import AGAIN
 from swapd.trace.trace import Machine, Trace
+from swapd.units import format_duration
 
 Capture = pytest.CaptureFixture[str]
 NAMES = ",".join(("in-core", "auto", *RECOMPUTING))
@@ -152,6 +154,16 @@ def test_a_run_says_what_it_computed_again(capsys: Capture) -> None:
     assert "recomputed 2 drops refused" in " ".join(capsys.readouterr().out.replace("│", " ").split())
     console().print(summary_table(SUMMARY))
     assert "recomputed" not in capsys.readouterr().out
+
+
+def test_the_bound_beside_what_was_measured_is_that_of_the_plan_where_it_has_drops() -> None:
+    run = so_far()
+    assert run.trace is not None and run.predicted is not None
+    planned = replace(run.predicted, plan=replace(run.predicted.plan, bound_seconds=0.125))
+    dropping = replace(run.trace, function_names=tuple(name + AGAIN for name in run.trace.function_names))
+    for trace, shown in ((run.trace, format_duration(lower_bound(planned.problem))), (dropping, "125 ms")):
+        rows = {name: predicted for name, predicted, _ in comparison(so_far(trace=trace, predicted=planned))}
+        assert rows["lower bound of all plans"] == shown
 
 
 def test_the_two_phase_bound_is_of_what_is_left() -> None:

@@ -30,6 +30,9 @@ def steps(fingerprints: str, followed: str = "", still: str = "") -> list[Step]:
         pytest.param(steps("aaaaaa", followed="  pppp"), id="planned from the third one on"),
         pytest.param(steps("aaaaaaaaaaaa", followed="  wwwwpppppp"), id="planned in the background"),
         pytest.param(steps("ababab" + "abab", followed="    pppppp"), id="two sequences in turns, both planned"),
+        pytest.param(steps("aaaaaaadddddd", followed="  ppppp  pppp"), id="then with drops"),
+        pytest.param(steps("a" * 10 + "d" * 15, followed=" wwwwppppp wwwwwppppppppp"), id="both planned beside it"),
+        pytest.param(steps("aaaaaaaddddaaaa", followed="  ppppp  pppppp"), id="with drops that were given up"),
     ],
 )
 def test_nothing_to_explain(kept: Sequence[Step]) -> None:
