@@ -1,0 +1,105 @@
+"""Runs every arm of every case, writes the raw data and the table.
+
+python -m benchmarks.recompute [--quick] [--only MODEL ...] [--arms ARM ...] [--rounds N] [--output FOLDER]
+python -m benchmarks.recompute --tables
+
+Each model is first recorded with all the memory it wants. A budget is a share of its live peak, and the link is so slow
+that swapping alone takes at least two, or four, times the recorded step. Then the arms of each case take turns, each in
+a process of its own: PyTorch without us; ours without recomputation; ours; checkpointing of each block, written by
+hand, in the same budget, on the same link, with its swapping planned by us. The device is emulated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks import machine, results
+from benchmarks.fragmentation import reason
+from benchmarks.recompute.cases import ARMS, IN_CORE, NAME, Runner, cases_of
+from benchmarks.recompute.models import MODELS
+from benchmarks.recompute.tables import step_seconds, table
+from benchmarks.runs import ROOT, RunFailed
+from swapd.progress import note
+
+COUNT = 4  # steady steps of a run
+
+
+def say(text: str) -> None:
+    note(text)
+    print(f"{time.strftime('%H:%M:%S')}  {text}", flush=True)
+
+
+def measure(model: str, target: Path, arms: Sequence[str], *, quick: bool, rounds: int) -> None:
+    """Raw data of one model. Raises RunFailed if PyTorch without us fails, or a run without a budget."""
+    for path in (target / NAME).glob(f"{model}-*.json"):
+        path.unlink()
+    runner = Runner(model, quick=quick, count=2 if quick else COUNT)
+    traced, trace = runner.traced()
+    live_peak = int(traced["summary"]["live_peak_bytes"])
+    cases = cases_of(trace, live_peak, quick)
+    results.save(target, NAME, f"{model}-traced", traced | {"cases": [case.facts() for case in cases]})
+    peak = results.mib(live_peak)
+    say(f"{model}: live peak {peak} MiB, {trace.functions} functions, step {step_seconds(traced):.3f} s")
+    results.save(target, NAME, f"{model}-checkpoint-in-core", runner.checkpoint_in_core())
+    ends = {1}
+    for turn in range(rounds):
+        for case in cases:
+            for arm in (IN_CORE, *arms):
+                label = f"{model}-{case.oversubscription:g}x-{case.slowdown:g}-{arm.replace(' ', '-')}-{turn}"
+                try:
+                    record = runner.arm(arm, case) | {"round": turn}
+                    ends.update(int(number) for number in record["digests"])
+                    said = f"step {step_seconds(record):.3f} s, {len(record['steps'])} steps"
+                except RunFailed as failure:
+                    if arm == IN_CORE:
+                        raise
+                    said = reason(str(failure))
+                    frame = {"model": model, "arm": arm, "round": turn, "machine": machine.describe()}
+                    record = case.facts() | frame | {"failed": said, "output": str(failure)[-3000:]}
+                results.save(target, NAME, label, record)
+                say(f"{label}: {said}, load {machine.load()[0]}")
+    results.save(target, NAME, f"{model}-plain", runner.plain(sorted(ends)))
+
+
+def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.recompute", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it works, measures nothing")
+    parser.add_argument("--only", nargs="+", choices=list(MODELS), default=list(MODELS), metavar="MODEL")
+    parser.add_argument("--arms", nargs="+", choices=ARMS[1:], default=ARMS[1:], metavar="ARM", help="beside in-core")
+    parser.add_argument("--tables", action="store_true", help="run nothing: the table of the raw data")
+    parser.add_argument("--rounds", type=int, default=1, help="of all arms (default %(default)s)")
+    parser.add_argument("--output", type=Path, help="folder (default benchmarks/results/emulated; out/ with --quick)")
+    options = parser.parse_args(arguments)
+    if options.output is None:
+        options.output = ROOT / "out" / "benchmarks" if options.quick else results.folder()
+    return options
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = parse_arguments(arguments)
+    began = time.monotonic()
+    if not options.tables:
+        try:
+            for model in options.only:
+                measure(model, options.output, options.arms, quick=options.quick, rounds=options.rounds)
+        except RunFailed as failure:
+            print(failure, file=sys.stderr)
+            return 1
+        say(f"{time.monotonic() - began:.0f} s; raw data in {options.output / NAME}")
+    text = (
+        "# Recomputation beside swapping\n\n"
+        "Made from the raw data in `recompute/` by `python -m benchmarks.recompute --tables`. The device is emulated: "
+        "its link is held, its kernels are PyTorch's CPU kernels.\n\n"
+    )
+    path = options.output / f"{NAME}.md"
+    path.write_text(text + table(results.load(options.output, NAME)), encoding="utf-8")
+    print(path.read_text(encoding="utf-8"))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""What is run: how a budget and a link follow from a recorded step, and each arm in a process of its own."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.children import measure_in_child
+from benchmarks.planning.recompute import LATENCY_SECONDS, held_link
+from benchmarks.recompute.child import digests
+from benchmarks.runs import torch_threads
+from benchmarks.workloads import CHUNK_BYTES
+from swapd.planning.lower_bound import lower_bound
+from swapd.planning.problem import Problem
+from swapd.recompute.bound import recompute_bound
+from swapd.recompute.candidates import find_candidates
+from swapd.recompute.history import History
+from swapd.trace.trace import Trace
+
+NAME = "recompute"
+IN_CORE, SWAP_ONLY, OURS, CHECKPOINT = "in-core", "swap only", "ours", "checkpoint"
+ARMS = (IN_CORE, SWAP_ONLY, OURS, CHECKPOINT)
+TRACED, CHECKPOINT_IN_CORE, PLAIN = "traced", "checkpoint in-core", "plain"  # once for a model
+OVERSUBSCRIPTIONS = (2.0, 4.0, 8.0)
+SLOWDOWNS = (2.0, 4.0)  # how many times the computation swapping alone takes at least
+# Two plans of what is recorded; ours then times swapping alone, tries what it drops, plans that twice, and compares.
+LEAST_STEPS = {SWAP_ONLY: 8, OURS: 17, CHECKPOINT: 8}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One model in one budget on one link."""
+
+    oversubscription: float
+    slowdown: float
+    budget_bytes: int
+    bytes_per_second: float  # of the link, each way
+    compute_seconds: float  # of the traced step
+    swap_only_bound_seconds: float
+    bound_seconds: float  # of swapping and recomputing
+
+    def facts(self) -> dict[str, Any]:
+        """The case in a record."""
+        return dict(vars(self))
+
+
+def cases_of(trace: Trace, live_peak_bytes: int, quick: bool) -> list[Case]:
+    """The cases whose budget holds the largest function."""
+    history = History(trace, without_statistics=True)
+    candidates = find_candidates(history)
+    found = []
+    for x in OVERSUBSCRIPTIONS[: 1 if quick else None]:
+        budget = int(live_peak_bytes / x)
+        if Problem.from_trace(trace, budget).min_budget_bytes > budget:
+            continue
+        for slowdown in SLOWDOWNS[: 1 if quick else None]:
+            machine = held_link(trace, budget, slowdown)
+            problem = Problem.from_trace(trace, budget, machine=machine)
+            bounds = lower_bound(problem), recompute_bound(problem, history, candidates)
+            rate = machine.in_bytes_per_second
+            found.append(Case(x, slowdown, budget, rate, problem.compute_seconds, *bounds))
+    return found
+
+
+def environment(case: Case | None, recompute: str | None) -> dict[str, str]:
+    """Of a process with the allocator: within a case, or with all the memory there is. No mode leaves it unset."""
+    variables = {
+        "OOC_ALLOC": "emulated",
+        "OOC_CHUNK_SIZE": str(CHUNK_BYTES),
+        "OOC_SMALL_LIMIT": str(CHUNK_BYTES // 2),
+        "OOC_PLANNING": "blocking",
+    }
+    if recompute is not None:
+        variables["OOC_RECOMPUTE"] = recompute
+    if case is not None:
+        variables["OOC_BUDGET"] = str(case.budget_bytes)
+        latency = f"latency={LATENCY_SECONDS * 1e6:.0f}us"
+        variables["OOC_EMULATED_BANDWIDTH"] = f"{case.bytes_per_second:.0f}B/s,{latency}"
+    return variables
+
+
+class Runner:
+    """Runs processes for one model. `quick`: at toy sizes. All methods raise RunFailed."""
+
+    def __init__(self, model: str, *, quick: bool, count: int) -> None:
+        self.model, self.quick, self.count = model, quick, count
+
+    def _run(self, arm: str, variables: dict[str, str], *arguments: str) -> dict[str, Any]:
+        variables = variables | {"OMP_NUM_THREADS": str(torch_threads())}
+        words = [self.model, *(["--quick"] if self.quick else []), *arguments]
+        record = measure_in_child("recompute.child", *words, **variables)
+        return {"model": self.model, "arm": arm, "environment": variables} | record
+
+    def traced(self) -> tuple[dict[str, Any], Trace]:
+        """A run that has all the memory it wants, and a usual step of it."""
+        with tempfile.TemporaryDirectory(prefix="ooc-bench-") as folder:
+            path = Path(folder) / "trace"
+            record = self._run(TRACED, environment(None, "off"), "--steps", "9", "--trace", str(path))
+            return record, Trace.load(path)
+
+    def checkpoint_in_core(self) -> dict[str, Any]:
+        """What checkpointing by hand takes, in memory and time, if nothing is moved."""
+        return self._run(CHECKPOINT_IN_CORE, environment(None, "off"), "--checkpoint", "--steps", "6")
+
+    def plain(self, steps: list[int]) -> dict[str, Any]:
+        """PyTorch without us, and the digests of its state after each of some steps."""
+        wanted = [str(number) for number in steps]
+        return self._run(PLAIN, {}, "--steps", str(max(steps)), "--digests", *wanted)
+
+    def arm(self, arm: str, case: Case) -> dict[str, Any]:
+        """One arm of a case, with the digests of its state at its end."""
+        if arm == IN_CORE:
+            return case.facts() | self._run(arm, {}, "--steps", str(self.count + 2)) | {"steady": self.count}
+        with tempfile.TemporaryDirectory(prefix="ooc-bench-") as folder:
+            arguments = ["--steps", str(LEAST_STEPS[arm]), "--until-steady", str(self.count), "--state", folder]
+            if arm == CHECKPOINT:
+                arguments.append("--checkpoint")
+            variables = environment(case, "exact" if arm == OURS else "off")
+            record = case.facts() | self._run(arm, variables, *arguments)
+            return record | {"digests": {str(len(record["steps"])): digests(Path(folder))}}
