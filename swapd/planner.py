@@ -186,7 +186,7 @@ class Planner:
             self._account.unplannable(fingerprint)
         elif got.made is not None:
             self._install(fingerprint, got.made, got.spent_seconds)
-            if got.schedule is not None and request.budget_bytes == int(self.core.stats()["budget_bytes"]):
+            if got.schedule is not None:
                 self._account.add(got.schedule, got.recompute_bound_seconds)
         elif under is not None and self.made.get(fingerprint) is under:
             plan = replace(under.plan, predicted_seconds=got.predicted_seconds)

@@ -339,6 +339,7 @@ def test_another_budget_ends_all_and_begins_anew() -> None:
 
 
 def test_an_answer_for_another_budget_drops_nothing() -> None:
+    """It is found out when the next thing is asked for, which is before swapping alone was timed."""
     program, executor = Program(), Later()
     planner = planner_of(program, executor=executor)
     run(planner, 1)
