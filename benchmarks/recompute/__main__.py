@@ -1,6 +1,7 @@
 """Runs every arm of every case, writes the raw data and the table.
 
-python -m benchmarks.recompute [--quick] [--only MODEL ...] [--arms ARM ...] [--rounds N] [--output FOLDER]
+python -m benchmarks.recompute [--quick] [--only MODEL ...] [--at X ...] [--links X ...] [--arms ARM ...] [--rounds N]
+    [--output FOLDER]
 python -m benchmarks.recompute --tables
 
 Each model is first recorded with all the memory it wants. A budget is a share of its live peak, and the link is so slow
@@ -14,12 +15,11 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import machine, results
 from benchmarks.fragmentation import reason
-from benchmarks.recompute.cases import ARMS, IN_CORE, NAME, Runner, cases_of
+from benchmarks.recompute.cases import ARMS, IN_CORE, NAME, OVERSUBSCRIPTIONS, SLOWDOWNS, Runner, cases_of
 from benchmarks.recompute.models import MODELS
 from benchmarks.recompute.tables import step_seconds, table
 from benchmarks.runs import ROOT, RunFailed
@@ -33,22 +33,27 @@ def say(text: str) -> None:
     print(f"{time.strftime('%H:%M:%S')}  {text}", flush=True)
 
 
-def measure(model: str, target: Path, arms: Sequence[str], *, quick: bool, rounds: int) -> None:
-    """Raw data of one model. Raises RunFailed if PyTorch without us fails, or a run without a budget."""
+def measure(model: str, options: argparse.Namespace) -> None:
+    """Raw data of one model, in place of earlier ones.
+
+    Raises:
+        RunFailed: PyTorch without us failed, or a run without a budget.
+    """
+    target, quick = options.output, options.quick
     for path in (target / NAME).glob(f"{model}-*.json"):
         path.unlink()
     runner = Runner(model, quick=quick, count=2 if quick else COUNT)
     traced, trace = runner.traced()
     live_peak = int(traced["summary"]["live_peak_bytes"])
-    cases = cases_of(trace, live_peak, quick)
+    cases = cases_of(trace, live_peak, options.at, options.links)
     results.save(target, NAME, f"{model}-traced", traced | {"cases": [case.facts() for case in cases]})
     peak = results.mib(live_peak)
     say(f"{model}: live peak {peak} MiB, {trace.functions} functions, step {step_seconds(traced):.3f} s")
     results.save(target, NAME, f"{model}-checkpoint-in-core", runner.checkpoint_in_core())
     ends = {1}
-    for turn in range(rounds):
+    for turn in range(options.rounds):
         for case in cases:
-            for arm in (IN_CORE, *arms):
+            for arm in (IN_CORE, *options.arms):
                 label = f"{model}-{case.oversubscription:g}x-{case.slowdown:g}-{arm.replace(' ', '-')}-{turn}"
                 try:
                     record = runner.arm(arm, case) | {"round": turn}
@@ -69,11 +74,15 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.recompute", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it works, measures nothing")
     parser.add_argument("--only", nargs="+", choices=list(MODELS), default=list(MODELS), metavar="MODEL")
+    parser.add_argument("--at", nargs="+", type=float, metavar="X", help="oversubscriptions (default 2 4 8)")
+    parser.add_argument("--links", nargs="+", type=float, metavar="X", help="slowdowns of swapping alone (default 2 4)")
     parser.add_argument("--arms", nargs="+", choices=ARMS[1:], default=ARMS[1:], metavar="ARM", help="beside in-core")
     parser.add_argument("--tables", action="store_true", help="run nothing: the table of the raw data")
     parser.add_argument("--rounds", type=int, default=1, help="of all arms (default %(default)s)")
     parser.add_argument("--output", type=Path, help="folder (default benchmarks/results/emulated; out/ with --quick)")
     options = parser.parse_args(arguments)
+    options.at = options.at or OVERSUBSCRIPTIONS[: 1 if options.quick else None]
+    options.links = options.links or SLOWDOWNS[: 1 if options.quick else None]
     if options.output is None:
         options.output = ROOT / "out" / "benchmarks" if options.quick else results.folder()
     return options
@@ -85,7 +94,7 @@ def main(arguments: list[str] | None = None) -> int:
     if not options.tables:
         try:
             for model in options.only:
-                measure(model, options.output, options.arms, quick=options.quick, rounds=options.rounds)
+                measure(model, options)
         except RunFailed as failure:
             print(failure, file=sys.stderr)
             return 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,16 +47,18 @@ class Case:
         return dict(vars(self))
 
 
-def cases_of(trace: Trace, live_peak_bytes: int, quick: bool) -> list[Case]:
+def cases_of(
+    trace: Trace, live_peak_bytes: int, oversubscriptions: Sequence[float], slowdowns: Sequence[float]
+) -> list[Case]:
     """The cases whose budget holds the largest function."""
     history = History(trace, without_statistics=True)
     candidates = find_candidates(history)
     found = []
-    for x in OVERSUBSCRIPTIONS[: 1 if quick else None]:
+    for x in oversubscriptions:
         budget = int(live_peak_bytes / x)
         if Problem.from_trace(trace, budget).min_budget_bytes > budget:
             continue
-        for slowdown in SLOWDOWNS[: 1 if quick else None]:
+        for slowdown in slowdowns:
             machine = held_link(trace, budget, slowdown)
             problem = Problem.from_trace(trace, budget, machine=machine)
             bounds = lower_bound(problem), recompute_bound(problem, history, candidates)

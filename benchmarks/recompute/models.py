@@ -35,10 +35,10 @@ class Job:
     def step(self, generator: torch.Generator) -> float:
         """One step on a new batch; its loss."""
         inputs, targets = self.draw(generator)
+        self.optimizer.zero_grad()
         logits = self.model(inputs)
         loss = F.cross_entropy(logits.flatten(0, -2), targets.flatten())
         del logits
-        self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         return loss.item()
@@ -159,7 +159,7 @@ def _text(model: GPT2 | Llama, batch: int, length: int) -> Job:
 
 
 def resnet50(quick: bool) -> Job:
-    return _images(resnet((1, 1, 1, 1)), 8, 32) if quick else _images(resnet(), 16, 64)
+    return _images(resnet((1, 1, 1, 1)), 8, 32) if quick else _images(resnet(), 32, 64)
 
 
 def densenet121(quick: bool) -> Job:

@@ -12,7 +12,17 @@ pytest.importorskip("torch")
 
 from benchmarks import results
 from benchmarks.recompute.__main__ import main
-from benchmarks.recompute.cases import ARMS, CHECKPOINT, IN_CORE, NAME, OURS, SWAP_ONLY, cases_of
+from benchmarks.recompute.cases import (
+    ARMS,
+    CHECKPOINT,
+    IN_CORE,
+    NAME,
+    OURS,
+    OVERSUBSCRIPTIONS,
+    SLOWDOWNS,
+    SWAP_ONLY,
+    cases_of,
+)
 from benchmarks.recompute.child import steady_steps, usual
 from benchmarks.recompute.tables import bits, in_budget, step_seconds, table
 from swapd.planning.lower_bound import lower_bound
@@ -65,7 +75,7 @@ def test_a_usual_step_has_the_median_of_the_same_sequence_s_times() -> None:
 
 def test_the_link_holds_swapping_alone_to_the_slowdown_and_infeasible_budgets_are_left_out() -> None:
     trace = a_trace(1e-3)
-    cases = cases_of(trace, 16 * CHUNK, quick=False)
+    cases = cases_of(trace, 16 * CHUNK, OVERSUBSCRIPTIONS, SLOWDOWNS)
     assert [(c.oversubscription, c.slowdown) for c in cases] == [
         (2, 2),
         (2, 4),
