@@ -5,11 +5,14 @@ come first. Groups of them are taken in that order, and given back later, wherev
 the formula of two phases (`swapd.planning.lower_bound.bound`) for the rewritten trace. That counts what groups do to
 each other: where inputs were dropped too, more is made again at once, and the memory that this takes may cost more than
 a drop saves. The search begins at none and at what published ways choose. The most promising sets that it meets are
-planned and simulated; the fastest is kept if it is faster than swapping alone.
+planned and simulated. The formula knows nothing of how little room single functions leave, so where there is time the
+search goes on from the fastest set with the simulator as judge. What it ends at is kept if it is faster than swapping
+alone.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -28,14 +31,17 @@ from swapd.recompute.rewriting import Rewritten, rewrite
 from swapd.simulation.simulator import simulate_once
 from swapd.trace.trace import Trace
 
-MOST_TOGETHER = 64  # functions that run again before one function, all drops considered
-STARTS = 3  # sets from which the search climbs: nothing, and the most promising of the published ways'
+MOST_TOGETHER = 16  # functions that run again before one function, all drops considered
+STARTS = 2  # sets from which the search climbs: nothing, and the most promising of the published ways'
 SEGMENTS = (2, 4, 8, 16, 32, 64)  # of checkpointing, where a climb may start
-ROUNDS = 3  # times through all groups of candidates
+ROUNDS = 2  # times through all groups of candidates
 GROUPS, LEAST_GROUPS = 64, 4
-ESTIMATED_FUNCTIONS = 200_000  # in all traces for which the formula is asked; each takes about 5 us
-JUDGED_FUNCTIONS = 8_000  # in all rewritten traces that are planned to find the fastest
+ESTIMATED_FUNCTIONS = 160_000  # in all traces for which the formula is asked; each takes about 2 us
+JUDGED_FUNCTIONS = 16_000  # in all rewritten traces that are planned to find the fastest; each takes about 30 us
+IMPROVED_FUNCTIONS, MOST_CHANGES = 24_000, 48  # in all that are planned to make it faster, and how many these are
 MOST_PLANNED = 4_000  # functions of traces for which more than one plan is made
+TRIES = 4  # changes for each that is planned, as the formula already tells that many are slower
+WIDEST = 5  # a change of the fastest set is of at most 2 ** WIDEST candidates
 WORTH = 0.99  # times the seconds of swapping alone: less gain than that is not worth it
 
 
@@ -110,10 +116,10 @@ class _Search:
 
     def best(self) -> Planned | None:
         """The fastest of the sets of candidates that are planned; None if there is none."""
+        large = self.problem.functions > MOST_PLANNED
         order = together(self.history, self._ordered(), MOST_TOGETHER)
         if not order:
             return None
-        large = self.problem.functions > MOST_PLANNED
         starts = sorted(self._starts(order, large), key=self._estimate)
         reached = set(starts)
         climbed = starts[:1] if large else dict.fromkeys([frozenset(), *starts[:STARTS]])
@@ -124,7 +130,29 @@ class _Search:
             (chosen for chosen in reached if chosen), key=lambda chosen: (self._estimate(chosen), sorted(chosen))
         )
         judged = [self._judge(chosen) for chosen in promising[:most]]
-        return min((result for result in judged if result is not None), key=lambda result: result[0], default=None)
+        best = min((result for result in judged if result is not None), key=lambda result: result[0], default=None)
+        return best if best is None or large else self._improved(order, best)
+
+    def _improved(self, order: Sequence[Candidate], best: Planned) -> Planned:
+        """Take or give back a few candidates that are neighbours in some order, wherever that simulates faster."""
+        after, before = (sorted(order, key=key) for key in (lambda c: c.drop.after, lambda c: c.before))
+        chance = random.Random(0)
+        left = min(MOST_CHANGES, IMPROVED_FUNCTIONS // self.problem.functions)
+        for _ in range(TRIES * left):
+            if not left:
+                break
+            chosen = frozenset(best[3].drops)
+            neighbours = chance.choice((order, after, before))
+            first, width = chance.randrange(len(order)), int(2 ** chance.uniform(0, WIDEST))
+            group = frozenset(c.drop for c in neighbours[first : first + width])
+            trial = chance.choice((chosen - group, chosen | group, chosen ^ group))
+            if trial in (chosen, frozenset()) or self._estimate(trial) >= best[0]:
+                continue
+            left -= 1
+            result = self._judge(trial)
+            if result is not None and result[0] < best[0]:
+                best = result
+        return best
 
     def _starts(self, order: Sequence[Candidate], large: bool) -> list[Chosen]:
         """Where to climb from: nothing, and what published ways choose."""
