@@ -1,7 +1,8 @@
 """Planning time against the number of functions: GPTs of more and more layers, at twice the budget.
 
 Traces are those of the planner's tests (`tests/unit/planning_traces.py`), as recording takes longer than planning. The
-link is such that moving what does not fit takes as long as the computation.
+link is such that moving what does not fit takes as long as the computation. Planning is timed twice: of swapping alone,
+and with recomputation, which begins with a plan of swapping alone.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import gc
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -20,11 +23,31 @@ from benchmarks.runs import ROOT
 from swapd.planning.lower_bound import PLANNING_CUTS, lower_bound
 from swapd.planning.problem import Problem
 from swapd.policies import make_plan
+from swapd.recompute.choice import choose
+from swapd.trace.trace import Trace
 
 NAME = "scale"
 FUNCTIONS = (300, 1_000, 3_000, 10_000, 30_000, 100_000, 300_000)
 QUICK = (300, 1_000)
 OVERSUBSCRIPTION = 2.0
+OPERATORS = {  # the names that functions of the planner's tests have in recorded traces
+    "layer_norm": "aten::native_layer_norm",
+    "linear": "aten::addmm",
+    "gelu": "aten::gelu",
+    "add": "aten::add.Tensor",
+    "attention": "aten::_scaled_dot_product_flash_attention_for_cpu",
+    "embedding": "aten::embedding",
+    "convolution": "aten::convolution",
+    "batch_norm": "aten::native_batch_norm",
+    "relu_": "aten::relu_",
+    "add_": "aten::add_.Tensor",
+    "max_pool": "aten::max_pool2d_with_indices",
+}
+
+
+def with_operators(trace: Trace) -> Trace:
+    """The trace with names that say what may run again."""
+    return replace(trace, function_names=tuple(OPERATORS.get(name, name) for name in trace.function_names))
 
 
 def trace_of_about(functions: int) -> Any:
@@ -43,12 +66,17 @@ def trace_of_about(functions: int) -> Any:
 def point(functions: int) -> dict[str, Any]:
     """One size: the seconds that planning takes in this process, and how good the plan is."""
     trace, budget, link = trace_of_about(functions)
-    problem = Problem.from_trace(trace, budget, machine=link)
+    trace, make_problem = with_operators(trace), partial(Problem.from_trace, budget_bytes=budget, machine=link)
+    problem = make_problem(trace)
     gc.collect()
     began, busy = time.perf_counter(), time.process_time()
     plan = make_plan(problem)
     seconds, busy_seconds = time.perf_counter() - began, time.process_time() - busy
     assert plan.predicted_seconds is not None
+    gc.collect()
+    began_busy = time.process_time()
+    choice = choose(trace, make_problem, swap_only=plan, without_statistics=True)
+    choosing_seconds = time.process_time() - began_busy
     return {
         "functions": problem.functions,
         "variables": problem.variables,
@@ -57,6 +85,9 @@ def point(functions: int) -> dict[str, Any]:
         "planning_seconds": seconds,
         "planning_busy_seconds": busy_seconds,
         "over_lower_bound": plan.predicted_seconds / lower_bound(problem, PLANNING_CUTS),
+        "drops": len(choice.drops),
+        "recomputing_busy_seconds": busy_seconds + choosing_seconds,
+        "recomputing_over_swapping": choice.seconds / choice.swap_only_seconds,
     }
 
 
@@ -87,10 +118,14 @@ def _table(record: dict[str, Any]) -> str:
             f"{p['planning_busy_seconds']:.3f}",
             f"{1e6 * p['planning_seconds'] / p['functions']:.0f}",
             f"{p['over_lower_bound']:.3f}",
+            f"{p['recomputing_busy_seconds']:.3f}",
+            f"{p['drops']:,}",
+            f"{p['recomputing_over_swapping']:.3f}",
         ]
         for p in record["points"]
     ]
     header = ["functions", "variables", "moves", "planning s", "of the processor", "us a function", "simulated / bound"]
+    header += ["processor s, recomputation included", "drops", "step / swapping alone"]
     return (
         f"{machine.words(record['planned_on'])}; load {record['planned_on']['load_average'][0]}: a busy machine "
         f"makes the seconds longer. GPTs of more and more layers, `auto`, at {OVERSUBSCRIPTION:g}x.\n\n"

@@ -36,11 +36,11 @@ STARTS = 2  # sets from which the search climbs: nothing, and the most promising
 SEGMENTS = (2, 4, 8, 16, 32, 64)  # of checkpointing, where a climb may start
 ROUNDS = 2  # times through all groups of candidates
 GROUPS, LEAST_GROUPS = 64, 4
-ESTIMATED_FUNCTIONS = 160_000  # in all traces for which the formula is asked; each takes about 2 us
-JUDGED_FUNCTIONS = 16_000  # in all rewritten traces that are planned to find the fastest; each takes about 30 us
-IMPROVED_FUNCTIONS, MOST_CHANGES = 24_000, 48  # in all that are planned to make it faster, and how many these are
+ESTIMATED = 160_000  # functions in all traces for which the formula is asked; each takes about 2 us
+JUDGED = 16_000  # functions and moves in all plans that are simulated to find the fastest; each takes about 15 us
+IMPROVED = 45_000  # in these and in all that are simulated to make it faster
 MOST_PLANNED = 4_000  # functions of traces for which more than one plan is made
-TRIES = 4  # changes for each that is planned, as the formula already tells that many are slower
+CHANGES = 200  # that are tried, most of which the formula already tells to be slower
 WIDEST = 5  # a change of the fastest set is of at most 2 ** WIDEST candidates
 WORTH = 0.99  # times the seconds of swapping alone: less gain than that is not worth it
 
@@ -111,6 +111,8 @@ class _Search:
         self.problem, self.make_problem = problem, make_problem
         self.history = History(trace, without_statistics=without_statistics)
         self.estimated: dict[Chosen, float] = {}
+        self.judged = 0  # functions and moves of all plans that were simulated
+        self.fastest: Planned | None = None  # of them
         over = problem.live > problem.capacity_chunks
         self.candidates = find_candidates(self.history, least_bytes=problem.chunk_bytes, during=over)
 
@@ -125,34 +127,29 @@ class _Search:
         climbed = starts[:1] if large else dict.fromkeys([frozenset(), *starts[:STARTS]])
         for start in list(climbed)[:STARTS]:
             reached.update(self._climb(order, start, 1 if large else ROUNDS))
-        most = max(1, JUDGED_FUNCTIONS // self.problem.functions)
-        promising = sorted(
-            (chosen for chosen in reached if chosen), key=lambda chosen: (self._estimate(chosen), sorted(chosen))
-        )
-        judged = [self._judge(chosen) for chosen in promising[:most]]
-        best = min((result for result in judged if result is not None), key=lambda result: result[0], default=None)
-        return best if best is None or large else self._improved(order, best)
+        for chosen in sorted(reached - {frozenset()}, key=lambda chosen: (self._estimate(chosen), sorted(chosen))):
+            self._judge(chosen)
+            if self.judged >= JUDGED:
+                break
+        if not large:
+            self._improve(order)
+        return self.fastest
 
-    def _improved(self, order: Sequence[Candidate], best: Planned) -> Planned:
+    def _improve(self, order: Sequence[Candidate]) -> None:
         """Take or give back a few candidates that are neighbours in some order, wherever that simulates faster."""
         after, before = (sorted(order, key=key) for key in (lambda c: c.drop.after, lambda c: c.before))
         chance = random.Random(0)
-        left = min(MOST_CHANGES, IMPROVED_FUNCTIONS // self.problem.functions)
-        for _ in range(TRIES * left):
-            if not left:
-                break
-            chosen = frozenset(best[3].drops)
+        for _ in range(CHANGES if self.fastest is not None else 0):
+            assert self.fastest is not None
+            seconds, chosen = self.fastest[0], frozenset(self.fastest[3].drops)
             neighbours = chance.choice((order, after, before))
             first, width = chance.randrange(len(order)), int(2 ** chance.uniform(0, WIDEST))
             group = frozenset(c.drop for c in neighbours[first : first + width])
             trial = chance.choice((chosen - group, chosen | group, chosen ^ group))
-            if trial in (chosen, frozenset()) or self._estimate(trial) >= best[0]:
-                continue
-            left -= 1
-            result = self._judge(trial)
-            if result is not None and result[0] < best[0]:
-                best = result
-        return best
+            if trial not in (chosen, frozenset()) and self._estimate(trial) < seconds:
+                self._judge(trial)
+                if self.judged >= IMPROVED:
+                    break
 
     def _starts(self, order: Sequence[Candidate], large: bool) -> list[Chosen]:
         """Where to climb from: nothing, and what published ways choose."""
@@ -167,7 +164,7 @@ class _Search:
         One set comes out of each round. The groups are of candidates that follow each other in the order; in every
         other round, in the program.
         """
-        count = ESTIMATED_FUNCTIONS // (ROUNDS * STARTS * self.problem.functions)
+        count = ESTIMATED // (ROUNDS * STARTS * self.problem.functions)
         count = min(len(order), GROUPS, max(LEAST_GROUPS, count))
         ends = np.linspace(0, len(order), count + 1).astype(int).tolist()
         orders = ([c.drop for c in order], sorted((c.drop for c in order), key=lambda drop: drop.after))
@@ -198,14 +195,18 @@ class _Search:
         rewritten = rewrite(self.history, chosen)
         return self.make_problem(rewritten.trace), rewritten
 
-    def _judge(self, chosen: Chosen) -> Planned | None:
+    def _judge(self, chosen: Chosen) -> None:
+        """Plan what is left to swap with a set of drops, and keep it if it simulates faster than all others."""
         problem, rewritten = self._problem(chosen)
         try:
             problem.require_feasible()
         except InfeasibleError:
-            return None
+            return
         plan = Plan(policy="idle") if problem.fits else plan_in(problem, WAYS[0])
-        return simulate_once(problem, plan).seconds, plan, problem, rewritten
+        seconds = simulate_once(problem, plan).seconds
+        self.judged += problem.functions + len(plan.outs) + len(plan.ins)
+        if self.fastest is None or seconds < self.fastest[0]:
+            self.fastest = seconds, plan, problem, rewritten
 
 
 def together(history: History, order: Sequence[Candidate], most: int) -> list[Candidate]:

@@ -10,6 +10,7 @@ import pytest
 from planning_traces import Builder, gpt, resnet50
 from test_recompute import program, replays_the_same
 
+from benchmarks.planning.scale import with_operators
 from benchmarks.planning.validator import validate
 from swapd.planning.lower_bound import lower_bound
 from swapd.planning.problem import InfeasibleError, Problem
@@ -24,26 +25,12 @@ from swapd.recompute.rewriting import rewrite
 from swapd.simulation.simulator import simulate
 from swapd.trace.trace import Machine, Trace
 
-NAMES = {
-    "layer_norm": "aten::native_layer_norm",
-    "linear": "aten::addmm",
-    "gelu": "aten::gelu",
-    "add": "aten::add.Tensor",
-    "attention": "aten::_scaled_dot_product_flash_attention_for_cpu",
-    "embedding": "aten::embedding",
-    "convolution": "aten::convolution",
-    "batch_norm": "aten::native_batch_norm",
-    "relu_": "aten::relu_",
-    "add_": "aten::add_.Tensor",
-    "max_pool": "aten::max_pool2d_with_indices",
-}
-
 
 @cache
 def network(name: str) -> Trace:
     """A network with the names that functions have in traces."""
     trace = gpt(layers=6, width=512, batch=64, length=256, vocabulary=512) if name == "gpt" else resnet50(64)
-    return replace(trace, function_names=tuple(NAMES.get(f, f) for f in trace.function_names))
+    return with_operators(trace)
 
 
 def at(trace: Trace, slowdown: float, share: float = 0.5) -> partial[Problem]:
