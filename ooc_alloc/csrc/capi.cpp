@@ -25,6 +25,9 @@ CUstream stream_of(void* handle) {
 
 const char* ooc_last_error(void) { return last_error_text(); }
 int ooc_last_status(void) { return last_error_status(); }
+int ooc_refuse(int status, const char* message) {
+  return guarded([&] { return fail(status, message); });
+}
 uint32_t ooc_abi_version(void) { return OOC_ABI_VERSION; }
 
 int ooc_device_memory(const char* driver_library, int32_t ordinal, uint64_t* total, uint64_t* free) {
@@ -102,6 +105,10 @@ void ooc_core_work_ends(ooc_core* core) { guarded(core, &Core::work_ends); }
 
 int ooc_core_detach(ooc_core* core) { return guarded(core, &Core::detach); }
 int ooc_core_discard(ooc_core* core, const void* address) { return guarded(core, &Core::discard, address); }
+void ooc_core_watch_uses(ooc_core* core, const ooc_watcher* watcher) { core->watch_uses(watcher); }
+int ooc_core_exposed(ooc_core* core, const void* address) {
+  return guarded([&] { return core->exposed(address) ? 1 : 0; });
+}
 int ooc_core_evict_all(ooc_core* core) { return guarded(core, &Core::evict_all); }
 int ooc_core_sleep(ooc_core* core, uint64_t* held_bytes) { return gated(core, &Core::sleep, held_bytes); }
 int ooc_core_wake(ooc_core* core, uint64_t* back_bytes) { return gated(core, &Core::wake, back_bytes); }
@@ -140,6 +147,8 @@ int ooc_core_function_end(ooc_core* core, int keep_allocations) {
 }
 
 int ooc_core_in_function(ooc_core* core) { return core->in_function() ? 1 : 0; }
+
+int ooc_core_records(ooc_core* core) { return core->records() ? 1 : 0; }
 
 int ooc_core_set_apart(ooc_core* core, int on, int* before) {
   return guarded([&] {

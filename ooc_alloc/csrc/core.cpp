@@ -57,8 +57,10 @@ ThreadState& Core::new_thread_state() {
 int Core::pin(const void* address, uint32_t access, uint64_t* token, std::optional<CUstream> stream) {
   const RelaxedCaptures relaxed(streams_.capturable());
   ThreadState& thread = thread_state();
-  Lock lock(mutex_);
   if (token != nullptr) *token = kNoToken;
+  const ooc_operand operand{address, access, 0, 0};
+  if (const int status = tell_use(OOC_NO_FUNCTION, &operand, 1)) return status;
+  Lock lock(mutex_);
   if (asleep())
     if (const int status = pass_pause(lock)) return status;
   Region* region = detached_ ? nullptr : table_.find(address);

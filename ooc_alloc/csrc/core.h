@@ -71,6 +71,9 @@ class alignas(64) Core : public Mover {
   void work_ends();
   int detach();
   int discard(const void* address);
+  void watch_uses(const ooc_watcher* watcher) { watcher_ = watcher; }
+  bool exposed(const void* address);
+  bool records() const { return iterations_.records(threads_.find()); }
   int evict_all();
   int sleep(uint64_t* held_bytes);
   int wake(uint64_t* back_bytes);
@@ -141,6 +144,15 @@ class alignas(64) Core : public Mover {
     return state != nullptr ? *state : new_thread_state();
   }
   ThreadState& new_thread_state();
+  // What whoever makes discarded variables again says to a use, or to a free.
+  int tell_use(uint32_t function, const ooc_operand* operands, uint32_t count) const {
+    const ooc_watcher* watcher = watcher_.load(std::memory_order_acquire);
+    return __builtin_expect(watcher != nullptr, false) ? watcher->before_use(function, operands, count) : OOC_OK;
+  }
+  bool free_later(void* address) const {
+    const ooc_watcher* watcher = watcher_.load(std::memory_order_acquire);
+    return __builtin_expect(watcher != nullptr, false) && watcher->before_free(address) != 0;
+  }
   inline int enter(Lock& lock, ThreadState& thread, bool on_host);
   inline void commence(ThreadState& thread, bool recorded);
   inline int begin_running(ThreadState& thread, CUstream stream, bool recorded);
@@ -237,6 +249,7 @@ class alignas(64) Core : public Mover {
   enum Pause : uint32_t { kForks = 1, kAsleep = 2, kChanges = 4, kDetached = 8 };
   std::atomic<uint32_t> paused_{0};
   std::atomic<bool> detached_{false};
+  std::atomic<const ooc_watcher*> watcher_{nullptr};
   bool forked_ = false, idle_wanted_ = false;
   uint32_t room_waiters_ = 0;
   double disk_stall_seconds_ = 0;  // in which functions waited for a disk below host memory

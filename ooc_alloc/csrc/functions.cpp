@@ -217,6 +217,7 @@ bool Core::begin_on_stream(ThreadState& thread, CUstream stream, bool recorded) 
 int Core::function_begin(uint32_t function, const ooc_operand* operands, uint32_t count, CUstream stream) {
   ThreadState& thread = thread_state();
   if (thread.in_function) return fail(OOC_NESTED, "a function began within a function of the same thread");
+  if (const int status = tell_use(function, operands, count)) return status;
   Lock lock(mutex_);
   thread.stream = streams_.index(stream);
   if (const int status = enter(lock, thread, false); status != OOC_OK || thread.in_function) return status;
@@ -246,6 +247,7 @@ int Core::function_begin(uint32_t function, const ooc_operand* operands, uint32_
 int Core::function_begin_host(uint32_t function, const ooc_operand* operands, uint32_t count, CUstream stream) {
   ThreadState& thread = thread_state();
   if (thread.in_function) return fail(OOC_NESTED, "a function began within a function of the same thread");
+  if (const int status = tell_use(function, operands, count)) return status;
   Lock lock(mutex_);
   thread.stream = streams_.index(stream);
   if (const int status = enter(lock, thread, true); status != OOC_OK || thread.in_function) return status;

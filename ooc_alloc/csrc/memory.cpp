@@ -202,6 +202,7 @@ void Core::free_served_by_host(void* address) {
 }
 
 void Core::free(void* address) {
+  if (free_later(address)) return;
   const Lock lock(mutex_);
   const ThreadState* thread = streams_.on() ? threads_.find() : nullptr;
   const bool inside = thread != nullptr && thread->in_function;
@@ -209,6 +210,7 @@ void Core::free(void* address) {
 }
 
 void Core::free(void* address, CUstream stream) {
+  if (free_later(address)) return;
   const Lock lock(mutex_);
   free_after(address, streams_.now(streams_.index(stream)));
 }
@@ -237,15 +239,16 @@ void Core::free_after(void* address, const Moments& uses) {
 }
 
 int Core::discard(const void* address) {
-  const Lock lock(mutex_);
+  Lock lock(mutex_);
   Region* region = detached_ ? nullptr : table_.find(address);
   if (region == nullptr) return fail(OOC_INVALID, "no variable that could be discarded lies at this address");
   ThreadState* thread = threads_.find();
   if (thread != nullptr && !thread->in_function) holds_.release(thread->held);
-  const auto in_use = [](const Slot& slot) { return slot.pins > 0 || slot.kept > 0 || slot.host_mapped; };
-  if (region->pins > 0 || region->moving > 0 || region->lifted > 0 || region->shift != nullptr ||
-      std::ranges::any_of(region->slots, in_use))
-    return fail(OOC_INVALID, "a variable that is in use, or moves, cannot be discarded");
+  const RegionHandle handle{region, region->generation};
+  const auto used = [](const Slot& slot) { return slot.pins > 0 || slot.kept > 0 || slot.host_mapped; };
+  const auto in_use = [&] { return handle.get() == nullptr || region->pins > 0 || std::ranges::any_of(region->slots, used); };
+  while (!in_use() && !device_.lost() && (region->moving > 0 || region->lifted > 0 || region->shift != nullptr)) wait_a_while(lock);
+  if (in_use() || region->moving > 0) return fail(OOC_INVALID, "a variable that is in use cannot be discarded");
   each_run(Piece::whole(region), &Slot::has_chunk, [this](const Piece& run, bool has_chunks) {
     if (has_chunks && !mappings_.unmap(run)) mappings_.forget(run);  // what it holds is worth nothing either way
     return true;
@@ -256,6 +259,12 @@ int Core::discard(const void* address) {
   iterations_.recorder().discard(region);
   changed_.notify_all();
   return OOC_OK;
+}
+
+bool Core::exposed(const void* address) {
+  const Lock lock(mutex_);
+  const Region* region = detached_ ? nullptr : table_.find(address);
+  return region != nullptr && region->writable_pins > 0;
 }
 
 void Core::record_use(void* address, CUstream stream) {

@@ -18,7 +18,7 @@ extern "C" {
 #endif
 
 #define OOC_API __attribute__((visibility("default")))
-#define OOC_ABI_VERSION 8
+#define OOC_ABI_VERSION 9
 
 typedef struct ooc_core ooc_core;
 
@@ -234,9 +234,25 @@ OOC_API void* ooc_core_malloc(ooc_core* core, uint64_t bytes);
 // not specified. Not pinned. Up to the small limit: as ooc_core_malloc.
 OOC_API void* ooc_core_malloc_absent(ooc_core* core, uint64_t bytes);
 // The bytes of a variable are given up, and with them its chunks and host copies; its address stays. The pins of the
-// thread's last function end first. What the variable holds is not specified until it was written; in the recorded
-// sequence its next use is the birth of another variable. OOC_INVALID, and nothing is done: it is in use, or moves.
+// thread's last function end first, and moves under way. What it holds is not specified until it was written; in the
+// recorded sequence its next use is the birth of another variable. OOC_INVALID, and nothing is done: it is in use.
 OOC_API int ooc_core_discard(ooc_core* core, const void* address);
+// Who makes discarded variables again is told, by the thread and without a lock, of what others are about to do. The struct
+// stays as long as the process lives; null: nobody is told.
+typedef struct {
+  // A function begins, or with OOC_NO_FUNCTION a pin; it may itself run functions. Another status than OOC_OK, of which
+  // ooc_refuse has said why, is what the call fails with.
+  int (*before_use)(uint32_t function_id, const ooc_operand* operands, uint32_t count);
+  // Memory is freed. If it returns 1, nothing is done now, and ooc_core_free is called again later.
+  int (*before_free)(void* address);
+} ooc_watcher;
+OOC_API void ooc_core_watch_uses(ooc_core* core, const ooc_watcher* watcher);
+// Makes this the calling thread's last error, and returns the status.
+OOC_API int ooc_refuse(int status, const char* message);
+// 1 if a user who may write it at any time has pinned a variable.
+OOC_API int ooc_core_exposed(ooc_core* core, const void* address);
+// 1 if functions that the calling thread begins now are part of the recorded sequence.
+OOC_API int ooc_core_records(ooc_core* core);
 // Any thread. Unknown addresses are ignored.
 OOC_API void ooc_core_free(ooc_core* core, void* address);
 

@@ -181,6 +181,7 @@ class Recorder {
   }
   // The variable ends, and its region's next use is the birth of another one.
   void discard(Region* region) {
+    if (!trace_->overflow) hash_ = mix(mix(hash_, kDiscarded), seen(region) ? static_cast<uint64_t>(region->variable) : ~uint64_t{0});
     free(region, false);
     region->variable = kUnborn;
   }
@@ -231,7 +232,7 @@ class Recorder {
   }
 
   // Mixed into the fingerprint beside what a variable's number, size and access say.
-  static constexpr uint64_t kMentioned = 0x686f7374, kAbsent = 0x61627374;  // "host", "abst"
+  static constexpr uint64_t kMentioned = 0x686f7374, kAbsent = 0x61627374, kDiscarded = 0x64726f70;  // "host", "abst", "drop"
 
   static uint64_t hash_name(const std::string& name) {  // FNV-1a: the same in every process
     uint64_t hash = 0xcbf29ce484222325ULL;

@@ -143,7 +143,7 @@ void Transitions::release(Region* region) {
 void Transitions::dispose(Region* region) {
   region->doomed = false;
   with_.host.release(region);
-  if (region->host_valid > 0 || region->in_ranges)
+  if (region->host_valid > 0 || region->in_ranges || !region->fully_resident())
     for (Slot& slot : region->slots) {
       slot.host_valid = false;
       if (slot.blank()) slot.state = SlotState::kSwapped;

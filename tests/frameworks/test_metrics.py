@@ -64,13 +64,18 @@ SAME: dict[str, tuple[str, dict[str, str]]] = {
     "predicted_step_seconds": ("predicted_step_seconds", {}),
     "bound_step_seconds": ("bound_step_seconds", {}),
     "planning_seconds": ("planning_seconds_total", {}),
+    "recompute_drop_count": ("recompute_drops_total", {}),
+    "recompute_drop_bytes": ("recompute_drop_bytes_total", {}),
+    "recompute_function_count": ("recompute_functions_total", {}),
+    "recompute_seconds": ("recompute_seconds_total", {}),
+    "recompute_refused_count": ("recompute_refused_drops_total", {}),
     "oversubscription": ("oversubscription_ratio", {}),
     "internal_fragmentation_ratio": ("internal_fragmentation_ratio", {"at": "live_peak"}),
     "external_fragmentation_ratio": ("external_fragmentation_ratio", {}),
 }
 OTHERWISE = {"version", "final", "pid", "device", "policy", "step_seconds", "driver_failure_count", "stall_seconds",
              "peak_rss_bytes", "fit_budget_bytes", "budget_rank_count", "host_budget_bytes", "no_plan_reason",
-             "main_step_count", "main_step_seconds"}  # fmt: skip
+             "main_step_count", "main_step_seconds", "recompute"}  # fmt: skip
 ONLY_IN_SUMMARIES = {"split", "split_function_count", "split_part_count", "split_layers"}
 
 

@@ -33,6 +33,10 @@ AT_THE_MINIMUM = ("hf_gpt2", "unet", "adamw_foreach", "train_validate")
 ON_DISK, IN_TIERS = {"hf_gpt2", "in_place"}, {"save_load_middle", "threads"}  # among the quick tests
 STRICT = ("in_place", "complex_tensors", "torch_func", "sparse_gradients", "lstm", "raw_pointers")
 
+DROPPING = {"in_place", "threads", "torch_func"}  # among the quick tests
+FEW_DROPS = {"inference"}
+EVERYTHING = {"_OOC_RECOMPUTE_EVERYTHING": "1"}
+
 compare = load_compare().compare
 
 
@@ -173,6 +177,16 @@ def test_strict(name: str, library: Library, tmp_path: Path) -> None:
     needs, live_peak = (library.measured(name)[key] for key in ("min_budget_bytes", "live_peak_bytes"))
     figures = library.out_of_core(name, tmp_path, OOC_BUDGET=str(max(needs, live_peak // 2)), OOC_STRICT="1")
     assert figures["swap_in_bytes"] > 2 * live_peak
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in DROPPING)) for name in sorted(BUDGETS)]
+)
+def test_dropping_everything(name: str, library: Library, tmp_path: Path) -> None:
+    """Whatever can be made again is given up as soon as a function has ended; each time its bytes are compared."""
+    figures = library.out_of_core(name, tmp_path, OOC_STRICT="1", OOC_SMALL_LIMIT="4KiB", **EVERYTHING)
+    assert figures["recompute_drop_count"] > (50 if name not in FEW_DROPS else 0)
+    assert name in FEW_DROPS or figures["recompute_function_count"] > 20
 
 
 # ---- programs that need a process of their own ----------------------------------------------------------------------

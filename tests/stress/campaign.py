@@ -124,6 +124,8 @@ class _Worker:
         environment |= {"OMP_WAIT_POLICY": "passive", "PYTHONPATH": CHECKOUT, "OOC_PLANNING": "blocking"}
         environment |= {"PYTHONHASHSEED": "0"}  # some samples are taken from sets
         environment |= _FILL.get(name, {})
+        if os.environ.get("STRESS_RECOMPUTE"):
+            environment["_OOC_RECOMPUTE_EVERYTHING"] = "1"
         self.began = False
         self._cases = cases
         self._process = subprocess.Popen(

@@ -29,8 +29,10 @@ from swapd.trace.sequence import SequenceRecorder, Storage
 from swapd.trace.trace import READ, WRITE
 
 SLICE_BYTES = 8 << 20  # bytes: operators over lists run in slices of so much, as in session.py
-# Operators that write arguments which their schema declares as read only; the same list is in operators.h.
-_HIDDEN_WRITES = {
+# Operators that write arguments which their schema declares as read only: normalisations their running statistics, the
+# others any. The same lists are in operators.h.
+_WRITE_ANY = {"aten::_cudnn_rnn", "aten::mkldnn_rnn_layer_backward"}
+_WRITE_STATISTICS = {
     "aten::native_batch_norm",
     "aten::cudnn_batch_norm",
     "aten::miopen_batch_norm",
@@ -38,8 +40,6 @@ _HIDDEN_WRITES = {
     "aten::batch_norm_gather_stats",
     "aten::batch_norm_gather_stats_with_counts",
     "aten::native_batch_norm.out",
-    "aten::_cudnn_rnn",
-    "aten::mkldnn_rnn_layer_backward",
 }
 _WHOLE_LISTS = (
     "aten::_foreach_",
@@ -66,10 +66,11 @@ class Operator:
         space = function.namespace
         trusted = space in ("aten", "prims", "torchvision")
         writes = [a.alias_info is not None and a.alias_info.is_write for a in schema.arguments]
-        believed = trusted and self.name not in _HIDDEN_WRITES
+        believed = trusted and self.name not in _WRITE_ANY
+        statistics = self.name in _WRITE_STATISTICS
         self.access = {
-            argument.name: READ if believed and not write else READ | WRITE
-            for argument, write in zip(schema.arguments, writes)
+            a.name: READ | WRITE if write or not believed or (statistics and a.name.startswith("running_")) else READ
+            for a, write in zip(schema.arguments, writes)
         }
         self.order = [a.name for a in schema.arguments]
         aliases = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)

@@ -13,6 +13,7 @@ import swapd.session
 from ooc.prometheus.exporting import export
 from ooc.pytorch import boundaries, build, compiled, cuda, raw_access, threads
 from ooc.pytorch.patches import Patches
+from ooc.pytorch.recompute import Remaker
 from ooc.pytorch.source_lines import not_the_users
 from ooc.pytorch.splitting import runtime
 from ooc_alloc import OocError, OutOfMemory
@@ -50,6 +51,8 @@ class TorchSession(swapd.session.Session):
             self._runtime = runtime.Runtime(self.core, config.split, config.split_store, where)
             runtime.install(self._runtime)
             self._patches.callback(runtime.uninstall)
+        if device is None and config.recompute == "exact":
+            self.planner.remaker = Remaker(checks=config.strict)
         if device is not None:
             cuda.install(self._patches, self.core, device.ordinal)
         self.started()
@@ -70,6 +73,11 @@ class TorchSession(swapd.session.Session):
     def explicit_step(self) -> None:
         self._explicit = True  # from now on the program says where iterations end
         self.boundary()
+
+    def in_child(self) -> None:
+        super().in_child()
+        if self.planner.remaker is not None:
+            self.planner.remaker.forget()
 
     def record_places(self, on: bool) -> None:
         torch.ops.ooc.record_places(on, not_the_users(), os.path.join(os.getcwd(), ""))

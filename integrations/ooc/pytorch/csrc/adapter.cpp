@@ -66,8 +66,10 @@ PlainBlocks& plain_blocks() {
 
 void free_block(void* address) {
   if (address == nullptr || (!owned(address) && plain_blocks().free(address))) return;
+  if (const CallMemory* memory = CallMemory::current(); memory != nullptr && memory->gave(address)) return;
   ooc_core_free(core, address);
 }
+void free_nothing(void*) {}
 
 class DeviceBackedCpuAllocator final : public c10::Allocator {
  public:
@@ -76,8 +78,12 @@ class DeviceBackedCpuAllocator final : public c10::Allocator {
     if (in_mode(kPlain)) {
       if (bytes > 0) address = plain_blocks().allocate(bytes);
     } else if (bytes > 0) {
+      CallMemory* memory = CallMemory::current();
+      if (memory != nullptr && (address = memory->place_for(bytes)) != nullptr)
+        return {address, address, &free_nothing, c10::Device(c10::DeviceType::CPU)};
       address = ooc_core_malloc(core, bytes);
       if (address == nullptr) raise(ooc_last_status());
+      if (memory != nullptr) memory->allocated(bytes, address);
       const bool may_leave = owned(address) && !in_slab(address);
       if (may_leave && bytes <= kStaysOutsideFunctions && !ooc_core_in_function(core))
         ooc_core_pin(core, address, OOC_READ | OOC_WRITE, nullptr);
@@ -274,6 +280,10 @@ void refuse(c10::string_view reason, bool inexact, bool raised) { cannot_split(s
 bool in_scope() { return core != nullptr && ooc_core_in_function(core) != 0; }
 
 }  // namespace
+
+bool ooc_torch::is_variable(const c10::Storage& storage) {
+  return storage.data_ptr().get_deleter() == &free_block && owned(storage.data());
+}
 
 TORCH_LIBRARY(ooc, m) {
   m.def("install(int core, int slice_bytes) -> ()", install);

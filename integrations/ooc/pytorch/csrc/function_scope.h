@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda_route.h"
+#include "recompute.h"
 
 namespace ooc_torch __attribute__((visibility("hidden"))) {
 
@@ -29,10 +30,9 @@ class FunctionScope {
   bool nested() const { return nested_; }
 
   static int begin(uint32_t id, const Operands& operands, bool on_host = false) {
-    if constexpr (kWithCuda)
-      if (on_cuda()) return cuda_function_begin(id, operands.begin(), operands.size(), on_host);
-    return on_host ? ooc_core_function_begin_host(core, id, operands.begin(), operands.size(), nullptr)
-                   : ooc_core_function_begin(core, id, operands.begin(), operands.size());
+    const int status = begin_on_device(id, operands, on_host);
+    if (status != OOC_OK && status != OOC_NESTED && recomputing.load(std::memory_order_relaxed)) function_did_not_begin();
+    return status;
   }
   template <class AddResults>
   static int finish(bool keep_allocations, [[maybe_unused]] AddResults add_results) {
@@ -46,6 +46,13 @@ class FunctionScope {
   }
 
  private:
+  static int begin_on_device(uint32_t id, const Operands& operands, bool on_host) {
+    if constexpr (kWithCuda)
+      if (on_cuda()) return cuda_function_begin(id, operands.begin(), operands.size(), on_host);
+    return on_host ? ooc_core_function_begin_host(core, id, operands.begin(), operands.size(), nullptr)
+                   : ooc_core_function_begin(core, id, operands.begin(), operands.size());
+  }
+
   bool ended_, nested_;
 };
 

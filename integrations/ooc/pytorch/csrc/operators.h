@@ -19,6 +19,7 @@
 #include "function_scope.h"
 #include "operands.h"
 #include "python_key.h"
+#include "recompute.h"
 #include "splitting.h"
 
 namespace ooc_torch __attribute__((visibility("hidden"))) {
@@ -48,13 +49,16 @@ struct OperatorInfo {
 
 inline bool starts_with(std::string_view text, std::string_view start) { return text.substr(0, start.size()) == start; }
 
-// Operators that write arguments which their schema declares as read only (found by strict mode over op_db).
-inline bool schema_hides_writes(std::string_view name) {
-  static constexpr std::string_view kNames[] = {
+// Operators that write arguments which their schema declares as read only (found by strict mode over op_db): normalisations
+// their running statistics, the others any.
+inline bool schema_hides_write(std::string_view name, std::string_view argument) {
+  static constexpr std::string_view kAny[] = {"aten::_cudnn_rnn", "aten::mkldnn_rnn_layer_backward"};
+  static constexpr std::string_view kStatistics[] = {
       "aten::native_batch_norm", "aten::cudnn_batch_norm",  "aten::miopen_batch_norm",
       "aten::_batch_norm_impl_index", "aten::batch_norm_gather_stats", "aten::batch_norm_gather_stats_with_counts",
-      "aten::native_batch_norm.out", "aten::_cudnn_rnn", "aten::mkldnn_rnn_layer_backward"};
-  return std::find(std::begin(kNames), std::end(kNames), name) != std::end(kNames);
+      "aten::native_batch_norm.out"};
+  if (std::ranges::find(kAny, name) != std::end(kAny)) return true;
+  return argument.starts_with("running_") && std::ranges::find(kStatistics, name) != std::end(kStatistics);
 }
 
 // This one is declared as composite, though it reads its input itself where no gradient is wanted. Composite operators
@@ -74,7 +78,7 @@ inline OperatorInfo inspect(const c10::OperatorHandle& op) {
   for (const auto& argument : schema.arguments()) {
     const bool write = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
     writes |= write;
-    info.access.push_back(write || !trusted || schema_hides_writes(name) ? OOC_READ | OOC_WRITE : OOC_READ);
+    info.access.push_back(write || !trusted || schema_hides_write(name, argument.name()) ? OOC_READ | OOC_WRITE : OOC_READ);
     tensors |= argument.type()->isSubtypeOf(*c10::TensorType::get());
     if (argument.type()->str() == "Device?") info.device_argument = info.access.size() - 1;
   }
@@ -156,10 +160,12 @@ inline void run_once(const c10::OperatorHandle& op, const OperatorInfo& info, c1
   began = true;
   const Operands held = info.hold_operands || info.collective != Collective::kNone ? operands : Operands{};
   if (info.collective == Collective::kWork) make_room_for_scratch(c10::toString(op.operator_name()), torch::jit::last(*stack, count));
+  Keeping keeping(op, info, keys, *stack);
   {
     c10::impl::ExcludeDispatchKeyGuard guard(kKey);
     op.redispatchBoxed(keys & kBelow, stack);
   }
+  keeping.end(*stack);
   if (info.collective != Collective::kNone)
     hold_while_it_works(info.collective, torch::jit::last(*stack, op.schema().returns().size()), held, !scope.nested());
   if (scope.nested()) return;

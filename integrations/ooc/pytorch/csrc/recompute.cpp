@@ -1,0 +1,294 @@
+#include "recompute.h"
+
+#include <algorithm>
+
+#include "operators.h"
+#include "recompute_state.h"
+
+namespace ooc_torch __attribute__((visibility("hidden"))) {
+
+Recompute& recompute() {
+  static auto* state = new Recompute;  // it outlives every tensor
+  return *state;
+}
+
+Role Recompute::role(uint32_t function) {
+  const auto [entry, fresh] = known_roles.try_emplace(function, Role::kNever);
+  if (fresh) {
+    const std::string_view name = ooc_core_function_name(core, function);
+    const bool into_argument = name.ends_with(".out") || name.ends_with("_out");
+    const auto found = roles.find(std::string(name.substr(0, name.find('.'))));
+    if (found != roles.end() && !into_argument) entry->second = found->second;
+  }
+  return entry->second;
+}
+
+uint32_t Recompute::again_id(uint32_t function) {
+  const auto [entry, fresh] = again.try_emplace(function, 0);
+  if (fresh) entry->second = ooc_core_function_id(core, (std::string(ooc_core_function_name(core, function)) + " again").c_str());
+  return entry->second;
+}
+
+void Recompute::forget_iteration() {
+  ledger.clear();
+  calls.clear();
+  announced.clear();
+  made.clear();
+  rehearsed.clear();
+  schedule = nullptr;
+  ++iteration;
+}
+
+namespace {
+
+constexpr size_t kMostForOne = 24;  // calls for one drop where everything is dropped
+
+bool in(const std::vector<BlockId>& blocks, BlockId id) { return std::find(blocks.begin(), blocks.end(), id) != blocks.end(); }
+
+// ---- dropping -------------------------------------------------------------------------------------------------------
+
+// A block whose bytes may be given up, and how many calls may make them again.
+struct Due {
+  BlockId block;
+  size_t most;
+};
+
+bool may_drop(const Recompute& r, const Due& due) {
+  const Block& b = r.ledger.block(due.block);
+  if (!b.there || b.freed || b.dropped || b.exposed) return false;
+  for (const auto& [thread, used] : r.announced)  // another thread has begun to use it, or is about to
+    if (thread != &remaking_thread && in(used, due.block)) return false;
+  return r.ledger.repeats({r.ledger.current(due.block)}, Loss::kReal, due.block, due.most).has_value();
+}
+
+// Gives up the bytes of those that can be made again. The books are not held; `iteration` is the one that the blocks are of.
+void drop(Recompute& r, uint64_t iteration, const std::vector<Due>& all) {
+  for (const Due& due : all) {
+    uint64_t hash = 0;
+    if (r.checks) {
+      std::unique_lock<std::mutex> lock(r.books);
+      if (r.iteration != iteration || !may_drop(r, due)) continue;
+      const Block b = r.ledger.block(due.block);
+      lock.unlock();
+      hash = hash_of_block(b.address, b.bytes);
+    }
+    const std::unique_lock<std::mutex> alone(r.remaking, std::try_to_lock);
+    if (!alone) return;  // another thread makes something again, perhaps of this
+    const std::lock_guard<std::mutex> lock(r.books);
+    if (r.iteration != iteration || !may_drop(r, due)) continue;  // another thread ended the iteration, or uses it
+    Block& b = r.ledger.block(due.block);
+    if (ooc_core_discard(core, b.address) != OOC_OK) continue;
+    b.dropped = true;
+    b.hash = hash;
+    ++r.figures.drops;
+    r.figures.dropped_bytes += b.bytes;
+  }
+}
+
+// What the schedule drops before the function that has just begun; in a rehearsal it is only noted.
+void add_scheduled(Recompute& r, const std::vector<BlockId>& used, std::vector<Due>& due) {
+  const uint32_t position = r.follower.position();
+  auto& drops = r.schedule->drops;
+  auto drop = std::partition_point(drops.begin(), drops.end(), [=](const ScheduledDrop& d) { return d.after + 2 < position; });
+  for (; drop != drops.end() && drop->after + 2 == position; ++drop) {
+    const auto made = r.made.find(drop->made_by);
+    if (drop->refused || made == r.made.end() || drop->number >= made->second.size()) continue;
+    const BlockId id = made->second[drop->number];
+    if (id == kNone || in(used, id)) continue;
+    if (!r.schedule->rehearsing) {
+      due.push_back({id, SIZE_MAX});
+    } else if (may_drop(r, {id, SIZE_MAX})) {
+      r.ledger.block(id).rehearsed = true;
+      r.rehearsed[id] = &*drop;
+    }
+  }
+}
+
+// ---- uses -----------------------------------------------------------------------------------------------------------
+
+// What has to be made again before these operands are used: what is lost of them, and what needs what they overwrite.
+void find_wanted(const Recompute& r, const ooc_operand* operands, uint32_t count, std::vector<BlockId>& wanted,
+                 std::vector<BlockId>& rehearsed) {
+  for (uint32_t i = 0; i < count; ++i) {
+    const BlockId id = r.ledger.find(operands[i].address);
+    if (id == kNone) continue;
+    if (r.ledger.block(id).dropped && !in(wanted, id)) wanted.push_back(id);
+    if (r.ledger.block(id).rehearsed && !in(rehearsed, id)) rehearsed.push_back(id);
+    if ((operands[i].access & OOC_WRITE) == 0) continue;
+    for (const BlockId stranded : r.ledger.stranded_without(r.ledger.current(id), Loss::kReal))
+      if (!in(wanted, stranded)) wanted.push_back(stranded);
+  }
+}
+
+void note_writes(Recompute& r, const ooc_operand* operands, uint32_t count, bool exposes) {
+  std::vector<BlockId> written;
+  for (uint32_t i = 0; i < count; ++i) {
+    if ((operands[i].access & OOC_WRITE) == 0) continue;
+    const BlockId id = r.ledger.find(operands[i].address);
+    if (id == kNone || in(written, id)) continue;
+    written.push_back(id);
+    r.ledger.write(id);
+    if (exposes) r.ledger.block(id).exposed = true;
+  }
+}
+
+// The function counts for the schedule, if it is one of its sequence; gives what is due to be dropped before it.
+std::vector<Due> begin_function(Recompute& r, uint32_t function, const std::vector<BlockId>& used) {
+  RemakingThread& thread = remaking_thread;
+  std::vector<Due> due;
+  if (r.follower.any() && ooc_core_records(core) != 0) {
+    r.schedule = r.follower.advance(function);
+    thread.advanced = true;
+    thread.keep_position = r.follower.position() - 1;
+    if (r.schedule != nullptr) {
+      if (r.schedule->kept[thread.keep_position]) thread.keep = function;
+      add_scheduled(r, used, due);
+    }
+  }
+  if (r.everything) {
+    thread.keep = function;
+    if (thread.iteration == r.iteration)
+      for (const BlockId id : thread.last)
+        if (!in(used, id)) due.push_back({id, kMostForOne});
+    thread.iteration = r.iteration;
+    thread.last = used;
+  }
+  if (thread.keep && r.role(function) == Role::kNever) thread.keep.reset();
+  return due;
+}
+
+void before_use(uint32_t function, const ooc_operand* operands, uint32_t count) {
+  RemakingThread& thread = remaking_thread;
+  Recompute& r = recompute();
+  const bool is_function = function != OOC_NO_FUNCTION;
+  thread.keep.reset();
+  thread.advanced = false;
+  std::unique_lock<std::mutex> lock(r.books);
+  std::vector<BlockId> used;
+  for (uint32_t i = 0; i < count; ++i)
+    if (const BlockId id = r.ledger.find(operands[i].address); id != kNone && !in(used, id)) used.push_back(id);
+  r.announced[&thread] = used;
+  if (is_function)
+    if (const std::vector<Due> due = begin_function(r, function, used); !due.empty()) {
+      const uint64_t iteration = r.iteration;
+      lock.unlock();
+      drop(r, iteration, due);
+      lock.lock();
+    }
+  while (true) {
+    std::vector<BlockId> wanted, rehearsed;
+    find_wanted(r, operands, count, wanted, rehearsed);
+    if (wanted.empty() && rehearsed.empty()) break;
+    lock.unlock();
+    TORCH_CHECK(ooc_core_in_function(core) == 0, "a variable that is made again before its next use was used within a function that did "
+                "not have it as an operand; OOC_RECOMPUTE=off leaves variables as they are");
+    if (!rehearsed.empty()) make_again(rehearsed, Loss::kRehearsed);
+    if (!wanted.empty()) make_again(wanted, Loss::kReal);
+    lock.lock();
+  }
+  note_writes(r, operands, count, !is_function);
+}
+
+int told_of_use(uint32_t function, const ooc_operand* operands, uint32_t count) {
+  if (remaking_thread.busy) return OOC_OK;
+  try {
+    before_use(function, operands, count);
+    return OOC_OK;
+  } catch (const c10::OutOfMemoryError& error) {
+    return ooc_refuse(OOC_OUT_OF_MEMORY, error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    const auto* known = dynamic_cast<const c10::Error*>(&error);
+    return ooc_refuse(OOC_INVALID, known != nullptr ? known->what_without_backtrace() : error.what());
+  }
+}
+
+int told_of_free(void* address) {
+  if (remaking_thread.frees || !owned(address) || in_slab(address)) return 0;  // kept calls have copies in slabs
+  Recompute& r = recompute();
+  std::unique_lock<std::mutex> lock(r.books);
+  const BlockId id = r.ledger.find(address);
+  if (id == kNone || r.ledger.block(id).address != address) return 0;
+  Block& b = r.ledger.block(id);
+  if (b.users > 0 || (!b.dropped && !r.ledger.stranded_without(r.ledger.current(id), Loss::kReal).empty())) {
+    b.freed = true;
+    r.lingering.push_back(id);
+    ++r.figures.late_frees;
+    return 1;
+  }
+  const bool frees_inputs = b.dropped && !r.lingering.empty();
+  r.rehearsed.erase(id);
+  r.ledger.forget_memory(id);
+  lock.unlock();
+  if (frees_inputs) free_needless();
+  return 0;
+}
+
+constexpr ooc_watcher kWatcher{told_of_use, told_of_free};
+
+}  // namespace
+
+void watch_uses(bool on) {
+  recomputing = on;
+  if (core != nullptr) ooc_core_watch_uses(core, on ? &kWatcher : nullptr);
+}
+
+// ---- calls ----------------------------------------------------------------------------------------------------------
+
+void function_did_not_begin() {
+  RemakingThread& thread = remaking_thread;
+  if (!thread.advanced || thread.busy) return;
+  Recompute& r = recompute();
+  const std::lock_guard<std::mutex> lock(r.books);
+  r.follower.take_back();
+  thread.advanced = false;
+}
+
+void Keeping::begin(const c10::OperatorHandle& op, const OperatorInfo& info, c10::DispatchKeySet keys,
+                    const torch::jit::Stack& stack) {
+  RemakingThread& thread = remaking_thread;
+  if (!thread.keep || *thread.keep != info.id || thread.busy || in_mode(kRanges) || on_cuda()) return;
+  thread.keep.reset();
+  Recompute& r = recompute();
+  std::string why;
+  {
+    const std::lock_guard<std::mutex> lock(r.books);
+    call_ = KeptCall::of(op, info, r.role(info.id), keys, stack, r.ledger, why);
+    iteration_ = r.iteration;
+    position_ = thread.keep_position;
+  }
+  if (call_) memory_ = std::make_unique<CallMemory>();
+}
+
+Keeping::~Keeping() = default;
+
+void Keeping::finish(const torch::jit::Stack& stack) {
+  call_->allocations = memory_->take();
+  memory_.reset();
+  Recompute& r = recompute();
+  const std::lock_guard<std::mutex> lock(r.books);
+  if (iteration_ != r.iteration) return;
+  Ledger& ledger = r.ledger;
+  if (call_->role == Role::kLink && ledger.current(call_->target.block) != call_->target) return;  // another thread wrote it
+  const CallId id = ledger.new_call();
+  for (const Version& version : call_->reads()) ledger.read(id, version);
+  if (call_->role == Role::kLink) ledger.written_by(call_->target.block, id);
+  const std::vector<at::Tensor> results = KeptCall::tensors_of(stack, call_->op.schema().returns().size());
+  std::vector<BlockId>& made = r.made[position_];
+  for (size_t i = 0; call_->role != Role::kLink && i < call_->allocations.size(); ++i) {
+    const Allocation& allocation = call_->allocations[i];
+    if (!owned(allocation.address) || in_slab(allocation.address)) continue;
+    const auto lies_there = [&](const at::Tensor& tensor) {
+      return tensor.defined() && tensor.has_storage() && is_variable(tensor.storage()) && tensor.storage().data() == allocation.address;
+    };
+    const auto result = std::find_if(results.begin(), results.end(), lies_there);
+    made.push_back(kNone);
+    if (result == results.end() || result->storage().nbytes() != allocation.bytes) continue;
+    made.back() = ledger.add_made(allocation.address, allocation.bytes, id);
+    call_->outputs.push_back({{made.back(), 0}, static_cast<size_t>(result - results.begin()), i});
+    if (r.everything) remaking_thread.last.push_back(made.back());
+  }
+  if (r.calls.size() <= static_cast<size_t>(id)) r.calls.resize(static_cast<size_t>(id) + 1);
+  r.calls[static_cast<size_t>(id)] = call_;
+}
+
+}  // namespace ooc_torch

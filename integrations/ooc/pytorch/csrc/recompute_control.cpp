@@ -1,0 +1,137 @@
+// Recomputation as Python controls it (recompute.py): torch.ops.ooc.recompute_*.
+#include <torch/library.h>
+
+#include <algorithm>
+
+#include "recompute_state.h"
+
+namespace ooc_torch __attribute__((visibility("hidden"))) {
+
+namespace {
+
+std::vector<BlockId> all_dropped(Recompute& r) {
+  std::vector<BlockId> found;
+  const std::lock_guard<std::mutex> lock(r.books);
+  for (BlockId id = 0; id < static_cast<BlockId>(r.ledger.blocks().size()); ++id)
+    if (r.ledger.block(id).dropped) found.push_back(id);
+  return found;
+}
+
+// Uses are watched as long as something is dropped, or may be.
+void take_effect() {
+  Recompute& r = recompute();
+  watch_uses(!r.idle() || !all_dropped(r).empty());
+}
+
+// Everything that is dropped is made again.
+void make_all_again() {
+  if (remaking_thread.busy) return;
+  if (const std::vector<BlockId> dropped = all_dropped(recompute()); !dropped.empty()) make_again(dropped, Loss::kReal);
+}
+
+void forget_iteration() {
+  Recompute& r = recompute();
+  while (true) {
+    make_all_again();
+    free_needless();
+    const std::scoped_lock alone(r.remaking, r.books);
+    const auto& blocks = r.ledger.blocks();
+    if (std::ranges::any_of(blocks, &Block::dropped)) continue;  // another thread dropped it meanwhile
+    return r.forget_iteration();
+  }
+}
+
+// Gives the schedule that the iteration has carried out, if it has.
+std::optional<int64_t> iteration_ends() {
+  Recompute& r = recompute();
+  if (r.idle()) return std::nullopt;
+  const uint64_t before = r.drops_before;
+  forget_iteration();
+  const std::lock_guard<std::mutex> lock(r.books);
+  const std::optional<uint64_t> ended = r.follower.end_iteration();
+  r.drops_before = r.figures.drops;
+  return ended && r.figures.drops > before ? std::optional(static_cast<int64_t>(*ended)) : std::nullopt;
+}
+
+void set_roles(const c10::List<std::string>& makers, const c10::List<std::string>& links, const c10::List<std::string>& statistics) {
+  Recompute& r = recompute();
+  const std::lock_guard<std::mutex> lock(r.books);
+  r.roles.clear();
+  r.known_roles.clear();
+  const auto add = [&r](const c10::List<std::string>& names, Role role) {
+    for (const std::string& name : names) r.roles["aten::" + name] = role;
+  };
+  add(makers, Role::kMaker);
+  add(links, Role::kLink);
+  add(statistics, Role::kStatistics);
+}
+
+// `drops` has three numbers for each: made_by, number, after.
+void follow_schedule(int64_t fingerprint, const c10::List<std::string>& functions, at::IntArrayRef kept, at::IntArrayRef drops) {
+  Schedule schedule;
+  schedule.fingerprint = static_cast<uint64_t>(fingerprint);
+  std::unordered_map<std::string, uint32_t> ids;
+  for (const std::string& name : functions) {
+    const auto [entry, fresh] = ids.try_emplace(name, 0);
+    if (fresh) entry->second = ooc_core_function_id(core, name.c_str());
+    schedule.functions.push_back(entry->second);
+  }
+  schedule.kept.assign(schedule.functions.size(), false);
+  for (const int64_t function : kept) schedule.kept.at(static_cast<size_t>(function)) = true;
+  for (size_t i = 0; i + 2 < drops.size(); i += 3)
+    schedule.drops.push_back({static_cast<uint32_t>(drops[i]), static_cast<uint32_t>(drops[i + 1]), static_cast<uint32_t>(drops[i + 2])});
+  Recompute& r = recompute();
+  {
+    const std::lock_guard<std::mutex> lock(r.books);
+    if (r.schedule != nullptr && r.schedule->fingerprint == schedule.fingerprint) r.schedule = nullptr;
+    r.follower.follow(std::move(schedule));
+  }
+  take_effect();
+}
+
+// One schedule is carried out no longer, or none is.
+void leave_schedule(std::optional<int64_t> fingerprint) {
+  Recompute& r = recompute();
+  {
+    const std::lock_guard<std::mutex> lock(r.books);
+    r.schedule = nullptr;
+    r.rehearsed.clear();
+    if (fingerprint) r.follower.leave(static_cast<uint64_t>(*fingerprint));
+    else r.follower = Follower();
+    if (!fingerprint) r.everything = false;
+  }
+  forget_iteration();
+  take_effect();
+}
+
+void drop_everything(bool on) {
+  recompute().everything = on;
+  forget_iteration();
+  take_effect();
+}
+
+void check_drops(bool on) { recompute().checks = on; }
+
+std::vector<double> figures() {
+  Recompute& r = recompute();
+  const std::lock_guard<std::mutex> lock(r.books);
+  const RemakeFigures& f = r.figures;
+  return {static_cast<double>(f.drops), static_cast<double>(f.dropped_bytes), static_cast<double>(f.repeats),
+          f.repeat_seconds, static_cast<double>(r.follower.refused()), static_cast<double>(f.late_frees)};
+}
+
+}  // namespace
+
+}  // namespace ooc_torch
+
+TORCH_LIBRARY_FRAGMENT(ooc, m) {
+  using namespace ooc_torch;
+  m.def("recompute_roles(str[] makers, str[] links, str[] statistics) -> ()", set_roles);
+  m.def("recompute_follow(int fingerprint, str[] functions, int[] kept, int[] drops) -> ()", follow_schedule);
+  m.def("recompute_leave(int? fingerprint) -> ()", leave_schedule);
+  m.def("recompute_iteration_ends() -> int?", iteration_ends);
+  m.def("recompute_all_again() -> ()", make_all_again);
+  m.def("recompute_everything(bool on) -> ()", drop_everything);
+  m.def("recompute_check(bool on) -> ()", check_drops);
+  m.def("recompute_figures() -> float[]", figures);
+}

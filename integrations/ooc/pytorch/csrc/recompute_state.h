@@ -1,0 +1,72 @@
+// What the files of recomputation share: the books of the iteration under way, and the settings.
+#pragma once
+
+#include <mutex>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "recompute.h"
+#include "schedule.h"
+
+namespace ooc_torch __attribute__((visibility("hidden"))) {
+
+// All since the start.
+struct RemakeFigures {
+  uint64_t drops = 0, dropped_bytes = 0, repeats = 0, late_frees = 0;
+  double repeat_seconds = 0;
+};
+
+// Guarded by `books`, which is held for moments, never while functions run. `remaking` is held by the thread that makes
+// bytes again; whoever holds `books` does not wait for it.
+struct Recompute {
+  std::mutex books, remaking;
+  Ledger ledger;
+  std::vector<std::shared_ptr<const KeptCall>> calls;  // [ledger's calls]
+  std::unordered_map<const void*, std::vector<BlockId>> announced;  // by thread: what it used last, or is about to use
+  std::vector<BlockId> lingering;                      // blocks that the program freed and others need
+  uint64_t iteration = 0;
+  Follower follower;
+  Schedule* schedule = nullptr;  // that the recorded thread is in
+  std::unordered_map<uint64_t, std::vector<BlockId>> made;  // by function of the schedule: what it allocated, in order
+  std::unordered_map<BlockId, ScheduledDrop*> rehearsed;
+  std::unordered_map<std::string, Role> roles;  // by name without overload
+  std::unordered_map<uint32_t, Role> known_roles;  // by the core's number of a function
+  std::unordered_map<uint32_t, uint32_t> again;    // the number of a function that runs again
+  bool everything = false;  // whatever can be made again is dropped, once, as soon as a function has ended
+  bool checks = false;      // what was made again is compared with what was dropped
+  RemakeFigures figures;
+  uint64_t drops_before = 0;  // this iteration
+
+  Role role(uint32_t function);
+  uint32_t again_id(uint32_t function);
+  bool idle() const { return !everything && !follower.any(); }
+  void forget_iteration();
+};
+
+Recompute& recompute();
+
+// What a thread is doing here.
+struct RemakingThread {
+  bool busy = false;        // it makes bytes again: its functions are not the program's
+  bool frees = false;       // it frees what lingered
+  std::optional<uint32_t> keep;  // the function that has begun, if its call is to be kept
+  uint32_t keep_position = 0;
+  bool advanced = false;    // the function that has begun counted for the schedule
+  uint64_t iteration = 0;   // of `last`
+  std::vector<BlockId> last;  // blocks that its last function used or made, where everything is dropped
+};
+inline thread_local RemakingThread remaking_thread;
+
+// Whether uses are to be told of from now on.
+void watch_uses(bool on);
+// Makes lost blocks' bytes again, or rehearses that. The thread holds neither mutex. Throws what calls throw; then the blocks
+// are as lost as before.
+void make_again(const std::vector<BlockId>& wanted, Loss loss);
+// Frees what the program freed before and nobody needs any more. The thread holds neither mutex.
+void free_needless();
+// Reads a block's bytes in a function that is no part of the sequence.
+uint64_t hash_of_block(char* address, uint64_t bytes);
+
+}  // namespace ooc_torch

@@ -1,0 +1,58 @@
+#include "schedule.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace ooc_torch __attribute__((visibility("hidden"))) {
+
+void Follower::follow(Schedule schedule) {
+  leave(schedule.fingerprint);
+  const uint64_t fingerprint = schedule.fingerprint;
+  Schedule& followed = schedules_.emplace(fingerprint, std::move(schedule)).first->second;
+  if (position_ == 0) alike_.push_back(&followed);
+}
+
+uint64_t Follower::refused() const {
+  uint64_t count = 0;
+  for (const auto& [fingerprint, schedule] : schedules_)
+    count += static_cast<uint64_t>(std::ranges::count_if(schedule.drops, &ScheduledDrop::refused));
+  return count;
+}
+
+void Follower::leave(uint64_t fingerprint) {
+  const auto known = schedules_.find(fingerprint);
+  if (known == schedules_.end()) return;
+  std::erase(alike_, &known->second);
+  schedules_.erase(known);
+}
+
+Schedule* Follower::advance(uint32_t function) {
+  const uint32_t at = position_++;
+  std::erase_if(alike_, [&](const Schedule* schedule) {
+    return at >= schedule->functions.size() || schedule->functions[at] != function;
+  });
+  return alike_.empty() ? nullptr : alike_.front();
+}
+
+std::optional<uint64_t> Follower::end_iteration() {
+  std::optional<uint64_t> carried_out;
+  for (Schedule* schedule : alike_) {
+    if (position_ != schedule->functions.size()) continue;
+    if (schedule->rehearsing) ++schedule->rehearsals;
+    else if (!carried_out) carried_out = schedule->fingerprint;
+  }
+  alike_.clear();
+  position_ = 0;
+  for (auto& [fingerprint, schedule] : schedules_) {
+    bool open = false;
+    for (ScheduledDrop& drop : schedule.drops) {
+      if (drop.passed < kRehearsals && schedule.rehearsals >= kMostRehearsals) drop.refused = true;
+      open |= !drop.refused && drop.passed < kRehearsals;
+    }
+    schedule.rehearsing = open;
+    alike_.push_back(&schedule);
+  }
+  return carried_out;
+}
+
+}  // namespace ooc_torch

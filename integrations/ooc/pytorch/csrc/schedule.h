@@ -1,0 +1,54 @@
+// Schedules: in which iterations which variables are dropped after which functions (swapd/recompute/schedule.py), and where
+// in a schedule the recorded thread is.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <vector>
+
+namespace ooc_torch __attribute__((visibility("hidden"))) {
+
+struct ScheduledDrop {
+  uint32_t made_by, number;  // the function that allocated the variable, and which of its variables it is
+  uint32_t after;            // it is dropped once this function has ended
+  uint32_t passed = 0;       // rehearsals in which it was made again with the same bits
+  bool refused = false;      // it never will be
+};
+
+struct Schedule {
+  uint64_t fingerprint = 0;
+  std::vector<uint32_t> functions;  // names of the iteration's functions, as the core numbers them
+  std::vector<bool> kept;           // [functions]
+  std::vector<ScheduledDrop> drops; // by `after`, ascending
+  bool rehearsing = true;           // its drops are made again beside what is there, and compared
+  uint32_t rehearsals = 0;
+};
+
+// Rehearsals that a drop has to pass, and how many iterations there are for them.
+constexpr uint32_t kRehearsals = 2, kMostRehearsals = 6;
+
+class Follower {
+ public:
+  void follow(Schedule schedule);
+  void leave(uint64_t fingerprint);
+  bool any() const { return !schedules_.empty(); }
+  // A function of the sequence begins. Gives the schedule that it is in, or null.
+  Schedule* advance(uint32_t function);
+  void take_back() { --position_; }
+  // The functions of the iteration that have begun.
+  uint32_t position() const { return position_; }
+  // How many drops failed a rehearsal.
+  uint64_t refused() const;
+  // The next iteration begins. Schedules whose drops have all been rehearsed are carried out from now on. Gives the one that
+  // the iteration has carried out from its beginning to its end.
+  std::optional<uint64_t> end_iteration();
+
+ private:
+  std::map<uint64_t, Schedule> schedules_;
+  std::vector<Schedule*> alike_;  // begin as the iteration does
+  uint32_t position_ = 0;
+};
+
+}  // namespace ooc_torch
