@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import results
-from benchmarks.planning import chunks, recompute, scale, suite, table1, tiers, vdnn
+from benchmarks.planning import chunks, memory, recompute, scale, suite, table1, tiers, vdnn
 from benchmarks.runs import ROOT
 from swapd.progress import note
 
@@ -24,6 +24,7 @@ BENCHMARKS: dict[str, tuple[Any, str]] = {
     "chunks": (chunks, "Chunk sizes where memory calls cost time"),
     "tiers": (tiers, "Three tiers: device, host memory, disk"),
     "recompute": (recompute, "Recomputation beside swapping"),
+    "memory": (memory, "Memory at equal speed"),
 }
 
 
