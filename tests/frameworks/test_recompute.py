@@ -46,6 +46,10 @@ MEANWHILE = {
     "an_input_is_written": "x = made(); y = lost(lambda: F.gelu(x)); x.add_(1); show(x, y)",
     "an_input_is_written_by_numpy": "x = made(); y = lost(lambda: F.gelu(x)); x.numpy()[:] += 1; show(x, y)",
     "an_input_was_open_to_numpy": "x = made(); n = x.numpy(); y = F.gelu(x); passes(); passes(); n[:] += 1; show(x, y)",
+    "an_input_stays_open_to_numpy": """
+        x = made(); y = lost(lambda: F.gelu(x)); n = x.numpy()
+        z = F.gelu(x); passes(); passes(); n[:] += 1; show(x, y, z)
+        """,
     "an_input_is_freed": "x = made(); y = lost(lambda: F.gelu(x)); del x; z = made(); show(y, z)",
     "a_chain_is_freed": "x = made(); y = lost(lambda: torch.tanh(F.gelu(x) * 2).exp()); del x; z = made(); show(y, z)",
     "all_of_it_is_freed": "x = made(); y = lost(lambda: F.gelu(x)); del x, y; show(made())",
@@ -262,3 +266,19 @@ def test_iterations_that_depart_from_a_schedule_have_the_same_bits(tmp_path: Pat
     """
     plain, small = run_both(tmp_path, code(TRAINING, meanwhile), **SLOW_LINK)
     assert small.output == plain.output
+
+
+def test_what_does_not_give_the_same_bits_again_is_not_dropped(tmp_path: Path) -> None:
+    other_bits = """
+        library, calls = torch.library.Library("aten", "IMPL"), [0]
+
+        def gelu(x, approximate="none"):
+            calls[0] += 1
+            return torch.erf(x) + calls[0] * 1e-6
+
+        library.impl("gelu", gelu, "CPU")
+        for _ in range(16): step()
+    """
+    figures = run_source(tmp_path, code(TRAINING, other_bits), options=("-s",), **SLOW_LINK).check().figures
+    assert figures["recompute_refused_count"] >= 2
+    assert figures["recompute_drop_count"] > 0, "the others are dropped"

@@ -97,7 +97,7 @@ void leave_schedule(std::optional<int64_t> fingerprint) {
     r.schedule = nullptr;
     r.rehearsed.clear();
     if (fingerprint) r.follower.leave(static_cast<uint64_t>(*fingerprint));
-    else r.follower = Follower();
+    else r.follower.leave_all();
     if (!fingerprint) r.everything = false;
   }
   forget_iteration();

@@ -211,7 +211,7 @@ void rehearse(Recompute& r, Batch& batch) {
     r.ledger.block(id).rehearsed = false;
     if (const auto drop = r.rehearsed.find(id); drop != r.rehearsed.end()) {
       if (same) ++drop->second->passed;
-      else drop->second->refused = true;
+      else r.follower.refuse(*drop->second);
       r.rehearsed.erase(drop);
     }
   }
@@ -230,7 +230,7 @@ std::vector<Version> still_lost(const Recompute& r, const std::vector<BlockId>& 
 void refuse_rehearsed(Recompute& r, const std::vector<Version>& versions) {
   for (const Version& version : versions) {
     r.ledger.block(version.block).rehearsed = false;
-    if (const auto drop = r.rehearsed.find(version.block); drop != r.rehearsed.end()) drop->second->refused = true;
+    if (const auto drop = r.rehearsed.find(version.block); drop != r.rehearsed.end()) r.follower.refuse(*drop->second);
     r.rehearsed.erase(version.block);
   }
 }

@@ -12,13 +12,6 @@ void Follower::follow(Schedule schedule) {
   if (position_ == 0) alike_.push_back(&followed);
 }
 
-uint64_t Follower::refused() const {
-  uint64_t count = 0;
-  for (const auto& [fingerprint, schedule] : schedules_)
-    count += static_cast<uint64_t>(std::ranges::count_if(schedule.drops, &ScheduledDrop::refused));
-  return count;
-}
-
 void Follower::leave(uint64_t fingerprint) {
   const auto known = schedules_.find(fingerprint);
   if (known == schedules_.end()) return;
@@ -46,7 +39,7 @@ std::optional<uint64_t> Follower::end_iteration() {
   for (auto& [fingerprint, schedule] : schedules_) {
     bool open = false;
     for (ScheduledDrop& drop : schedule.drops) {
-      if (drop.passed < kRehearsals && schedule.rehearsals >= kMostRehearsals) drop.refused = true;
+      if (drop.passed < kRehearsals && schedule.rehearsals >= kMostRehearsals) refuse(drop);
       open |= !drop.refused && drop.passed < kRehearsals;
     }
     schedule.rehearsing = open;

@@ -33,14 +33,22 @@ class Follower {
  public:
   void follow(Schedule schedule);
   void leave(uint64_t fingerprint);
+  void leave_all() {
+    alike_.clear();
+    schedules_.clear();
+  }
   bool any() const { return !schedules_.empty(); }
   // A function of the sequence begins. Gives the schedule that it is in, or null.
   Schedule* advance(uint32_t function);
   void take_back() { --position_; }
   // The functions of the iteration that have begun.
   uint32_t position() const { return position_; }
-  // How many drops failed a rehearsal.
-  uint64_t refused() const;
+  // The drop failed a rehearsal, or could not be rehearsed.
+  void refuse(ScheduledDrop& drop) {
+    refused_ += drop.refused ? 0 : 1;
+    drop.refused = true;
+  }
+  uint64_t refused() const { return refused_; }  // so far
   // The next iteration begins. Schedules whose drops have all been rehearsed are carried out from now on. Gives the one that
   // the iteration has carried out from its beginning to its end.
   std::optional<uint64_t> end_iteration();
@@ -49,6 +57,7 @@ class Follower {
   std::map<uint64_t, Schedule> schedules_;
   std::vector<Schedule*> alike_;  // begin as the iteration does
   uint32_t position_ = 0;
+  uint64_t refused_ = 0;
 };
 
 }  // namespace ooc_torch
