@@ -280,5 +280,5 @@ def test_what_does_not_give_the_same_bits_again_is_not_dropped(tmp_path: Path) -
         for _ in range(16): step()
     """
     figures = run_source(tmp_path, code(TRAINING, other_bits), options=("-s",), **SLOW_LINK).check().figures
-    assert figures["recompute_refused_count"] >= 2
+    assert figures["recompute_refused_count"] >= 1
     assert figures["recompute_drop_count"] > 0, "the others are dropped"
