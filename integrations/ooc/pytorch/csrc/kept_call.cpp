@@ -61,7 +61,7 @@ bool keep_tensor(const at::Tensor& tensor, Ledger& ledger, std::vector<KeptTenso
   auto* address = static_cast<char*>(storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get());
   if (is_variable(storage) && !in_slab(address)) {
     const BlockId id = ledger.find_or_add(address, storage.nbytes());
-    if (ledger.block(id).writers.front() == kNone && ooc_core_exposed(core, address)) ledger.block(id).exposed = true;
+    if (ledger.block(id).writers.front() == kNoId && ooc_core_exposed(core, address)) ledger.block(id).exposed = true;
     one.version = ledger.current(id);
   } else if (storage.nbytes() <= small_bytes) {
     one.copy = copy_of(storage);
@@ -168,7 +168,7 @@ class Restored {
 // ---- arguments ------------------------------------------------------------------------------------------------------
 
 at::Tensor KeptTensor::at(char* address) const {
-  char* memory = version.block != kNone ? address : copy.defined() ? static_cast<char*>(copy.storage().mutable_data()) : nullptr;
+  char* memory = version.block != kNoId ? address : copy.defined() ? static_cast<char*>(copy.storage().mutable_data()) : nullptr;
   at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(borrowed(memory, storage_bytes, device), keys, type);
   c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
   impl->set_sizes_and_strides(sizes, strides, offset);
@@ -217,7 +217,7 @@ std::shared_ptr<KeptCall> KeptCall::of(const c10::OperatorHandle& op, const Oper
     const auto* alias = schema[i].alias_info();
     if (alias == nullptr || !alias->isWrite()) continue;
     if (role != Role::kLink || ++written > 1 || argument.kind != Argument::kTensor ||
-        argument.tensors.front().version.block == kNone) {
+        argument.tensors.front().version.block == kNoId) {
       why = "it writes more than one variable, or a small one";
       return nullptr;
     }
@@ -246,7 +246,7 @@ std::vector<Version> KeptCall::reads() const {
     const auto* alias = op.schema().arguments()[i].alias_info();
     if (alias != nullptr && alias->isWrite()) continue;
     for (const KeptTensor& tensor : arguments_[i].tensors)
-      if (tensor.version.block != kNone) found.push_back(tensor.version);
+      if (tensor.version.block != kNoId) found.push_back(tensor.version);
   }
   return found;
 }
@@ -257,7 +257,7 @@ torch::jit::Stack KeptCall::arguments(const std::function<char*(const Version&)>
   torch::jit::Stack stack;
   const auto made = [&place](const KeptTensor& kept) {
     if (!kept.type.itemsize()) return at::Tensor();
-    return kept.at(kept.version.block != kNone ? place(kept.version) : nullptr);
+    return kept.at(kept.version.block != kNoId ? place(kept.version) : nullptr);
   };
   for (const Argument& argument : arguments_) {
     if (argument.kind == Argument::kValue) {

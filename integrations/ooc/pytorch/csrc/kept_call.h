@@ -44,7 +44,7 @@ class Surroundings {
 
 // A tensor argument, and how it lies in its memory.
 struct KeptTensor {
-  Version version;      // block kNone: `copy` has the bytes of its storage
+  Version version;      // block kNoId: `copy` has the bytes of its storage
   at::Tensor copy;
   uint64_t storage_bytes = 0;
   c10::SmallVector<int64_t, 5> sizes, strides;

@@ -9,9 +9,9 @@ namespace ooc_torch __attribute__((visibility("hidden"))) {
 BlockId Ledger::find(const void* address) const {
   const char* at = static_cast<const char*>(address);
   auto next = places_.upper_bound(at);
-  if (next == places_.begin()) return kNone;
+  if (next == places_.begin()) return kNoId;
   const auto& [start, id] = *std::prev(next);
-  return at < start + block(id).bytes ? id : kNone;
+  return at < start + block(id).bytes ? id : kNoId;
 }
 
 BlockId Ledger::add(char* address, uint64_t bytes, CallId writer) {
@@ -28,7 +28,7 @@ BlockId Ledger::add(char* address, uint64_t bytes, CallId writer) {
 
 BlockId Ledger::find_or_add(char* address, uint64_t bytes) {
   const auto known = places_.find(address);
-  return known != places_.end() ? known->second : add(address, bytes, kNone);
+  return known != places_.end() ? known->second : add(address, bytes, kNoId);
 }
 
 BlockId Ledger::add_made(char* address, uint64_t bytes, CallId maker) {
@@ -45,7 +45,7 @@ void Ledger::read(CallId call, const Version& version) {
 void Ledger::write(BlockId id) {
   Block& b = block(id);
   ++b.version;
-  b.writers.push_back(kNone);
+  b.writers.push_back(kNoId);
   b.readers.emplace_back();
 }
 
@@ -70,7 +70,7 @@ std::optional<std::vector<CallId>> Ledger::repeats(std::vector<Version> wanted, 
     wanted.pop_back();
     for (uint32_t k = 0; k <= version.number; ++k) {
       const CallId writer = block(version.block).writers[k];
-      if (writer == kNone) return std::nullopt;
+      if (writer == kNoId) return std::nullopt;
       if (!found.insert(writer).second) continue;
       if (found.size() > most) return std::nullopt;
       for (const Version& read : reads(writer))

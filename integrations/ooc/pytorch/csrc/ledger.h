@@ -13,10 +13,10 @@ namespace ooc_torch __attribute__((visibility("hidden"))) {
 
 using BlockId = int32_t;
 using CallId = int32_t;
-constexpr int32_t kNone = -1;
+constexpr int32_t kNoId = -1;
 
 struct Version {
-  BlockId block = kNone;
+  BlockId block = kNoId;
   uint32_t number = 0;
 
   auto operator<=>(const Version&) const = default;
@@ -33,7 +33,7 @@ struct Block {
   uint64_t hash = 0;      // of the bytes that were dropped, where that is checked
   uint32_t users = 0;     // calls that run again and read it, or make its bytes
   uint32_t version = 0;
-  std::vector<CallId> writers;               // [versions]; kNone: the bytes cannot be made again
+  std::vector<CallId> writers;               // [versions]; kNoId: the bytes cannot be made again
   std::vector<std::vector<CallId>> readers;  // [versions] kept calls that read it
 };
 
@@ -42,7 +42,7 @@ enum class Loss { kReal, kRehearsed };
 
 class Ledger {
  public:
-  // The block whose memory an address lies in; kNone: no call that was kept has used it.
+  // The block whose memory an address lies in; kNoId: no call that was kept has used it.
   BlockId find(const void* address) const;
   // It is added if need be; its first version is the program's own.
   BlockId find_or_add(char* address, uint64_t bytes);
@@ -73,7 +73,7 @@ class Ledger {
   }
   // The calls that make versions again, in the order in which the program made them; none if that is not possible, or
   // takes more than `most` calls. `without` is a block that may not be read.
-  std::optional<std::vector<CallId>> repeats(std::vector<Version> wanted, Loss loss, BlockId without = kNone,
+  std::optional<std::vector<CallId>> repeats(std::vector<Version> wanted, Loss loss, BlockId without = kNoId,
                                              size_t most = SIZE_MAX) const;
   // The lost blocks whose bytes may have to be made from a version.
   std::vector<BlockId> dependents(const Version& version, Loss loss) const;

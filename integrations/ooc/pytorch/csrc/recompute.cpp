@@ -94,7 +94,7 @@ void add_scheduled(Recompute& r, const std::vector<BlockId>& used, std::vector<D
     const auto made = r.made.find(drop->made_by);
     if (drop->refused || made == r.made.end() || drop->number >= made->second.size()) continue;
     const BlockId id = made->second[drop->number];
-    if (id == kNone || in(used, id)) continue;
+    if (id == kNoId || in(used, id)) continue;
     if (!r.schedule->rehearsing) {
       due.push_back({id, SIZE_MAX});
     } else if (may_drop(r, {id, SIZE_MAX})) {
@@ -111,7 +111,7 @@ void find_wanted(const Recompute& r, const ooc_operand* operands, uint32_t count
                  std::vector<BlockId>& rehearsed) {
   for (uint32_t i = 0; i < count; ++i) {
     const BlockId id = r.ledger.find(operands[i].address);
-    if (id == kNone) continue;
+    if (id == kNoId) continue;
     if (r.ledger.block(id).dropped && !in(wanted, id)) wanted.push_back(id);
     if (r.ledger.block(id).rehearsed && !in(rehearsed, id)) rehearsed.push_back(id);
     if ((operands[i].access & OOC_WRITE) == 0) continue;
@@ -125,7 +125,7 @@ void note_writes(Recompute& r, const ooc_operand* operands, uint32_t count, bool
   for (uint32_t i = 0; i < count; ++i) {
     if ((operands[i].access & OOC_WRITE) == 0) continue;
     const BlockId id = r.ledger.find(operands[i].address);
-    if (id == kNone || in(written, id)) continue;
+    if (id == kNoId || in(written, id)) continue;
     written.push_back(id);
     r.ledger.write(id);
     if (exposes) r.ledger.block(id).exposed = true;
@@ -166,7 +166,7 @@ void before_use(uint32_t function, const ooc_operand* operands, uint32_t count) 
   std::unique_lock<std::mutex> lock(r.books);
   std::vector<BlockId> used;
   for (uint32_t i = 0; i < count; ++i)
-    if (const BlockId id = r.ledger.find(operands[i].address); id != kNone && !in(used, id)) used.push_back(id);
+    if (const BlockId id = r.ledger.find(operands[i].address); id != kNoId && !in(used, id)) used.push_back(id);
   r.announced[&thread] = used;
   if (is_function)
     if (const std::vector<Due> due = begin_function(r, function, used); !due.empty()) {
@@ -207,7 +207,7 @@ int told_of_free(void* address) {
   Recompute& r = recompute();
   std::unique_lock<std::mutex> lock(r.books);
   const BlockId id = r.ledger.find(address);
-  if (id == kNone || r.ledger.block(id).address != address) return 0;
+  if (id == kNoId || r.ledger.block(id).address != address) return 0;
   Block& b = r.ledger.block(id);
   if (b.users > 0 || (!b.dropped && !r.ledger.stranded_without(r.ledger.current(id), Loss::kReal).empty())) {
     b.freed = true;
@@ -281,7 +281,7 @@ void Keeping::finish(const torch::jit::Stack& stack) {
       return tensor.defined() && tensor.has_storage() && is_variable(tensor.storage()) && tensor.storage().data() == allocation.address;
     };
     const auto result = std::find_if(results.begin(), results.end(), lies_there);
-    made.push_back(kNone);
+    made.push_back(kNoId);
     if (result == results.end() || result->storage().nbytes() != allocation.bytes) continue;
     made.back() = ledger.add_made(allocation.address, allocation.bytes, id);
     call_->outputs.push_back({{made.back(), 0}, static_cast<size_t>(result - results.begin()), i});
