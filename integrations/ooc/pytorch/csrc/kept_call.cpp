@@ -48,7 +48,7 @@ at::Tensor copy_of(const c10::Storage& storage) {
 }
 
 // One tensor; false with the reason if it cannot be kept.
-bool keep_tensor(const at::Tensor& tensor, Ledger& ledger, std::vector<KeptTensor>& kept, std::string& why) {
+bool keep_tensor(const at::Tensor& tensor, History& history, std::vector<KeptTensor>& kept, std::string& why) {
   KeptTensor& one = kept.emplace_back();
   if (!tensor.defined()) return true;
   const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
@@ -60,9 +60,9 @@ bool keep_tensor(const at::Tensor& tensor, Ledger& ledger, std::vector<KeptTenso
   const c10::Storage& storage = impl.unsafe_storage();
   auto* address = static_cast<char*>(storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get());
   if (is_variable(storage) && !in_slab(address)) {
-    const BlockId id = ledger.find_or_add(address, storage.nbytes());
-    if (ledger.block(id).writers.front() == kNoId && ooc_core_exposed(core, address)) ledger.block(id).exposed = true;
-    one.version = ledger.current(id);
+    const VariableId id = history.find_or_add(address, storage.nbytes());
+    if (history.variable(id).writers.front() == kNoId && ooc_core_exposed(core, address)) history.variable(id).exposed = true;
+    one.version = history.current(id);
   } else if (storage.nbytes() <= small_bytes) {
     one.copy = copy_of(storage);
     if (storage.nbytes() > 0 && !one.copy.defined()) {
@@ -168,7 +168,7 @@ class Restored {
 // ---- arguments ------------------------------------------------------------------------------------------------------
 
 at::Tensor KeptTensor::at(char* address) const {
-  char* memory = version.block != kNoId ? address : copy.defined() ? static_cast<char*>(copy.storage().mutable_data()) : nullptr;
+  char* memory = version.variable != kNoId ? address : copy.defined() ? static_cast<char*>(copy.storage().mutable_data()) : nullptr;
   at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(borrowed(memory, storage_bytes, device), keys, type);
   c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
   impl->set_sizes_and_strides(sizes, strides, offset);
@@ -177,7 +177,7 @@ at::Tensor KeptTensor::at(char* address) const {
 }
 
 std::shared_ptr<KeptCall> KeptCall::of(const c10::OperatorHandle& op, const OperatorInfo& info, Role role,
-                                       c10::DispatchKeySet keys, const torch::jit::Stack& stack, Ledger& ledger,
+                                       c10::DispatchKeySet keys, const torch::jit::Stack& stack, History& history,
                                        std::string& why) {
   auto kept = std::make_shared<KeptCall>(op, info, keys);
   kept->role = role;
@@ -199,15 +199,15 @@ std::shared_ptr<KeptCall> KeptCall::of(const c10::OperatorHandle& op, const Oper
     if (statistics) continue;  // none: they were updated once
     if (value.isTensor()) {
       argument.kind = Argument::kTensor;
-      if (!keep_tensor(value.toTensor(), ledger, argument.tensors, why)) return nullptr;
+      if (!keep_tensor(value.toTensor(), history, argument.tensors, why)) return nullptr;
     } else if (value.isTensorList()) {
       argument.kind = Argument::kTensors;
       for (const at::Tensor& tensor : value.toTensorList())
-        if (!keep_tensor(tensor, ledger, argument.tensors, why)) return nullptr;
+        if (!keep_tensor(tensor, history, argument.tensors, why)) return nullptr;
     } else if (value.isOptionalTensorList()) {
       argument.kind = Argument::kOptionalTensors;
       for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorList())
-        if (!keep_tensor(tensor.value_or(at::Tensor()), ledger, argument.tensors, why)) return nullptr;
+        if (!keep_tensor(tensor.value_or(at::Tensor()), history, argument.tensors, why)) return nullptr;
     } else if (is_plain_value(value)) {
       argument.value = value;
     } else {
@@ -217,7 +217,7 @@ std::shared_ptr<KeptCall> KeptCall::of(const c10::OperatorHandle& op, const Oper
     const auto* alias = schema[i].alias_info();
     if (alias == nullptr || !alias->isWrite()) continue;
     if (role != Role::kLink || ++written > 1 || argument.kind != Argument::kTensor ||
-        argument.tensors.front().version.block == kNoId) {
+        argument.tensors.front().version.variable == kNoId) {
       why = "it writes more than one variable, or a small one";
       return nullptr;
     }
@@ -228,14 +228,14 @@ std::shared_ptr<KeptCall> KeptCall::of(const c10::OperatorHandle& op, const Oper
     return nullptr;
   }
   if (role == Role::kLink) {
-    if (kept->target.number == 0) {  // the write that is about to happen was noted as it began, of a block that is known
+    if (kept->target.number == 0) {  // the write that is about to happen was noted as it began, of a variable that is known
       why = "nobody knows who made what it writes";
       return nullptr;
     }
-    const Version before{kept->target.block, kept->target.number - 1};
+    const Version before{kept->target.variable, kept->target.number - 1};
     for (Argument& argument : kept->arguments_)
       for (KeptTensor& tensor : argument.tensors)
-        if (tensor.version.block == before.block) tensor.version = before;
+        if (tensor.version.variable == before.variable) tensor.version = before;
   }
   return kept;
 }
@@ -246,7 +246,7 @@ std::vector<Version> KeptCall::reads() const {
     const auto* alias = op.schema().arguments()[i].alias_info();
     if (alias != nullptr && alias->isWrite()) continue;
     for (const KeptTensor& tensor : arguments_[i].tensors)
-      if (tensor.version.block != kNoId) found.push_back(tensor.version);
+      if (tensor.version.variable != kNoId) found.push_back(tensor.version);
   }
   return found;
 }
@@ -257,7 +257,7 @@ torch::jit::Stack KeptCall::arguments(const std::function<char*(const Version&)>
   torch::jit::Stack stack;
   const auto made = [&place](const KeptTensor& kept) {
     if (!kept.type.itemsize()) return at::Tensor();
-    return kept.at(kept.version.block != kNoId ? place(kept.version) : nullptr);
+    return kept.at(kept.version.variable != kNoId ? place(kept.version) : nullptr);
   };
   for (const Argument& argument : arguments_) {
     if (argument.kind == Argument::kValue) {

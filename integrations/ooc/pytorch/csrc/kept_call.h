@@ -1,5 +1,5 @@
 // A call of an operator that can be made again. It refers to none of the program's memory: a tensor argument is known by the
-// version of the block that it lies in, and what is too small to be a block was copied. With it goes what kernels look at
+// version of the variable that it lies in, and what is too small to be a variable was copied. With it goes what kernels look at
 // beside their arguments: the state of the thread, and of PyTorch's settings.
 #pragma once
 
@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "ledger.h"
+#include "history.h"
 
 namespace ooc_torch __attribute__((visibility("hidden"))) {
 
@@ -44,7 +44,7 @@ class Surroundings {
 
 // A tensor argument, and how it lies in its memory.
 struct KeptTensor {
-  Version version;      // block kNoId: `copy` has the bytes of its storage
+  Version version;      // variable kNoId: `copy` has the bytes of its storage
   at::Tensor copy;
   uint64_t storage_bytes = 0;
   c10::SmallVector<int64_t, 5> sizes, strides;
@@ -81,9 +81,9 @@ class KeptCall {
   Version target;               // of a link
 
   // What its arguments, on the stack, are before it runs; null if it could not be made again. Blocks of its operands are
-  // added to the ledger. `why` says why not.
+  // added to the history. `why` says why not.
   static std::shared_ptr<KeptCall> of(const c10::OperatorHandle& op, const OperatorInfo& info, Role role,
-                                      c10::DispatchKeySet keys, const torch::jit::Stack& stack, Ledger& ledger,
+                                      c10::DispatchKeySet keys, const torch::jit::Stack& stack, History& history,
                                       std::string& why);
   // Versions that it reads, beside its target.
   std::vector<Version> reads() const;

@@ -30,7 +30,7 @@ uint32_t Recompute::again_id(uint32_t function) {
 }
 
 void Recompute::forget_iteration() {
-  ledger.clear();
+  history.clear();
   calls.clear();
   announced.clear();
   made.clear();
@@ -43,40 +43,40 @@ namespace {
 
 constexpr size_t kMostForOne = 24;  // calls for one drop where everything is dropped
 
-bool in(const std::vector<BlockId>& blocks, BlockId id) { return std::find(blocks.begin(), blocks.end(), id) != blocks.end(); }
+bool in(const std::vector<VariableId>& variables, VariableId id) { return std::find(variables.begin(), variables.end(), id) != variables.end(); }
 
 // ---- dropping -------------------------------------------------------------------------------------------------------
 
-// A block whose bytes may be given up, and how many calls may make them again.
+// A variable whose bytes may be given up, and how many calls may make them again.
 struct Due {
-  BlockId block;
+  VariableId variable;
   size_t most;
 };
 
 bool may_drop(const Recompute& r, const Due& due) {
-  const Block& b = r.ledger.block(due.block);
+  const Variable& b = r.history.variable(due.variable);
   if (!b.there || b.freed || b.dropped || b.exposed) return false;
   for (const auto& [thread, used] : r.announced)  // another thread has begun to use it, or is about to
-    if (thread != &remaking_thread && in(used, due.block)) return false;
-  return r.ledger.repeats({r.ledger.current(due.block)}, Loss::kReal, due.block, due.most).has_value();
+    if (thread != &remaking_thread && in(used, due.variable)) return false;
+  return r.history.repeats({r.history.current(due.variable)}, Loss::kReal, due.variable, due.most).has_value();
 }
 
-// Gives up the bytes of those that can be made again. The books are not held; `iteration` is the one that the blocks are of.
+// Gives up the bytes of those that can be made again. The books are not held; `iteration` is the one that the variables are of.
 void drop(Recompute& r, uint64_t iteration, const std::vector<Due>& all) {
   for (const Due& due : all) {
     uint64_t hash = 0;
     if (r.checks) {
       std::unique_lock<std::mutex> lock(r.books);
       if (r.iteration != iteration || !may_drop(r, due)) continue;
-      const Block b = r.ledger.block(due.block);
+      const Variable b = r.history.variable(due.variable);
       lock.unlock();
-      hash = hash_of_block(b.address, b.bytes);
+      hash = hash_of_variable(b.address, b.bytes);
     }
     const std::unique_lock<std::mutex> alone(r.remaking, std::try_to_lock);
     if (!alone) return;  // another thread makes something again, perhaps of this
     const std::lock_guard<std::mutex> lock(r.books);
     if (r.iteration != iteration || !may_drop(r, due)) continue;  // another thread ended the iteration, or uses it
-    Block& b = r.ledger.block(due.block);
+    Variable& b = r.history.variable(due.variable);
     if (ooc_core_discard(core, b.address) != OOC_OK) continue;
     b.dropped = true;
     b.hash = hash;
@@ -86,19 +86,19 @@ void drop(Recompute& r, uint64_t iteration, const std::vector<Due>& all) {
 }
 
 // What the schedule drops before the function that has just begun; in a rehearsal it is only noted.
-void add_scheduled(Recompute& r, const std::vector<BlockId>& used, std::vector<Due>& due) {
+void add_scheduled(Recompute& r, const std::vector<VariableId>& used, std::vector<Due>& due) {
   const uint32_t position = r.follower.position();
   auto& drops = r.schedule->drops;
   auto drop = std::partition_point(drops.begin(), drops.end(), [=](const ScheduledDrop& d) { return d.after + 2 < position; });
   for (; drop != drops.end() && drop->after + 2 == position; ++drop) {
     const auto made = r.made.find(drop->made_by);
     if (drop->refused || made == r.made.end() || drop->number >= made->second.size()) continue;
-    const BlockId id = made->second[drop->number];
+    const VariableId id = made->second[drop->number];
     if (id == kNoId || in(used, id)) continue;
     if (!r.schedule->rehearsing) {
       due.push_back({id, SIZE_MAX});
     } else if (may_drop(r, {id, SIZE_MAX})) {
-      r.ledger.block(id).rehearsed = true;
+      r.history.variable(id).rehearsed = true;
       r.rehearsed[id] = &*drop;
     }
   }
@@ -107,33 +107,33 @@ void add_scheduled(Recompute& r, const std::vector<BlockId>& used, std::vector<D
 // ---- uses -----------------------------------------------------------------------------------------------------------
 
 // What has to be made again before these operands are used: what is lost of them, and what needs what they overwrite.
-void find_wanted(const Recompute& r, const ooc_operand* operands, uint32_t count, std::vector<BlockId>& wanted,
-                 std::vector<BlockId>& rehearsed) {
+void find_wanted(const Recompute& r, const ooc_operand* operands, uint32_t count, std::vector<VariableId>& wanted,
+                 std::vector<VariableId>& rehearsed) {
   for (uint32_t i = 0; i < count; ++i) {
-    const BlockId id = r.ledger.find(operands[i].address);
+    const VariableId id = r.history.find(operands[i].address);
     if (id == kNoId) continue;
-    if (r.ledger.block(id).dropped && !in(wanted, id)) wanted.push_back(id);
-    if (r.ledger.block(id).rehearsed && !in(rehearsed, id)) rehearsed.push_back(id);
+    if (r.history.variable(id).dropped && !in(wanted, id)) wanted.push_back(id);
+    if (r.history.variable(id).rehearsed && !in(rehearsed, id)) rehearsed.push_back(id);
     if ((operands[i].access & OOC_WRITE) == 0) continue;
-    for (const BlockId stranded : r.ledger.stranded_without(r.ledger.current(id), Loss::kReal))
+    for (const VariableId stranded : r.history.stranded_without(r.history.current(id), Loss::kReal))
       if (!in(wanted, stranded)) wanted.push_back(stranded);
   }
 }
 
 void note_writes(Recompute& r, const ooc_operand* operands, uint32_t count, bool exposes) {
-  std::vector<BlockId> written;
+  std::vector<VariableId> written;
   for (uint32_t i = 0; i < count; ++i) {
     if ((operands[i].access & OOC_WRITE) == 0) continue;
-    const BlockId id = r.ledger.find(operands[i].address);
+    const VariableId id = r.history.find(operands[i].address);
     if (id == kNoId || in(written, id)) continue;
     written.push_back(id);
-    r.ledger.write(id);
-    if (exposes) r.ledger.block(id).exposed = true;
+    r.history.write(id);
+    if (exposes) r.history.variable(id).exposed = true;
   }
 }
 
 // The function counts for the schedule, if it is one of its sequence; gives what is due to be dropped before it.
-std::vector<Due> begin_function(Recompute& r, uint32_t function, const std::vector<BlockId>& used) {
+std::vector<Due> begin_function(Recompute& r, uint32_t function, const std::vector<VariableId>& used) {
   RemakingThread& thread = remaking_thread;
   std::vector<Due> due;
   if (r.follower.any() && ooc_core_records(core) != 0) {
@@ -148,7 +148,7 @@ std::vector<Due> begin_function(Recompute& r, uint32_t function, const std::vect
   if (r.everything) {
     thread.keep = function;
     if (thread.iteration == r.iteration)
-      for (const BlockId id : thread.last)
+      for (const VariableId id : thread.last)
         if (!in(used, id)) due.push_back({id, kMostForOne});
     thread.iteration = r.iteration;
     thread.last = used;
@@ -164,9 +164,9 @@ void before_use(uint32_t function, const ooc_operand* operands, uint32_t count) 
   thread.keep.reset();
   thread.advanced = false;
   std::unique_lock<std::mutex> lock(r.books);
-  std::vector<BlockId> used;
+  std::vector<VariableId> used;
   for (uint32_t i = 0; i < count; ++i)
-    if (const BlockId id = r.ledger.find(operands[i].address); id != kNoId && !in(used, id)) used.push_back(id);
+    if (const VariableId id = r.history.find(operands[i].address); id != kNoId && !in(used, id)) used.push_back(id);
   r.announced[&thread] = used;
   if (is_function)
     if (const std::vector<Due> due = begin_function(r, function, used); !due.empty()) {
@@ -176,7 +176,7 @@ void before_use(uint32_t function, const ooc_operand* operands, uint32_t count) 
       lock.lock();
     }
   while (true) {
-    std::vector<BlockId> wanted, rehearsed;
+    std::vector<VariableId> wanted, rehearsed;
     find_wanted(r, operands, count, wanted, rehearsed);
     if (wanted.empty() && rehearsed.empty()) break;
     lock.unlock();
@@ -206,10 +206,10 @@ int told_of_free(void* address) {
   if (remaking_thread.frees || !owned(address) || in_slab(address)) return 0;  // kept calls have copies in slabs
   Recompute& r = recompute();
   std::unique_lock<std::mutex> lock(r.books);
-  const BlockId id = r.ledger.find(address);
-  if (id == kNoId || r.ledger.block(id).address != address) return 0;
-  Block& b = r.ledger.block(id);
-  if (b.users > 0 || (!b.dropped && !r.ledger.stranded_without(r.ledger.current(id), Loss::kReal).empty())) {
+  const VariableId id = r.history.find(address);
+  if (id == kNoId || r.history.variable(id).address != address) return 0;
+  Variable& b = r.history.variable(id);
+  if (b.users > 0 || (!b.dropped && !r.history.stranded_without(r.history.current(id), Loss::kReal).empty())) {
     b.freed = true;
     r.lingering.push_back(id);
     ++r.figures.late_frees;
@@ -217,7 +217,7 @@ int told_of_free(void* address) {
   }
   const bool frees_inputs = b.dropped && !r.lingering.empty();
   r.rehearsed.erase(id);
-  r.ledger.forget_memory(id);
+  r.history.forget_memory(id);
   lock.unlock();
   if (frees_inputs) free_needless();
   return 0;
@@ -252,7 +252,7 @@ void Keeping::begin(const c10::OperatorHandle& op, const OperatorInfo& info, c10
   std::string why;
   {
     const std::lock_guard<std::mutex> lock(r.books);
-    call_ = KeptCall::of(op, info, r.role(info.id), keys, stack, r.ledger, why);
+    call_ = KeptCall::of(op, info, r.role(info.id), keys, stack, r.history, why);
     iteration_ = r.iteration;
     position_ = thread.keep_position;
   }
@@ -267,13 +267,13 @@ void Keeping::finish(const torch::jit::Stack& stack) {
   Recompute& r = recompute();
   const std::lock_guard<std::mutex> lock(r.books);
   if (iteration_ != r.iteration) return;
-  Ledger& ledger = r.ledger;
-  if (call_->role == Role::kLink && ledger.current(call_->target.block) != call_->target) return;  // another thread wrote it
-  const CallId id = ledger.new_call();
-  for (const Version& version : call_->reads()) ledger.read(id, version);
-  if (call_->role == Role::kLink) ledger.written_by(call_->target.block, id);
+  History& history = r.history;
+  if (call_->role == Role::kLink && history.current(call_->target.variable) != call_->target) return;  // another thread wrote it
+  const CallId id = history.new_call();
+  for (const Version& version : call_->reads()) history.read(id, version);
+  if (call_->role == Role::kLink) history.written_by(call_->target.variable, id);
   const std::vector<at::Tensor> results = KeptCall::tensors_of(stack, call_->op.schema().returns().size());
-  std::vector<BlockId>& made = r.made[position_];
+  std::vector<VariableId>& made = r.made[position_];
   for (size_t i = 0; call_->role != Role::kLink && i < call_->allocations.size(); ++i) {
     const Allocation& allocation = call_->allocations[i];
     if (!owned(allocation.address) || in_slab(allocation.address)) continue;
@@ -283,7 +283,7 @@ void Keeping::finish(const torch::jit::Stack& stack) {
     const auto result = std::find_if(results.begin(), results.end(), lies_there);
     made.push_back(kNoId);
     if (result == results.end() || result->storage().nbytes() != allocation.bytes) continue;
-    made.back() = ledger.add_made(allocation.address, allocation.bytes, id);
+    made.back() = history.add_made(allocation.address, allocation.bytes, id);
     call_->outputs.push_back({{made.back(), 0}, static_cast<size_t>(result - results.begin()), i});
     if (r.everything) remaking_thread.last.push_back(made.back());
   }

@@ -1,7 +1,7 @@
 // Recomputation: bytes that are given up and made again, as schedules say, or wherever it is possible (a test of it all).
 //
-// Calls that may run again are kept (kept_call.h), and a ledger knows which bytes they read and wrote (ledger.h). A schedule
-// is never trusted: a variable is only dropped if the ledger knows how to make it again, and whoever is about to use it,
+// Calls that may run again are kept (kept_call.h), and a history knows which bytes they read and wrote (history.h). A schedule
+// is never trusted: a variable is only dropped if the history knows how to make it again, and whoever is about to use it,
 // write an input of it, or free one, comes here first: before_use and before_free of the core's watcher. In an iteration
 // that departs from its schedule, what is dropped is made again when it is needed.
 //

@@ -9,11 +9,11 @@ namespace ooc_torch __attribute__((visibility("hidden"))) {
 
 namespace {
 
-std::vector<BlockId> all_dropped(Recompute& r) {
-  std::vector<BlockId> found;
+std::vector<VariableId> all_dropped(Recompute& r) {
+  std::vector<VariableId> found;
   const std::lock_guard<std::mutex> lock(r.books);
-  for (BlockId id = 0; id < static_cast<BlockId>(r.ledger.blocks().size()); ++id)
-    if (r.ledger.block(id).dropped) found.push_back(id);
+  for (VariableId id = 0; id < static_cast<VariableId>(r.history.variables().size()); ++id)
+    if (r.history.variable(id).dropped) found.push_back(id);
   return found;
 }
 
@@ -26,7 +26,7 @@ void take_effect() {
 // Everything that is dropped is made again.
 void make_all_again() {
   if (remaking_thread.busy) return;
-  if (const std::vector<BlockId> dropped = all_dropped(recompute()); !dropped.empty()) make_again(dropped, Loss::kReal);
+  if (const std::vector<VariableId> dropped = all_dropped(recompute()); !dropped.empty()) make_again(dropped, Loss::kReal);
 }
 
 void forget_iteration() {
@@ -35,8 +35,8 @@ void forget_iteration() {
     make_all_again();
     free_needless();
     const std::scoped_lock alone(r.remaking, r.books);
-    const auto& blocks = r.ledger.blocks();
-    if (std::ranges::any_of(blocks, &Block::dropped)) continue;  // another thread dropped it meanwhile
+    const auto& variables = r.history.variables();
+    if (std::ranges::any_of(variables, &Variable::dropped)) continue;  // another thread dropped it meanwhile
     return r.forget_iteration();
   }
 }

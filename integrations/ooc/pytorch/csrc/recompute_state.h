@@ -22,15 +22,15 @@ struct RemakeFigures {
 // bytes again; whoever holds `books` does not wait for it.
 struct Recompute {
   std::mutex books, remaking;
-  Ledger ledger;
-  std::vector<std::shared_ptr<const KeptCall>> calls;  // [ledger's calls]
-  std::unordered_map<const void*, std::vector<BlockId>> announced;  // by thread: what it used last, or is about to use
-  std::vector<BlockId> lingering;                      // blocks that the program freed and others need
+  History history;
+  std::vector<std::shared_ptr<const KeptCall>> calls;  // [history's calls]
+  std::unordered_map<const void*, std::vector<VariableId>> announced;  // by thread: what it used last, or is about to use
+  std::vector<VariableId> lingering;                      // variables that the program freed and others need
   uint64_t iteration = 0;
   Follower follower;
   Schedule* schedule = nullptr;  // that the recorded thread is in
-  std::unordered_map<uint64_t, std::vector<BlockId>> made;  // by function of the schedule: what it allocated, in order
-  std::unordered_map<BlockId, ScheduledDrop*> rehearsed;
+  std::unordered_map<uint64_t, std::vector<VariableId>> made;  // by function of the schedule: what it allocated, in order
+  std::unordered_map<VariableId, ScheduledDrop*> rehearsed;
   std::unordered_map<std::string, Role> roles;  // by name without overload
   std::unordered_map<uint32_t, Role> known_roles;  // by the core's number of a function
   std::unordered_map<uint32_t, uint32_t> again;    // the number of a function that runs again
@@ -55,18 +55,18 @@ struct RemakingThread {
   uint32_t keep_position = 0;
   bool advanced = false;    // the function that has begun counted for the schedule
   uint64_t iteration = 0;   // of `last`
-  std::vector<BlockId> last;  // blocks that its last function used or made, where everything is dropped
+  std::vector<VariableId> last;  // variables that its last function used or made, where everything is dropped
 };
 inline thread_local RemakingThread remaking_thread;
 
 // Whether uses are to be told of from now on.
 void watch_uses(bool on);
-// Makes lost blocks' bytes again, or rehearses that. The thread holds neither mutex. Throws what calls throw; then the blocks
+// Makes lost variables' bytes again, or rehearses that. The thread holds neither mutex. Throws what calls throw; then the variables
 // are as lost as before.
-void make_again(const std::vector<BlockId>& wanted, Loss loss);
+void make_again(const std::vector<VariableId>& wanted, Loss loss);
 // Frees what the program freed before and nobody needs any more. The thread holds neither mutex.
 void free_needless();
-// Reads a block's bytes in a function that is no part of the sequence.
-uint64_t hash_of_block(char* address, uint64_t bytes);
+// Reads a variable's bytes in a function that is no part of the sequence.
+uint64_t hash_of_variable(char* address, uint64_t bytes);
 
 }  // namespace ooc_torch

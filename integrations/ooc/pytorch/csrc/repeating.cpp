@@ -64,27 +64,27 @@ uint64_t hash_of(const char* bytes, uint64_t count) {
 class Batch {
  public:
   Batch(Recompute& r, Loss loss, std::vector<CallId> calls) : r_(r), loss_(loss), ids_(std::move(calls)) {
-    // Of the lost blocks, those of which all writers run again. The books are held.
+    // Of the lost variables, those of which all writers run again. The books are held.
     for (const CallId id : ids_) {
       calls_.push_back(r.calls[static_cast<size_t>(id)]);
-      for (const Version& written : r.ledger.writes(id)) {
-        const Block& b = r.ledger.block(written.block);
+      for (const Version& written : r.history.writes(id)) {
+        const Variable& b = r.history.variable(written.variable);
         const bool lost = b.dropped || (loss == Loss::kRehearsed && b.rehearsed);
         const auto runs = [this](CallId writer) { return std::find(ids_.begin(), ids_.end(), writer) != ids_.end(); };
-        if (lost && std::ranges::all_of(b.writers, runs)) restored_.try_emplace(written.block);
+        if (lost && std::ranges::all_of(b.writers, runs)) restored_.try_emplace(written.variable);
       }
-      for (const Version& read : r.ledger.reads(id)) last_use_[read.block] = calls_.size() - 1;
-      if (calls_.back()->role == Role::kLink) last_use_[calls_.back()->target.block] = calls_.size() - 1;
+      for (const Version& read : r.history.reads(id)) last_use_[read.variable] = calls_.size() - 1;
+      if (calls_.back()->role == Role::kLink) last_use_[calls_.back()->target.variable] = calls_.size() - 1;
     }
-    for (auto& [id, place] : restored_) place = {r.ledger.block(id).address, {}};
+    for (auto& [id, place] : restored_) place = {r.history.variable(id).address, {}};
     for (const auto& [id, last] : last_use_) touched_.push_back(id);
     for (const auto& [id, place] : restored_)
       if (!last_use_.contains(id)) touched_.push_back(id);
-    for (const BlockId id : touched_) ++r.ledger.block(id).users;
+    for (const VariableId id : touched_) ++r.history.variable(id).users;
   }
   ~Batch() {
     const std::lock_guard<std::mutex> lock(r_.books);
-    for (const BlockId id : touched_) --r_.ledger.block(id).users;
+    for (const VariableId id : touched_) --r_.history.variable(id).users;
   }
   Batch(const Batch&) = delete;
   Batch& operator=(const Batch&) = delete;
@@ -104,8 +104,8 @@ class Batch {
     }
   }
 
-  // Of a rehearsal: whether the bytes are those that the block has.
-  bool agrees(BlockId id, char* address, uint64_t bytes) {
+  // Of a rehearsal: whether the bytes are those that the variable has.
+  bool agrees(VariableId id, char* address, uint64_t bytes) {
     char* other = restored_.at(id).address;
     FunctionScope scope(checks_id(), of_memory({{address, OOC_READ}, {other, OOC_READ}}));
     const bool same = std::memcmp(address, other, bytes) == 0;
@@ -125,7 +125,7 @@ class Batch {
       uint64_t bytes = 0;
       {
         const std::lock_guard<std::mutex> lock(r_.books);
-        bytes = r_.ledger.block(id).bytes;
+        bytes = r_.history.variable(id).bytes;
       }
       place.memory = c10::GetAllocator(c10::DeviceType::CPU)->allocate(bytes);
       place.address = static_cast<char*>(place.memory.get());
@@ -134,9 +134,9 @@ class Batch {
 
   char* place_of(const Version& version) {
     const std::lock_guard<std::mutex> lock(r_.books);
-    if (r_.ledger.exists(version, loss_)) return r_.ledger.block(version.block).address;
-    if (const auto place = restored_.find(version.block); place != restored_.end()) return place->second.address;
-    const auto fresh = fresh_.find(version.block);
+    if (r_.history.exists(version, loss_)) return r_.history.variable(version.variable).address;
+    if (const auto place = restored_.find(version.variable); place != restored_.end()) return place->second.address;
+    const auto fresh = fresh_.find(version.variable);
     TORCH_CHECK(fresh != fresh_.end(), "an input of a function that runs again is not there");
     return static_cast<char*>(fresh->second.storage().mutable_data());
   }
@@ -147,7 +147,7 @@ class Batch {
     for (size_t i = 0; i < stack.size(); ++i) add_value(stack[i], call.info.access[i], operands);
     std::vector<char*> places(call.allocations.size(), nullptr);
     for (const KeptCall::Output& output : call.outputs)
-      if (const auto place = restored_.find(output.version.block); place != restored_.end()) {
+      if (const auto place = restored_.find(output.version.variable); place != restored_.end()) {
         places[output.allocation] = place->second.address;
         operands.push_back({place->second.address, OOC_WRITE, 0, 0});
       }
@@ -173,9 +173,9 @@ class Batch {
       const at::Tensor& result = results[output.result];
       const uint64_t bytes = call.allocations[output.allocation].bytes;
       TORCH_CHECK(result.defined() && result.storage().nbytes() == bytes, "a result of a function that ran again had another size");
-      const auto place = restored_.find(output.version.block);
+      const auto place = restored_.find(output.version.variable);
       if (place == restored_.end()) {
-        fresh_.insert_or_assign(output.version.block, result);
+        fresh_.insert_or_assign(output.version.variable, result);
         continue;
       }
       char* made = static_cast<char*>(result.storage().mutable_data());
@@ -189,10 +189,10 @@ class Batch {
   const Loss loss_;
   const std::vector<CallId> ids_;
   std::vector<std::shared_ptr<const KeptCall>> calls_;
-  std::map<BlockId, Place> restored_;
-  std::map<BlockId, at::Tensor> fresh_;  // what is made on the way
-  std::map<BlockId, size_t> last_use_;   // by which call of the batch
-  std::vector<BlockId> touched_;
+  std::map<VariableId, Place> restored_;
+  std::map<VariableId, at::Tensor> fresh_;  // what is made on the way
+  std::map<VariableId, size_t> last_use_;   // by which call of the batch
+  std::vector<VariableId> touched_;
 };
 
 void rehearse(Recompute& r, Batch& batch) {
@@ -204,11 +204,11 @@ void rehearse(Recompute& r, Batch& batch) {
   }
   for (const auto& [id, place] : batch.restored()) {
     std::unique_lock<std::mutex> lock(r.books);
-    const Block b = r.ledger.block(id);
+    const Variable b = r.history.variable(id);
     lock.unlock();
     const bool same = ran && batch.agrees(id, b.address, b.bytes);
     lock.lock();
-    r.ledger.block(id).rehearsed = false;
+    r.history.variable(id).rehearsed = false;
     if (const auto drop = r.rehearsed.find(id); drop != r.rehearsed.end()) {
       if (same) ++drop->second->passed;
       else r.follower.refuse(*drop->second);
@@ -218,36 +218,36 @@ void rehearse(Recompute& r, Batch& batch) {
 }
 
 // Those of them that are still lost. The books are held.
-std::vector<Version> still_lost(const Recompute& r, const std::vector<BlockId>& asked, Loss loss) {
+std::vector<Version> still_lost(const Recompute& r, const std::vector<VariableId>& asked, Loss loss) {
   std::vector<Version> wanted;
-  for (const BlockId id : asked) {
-    const Block& b = r.ledger.block(id);
-    if (loss == Loss::kReal ? b.dropped : b.rehearsed) wanted.push_back(r.ledger.current(id));
+  for (const VariableId id : asked) {
+    const Variable& b = r.history.variable(id);
+    if (loss == Loss::kReal ? b.dropped : b.rehearsed) wanted.push_back(r.history.current(id));
   }
   return wanted;
 }
 
 void refuse_rehearsed(Recompute& r, const std::vector<Version>& versions) {
   for (const Version& version : versions) {
-    r.ledger.block(version.block).rehearsed = false;
-    if (const auto drop = r.rehearsed.find(version.block); drop != r.rehearsed.end()) r.follower.refuse(*drop->second);
-    r.rehearsed.erase(version.block);
+    r.history.variable(version.variable).rehearsed = false;
+    if (const auto drop = r.rehearsed.find(version.variable); drop != r.rehearsed.end()) r.follower.refuse(*drop->second);
+    r.rehearsed.erase(version.variable);
   }
 }
 
 void check_bytes(Recompute& r, const Batch& batch) {
   for (const auto& [id, place] : batch.restored()) {
     std::unique_lock<std::mutex> lock(r.books);
-    const Block b = r.ledger.block(id);
+    const Variable b = r.history.variable(id);
     lock.unlock();
-    TORCH_CHECK(hash_of_block(b.address, b.bytes) == b.hash, "a variable of ", b.bytes,
+    TORCH_CHECK(hash_of_variable(b.address, b.bytes) == b.hash, "a variable of ", b.bytes,
                 " bytes did not have the same bytes when it was made again by ", batch.names());
   }
 }
 
 }  // namespace
 
-uint64_t hash_of_block(char* address, uint64_t bytes) {
+uint64_t hash_of_variable(char* address, uint64_t bytes) {
   const Busy busy(true);
   FunctionScope scope(checks_id(), of_memory({{address, OOC_READ}}));
   const uint64_t hash = hash_of(address, bytes);
@@ -255,14 +255,14 @@ uint64_t hash_of_block(char* address, uint64_t bytes) {
   return hash;
 }
 
-void make_again(const std::vector<BlockId>& asked, Loss loss) {
+void make_again(const std::vector<VariableId>& asked, Loss loss) {
   Recompute& r = recompute();
   {
     const std::lock_guard<std::mutex> alone(r.remaking);
     std::unique_lock<std::mutex> lock(r.books);
     const std::vector<Version> wanted = still_lost(r, asked, loss);
     if (wanted.empty()) return;
-    std::optional<std::vector<CallId>> calls = r.ledger.repeats(wanted, loss);
+    std::optional<std::vector<CallId>> calls = r.history.repeats(wanted, loss);
     if (!calls && loss == Loss::kRehearsed) return refuse_rehearsed(r, wanted);
     TORCH_CHECK(calls, "internal error: a variable that was dropped cannot be made again");
     Batch batch(r, loss, std::move(*calls));
@@ -274,7 +274,7 @@ void make_again(const std::vector<BlockId>& asked, Loss loss) {
       batch.run();
       if (r.checks) check_bytes(r, batch);
       lock.lock();
-      for (const auto& [id, place] : batch.restored()) r.ledger.block(id).dropped = false;
+      for (const auto& [id, place] : batch.restored()) r.history.variable(id).dropped = false;
       lock.unlock();
     }
   }
@@ -286,10 +286,10 @@ void free_needless() {
   std::vector<char*> needless;
   {
     const std::lock_guard<std::mutex> lock(r.books);
-    std::erase_if(r.lingering, [&](BlockId id) {
-      if (r.ledger.block(id).users > 0 || !r.ledger.stranded_without(r.ledger.current(id), Loss::kReal).empty()) return false;
-      needless.push_back(r.ledger.block(id).address);
-      r.ledger.forget_memory(id);
+    std::erase_if(r.lingering, [&](VariableId id) {
+      if (r.history.variable(id).users > 0 || !r.history.stranded_without(r.history.current(id), Loss::kReal).empty()) return false;
+      needless.push_back(r.history.variable(id).address);
+      r.history.forget_memory(id);
       return true;
     });
   }
