@@ -101,6 +101,12 @@ def point(model: str, batch: int, device: str, arm: str) -> dict[str, Any] | Non
     return {"batch": batch, "seconds": choice.seconds, "compute_seconds": computing, "repeated_seconds": again}
 
 
+def fits(model: str, batch: int, device: str) -> bool:
+    """Whether every function fits by itself; no schedule passes that."""
+    problem = problem_of(model, batch, device)
+    return problem.min_budget_bytes <= problem.budget_bytes
+
+
 def fast_enough(found: dict[str, Any] | None) -> bool:
     return found is not None and found["seconds"] <= SLOWER * found["compute_seconds"]
 
@@ -153,6 +159,8 @@ def case(model: str, device: str, begin: int) -> dict[str, Any]:
     for arm in ARMS:
         batch = largest(batches, partial(enough, arm))
         facts[arm] = point(model, batch, device, arm) if batch else None
+        following = next((other for other in batches if other > batch), None)
+        facts[f"{arm}, next fits"] = following is not None and fits(model, following, device)
         if batch:
             batches = batches[batches.index(batch) :]
     for cache in (problem_of, swapped, chosen, trace_of):
@@ -183,7 +191,8 @@ def _times(made: dict[str, Any], arm: str) -> str:
     if not made[arm]:
         return "-"
     batch, first = made[arm]["batch"], made["in_core_batch"]
-    return f"{batch} ({batch / first:.2f})" if first else f"{batch}"
+    ratio = f" ({batch / first:.2f})" if first else ""
+    return f"{batch}{ratio}" + ("" if made[f"{arm}, next fits"] else " *")
 
 
 def seed_paper() -> list[list[str]]:
@@ -217,8 +226,9 @@ def table(records: list[dict[str, Any]]) -> str:
     return (
         f"Simulated, planned on {machine.words(records[0]['planned_on'])}; no GPU was measured. Largest batches at no "
         f"more than {SLOWER:g} times the step in-core (of a batch that does not fit: its computation), and in brackets "
-        "over the largest batch in-core. Batches are 5% apart. *step* and *computed again* are of the last batch, in "
-        "times of its computation. Normalisations by batch run again without their running statistics.\n\n"
+        "over the largest batch in-core. Batches are 5% apart; \\*: a function of the next one takes more than the "
+        "memory by itself. *step* and *computed again* are of the last batch, in times of its computation. "
+        "Normalisations by batch run again without their running statistics.\n\n"
         + results.markdown(header, rows)
         + "\nThe seed paper's table 1, ResNet-50 in 16 GB, measured: the largest batch that keeps "
         f"{1 / SLOWER:.0%} of its best throughput in-core (LMS: as Le et al. measured it on a P100).\n\n"

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch")
 
 from benchmarks import results
-from benchmarks.planning import chunks, scale, suite, table1, tiers, vdnn
+from benchmarks.planning import chunks, memory, recompute, scale, suite, table1, tiers, vdnn
 from benchmarks.planning.__main__ import main, tables
 from benchmarks.planning.cases import planned
 from swapd.devices.roofline import GIB
@@ -186,6 +186,58 @@ def test_a_case_of_three_tiers_is_planned_anew():
     assert ours.seconds == pytest.approx(kept["arms"][0]["seconds"])
 
 
+# ---- memory at equal speed -------------------------------------------------------------------------------------------
+
+
+def test_the_last_batch_that_is_fast_enough_is_found():
+    batches = memory.tried(10)
+    assert batches[:4] == [10, 11, 12, 13] and batches == sorted(set(batches)) and batches[-1] >= 160
+    for last in (0, 10, 47, 10**6):
+        kept = [batch for batch in batches if batch <= last]
+        assert memory.largest(batches, lambda batch, last=last: batch <= last) == max(kept, default=0)
+    assert memory.tried(0)[0] == 1
+
+
+def test_of_the_seed_papers_batches_those_count_that_keep_five_sixths():
+    assert memory.seed_paper() == [
+        ["LMS", "256; 512 is too slow"],  # 91% and 81%
+        ["schedule", "256; 512 is too slow"],  # 96% and 79%
+        ["schedule + VA", "none, as it is slower at every batch"],  # 77% at best
+    ]
+
+
+def test_recomputation_trains_larger_batches_at_the_same_speed():
+    records = results.load(KEPT, memory.NAME)
+    assert {record["model"] for record in records} == set(memory.MODELS)
+    for record in records:
+        assert [made["device"]["name"] for made in record["cases"]] == list(memory.DEVICES)
+        for made in record["cases"]:
+            swapping, recomputing = (made[arm] for arm in memory.ARMS)
+            assert all(memory.fast_enough(found) for found in (swapping, recomputing) if found)
+            batches = [found["batch"] if found else 0 for found in (swapping, recomputing)]
+            assert made["in_core_batch"] <= batches[0] <= batches[1]
+
+
+def test_a_largest_batch_is_planned_anew():
+    record = next(record for record in results.load(KEPT, memory.NAME) if record["model"] == "resnet50")
+    kept = record["cases"][0]
+    device, found = kept["device"]["name"], kept["with recomputation"]
+    made = memory.point("resnet50", found["batch"], device, "with recomputation")
+    assert made == pytest.approx(found)
+    alone = memory.point("resnet50", found["batch"], device, "swap only")
+    assert alone is not None and not memory.fast_enough(alone) and memory.fast_enough(made)
+    assert found["batch"] > 4 * kept["in_core_batch"], "POFO reports a quarter to a sixth of the activations"
+    assert kept["in_core_batch"] == pytest.approx(190, rel=0.05), "the seed paper's largest batch in-core"
+
+
+def test_planning_ten_thousand_functions_with_recomputation_takes_two_seconds_at_most():
+    points = results.load(KEPT, scale.NAME)[0]["points"]
+    point = min(points, key=lambda point: abs(point["functions"] - 10_000))
+    assert abs(point["functions"] - 10_000) < 500 and point["drops"]
+    assert point["planning_busy_seconds"] < point["recomputing_busy_seconds"] <= 2.0
+    assert all(point["recomputing_over_swapping"] <= 1 for point in points)
+
+
 # ---- tables ----------------------------------------------------------------------------------------------------------
 
 
@@ -194,7 +246,7 @@ def test_the_kept_tables_are_those_of_the_kept_raw_data():
 
 
 def test_everything_kept_says_that_it_is_simulated():
-    for benchmark in (table1, suite, vdnn, scale, chunks, tiers):
+    for benchmark in (table1, suite, vdnn, scale, chunks, tiers, memory, recompute):
         records = results.load(KEPT, benchmark.NAME)
         assert records, benchmark.NAME
         assert all("simulated" in record["kind"] and "no GPU" in record["kind"] for record in records)
