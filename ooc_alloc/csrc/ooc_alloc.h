@@ -237,8 +237,7 @@ OOC_API void* ooc_core_malloc_absent(ooc_core* core, uint64_t bytes);
 // thread's last function end first, and moves under way. What it holds is not specified until it was written; in the
 // recorded sequence its next use is the birth of another variable. OOC_INVALID, and nothing is done: it is in use.
 OOC_API int ooc_core_discard(ooc_core* core, const void* address);
-// Who makes discarded variables again is told, by the thread and without a lock, of what others are about to do. The struct
-// stays as long as the process lives; null: nobody is told.
+// Who makes discarded variables again is told, by the thread, without a lock. The struct stays; null: nobody is told.
 typedef struct {
   // A function begins, or with OOC_NO_FUNCTION a pin; it may itself run functions. Another status than OOC_OK, of which
   // ooc_refuse has said why, is what the call fails with.
