@@ -47,31 +47,26 @@ at::Tensor copy_of(const c10::Storage& storage) {
                                                   caffe2::TypeMeta::Make<uint8_t>());
 }
 
-// One tensor; false with the reason if it cannot be kept.
-bool keep_tensor(const at::Tensor& tensor, History& history, std::vector<KeptTensor>& kept, std::string& why) {
+// One tensor; false with the reason if it cannot be kept. What variable it lies in is not known yet.
+bool keep_tensor(const at::Tensor& tensor, std::vector<KeptTensor>& kept) {
   KeptTensor& one = kept.emplace_back();
   if (!tensor.defined()) return true;
   const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
   if ((impl.key_set().raw_repr() & ~plain_keys().raw_repr()) != 0 || impl.layout() != c10::kStrided ||
       impl.has_symbolic_sizes_strides() || !impl.has_storage()) {
-    why = "an argument is no plain tensor";
-    return false;
+    return false;  // an argument is no plain tensor
   }
   const c10::Storage& storage = impl.unsafe_storage();
   auto* address = static_cast<char*>(storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get());
   if (is_variable(storage) && !in_slab(address)) {
-    const VariableId id = history.find_or_add(address, storage.nbytes());
-    if (history.variable(id).writers.front() == kNoId && ooc_core_exposed(core, address)) history.variable(id).exposed = true;
-    one.version = history.current(id);
+    one.memory = address;
   } else if (storage.nbytes() <= small_bytes) {
     one.copy = copy_of(storage);
     if (storage.nbytes() > 0 && !one.copy.defined()) {
-      why = "there is no room for copies of small arguments";
-      return false;
+      return false;  // there is no room for copies of small arguments
     }
   } else {
-    why = "an argument is in memory that is not managed";
-    return false;
+    return false;  // an argument is in memory that is not managed
   }
   one.storage_bytes = storage.nbytes();
   one.sizes.assign(impl.sizes().begin(), impl.sizes().end());
@@ -168,8 +163,8 @@ class Restored {
 // ---- arguments ------------------------------------------------------------------------------------------------------
 
 at::Tensor KeptTensor::at(char* address) const {
-  char* memory = version.variable != kNoId ? address : copy.defined() ? static_cast<char*>(copy.storage().mutable_data()) : nullptr;
-  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(borrowed(memory, storage_bytes, device), keys, type);
+  char* place = version.variable != kNoId ? address : copy.defined() ? static_cast<char*>(copy.storage().mutable_data()) : nullptr;
+  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(borrowed(place, storage_bytes, device), keys, type);
   c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
   impl->set_sizes_and_strides(sizes, strides, offset);
   if (wrapped_number) impl->set_wrapped_number(true);  // of a scalar
@@ -177,8 +172,7 @@ at::Tensor KeptTensor::at(char* address) const {
 }
 
 std::shared_ptr<KeptCall> KeptCall::of(const c10::OperatorHandle& op, const OperatorInfo& info, Role role,
-                                       c10::DispatchKeySet keys, const torch::jit::Stack& stack, History& history,
-                                       std::string& why) {
+                                       c10::DispatchKeySet keys, const torch::jit::Stack& stack) {
   auto kept = std::make_shared<KeptCall>(op, info, keys);
   kept->role = role;
   const auto& schema = op.schema().arguments();
@@ -191,53 +185,57 @@ std::shared_ptr<KeptCall> KeptCall::of(const c10::OperatorHandle& op, const Oper
     const c10::IValue& value = arguments[i];
     Argument& argument = kept->arguments_.emplace_back();
     if (is_named(schema[i], "dropout_p") && !(value.isDouble() && value.toDouble() == 0)) {
-      why = "it takes random numbers";
-      return nullptr;
+      return nullptr;  // it takes random numbers
     }
     const bool statistics = role == Role::kStatistics && training &&
                             (is_named(schema[i], "running_mean") || is_named(schema[i], "running_var"));
     if (statistics) continue;  // none: they were updated once
     if (value.isTensor()) {
       argument.kind = Argument::kTensor;
-      if (!keep_tensor(value.toTensor(), history, argument.tensors, why)) return nullptr;
+      if (!keep_tensor(value.toTensor(), argument.tensors)) return nullptr;
     } else if (value.isTensorList()) {
       argument.kind = Argument::kTensors;
       for (const at::Tensor& tensor : value.toTensorList())
-        if (!keep_tensor(tensor, history, argument.tensors, why)) return nullptr;
+        if (!keep_tensor(tensor, argument.tensors)) return nullptr;
     } else if (value.isOptionalTensorList()) {
       argument.kind = Argument::kOptionalTensors;
       for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorList())
-        if (!keep_tensor(tensor.value_or(at::Tensor()), history, argument.tensors, why)) return nullptr;
+        if (!keep_tensor(tensor.value_or(at::Tensor()), argument.tensors)) return nullptr;
     } else if (is_plain_value(value)) {
       argument.value = value;
     } else {
-      why = "an argument is neither a tensor nor a number";
-      return nullptr;
+      return nullptr;  // an argument is neither a tensor nor a number
     }
     const auto* alias = schema[i].alias_info();
     if (alias == nullptr || !alias->isWrite()) continue;
     if (role != Role::kLink || ++written > 1 || argument.kind != Argument::kTensor ||
-        argument.tensors.front().version.variable == kNoId) {
-      why = "it writes more than one variable, or a small one";
-      return nullptr;
+        argument.tensors.front().memory == nullptr) {
+      return nullptr;  // it writes more than one variable, or a small one
     }
-    kept->target = argument.tensors.front().version;
+    kept->written_ = i;
   }
-  if (role == Role::kLink && written == 0) {
-    why = "it writes no variable";
-    return nullptr;
-  }
-  if (role == Role::kLink) {
-    if (kept->target.number == 0) {  // the write that is about to happen was noted as it began, of a variable that is known
-      why = "nobody knows who made what it writes";
-      return nullptr;
-    }
-    const Version before{kept->target.variable, kept->target.number - 1};
-    for (Argument& argument : kept->arguments_)
-      for (KeptTensor& tensor : argument.tensors)
-        if (tensor.version.variable == before.variable) tensor.version = before;
-  }
+  if (role == Role::kLink && written == 0) return nullptr;  // it writes no variable
   return kept;
+}
+
+bool KeptCall::find_versions(History& history) {
+  for (Argument& argument : arguments_)
+    for (KeptTensor& tensor : argument.tensors) {
+      if (tensor.memory == nullptr) continue;
+      const VariableId id = history.find_or_add(tensor.memory, tensor.storage_bytes);
+      Variable& variable = history.variable(id);
+      if (variable.writers.front() == kNoId && ooc_core_exposed(core, tensor.memory)) variable.exposed = true;
+      tensor.version = history.current(id);
+    }
+  if (role != Role::kLink) return true;
+  target = arguments_[written_].tensors.front().version;
+  // The write that is about to happen was noted as it began, of a variable whose maker is known.
+  if (target.number == 0) return false;
+  const Version before{target.variable, target.number - 1};
+  for (Argument& argument : arguments_)
+    for (KeptTensor& tensor : argument.tensors)
+      if (tensor.version.variable == before.variable) tensor.version = before;
+  return true;
 }
 
 std::vector<Version> KeptCall::reads() const {

@@ -44,7 +44,8 @@ class Surroundings {
 
 // A tensor argument, and how it lies in its memory.
 struct KeptTensor {
-  Version version;      // variable kNoId: `copy` has the bytes of its storage
+  char* memory = nullptr;  // the variable that it lies in; null: `copy` has the bytes of its storage
+  Version version;         // of that variable
   at::Tensor copy;
   uint64_t storage_bytes = 0;
   c10::SmallVector<int64_t, 5> sizes, strides;
@@ -80,11 +81,12 @@ class KeptCall {
   std::vector<Output> outputs;  // of a maker
   Version target;               // of a link
 
-  // What its arguments, on the stack, are before it runs; null if it could not be made again. Blocks of its operands are
-  // added to the history. `why` says why not.
+  // What its arguments, on the stack, are before it runs; null if it could not be made again. This allocates and frees: the
+  // caller holds no lock.
   static std::shared_ptr<KeptCall> of(const c10::OperatorHandle& op, const OperatorInfo& info, Role role,
-                                      c10::DispatchKeySet keys, const torch::jit::Stack& stack, History& history,
-                                      std::string& why);
+                                      c10::DispatchKeySet keys, const torch::jit::Stack& stack);
+  // Then, still before it runs: which versions its arguments are. What the history did not know of is added to it.
+  bool find_versions(History& history);
   // Versions that it reads, beside its target.
   std::vector<Version> reads() const;
   // Its arguments on a stack; `place` gives the address of a version's bytes.
@@ -100,6 +102,7 @@ class KeptCall {
     std::vector<KeptTensor> tensors;
   };
   std::vector<Argument> arguments_;
+  size_t written_ = 0;  // of a link: the argument that it writes
   const c10::DispatchKeySet keys_;
   const Surroundings surroundings_;
 };

@@ -153,7 +153,9 @@ std::vector<Due> begin_function(Recompute& r, uint32_t function, const std::vect
     thread.iteration = r.iteration;
     thread.last = used;
   }
-  if (thread.keep && r.role(function) == Role::kNever) thread.keep.reset();
+  if (!thread.keep) return due;
+  thread.keep_role = r.role(function);
+  if (thread.keep_role == Role::kNever) thread.keep.reset();
   return due;
 }
 
@@ -249,14 +251,15 @@ void Keeping::begin(const c10::OperatorHandle& op, const OperatorInfo& info, c10
   if (!thread.keep || *thread.keep != info.id || thread.busy || in_mode(kRanges) || on_cuda()) return;
   thread.keep.reset();
   Recompute& r = recompute();
-  std::string why;
+  call_ = KeptCall::of(op, info, thread.keep_role, keys, stack);
+  if (!call_) return;
   {
     const std::lock_guard<std::mutex> lock(r.books);
-    call_ = KeptCall::of(op, info, r.role(info.id), keys, stack, r.history, why);
+    if (!call_->find_versions(r.history)) return;
     iteration_ = r.iteration;
     position_ = thread.keep_position;
   }
-  if (call_) memory_ = std::make_unique<CallMemory>();
+  memory_ = std::make_unique<CallMemory>();
 }
 
 Keeping::~Keeping() = default;

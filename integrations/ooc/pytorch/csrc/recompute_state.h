@@ -52,6 +52,7 @@ struct RemakingThread {
   bool busy = false;        // it makes bytes again: its functions are not the program's
   bool frees = false;       // it frees what lingered
   std::optional<uint32_t> keep;  // the function that has begun, if its call is to be kept
+  Role keep_role = Role::kNever;
   uint32_t keep_position = 0;
   bool advanced = false;    // the function that has begun counted for the schedule
   uint64_t iteration = 0;   // of `last`
