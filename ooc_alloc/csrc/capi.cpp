@@ -150,11 +150,11 @@ int ooc_core_in_function(ooc_core* core) { return core->in_function() ? 1 : 0; }
 
 int ooc_core_records(ooc_core* core) { return core->records() ? 1 : 0; }
 
-int ooc_core_set_apart(ooc_core* core, int on, int* before) {
+int ooc_core_set_apart(ooc_core* core, int part, int* before) {
   return guarded([&] {
-    bool was = false;
-    const int status = core->set_apart(on != 0, was);
-    *before = was ? 1 : 0;
+    ooc::Part was{};
+    const int status = core->set_apart(ooc::Part{static_cast<uint8_t>(part)}, was);
+    *before = static_cast<int>(was);
     return status;
   });
 }

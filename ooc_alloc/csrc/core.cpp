@@ -147,11 +147,11 @@ int Core::boundary(ooc_iteration* ended) {
   return OOC_OK;
 }
 
-int Core::set_apart(bool on, bool& before) {
+int Core::set_apart(Part part, Part& before) {
   ThreadState& thread = thread_state();
   if (thread.in_function) return fail(OOC_INVALID, "a function is part of the sequence, or apart, from its beginning on");
   const Lock lock(mutex_);
-  before = std::exchange(thread.apart, on);
+  before = std::exchange(thread.part, part);
   return OOC_OK;
 }
 

@@ -82,7 +82,7 @@ class alignas(64) Core : public Mover {
   int set_budget(uint64_t bytes);
   int synchronize();
   int boundary(ooc_iteration* ended);
-  int set_apart(bool on, bool& before);
+  int set_apart(Part part, Part& before);
   int take_sequence(bool& taken);
   int watch_repeats(Repeats::Found found, void* first, void* second);
   void read_stats(ooc_stats* stats);

@@ -28,13 +28,13 @@ class Iterations {
 
   // ---- the thread whose functions are recorded: the first one, and then the one that ended the last iteration, or took
   // the sequence
-  bool records(const ThreadState* thread) const { return thread != nullptr && thread == thread_ && !thread->apart; }
+  bool records(const ThreadState* thread) const { return thread != nullptr && thread == thread_ && thread->part != Part::kApart; }
   // A function of the thread begins. Returns whether it is recorded.
   bool begin_function(const ThreadState* thread, uint32_t function) {
-    if (thread_ == nullptr && !taker_left_ && !thread->apart) thread_ = thread;
+    if (thread_ == nullptr && !taker_left_ && thread->part != Part::kApart) thread_ = thread;
     if (!records(thread)) return false;
-    recorder_.begin_function(function, now_seconds());
-    if (__builtin_expect(recorder_.current().functions() == repeats_.next(), false) && thread == watches_)
+    recorder_.begin_function(function, now_seconds(), thread->part == Part::kRemakes);
+    if (__builtin_expect(recorder_.current().own_functions() == repeats_.next(), false) && thread == watches_)
       repeats_.look(recorder_.current());
     return true;
   }
@@ -93,7 +93,7 @@ class Iterations {
     if (timer != nullptr) take_times(*trace, *timer);
     thread_ = thread;
     taker_left_ = false;
-    repeats_.ended(trace->functions());
+    repeats_.ended(trace->own_functions());
     ended->fingerprint = trace->fingerprint;
     ended->functions = trace->functions();
     ended->variables = static_cast<uint32_t>(trace->variables.size());

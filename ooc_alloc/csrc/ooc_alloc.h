@@ -338,10 +338,10 @@ OOC_API int ooc_core_synchronize(ooc_core* core);
 
 // Ends the iteration. The calling thread is the one whose functions are recorded from now on.
 OOC_API int ooc_core_boundary(ooc_core* core, ooc_iteration* ended);
-// From now on the calling thread's functions are no part of the sequence (on != 0), or may be again: for what does not come
-// in the same order each time, such as the arrival of data that other processes prepare. Not within a function. *before
-// becomes what it was.
-OOC_API int ooc_core_set_apart(ooc_core* core, int on, int* before);
+// From now on the calling thread's functions are the program's (0), no part of the sequence (OOC_APART: what comes in another
+// order each time, as data do), or make again what others made (OOC_REMAKES). Not within a function. *before: what it was.
+enum { OOC_APART = 1, OOC_REMAKES = 2 };
+OOC_API int ooc_core_set_apart(ooc_core* core, int part, int* before);
 // The calling thread is about to do what will be an iteration, while other threads may be at theirs. *taken becomes 1, and
 // its functions are recorded from now on, if the recorded thread is gone, if it took the sequence before, or if it has
 // begun no function since somebody asked the last time; else 0. Whoever asks says in turn who is done.

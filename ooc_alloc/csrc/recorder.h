@@ -38,9 +38,13 @@ struct Trace {
   std::vector<Use> uses;            // by function, ascending
   std::vector<Range> ranges{{0, UINT32_MAX}};  // the first one stands for any whole variable
   uint64_t fingerprint = 0;
+  uint32_t remade = 0;              // functions that made again what others had made
+  bool discards = false;            // a variable's bytes were given up
   bool overflow = false;            // too long: not recorded to the end
 
   uint32_t functions() const { return static_cast<uint32_t>(names.size()); }
+  uint32_t own_functions() const { return functions() - remade; }
+  bool as_written() const { return remade == 0 && !discards; }  // nothing but what the program does
   Range range(const Use& use) const { return ranges[use.range]; }
 };
 
@@ -58,8 +62,8 @@ class Recorder {
   }
   const char* function_name(uint32_t id) const { return names_[id].c_str(); }
 
-  void begin_function(uint32_t id, double now) {
-    before_ = {hash_, stalled_};
+  void begin_function(uint32_t id, double now, bool remakes = false) {
+    before_ = {hash_, stalled_, trace_->remade};
     end_function(now);
     chunks_now_ = chunks_peak_ = chunks_sum_ = 0;
     workspaces_.clear();
@@ -72,6 +76,7 @@ class Recorder {
     trace_->names.push_back(id);
     trace_->starts.push_back(now - began_);
     trace_->seconds.push_back(0);
+    if (remakes) ++trace_->remade;
   }
   void use(Region* region, uint32_t access) {
     if (trace_->overflow) return;
@@ -148,6 +153,7 @@ class Recorder {
     trace_->seconds.pop_back();
     if (trace_->prefixes.size() > function) trace_->prefixes.pop_back();
     hash_ = before_.hash;
+    trace_->remade = before_.remade;
     stalled_ += before_.stalled;
     for (Trace::Variable& variable : trace_->variables)  // freed meanwhile, by another thread
       if (variable.died == static_cast<int32_t>(function)) variable.died = std::max(variable.died - 1, variable.born);
@@ -181,6 +187,7 @@ class Recorder {
   }
   // The variable ends, and its region's next use is the birth of another one.
   void discard(Region* region) {
+    trace_->discards = true;
     if (!trace_->overflow) hash_ = mix(mix(hash_, kDiscarded), seen(region) ? static_cast<uint64_t>(region->variable) : ~uint64_t{0});
     free(region, false);
     region->variable = kUnborn;
@@ -311,6 +318,7 @@ class Recorder {
   struct {
     uint64_t hash = 0;
     double stalled = 0;
+    uint32_t remade = 0;
   } before_;
   struct Known {
     uint64_t iteration;

@@ -60,22 +60,24 @@ class Repeats {
   }
   bool watched() const { return found_ != nullptr; }
 
-  // The number of functions at whose beginning somebody has to look. The last one has begun, and nothing else.
+  // The number of the program's own functions at whose beginning somebody has to look. The last one has begun, and nothing
+  // else. Where an iteration ends is told by them alone, as any of them may make something again before it.
   uint32_t next() const { return next_; }
   void look(const Trace& trace) {
-    const uint32_t functions = trace.functions();
+    const uint32_t functions = trace.functions(), own = trace.own_functions();
     if (trace.overflow) {
       next_ = kNever;
     } else if (ends_at_ != 0) {
-      if (rounds_ > 1 && !asked_ && trace.prefixes[functions - 2] != prefix_) lose(functions);
+      const bool comparable = rounds_ > 1 && !asked_ && as_written_ && trace.as_written();
+      if (comparable && trace.prefixes[functions - 2] != prefix_) lose(own);
       else ask(trace);
     } else if (const uint32_t found = period(trace, functions - 1, least_)) {
       period_ = found;
-      ends_at_ = quietest(trace, functions - 1, found) + found;
+      ends_at_ = quietest(trace, functions - 1, found) + found - trace.remade;
       next_ = ends_at_;
-      if (ends_at_ == functions) ask(trace);
+      if (ends_at_ == own) ask(trace);
     } else {
-      next_ = functions + functions / 4;
+      next_ = own + own / 4;
     }
   }
   // The iteration ended, whoever ended it.
@@ -134,9 +136,12 @@ class Repeats {
 
   // Until the iteration has ended: it cannot while a kernel of many functions runs.
   void ask(const Trace& trace) {
-    if (!asked_) prefix_ = trace.functions() > 1 ? trace.prefixes[trace.functions() - 2] : 0;
+    if (!asked_) {
+      prefix_ = trace.functions() > 1 ? trace.prefixes[trace.functions() - 2] : 0;
+      as_written_ = trace.as_written();
+    }
     asked_ = true;
-    next_ = trace.functions() + kAgain;
+    next_ = trace.own_functions() + kAgain;
     found_(first_, second_);
   }
   // The loop is over, or it was one within the loop that is sought.
@@ -158,6 +163,7 @@ class Repeats {
   uint32_t least_ = kFewest;                         // functions of a round
   uint32_t others_ = 0;                              // functions of the longest iteration that somebody else ended
   uint64_t prefix_ = 0;                              // of the last round, without its last function
+  bool as_written_ = false;                          // that round
   bool asked_ = false;                               // for the end of the iteration
 };
 

@@ -30,6 +30,9 @@ class Shared {
   std::atomic<Value> value_;
 };
 
+// Functions are the program's own, no part of the sequence, or a part that makes again what the program made.
+enum class Part : uint8_t { kProgram, kApart = OOC_APART, kRemakes = OOC_REMAKES };
+
 // A function's pins outlast it until the thread's next function begins: results are touched without an operator just
 // after they were made (torch.tensor(list), tolist, file reads).
 struct alignas(64) ThreadState {  // as is Core
@@ -40,7 +43,7 @@ struct alignas(64) ThreadState {  // as is Core
   bool yielded = false;        // they must be, as the functions of other threads need the room
   bool writes = false;         // the running function declared a write
   bool on_host = false;        // it may use host memory in place of device memory
-  bool apart = false;          // its functions are no part of the sequence, for the time being
+  Part part = Part::kProgram;  // what its functions are, for the time being
   uint32_t function = 0;
   uint32_t stream = 0;         // of the running function, or of the last one
   CUstream stream_handle = nullptr;

@@ -138,8 +138,8 @@ LOOPS = """
 """
 
 
-def as_in_plain_memory(folder: Path, source: str, budget: str) -> Ended:
-    ours = run_source(folder, source, OOC_BUDGET=budget, OOC_SMALL_LIMIT="16KiB").check()
+def as_in_plain_memory(folder: Path, source: str, budget: str, **variables: str) -> Ended:
+    ours = run_source(folder, source, OOC_BUDGET=budget, OOC_SMALL_LIMIT="16KiB", **variables).check()
     plain = folder / "plain"
     plain.mkdir()
     in_core = run_source(plain, source, OOC_ALLOC="off").check()
@@ -175,10 +175,24 @@ def test_requests_side_by_side_are_counted_and_explained(tmp_path: Path) -> None
     [("modules", "1600000"), ("functions", "1600000"), ("inference", "1000000"), ("recurrence", "1600000")],
 )
 def test_a_loop_without_an_optimizer_is_found_by_what_repeats(loop: str, budget: str, tmp_path: Path) -> None:
-    figures = as_in_plain_memory(tmp_path, LOOPS.replace("LOOP", loop), budget).figures
+    figures = as_in_plain_memory(tmp_path, LOOPS.replace("LOOP", loop), budget, OOC_RECOMPUTE="off").figures
     assert 24 <= figures["steps"] <= 30  # the first ones are taken to be the first iteration
     if loop == "recurrence":  # at first the loop within a step is taken for the program's
         assert figures["planned_iteration_count"] >= 20
     else:
         assert figures["planned_iteration_count"] >= figures["steps"] - 3
         assert figures["no_plan_reason"] is None and figures["divergence_count"] == 0
+
+
+def test_a_loop_is_found_while_functions_run_again_in_it(tmp_path: Path) -> None:
+    """Over a link so slow that dropping pays on any machine."""
+    source = LOOPS.replace("LOOP", "modules")
+    figures = as_in_plain_memory(tmp_path, source, "1600000", OOC_EMULATED_BANDWIDTH="30MB/s").figures
+    assert 24 <= figures["steps"] <= 30
+    assert figures["recompute_drop_count"] > 0 and figures["recompute_function_count"] > 0
+
+
+def test_calls_are_kept_where_there_is_no_room_for_copies_of_their_arguments(tmp_path: Path) -> None:
+    """The budget is used up by larger ones, and rows of 16 KiB, which count as small, are allocated like those."""
+    source = LOOPS.replace("LOOP", "recurrence").replace("range(30)", "range(8)")
+    as_in_plain_memory(tmp_path, source, "1600000", _OOC_RECOMPUTE_EVERYTHING="1")

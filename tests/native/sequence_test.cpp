@@ -120,6 +120,38 @@ TEST(who_watches_is_told_at_the_end_of_each_round) {
   EXPECT_EQ(told, 5);
 }
 
+TEST(what_is_made_again_does_not_hide_the_rounds) {
+  Sequences s;
+  int told = 0;
+  EXPECT_EQ(s.core.watch_repeats(count, &told, nullptr), OOC_OK);
+  while (told == 0) s.rounds(1);
+  for (int i = 0; i < 3; ++i) {
+    (void)s.boundary();
+    s.rounds(1);
+  }
+  EXPECT_EQ(told, 4);
+  for (uint32_t again = 1; again < 5; ++again) {  // another number each time, before and after the last round's end
+    (void)s.boundary();
+    Part before{};
+    for (const char* name : {"a", "b", "c", "d", "e", "f", "g", "h"}) {
+      EXPECT_EQ(s.core.set_apart(Part::kRemakes, before), OOC_OK);
+      for (uint32_t i = 0; i < again; ++i) EXPECT_EQ(s.call("again", {reads(s.weight)}, [] {}), OOC_OK);
+      EXPECT_EQ(s.core.set_apart(Part::kProgram, before), OOC_OK);
+      EXPECT_TRUE(before == Part::kRemakes);
+      EXPECT_EQ(s.call(name, {reads(s.weight)}, [] {}), OOC_OK);
+    }
+    EXPECT_EQ(told, 4 + static_cast<int>(again));
+    EXPECT_EQ(s.core.recorder().current().functions(), 8 * (1 + again));
+  }
+  (void)s.boundary();
+  s.rounds(1);
+  EXPECT_EQ(told, 9);
+  (void)s.boundary();
+  EXPECT_EQ(s.call("other", {reads(s.weight)}, [] {}), OOC_OK);  // the loop is over
+  s.rounds(1);
+  EXPECT_EQ(told, 9);
+}
+
 TEST(nobody_is_told_where_others_end_the_iterations) {
   Sequences s;
   int told = 0;
@@ -139,13 +171,13 @@ TEST(what_is_apart_is_no_part_of_the_sequence) {
   (void)s.boundary();
   s.rounds(1);
   const uint64_t fingerprint = s.boundary().fingerprint;
-  bool before = true;
+  Part before{};
   Variable early;
-  EXPECT_EQ(s.core.set_apart(true, before), OOC_OK);
-  EXPECT_TRUE(!before);
+  EXPECT_EQ(s.core.set_apart(Part::kApart, before), OOC_OK);
+  EXPECT_TRUE(before == Part::kProgram);
   early = s.make(s.chunk, 3);
-  EXPECT_EQ(s.core.set_apart(false, before), OOC_OK);
-  EXPECT_TRUE(before);
+  EXPECT_EQ(s.core.set_apart(Part::kProgram, before), OOC_OK);
+  EXPECT_TRUE(before == Part::kApart);
   s.rounds(1);
   const ooc_iteration ended = s.boundary();
   EXPECT_EQ(ended.fingerprint, fingerprint);

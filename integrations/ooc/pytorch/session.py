@@ -44,7 +44,7 @@ class TorchSession(swapd.session.Session):
         compiled.install(self._patches)
         boundaries.install(self._patches, self.automatic_boundary, self.take_sequence, self.call_beside)
         boundaries.leave_loaders_out(self._patches, self.core)
-        boundaries.find_repeats(self._patches, self.core, self.repeated_boundary)
+        boundaries.find_repeats(self._patches, self.core, self.automatic_boundary)
         self._runtime: runtime.Runtime | None = None
         if config.split != "off":
             where = torch.device("cpu") if device is None else torch.device("cuda", device.ordinal)
@@ -61,10 +61,6 @@ class TorchSession(swapd.session.Session):
     def automatic_boundary(self) -> None:
         if not self._explicit and not (self.cuda is not None and torch.cuda.is_current_stream_capturing()):
             self.boundary()
-
-    def repeated_boundary(self) -> None:
-        self.planner.recompute = False  # functions that ran again would be taken for repeats, or hide them
-        self.automatic_boundary()
 
     def take_sequence(self) -> bool:
         if self._explicit or self.closed or self.forked or self.core.in_function():

@@ -13,22 +13,20 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// While it exists, the thread's functions are not the program's, and with `apart` they are not recorded either.
+// While it exists, the thread's functions are not the program's: OOC_APART or OOC_REMAKES.
 class Busy {
  public:
-  explicit Busy(bool apart) : apart_(apart), was_(std::exchange(remaking_thread.busy, true)) {
-    if (apart_) ooc_core_set_apart(core, 1, &before_);
-  }
+  explicit Busy(int part) : was_(std::exchange(remaking_thread.busy, true)) { ooc_core_set_apart(core, part, &before_); }
   ~Busy() {
     int ignored = 0;
-    if (apart_) ooc_core_set_apart(core, before_, &ignored);
+    ooc_core_set_apart(core, before_, &ignored);
     remaking_thread.busy = was_;
   }
   Busy(const Busy&) = delete;
   Busy& operator=(const Busy&) = delete;
 
  private:
-  const bool apart_, was_;
+  const bool was_;
   int before_ = 0;
 };
 
@@ -248,7 +246,7 @@ void check_bytes(Recompute& r, const Batch& batch) {
 }  // namespace
 
 uint64_t hash_of_variable(char* address, uint64_t bytes) {
-  const Busy busy(true);
+  const Busy busy(OOC_APART);
   FunctionScope scope(checks_id(), of_memory({{address, OOC_READ}}));
   const uint64_t hash = hash_of(address, bytes);
   end(scope);
@@ -267,7 +265,7 @@ void make_again(const std::vector<VariableId>& asked, Loss loss) {
     TORCH_CHECK(calls, "internal error: a variable that was dropped cannot be made again");
     Batch batch(r, loss, std::move(*calls));
     lock.unlock();
-    const Busy busy(loss == Loss::kRehearsed);
+    const Busy busy(loss == Loss::kRehearsed ? OOC_APART : OOC_REMAKES);
     if (loss == Loss::kRehearsed) {
       rehearse(r, batch);
     } else {
