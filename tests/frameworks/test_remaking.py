@@ -235,11 +235,63 @@ def test_nothing_is_dropped_where_it_is_off(tmp_path: Path) -> None:
     assert small.figures["recompute_drop_count"] == small.figures["recompute_function_count"] == 0
 
 
+HANDED = code(
+    TRAINING,
+    """
+    def hand_over():
+        # a schedule that no clock judges: what no function uses for six functions is dropped
+        from itertools import pairwise
+        from swapd.recompute.schedule import Schedule, ScheduledDrop
+        session, ended = sys.modules["ooc.pytorch"]._session, []
+        boundary = session.core.boundary
+        session.core.boundary = lambda: ended.append(boundary()) or ended[-1]
+        step()
+        del session.core.boundary
+        trace, drops = session.planner.trace(*ended), []
+        uses = [[] for _ in trace.born]
+        for f in range(trace.functions):
+            for v in trace.use_variables[trace.use_offsets[f] : trace.use_offsets[f + 1]]:
+                uses[v].append(f)
+        for v, made_by in enumerate(trace.born.tolist()):
+            number = trace.born[:v].tolist().count(made_by)
+            gaps = [a for a, b in pairwise(uses[v]) if b > a + 6] if made_by >= 0 else []
+            drops += [ScheduledDrop(made_by, number, after) for after in gaps]
+        drops.sort(key=lambda drop: (drop.after, drop.made_by, drop.number))
+        schedule = Schedule(trace.fingerprint, trace.function_names, tuple(range(trace.functions)), tuple(drops))
+        session.planner.remaker.follow(schedule)
+
+    def begin():
+        for _ in range(4): step()
+        step() if drops() is None else hand_over()
+
+    def dropped(steps):
+        before = drops()
+        for _ in range(steps): step()
+        return None if before is None else drops() - before
+    """,
+)
+IN_CORE = {"OOC_BUDGET": "256MiB", "OOC_CHUNK_SIZE": "16KiB", "OOC_SMALL_LIMIT": "16KiB", "OOC_STRICT": "1"}
+
+
+def test_a_schedule_is_rehearsed_and_then_carried_out_each_time(tmp_path: Path) -> None:
+    source = """
+        begin()
+        first, then = dropped(2), [dropped(1) for _ in range(8)]
+        if first is not None:
+            assert first == 0, "dropped before the rehearsals were over"
+            assert then[-1] == then[-2] >= 24
+        show(*model.parameters())
+    """
+    plain, small = run_both(tmp_path, code(HANDED, source), **IN_CORE)
+    assert small.output == plain.output
+
+
 def test_iterations_that_depart_from_a_schedule_have_the_same_bits(tmp_path: Path) -> None:
     """Other shapes, a pass without gradients, an error amid the forward pass, two backward passes, a fork, a sleep."""
     meanwhile = """
-        for _ in range(14): step()
-        scheduled = drops()
+        begin()
+        dropped(8)
+        scheduled = dropped(1)
         step(300); step(); step(300)
         with torch.no_grad(): show(model(torch.randn(512, 64)))
         step()
@@ -251,34 +303,44 @@ def test_iterations_that_depart_from_a_schedule_have_the_same_bits(tmp_path: Pat
         loss = F.mse_loss(model(torch.randn(512, 64)), torch.zeros(512, 8))
         loss.backward(retain_graph=True); loss.backward()
         show(*(p.grad for p in model.parameters())); optimizer.step()
+        step()
+        later = dropped(1)
         hidden = model[:5](torch.randn(512, 64)); sys.stdout.flush()
         if (child := os.fork()) == 0: show(hidden.detach()); sys.stdout.flush(); os._exit(0)
         os.waitpid(child, 0); model[5:](hidden).sum().backward()
         if scheduled is not None: ooc = sys.modules["ooc"]; ooc.sleep()
         step()
         if scheduled is not None:
-            assert scheduled > 0
+            assert scheduled > 0, "nothing was dropped before"
+            assert later == scheduled, "it was not carried out again"
             half = model[:5](torch.randn(512, 64)); ooc.disable()
         else:
             half = model[:5](torch.randn(512, 64))
         model[5:](half).sum().backward()
         show(half, *(p.grad for p in model.parameters()), *model.parameters())
     """
-    plain, small = run_both(tmp_path, code(TRAINING, meanwhile), **SLOW_LINK)
+    plain, small = run_both(tmp_path, code(HANDED, meanwhile), **IN_CORE)
     assert small.output == plain.output
 
 
 def test_what_does_not_give_the_same_bits_again_is_not_dropped(tmp_path: Path) -> None:
+    """One result in each block, and what could only be made of it; what else there is to drop is dropped."""
     other_bits = """
         library, calls = torch.library.Library("aten", "IMPL"), [0]
 
         def gelu(x, approximate="none"):
-            calls[0] += 1
+            calls[0] += CHANGE
             return torch.erf(x) + calls[0] * 1e-6
 
         library.impl("gelu", gelu, "CPU")
-        for _ in range(16): step()
+        begin()
+        dropped(8)
+        print(int(torch.ops.ooc.recompute_figures()[4]), int(dropped(1)))
     """
-    figures = run_source(tmp_path, code(TRAINING, other_bits), options=("-s",), **SLOW_LINK).check().figures
-    assert figures["recompute_refused_count"] >= 1
-    assert figures["recompute_drop_count"] > 0, "the others are dropped"
+
+    def figures(change: str) -> list[int]:
+        source = code(HANDED, other_bits.replace("CHANGE", change))
+        return [int(word) for word in run_source(tmp_path, source, options=("-s",), **IN_CORE).check().output.split()]
+
+    (refused_alike, dropped_alike), (refused, dropped) = figures("0"), figures("1")
+    assert refused - refused_alike == dropped_alike - dropped >= 6 and dropped > 0
