@@ -17,10 +17,15 @@ std::vector<VariableId> all_dropped(Recompute& r) {
   return found;
 }
 
+bool idle(Recompute& r) {
+  const std::lock_guard<std::mutex> lock(r.books);
+  return r.idle();
+}
+
 // Uses are watched as long as something is dropped, or may be.
 void take_effect() {
   Recompute& r = recompute();
-  watch_uses(!r.idle() || !all_dropped(r).empty());
+  watch_uses(!idle(r) || !all_dropped(r).empty());
 }
 
 // Everything that is dropped is made again.
@@ -44,7 +49,7 @@ void forget_iteration() {
 // Gives the schedule that the iteration has carried out, if it has.
 std::optional<int64_t> iteration_ends() {
   Recompute& r = recompute();
-  if (r.idle()) return std::nullopt;
+  if (idle(r)) return std::nullopt;
   const uint64_t before = r.drops_before;
   forget_iteration();
   const std::lock_guard<std::mutex> lock(r.books);

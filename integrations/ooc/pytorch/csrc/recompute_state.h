@@ -34,8 +34,8 @@ struct Recompute {
   std::unordered_map<std::string, Role> roles;  // by name without overload
   std::unordered_map<uint32_t, Role> known_roles;  // by the core's number of a function
   std::unordered_map<uint32_t, uint32_t> again;    // the number of a function that runs again
-  bool everything = false;  // whatever can be made again is dropped, once, as soon as a function has ended
-  bool checks = false;      // what was made again is compared with what was dropped
+  std::atomic<bool> everything{false};  // whatever can be made again is dropped, once, as soon as a function has ended
+  std::atomic<bool> checks{false};      // what was made again is compared with what was dropped
   RemakeFigures figures;
   uint64_t drops_before = 0;  // this iteration
 
