@@ -116,7 +116,7 @@ tsan: $(cmake_needs) ## the native tests under ThreadSanitizer
 test-slow: venv native ## the Python tests that are too long for `make test`
 	$(pytest) -m slow --ignore tests/packaging/test_wheel.py $(PYTEST)
 
-test-strict: venv native ## the long suite: every operator of PyTorch's own database, evicting before each; STRESS_DISK=folder
+test-strict: venv native ## the long suite: every operator of PyTorch's own database, evicting before each; STRESS_DISK=folder STRESS_RECOMPUTE=1
 	$(python) -m pytest tests/stress -m "" $(PYTEST)
 
 test-faults: venv native ## every call site of the driver, the system and our memory fails, in each way; FAULTS="--out folder"

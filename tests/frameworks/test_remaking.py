@@ -50,6 +50,9 @@ MEANWHILE = {
         x = made(); y = lost(lambda: F.gelu(x)); n = x.numpy()
         z = F.gelu(x); passes(); passes(); n[:] += 1; show(x, y, z)
         """,
+    "what_was_made_stays_open_to_numpy": """
+        x = F.gelu(made()); n = x.numpy(); z = F.gelu(x); passes(); passes(); n[:] += 1; show(x, z)
+        """,
     "an_input_is_freed": "x = made(); y = lost(lambda: F.gelu(x)); del x; z = made(); show(y, z)",
     "a_chain_is_freed": "x = made(); y = lost(lambda: torch.tanh(F.gelu(x) * 2).exp()); del x; z = made(); show(y, z)",
     "all_of_it_is_freed": "x = made(); y = lost(lambda: F.gelu(x)); del x, y; show(made())",
