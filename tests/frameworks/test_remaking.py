@@ -110,6 +110,11 @@ MEANWHILE = {
         norm = nn.BatchNorm2d(64); x = torch.randn(8, 64, 16, 16)
         y = lost(lambda: F.relu_(norm(x))); show(y, norm.running_mean, norm.running_var); norm.eval(); show(norm(x), y)
         """,
+    "statistics_that_have_to_be_given": """
+        x, mean, var = torch.randn(8, 64, 16, 16), torch.zeros(64), torch.ones(64)
+        y, *_ = torch.ops.aten._native_batch_norm_legit(x, None, None, mean, var, True, 0.1, 1e-5); passes(); passes()
+        show(y, mean, var)
+        """,
     "small_arguments_change": """
         w = torch.ones(256); x = made(); y = lost(lambda: F.layer_norm(x, (256,), w)); w.mul_(2); show(y, w)
         z = lost(lambda: x * w[3]); w.zero_(); show(z)

@@ -189,6 +189,7 @@ std::shared_ptr<KeptCall> KeptCall::of(const c10::OperatorHandle& op, const Oper
     }
     const bool statistics = role == Role::kStatistics && training &&
                             (is_named(schema[i], "running_mean") || is_named(schema[i], "running_var"));
+    if (statistics && schema[i].type()->kind() != c10::TypeKind::OptionalType) return nullptr;  // they have to be given
     if (statistics) continue;  // none: they were updated once
     if (value.isTensor()) {
       argument.kind = Argument::kTensor;
