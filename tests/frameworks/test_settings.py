@@ -169,6 +169,19 @@ def test_autoload_switched_off(tmp_path: Path) -> None:
     assert "TORCH_DEVICE_BACKEND_AUTOLOAD" in doctor.output
 
 
+def test_on_by_the_environment_and_by_the_program_before_it_imports_torch(tmp_path: Path) -> None:
+    """The import, amid `enable()`, turns it on."""
+    source = """
+        import ooc
+        ooc.enable()
+        import torch
+        x = torch.ones(1000)
+        print(ooc.enabled(), (x + x).sum().item())
+    """
+    ended = run_source(tmp_path, source, options=("-s",), timeout=60)  # in a fresh interpreter
+    assert ended.check().output.split() == ["True", "2000.0"]
+
+
 @pytest.mark.parametrize("place", ["missing/summary.json", "file/summary.json", "."])
 def test_summary_that_cannot_be_written(tmp_path: Path, place: str) -> None:
     (tmp_path / "file").write_text("")

@@ -1,7 +1,7 @@
 """Strict mode over PyTorch's own databases: no fault, and every bit as with plain memory.
 
-STRESS_DISK names a folder on a disk for every host copy. With STRESS_RECOMPUTE=1 what can be made again is given up as soon as a
-function has ended.
+STRESS_DISK names a folder on a disk for every host copy. With STRESS_RECOMPUTE=1 what can be made again is given up
+as soon as a function has ended.
 """
 
 from __future__ import annotations

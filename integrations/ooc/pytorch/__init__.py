@@ -56,8 +56,10 @@ def enable(**settings: Any) -> None:
     from swapd.session import wanted_config
 
     global _session
+    config = wanted_config(settings)  # first, so that an unusable setting is reported at once
+    import torch  # noqa: F401 - which turns the allocator on where the environment says so, and takes the lock
+
     with _lock:
-        config = wanted_config(settings)  # first, so that an unusable setting is reported at once
         on = _session or _waiting
         if on is not None:
             if config == on.config:
