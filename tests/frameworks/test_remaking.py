@@ -44,6 +44,7 @@ START = """
 # What each does to a variable that is lost, or to what it is made of; all print what they find.
 MEANWHILE = {
     "an_input_is_written": "x = made(); y = lost(lambda: F.gelu(x)); x.add_(1); show(x, y)",
+    "an_input_was_written_before": "x = made(); y = F.gelu(x); x.add_(1); y.sum(); passes(); passes(); show(x, y)",
     "an_input_is_written_by_numpy": "x = made(); y = lost(lambda: F.gelu(x)); x.numpy()[:] += 1; show(x, y)",
     "an_input_was_open_to_numpy": "x = made(); n = x.numpy(); y = F.gelu(x); passes(); passes(); n[:] += 1; show(x, y)",
     "an_input_stays_open_to_numpy": """
@@ -109,6 +110,10 @@ MEANWHILE = {
     "statistics_are_updated_once": """
         norm = nn.BatchNorm2d(64); x = torch.randn(8, 64, 16, 16)
         y = lost(lambda: F.relu_(norm(x))); show(y, norm.running_mean, norm.running_var); norm.eval(); show(norm(x), y)
+        """,
+    "large_statistics_are_updated_once": """
+        norm = nn.BatchNorm2d(2048); x = torch.randn(4, 2048, 4, 4)
+        y = lost(lambda: norm(x)); show(y, norm.running_mean, norm.running_var)
         """,
     "statistics_that_have_to_be_given": """
         x, mean, var = torch.randn(8, 64, 16, 16), torch.zeros(64), torch.ones(64)
