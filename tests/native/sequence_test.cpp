@@ -185,6 +185,22 @@ TEST(what_is_apart_is_no_part_of_the_sequence) {
   s.core.free(early.address);
 }
 
+TEST(what_is_made_again_for_what_is_apart_is_apart) {
+  Sequences s;
+  (void)s.boundary();
+  Part before{}, within{};
+  EXPECT_EQ(s.core.set_apart(Part::kApart, before), OOC_OK);
+  EXPECT_EQ(s.core.set_apart(Part::kRemakes, within), OOC_OK);
+  EXPECT_TRUE(within == Part::kApart);
+  s.rounds(1);
+  EXPECT_EQ(s.core.set_apart(within, within), OOC_OK);
+  EXPECT_TRUE(within == Part::kApart);
+  s.rounds(1);
+  EXPECT_EQ(s.core.set_apart(before, before), OOC_OK);
+  s.rounds(1);
+  EXPECT_EQ(s.boundary().functions, 8u);
+}
+
 TEST(a_thread_takes_the_sequence_where_the_recorded_one_rests) {
   Sequences s;
   bool taken = false;
