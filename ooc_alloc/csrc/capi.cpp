@@ -152,6 +152,7 @@ int ooc_core_records(ooc_core* core) { return core->records() ? 1 : 0; }
 
 int ooc_core_set_apart(ooc_core* core, int part, int* before) {
   return guarded([&] {
+    if (part < 0 || part > OOC_REMAKES) return fail(OOC_INVALID, "functions are the program's (0), OOC_APART or OOC_REMAKES");
     ooc::Part was{};
     const int status = core->set_apart(ooc::Part{static_cast<uint8_t>(part)}, was);
     *before = static_cast<int>(was);

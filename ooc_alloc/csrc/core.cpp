@@ -151,7 +151,8 @@ int Core::set_apart(Part part, Part& before) {
   ThreadState& thread = thread_state();
   if (thread.in_function) return fail(OOC_INVALID, "a function is part of the sequence, or apart, from its beginning on");
   const Lock lock(mutex_);
-  before = std::exchange(thread.part, part);
+  before = thread.part;
+  if (before != Part::kApart || part != Part::kRemakes) thread.part = part;  // what is made again for what is apart is apart
   return OOC_OK;
 }
 

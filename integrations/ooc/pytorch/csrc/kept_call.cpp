@@ -47,7 +47,7 @@ at::Tensor copy_of(const c10::Storage& storage) {
                                                   caffe2::TypeMeta::Make<uint8_t>());
 }
 
-// One tensor; false with the reason if it cannot be kept. What variable it lies in is not known yet.
+// One tensor; false if it cannot be kept. What variable it lies in is not known yet.
 bool keep_tensor(const at::Tensor& tensor, std::vector<KeptTensor>& kept) {
   KeptTensor& one = kept.emplace_back();
   if (!tensor.defined()) return true;
