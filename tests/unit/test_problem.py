@@ -1,4 +1,5 @@
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -100,14 +101,12 @@ def test_a_function_that_cannot_fit_is_named():
         Problem.from_trace(chain(), 60, slab_chunks_peak=1).require_feasible()
 
 
-def test_host_time_counts_up_to_the_limit():
+def test_waiting_between_functions_is_no_computation():
     trace = chain()
-    fields = {name: getattr(trace, name) for name in Trace.__dataclass_fields__}
-    fields["function_start"] = np.array([0.5, 1.75, 13.75])  # after 0.5 s, 0.25 s and 10 s of host time
-    problem = Problem.from_trace(Trace(**fields), 100, gap_limit_seconds=1.0)
-    assert problem.seconds.tolist() == [1.5, 2.25, 5.0]
-    assert problem.compute_seconds == 8.75
-    assert Problem.from_trace(Trace(**fields), 100, gap_limit_seconds=0).compute_seconds == 7.0
+    waited = replace(trace, function_start=np.array([0.5, 1.75, 13.75]))  # 0.5 s, 0.25 s and 10 s of waiting
+    problem = Problem.from_trace(waited, 100)
+    assert problem.seconds.tolist() == trace.function_seconds.tolist() == [1.0, 2.0, 4.0]
+    assert problem.compute_seconds == 7.0
 
 
 def test_survivors_lead_to_their_successors():
