@@ -17,7 +17,6 @@ from swapd.trace.trace import WRITE, Machine, Trace, live_profile
 
 MIB = 1 << 20
 DEFAULT_CHUNK_BYTES = 2 * MIB
-GAP_LIMIT_SECONDS = 1e-3
 MOST_CHUNKS = 1 << 28  # of all variables: half a pebibyte in chunks of 2 MiB. Several masks have a bit for each
 
 
@@ -101,13 +100,12 @@ class Problem:
         chunk_bytes: int | None = None,
         slab_chunks_peak: int | None = None,
         machine: Machine | None = None,
-        gap_limit_seconds: float = GAP_LIMIT_SECONDS,
     ) -> Problem:
         """The problem of running `trace` within `budget_bytes`.
 
         An argument that is not given is taken from the trace, or from the defaults if the trace does not have it; its
-        slabs keep their bytes in chunks of another size. The host's time between two functions counts up to
-        `gap_limit_seconds`, because a trace recorded under memory pressure has stalls there.
+        slabs keep their bytes in chunks of another size. When functions started does not count: a trace recorded under
+        memory pressure has stalls between the end of one and the start of the next.
         """
         chunk = chunk_bytes or trace.chunk_bytes or DEFAULT_CHUNK_BYTES
         slabs = slab_chunks_peak
@@ -121,12 +119,9 @@ class Problem:
                 f"the trace's variables are {max(count, slabs):.0f} chunks of {chunk} bytes, and {MOST_CHUNKS} can be "
                 f"planned; choose larger chunks"
             )
-        ends = trace.function_start + trace.function_seconds
-        gaps = np.diff(trace.function_start, prepend=0.0)
-        gaps[1:] = trace.function_start[1:] - ends[:-1]
         problem = cls(
             names=trace.function_names,
-            seconds=trace.function_seconds + np.clip(gaps, 0.0, gap_limit_seconds),
+            seconds=trace.function_seconds.copy(),
             chunks=-(-trace.variable_bytes // chunk),
             variable_bytes=trace.variable_bytes,
             born=trace.born,

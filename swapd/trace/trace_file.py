@@ -5,8 +5,8 @@
                              "slab_chunks_peak": int, "machine": null | {"out_bytes_per_second": float,
                              "in_bytes_per_second": float, "latency_seconds": float}, "function_names": [str] * n,
                              optional, of the machine: "map_seconds": float, "unmap_seconds": float}
-    function_start.npy      float64[n]    seconds since the iteration began, without time stalled for transfers
-    function_seconds.npy    float64[n]    seconds the function itself took
+    function_start.npy      float64[n]    seconds since the iteration began, waiting for memory included
+    function_seconds.npy    float64[n]    seconds until the next one began, without waiting for memory
     variable_bytes.npy      int64[V]
     born.npy  died.npy      int32[V]      see Trace
     previous.npy            int32[V]

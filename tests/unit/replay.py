@@ -160,12 +160,11 @@ class Replay:
             for number in function.absent:
                 self._allocate(number)
             self._begin(function.identifier, function.operands)
-            began = time.perf_counter()
             for number in function.births:
                 self._allocate(number)
+            due = max(due, time.perf_counter()) + function.seconds  # it computes once it has all its memory
             if watch is not None:
                 watch(index, self)
-            due = max(due, began) + function.seconds
             _wait_until(due)
             core.function_end()
             for number in function.deaths:
