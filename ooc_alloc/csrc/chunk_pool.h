@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "driver.h"
+#include "free_extents.h"
 
 namespace ooc {
 
@@ -23,8 +24,8 @@ class ChunkPool {
   }
 
   // Chunks that can be had without taking them from somebody: free ones and those not created yet.
-  uint64_t available() const { return free_.size() + (limit_ > created_ ? limit_ - created_ : 0); }
-  uint64_t free() const { return free_.size(); }
+  uint64_t available() const { return free_chunks_ + (limit_ > created_ ? limit_ - created_ : 0); }
+  uint64_t free() const { return free_chunks_; }
   uint64_t created() const { return created_; }
   uint64_t limit() const { return limit_; }
   uint64_t configured_limit() const { return configured_limit_; }
@@ -34,19 +35,20 @@ class ChunkPool {
 
   // Precondition: count <= available(). False if the driver refuses; then nothing is taken and limit() has shrunk to
   // what the device really has.
+  // Chunks that were created one after another stay together where they can: the system may map neighbours as one.
   bool take(uint32_t count, Chunk* out) {
-    for (uint32_t i = 0; i < count; ++i) {
-      if (!free_.empty()) {
-        out[i] = free_.back();
-        free_.pop_back();
-        continue;
-      }
-      out[i] = created_ < limit_ ? create() : kNoChunk;
-      if (out[i] == kNoChunk) {
+    for (uint32_t taken = 0; taken < count;) {
+      const auto [first, found] = free_.take_up_to(count - taken);
+      free_chunks_ -= found;
+      for (uint64_t i = 0; i < found; ++i) out[taken++] = static_cast<Chunk>(first + i);
+      if (found > 0) continue;
+      const Chunk chunk = created_ < limit_ ? create() : kNoChunk;
+      if (chunk == kNoChunk) {
         limit_ = std::min(limit_, created_);  // the device has less than the budget says
-        while (i > 0) free_.push_back(out[--i]);
+        while (taken > 0) keep(out[--taken]);
         return false;
       }
+      out[taken++] = chunk;
     }
     return true;
   }
@@ -55,27 +57,23 @@ class ChunkPool {
     if (!lowered()) return false;
     const Chunk chunk = create();
     if (chunk == kNoChunk) return false;
-    free_.push_back(chunk);
+    keep(chunk);
     limit_ = configured_limit_;
     return true;
   }
   // A chunk beyond a lowered limit goes back to the driver, any other one is kept.
   void give(Chunk chunk) {
     if (created_ > limit_) release(chunk);
-    else free_.push_back(chunk);
+    else keep(chunk);
   }
   // Another limit, at most the one it was made with. Chunks beyond it go back as they are given, free ones by trim().
   void set_limit(uint64_t chunks) { limit_ = configured_limit_ = chunks; }
   void trim() {
-    while (created_ > limit_ && !free_.empty()) {
-      release(free_.back());
-      free_.pop_back();
-    }
+    while (created_ > limit_ && free_chunks_ > 0) release_one();
   }
   // Gives free chunks back to the driver. A limit that it had lowered is tried again.
   void release_free() {
-    for (Chunk chunk : free_) release(chunk);
-    free_.clear();
+    while (free_chunks_ > 0) release_one();
     limit_ = configured_limit_;
   }
 
@@ -101,6 +99,14 @@ class ChunkPool {
     created_peak_ = std::max(created_peak_, ++created_);
     return chunk;
   }
+  void keep(Chunk chunk) {
+    free_.give(static_cast<uint64_t>(chunk), 1);
+    ++free_chunks_;
+  }
+  void release_one() {
+    --free_chunks_;
+    release(static_cast<Chunk>(free_.take_smallest(1)));
+  }
   void release(Chunk chunk) {
     driver_.cuMemRelease(handles_[static_cast<size_t>(chunk)]);
     unused_indexes_.push_back(chunk);
@@ -115,7 +121,8 @@ class ChunkPool {
   uint64_t created_peak_ = 0;
   uint64_t create_calls_ = 0;
   std::vector<CUmemGenericAllocationHandle> handles_;
-  std::vector<Chunk> free_;
+  FreeExtents free_;  // of indexes
+  uint64_t free_chunks_ = 0;
   std::vector<Chunk> unused_indexes_;
 };
 

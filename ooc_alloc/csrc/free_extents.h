@@ -2,6 +2,7 @@
 // they are given back. Nothing is behind an extent here: to take one never calls the driver or the system.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <iterator>
 #include <map>
@@ -26,6 +27,13 @@ class FreeExtents {
     auto found = by_start_.begin();
     while (found != by_start_.end() && found->second < size) ++found;
     return found != by_start_.end() ? cut(found, size) : kNone;
+  }
+
+  // The start and the size of an extent: of the smallest that fits, or else the whole of the largest; (kNone, 0) if none is free.
+  std::pair<uint64_t, uint64_t> take_up_to(uint64_t size) {
+    if (by_size_.empty()) return {kNone, 0};
+    const uint64_t least = std::min(size, by_size_.rbegin()->first);
+    return {take_smallest(least), least};
   }
 
   void give(uint64_t start, uint64_t size) {

@@ -43,6 +43,22 @@ TEST(chunks_are_created_once_and_recycled) {
   EXPECT_EQ(pool.created_peak(), uint64_t{3});
 }
 
+TEST(neighbours_stay_together) {
+  Pool pool(9);
+  Chunk all[9], found[5];
+  ASSERT_TRUE(pool.take(9, all));
+  for (const int i : {3, 1, 6, 2, 5, 8}) pool.give(all[i]);
+  ASSERT_TRUE(pool.take(2, found));  // from the smallest run that is long enough
+  EXPECT_EQ(found[0], all[5]);
+  EXPECT_EQ(found[1], all[6]);
+  for (const int i : {5, 6}) pool.give(all[i]);
+  ASSERT_TRUE(pool.take(5, found));  // the longest run first, where none is long enough
+  const int expected[5] = {1, 2, 3, 5, 6};
+  for (int i = 0; i < 5; ++i) EXPECT_EQ(found[i], all[expected[i]]);
+  for (const Chunk chunk : found) pool.give(chunk);
+  for (const int i : {0, 4, 7}) pool.give(all[i]);
+}
+
 TEST(free_chunks_go_back_to_the_driver) {
   Pool pool(4);
   size_t before = 0, with = 0, after = 0, total = 0;
