@@ -30,7 +30,10 @@ log = logging.getLogger("ooc.swapd")
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """A plan is wanted for what was recorded, or, `under` a plan, the seconds that a step takes with its times."""
+    """A plan is wanted for what was recorded, or, `under` a plan, the seconds that a step takes with its times.
+
+    With `recompute` it is also wanted what to drop, so that a step is faster than under that plan.
+    """
 
     recorded: RangedTrace
     budget_bytes: int
@@ -38,7 +41,7 @@ class Request:
     window_bytes: int | None
     lower: LowerTiers | None = None  # what lies under the device, where there are three tiers
     under: Made | None = None
-    recompute: bool = False  # what to drop is wanted as well
+    recompute: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,9 +55,7 @@ class Made:
     def columns(self) -> list[list[NDArray[Any]]]:
         """Outs, ins and write-backs, as `Core.install_plan` takes them."""
         arrays = self.known.to_arrays()
-        return [
-            [array for name, array in arrays.items() if name.startswith(kind)] for kind in ("out_", "in_", "back_")
-        ]
+        return [[array for name, array in arrays.items() if name.startswith(kind)] for kind in ("out_", "in_", "back_")]
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +66,7 @@ class Answer:
     made: Made | None = None
     predicted_seconds: float | None = None  # if a plan was given; None if it cannot be told
     failure: str = ""  # why there is no plan
-    schedule: Schedule | None = None  # of drops, if they were asked for and make a step faster than the plan alone
+    schedule: Schedule | None = None  # of drops, if they were asked for and make a step faster
     recompute_bound_seconds: float | None = None  # with a schedule: a step that no plan of swapping and drops beats
 
 
@@ -76,13 +77,15 @@ def answer(request: Request) -> Answer:
     problem = Problem.from_trace(trace, request.budget_bytes).within_slabs()
     if request.under is not None:
         seconds = step_seconds(problem, request.under, request.lower)
-        return Answer(time.perf_counter() - began, predicted_seconds=seconds)
+        alone = replace(request.under.plan, predicted_seconds=seconds)
+        schedule, bound = _drops(request, trace, alone) if request.recompute else (None, None)
+        spent = time.perf_counter() - began
+        return Answer(spent, predicted_seconds=seconds, schedule=schedule, recompute_bound_seconds=bound)
     try:
         made = _plan(request, problem, trace)
     except InfeasibleError as error:
         return Answer(time.perf_counter() - began, failure=str(error))
-    schedule, bound = _drops(request, trace, made.plan) if request.recompute else (None, None)
-    return Answer(time.perf_counter() - began, made, schedule=schedule, recompute_bound_seconds=bound)
+    return Answer(time.perf_counter() - began, made)
 
 
 def _drops(request: Request, trace: Trace, swap_only: Plan) -> tuple[Schedule | None, float | None]:

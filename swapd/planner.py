@@ -129,33 +129,42 @@ class Planner:
         self._account.count(ended, last_plan=self._measured[ended.fingerprint] >= _PLANS, waits=waits)
         planned_now = self._take()
         wanted = self._worth_planning(ended)
+        timed = None if wanted else self._timed(ended)
         under = None if wanted else self._worth_predicting(ended)
+        if timed is not None:
+            under = self.made.get(ended.fingerprint)
         if (wanted or under is not None) and self._asked is None and ended.fingerprint != planned_now:
-            self._ask(ended, under)
+            self._ask(ended, under, timed)
         return ended
 
-    def _ask(self, ended: Iteration, under: Made | None) -> None:
+    def _ask(self, ended: Iteration, under: Made | None, timed: RangedTrace | None) -> None:
         budget = int(self.core.stats()["budget_bytes"])
         if budget != self._budget:
             self._budget_is(budget)
-        recompute = under is None and self._may_drop(ended)
-        request = Request(
-            self.recorded(ended), budget, self.policy, self.window_bytes, self.lower(), under, recompute=recompute
-        )
+            timed = None
+        if timed is not None:
+            self._account.asked(ended.fingerprint)
+        recorded, drops = timed or self.recorded(ended), timed is not None
+        request = Request(recorded, budget, self.policy, self.window_bytes, self.lower(), under, recompute=drops)
         if self.executor is not None:
             self._asked = ended.fingerprint, request, self.executor.submit(answer, request)
         else:
             self._accept(ended.fingerprint, request, answer(request))
 
-    def _may_drop(self, ended: Iteration) -> bool:
-        """Whether it is worth asking what to drop: with times without demand stalls, for a sequence without drops.
+    def _timed(self, ended: Iteration) -> RangedTrace | None:
+        """The sequence with the least times of its functions, if it is known well enough to choose what to drop.
 
         Not where there is a disk below host memory: what moves there is planned from a trace that repeats itself as it
-        was recorded, and nobody has solved that for one that is rewritten.
+        was recorded, and nobody has solved that for one that is rewritten. Nor on streams, which are not timed by then.
         """
-        last = self._measured[ended.fingerprint] == _PLANS - 1
-        can = self.recompute and self.remaker is not None and self.disk is None
-        return can and last and not self._account.has_drops(ended.fingerprint)
+        can = self.recompute and self.remaker is not None and self.disk is None and not self.asynchronous
+        can = can and self.policy != "none"
+        last = ended.followed_plan and self._measured[ended.fingerprint] >= _PLANS
+        if not can or not last or self._account.is_timed(ended.fingerprint):
+            return None
+        recorded = self.recorded(ended)
+        seconds = self._account.time_alone(ended, recorded.whole.function_seconds)
+        return None if seconds is None else replace(recorded, whole=replace(recorded.whole, function_seconds=seconds))
 
     def _budget_is(self, budget_bytes: int) -> None:
         """There is another budget than before. What was chosen for that one is no longer right."""
@@ -186,11 +195,11 @@ class Planner:
             self._account.unplannable(fingerprint)
         elif got.made is not None:
             self._install(fingerprint, got.made, got.spent_seconds)
-            if got.schedule is not None:
-                self._account.add(got.schedule, got.recompute_bound_seconds)
         elif under is not None and self.made.get(fingerprint) is under:
             plan = replace(under.plan, predicted_seconds=got.predicted_seconds)
             self.made[fingerprint] = replace(under, plan=plan)
+            if got.schedule is not None and request.budget_bytes == int(self.core.stats()["budget_bytes"]):
+                self._account.follow(got.schedule, got.recompute_bound_seconds)
 
     def _worth_predicting(self, ended: Iteration) -> Made | None:
         """The plan that was followed, if the times under it are to say again what a step takes.
