@@ -1,9 +1,10 @@
-"""Two checkouts in turns: step times of both workloads and the cost of interception, as ratios of new to old.
+"""Two checkouts beside each other: step times of both workloads and the cost of interception, as ratios of new to old.
 
     python -m benchmarks.versions OLDER [--rounds N] [--steps N] [--output FOLDER]
 
-OLDER is a checkout whose libraries are built and which has an environment in .venv, as this one. Within a round both
-do the same, and every second round begins with the other one, so that neither always runs on the cooler machine.
+OLDER is a checkout whose libraries are built and which has an environment in .venv, as this one. A step of the old one
+and a step of the new one take turns, so that what slows the machine down slows a pair of them; interception is measured
+in rounds, of which every second begins with the other checkout.
 """
 
 from __future__ import annotations
@@ -13,22 +14,48 @@ import json
 import os
 import statistics
 import subprocess
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import results
-from benchmarks.runs import ROOT, RunFailed
+from benchmarks import machine, results
+from benchmarks.child import TURNS
+from benchmarks.runs import ROOT, RunFailed, in_turns
+from benchmarks.workloads import CHUNK_BYTES
 
 NAME = "versions"
 OVERSUBSCRIPTION = 2
+WARM_STEPS = 12  # those that are recorded, planned, and followed first
+SETTINGS = {"exact": {}, "off": {"OOC_RECOMPUTE": "off"}}  # of the new checkout, within a name of a case
 # Runs inside either checkout, so it takes nothing but what both have.
 STEPS = """
-import json, sys
-from benchmarks.runs import run
+import json, os, runpy, sys, time
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from benchmarks.workloads import WORKLOADS
-name, steps, budget, bandwidth = json.loads(sys.argv[1])
-workload = next(w for w in WORKLOADS if w.name == name)
-print(json.dumps(run(workload, steps, budget_bytes=budget, bytes_per_second=bandwidth)))
+name, steps = json.loads(sys.argv[1])
+pipes = [int(number) for number in os.environ.pop("BENCHMARK_TURNS", "").split()]
+seconds, began = [], None
+def step(*_):
+    global began
+    if began is not None:
+        seconds.append(time.perf_counter() - began)
+    if pipes:
+        try:
+            if began is not None:
+                os.write(pipes[1], b"!")
+            if not os.read(pipes[0], 1):
+                pipes.clear()
+        except BrokenPipeError:
+            pipes.clear()
+    began = time.perf_counter()
+register_optimizer_step_post_hook(step)
+script, *arguments = next(w for w in WORKLOADS if w.name == name).command(quick=False)
+sys.argv = [script, *arguments, "--steps", str(steps)]
+said, sys.stdout = sys.stdout, sys.stderr
+runpy.run_path(script, run_name="__main__")
+import ooc.pytorch
+print(json.dumps({"seconds": seconds, "summary": ooc.pytorch.summary()}), file=said)
 """
 INTERCEPTION = """
 import json, sys
@@ -37,66 +64,77 @@ print(json.dumps(measure_in_child("operators", json.loads(sys.argv[1])[0])))
 """
 
 
-def ask(checkout: Path, program: str, arguments: list[Any]) -> dict[str, Any]:
+def ask(
+    checkout: Path, program: str, arguments: list[Any], variables: dict[str, str], turns: Sequence[int] = ()
+) -> dict[str, Any]:
     """What a program prints, run by a checkout's own environment. Raises RunFailed."""
     command = [checkout / ".venv" / "bin" / "python", "-c", program, json.dumps(arguments)]
-    adapters = checkout / "integrations"  # in 0.1.0, modules there had names of others: numpy
-    paths = [checkout, adapters] if (adapters / "ooc").is_dir() else [checkout]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))}
-    done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("OOC_")}
+    paths = {"PYTHONPATH": os.pathsep.join(map(str, (checkout, checkout / "integrations")))}
+    environment = kept | paths | variables | {TURNS: " ".join(map(str, turns)), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=checkout, env=environment, pass_fds=turns, capture_output=True, text=True)
     if done.returncode != 0:
         raise RunFailed(f"{checkout}: {done.stderr[-3000:]}")
     record: dict[str, Any] = json.loads(done.stdout)
     return record
 
 
-def step_seconds(record: dict[str, Any]) -> float:
-    """The median of the steps after the plan was made."""
-    return float(statistics.median(step["seconds"] for step in record["steps"][4:]))
+def environment(budget_bytes: int | None = None, bytes_per_second: float | None = None) -> dict[str, str]:
+    """Of a process that trains, in a budget and with a held link if they are given."""
+    variables = {"OOC_ALLOC": "emulated", "OOC_CHUNK_SIZE": str(CHUNK_BYTES), "OOC_SMALL_LIMIT": str(CHUNK_BYTES // 2)}
+    if budget_bytes is not None:
+        variables["OOC_BUDGET"] = str(budget_bytes)
+    if bytes_per_second is not None:
+        variables["OOC_EMULATED_BANDWIDTH"] = f"{bytes_per_second:.0f}B/s"
+    return variables
 
 
-def kept_of(record: dict[str, Any]) -> dict[str, Any]:
-    """What is kept of a run: the machine, the raw times, and the figure that is compared.
-
-    Of interception that is what a call takes, the mean over the operators of the fastest of its rounds.
-    """
-    known = {"machine": record["machine"], "load_average_after": record["load_average_after"]}
-    if "steps" in record:
-        seconds = [step["seconds"] for step in record["steps"]]
-        return known | {"figure": step_seconds(record), "step_seconds": seconds, "digest": record["digest"]}
-    fastest = {
-        name: {kind: min(times) for kind, times in kinds.items()} for name, kinds in record["nanoseconds"].items()
-    }
-    figure = statistics.mean(kinds["intercepted"] for kinds in fastest.values())
-    return known | {"figure": figure, "fastest_nanoseconds": fastest}
+def interception(record: dict[str, Any]) -> float:
+    """Nanoseconds of a call: the mean over the operators of the fastest of its rounds."""
+    return statistics.mean(min(kinds["intercepted"]) for kinds in record["nanoseconds"].values())
 
 
 def measure(older: Path, target: Path, rounds: int, steps: int) -> None:
     """Runs everything and writes the raw data. Raises RunFailed."""
-    checkouts = {"old": older, "new": ROOT}
-    cases: dict[str, tuple[str, list[Any]]] = {"interception": (INTERCEPTION, ["200"])}
+    cases: dict[str, tuple[str, dict[str, str], dict[str, str]]] = {}  # workload, variables of both, of the new one
     for name in ("gpt", "resnet50"):
-        whole = ask(ROOT, STEPS, [name, steps, None, None])
+        whole = ask(ROOT, STEPS, [name, WARM_STEPS], environment())
         budget = whole["summary"]["live_peak_bytes"] // OVERSUBSCRIPTION
-        bandwidth = 2 * budget / step_seconds(whole)  # copying takes about as long as computing
-        cases[f"{name}-in-core"] = STEPS, [name, steps, None, None]
-        cases[f"{name}-{OVERSUBSCRIPTION}x"] = STEPS, [name, steps, budget, bandwidth]
+        pressed = environment(budget, 2 * budget / statistics.median(whole["seconds"]))  # copying takes as long
+        for setting, variables in SETTINGS.items():
+            cases[f"{name} in core, {setting}"] = name, environment(), variables
+        cases[f"{name} at {OVERSUBSCRIPTION} times, off"] = name, pressed, SETTINGS["off"]
     results.clear(target, NAME)
     for turn in range(rounds):
-        for case, (program, arguments) in cases.items():
-            for which in sorted(checkouts, reverse=bool(turn % 2)):
-                record = ask(checkouts[which], program, arguments)
-                kept = kept_of(record) | {"case": case}
-                results.save(target, NAME, f"{case}-{turn}-{which}", kept)
-                print(f"{case}, round {turn}, {which}: {kept['figure']:.6g}", flush=True)
+        for case, (name, variables, of_new) in cases.items():
+            run = partial(ask, program=STEPS, arguments=[name, steps])
+            old, new = in_turns(
+                lambda ends: run(older, variables=variables, turns=ends),  # noqa: B023
+                lambda ends: run(ROOT, variables=variables | of_new, turns=ends),  # noqa: B023
+            )
+            pairs = list(zip(old["seconds"], new["seconds"]))[WARM_STEPS:]
+            keep(target, case, turn, {"pairs": pairs}, statistics.median(new / old for old, new in pairs))
+        checkouts = {"old": older, "new": ROOT}
+        found = {
+            which: ask(checkouts[which], INTERCEPTION, ["200"], {})
+            for which in sorted(checkouts, reverse=bool(turn % 2))
+        }
+        nanoseconds = {which: interception(record) for which, record in found.items()}
+        keep(target, "interception", turn, {"ns": nanoseconds}, nanoseconds["new"] / nanoseconds["old"])
+
+
+def keep(target: Path, case: str, turn: int, raw: dict[str, Any], ratio: float) -> None:
+    """Writes one ratio and what it is of."""
+    record = {"case": case, "ratio": ratio, "machine": machine.describe(), **raw}
+    results.save(target, NAME, f"{case.replace(',', '').replace(' ', '-')}-{turn}", record)
+    print(f"{case}, round {turn}: {ratio:.4f}", flush=True)
 
 
 def table(target: Path) -> str:
     """One row a case: the median of new to old over the rounds."""
     ratios: dict[str, list[float]] = {}
-    for path in sorted((target / NAME).glob("*-new.json")):
-        new, old = (json.loads(at.read_text()) for at in (path, path.with_name(path.name.replace("-new.", "-old."))))
-        ratios.setdefault(new["case"], []).append(new["figure"] / old["figure"])
+    for record in results.load(target, NAME):
+        ratios.setdefault(record["case"], []).append(record["ratio"])
     rows = [
         [case, f"{statistics.median(values):.3f}", f"{min(values):.3f} to {max(values):.3f}", len(values)]
         for case, values in ratios.items()
@@ -108,7 +146,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("older", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=42)
     parser.add_argument("--output", type=Path, default=results.folder())
     options = parser.parse_args()
     measure(options.older.resolve(), options.output, options.rounds, options.steps)
