@@ -127,6 +127,7 @@ def test_only_steps_that_count_are_timed() -> None:
     assert step_seconds({"steps": steps, "steady": 3}) == 2.0
     assert step_seconds({"steps": steps, "steady": 2}) == 1.5
     assert step_seconds({"steps": steps, "steady": 0}) == 2.0  # never steady: a few of the last
+    assert step_seconds({"steps": [entry("", 3) | {"planning_seconds": 0.5}], "steady": 1}) == 2.5
 
 
 def test_bits_and_budgets_are_not_taken_for_granted() -> None:
