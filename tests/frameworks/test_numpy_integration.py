@@ -55,7 +55,7 @@ def live_bytes(device: ooc.Device) -> int:
 
 def sweep(target: np.ndarray, left: np.ndarray, right: np.ndarray) -> None:
     target += np.tanh(left - 0.5 * right)
-    time.sleep(0.001)  # for the swap threads, on a machine that is busy otherwise
+    time.sleep(0.004)  # for the swap threads, on a machine that is busy otherwise
 
 
 def run_sweeps(arrays: list[Any], run: Callable[..., None], steps: int, step: Callable[[], None]) -> None:
