@@ -230,7 +230,7 @@ SLOW_LINK |= {"OOC_CHUNK_SIZE": "16KiB", "OOC_SMALL_LIMIT": "16KiB"}
 
 
 def test_a_schedule_is_carried_out_and_its_sequence_planned(tmp_path: Path) -> None:
-    source = code(TRAINING, "for _ in range(18): step()", "show(*model.parameters())")
+    source = code(TRAINING, "for _ in range(14): step()", "show(*model.parameters())")
     plain, small = run_both(tmp_path, source, **SLOW_LINK)
     assert small.output == plain.output
     figures = small.figures
@@ -242,7 +242,7 @@ def test_a_schedule_is_carried_out_and_its_sequence_planned(tmp_path: Path) -> N
 
 
 def test_nothing_is_dropped_where_it_is_off(tmp_path: Path) -> None:
-    source = code(TRAINING, "for _ in range(14): step()", "show(*model.parameters())")
+    source = code(TRAINING, "for _ in range(11): step()", "show(*model.parameters())")
     plain, small = run_both(tmp_path, source, OOC_RECOMPUTE="off", **SLOW_LINK)
     assert small.output == plain.output
     assert small.figures["recompute_drop_count"] == small.figures["recompute_function_count"] == 0
