@@ -32,7 +32,6 @@ class _Entry:
 
     function_seconds: NDArray[np.float64]  # the least of each
     alone: list[float] = field(default_factory=list)
-    was_asked: bool = False
     schedule: Schedule | None = None
     bound_seconds: float | None = None
     planned: list[float] = field(default_factory=list)
@@ -47,6 +46,7 @@ class Account:
     def __init__(self) -> None:
         self.remaker: Remaker | None = None
         self._entries: dict[int, _Entry] = {}  # by the sequence without drops
+        self._asked: set[int] = set()  # sequences of which it was asked what to drop, once for each
         self._without: dict[int, int] = {}  # of sequences with drops: the one without
         self._carried_out: int | None = None  # in the iteration that ends
         self._figures = RemakeFigures()
@@ -91,8 +91,7 @@ class Account:
 
     def is_timed(self, fingerprint: int) -> bool:
         """Whether it was asked what a sequence is to drop, or it drops already: its iterations need no `time_alone`."""
-        entry = self._entries.get(fingerprint)
-        return fingerprint in self._without or (entry is not None and entry.was_asked)
+        return fingerprint in self._without or fingerprint in self._asked
 
     def time_alone(self, ended: Iteration, function_seconds: NDArray[np.float64]) -> NDArray[np.float64] | None:
         """An iteration swapped alone, under the last plan.
@@ -111,7 +110,7 @@ class Account:
 
     def asked(self, fingerprint: int) -> None:
         """It is being chosen what a sequence drops, after `time_alone`."""
-        self._entries[fingerprint].was_asked = True
+        self._asked.add(fingerprint)
 
     def follow(self, schedule: Schedule, bound_seconds: float | None) -> None:
         """Has a schedule followed that was asked for, unless all has been given up since.
@@ -136,7 +135,6 @@ class Account:
         return entry.bound_seconds if entry is not None and fingerprint in self._without else None
 
     def _give_up(self, fingerprint: int) -> None:
-        """The entry stays, so that nothing is asked again."""
         entry = self._entries.get(fingerprint)
         if entry is not None and entry.schedule is not None and self.remaker is not None:
             entry.schedule = None
@@ -150,6 +148,7 @@ class Account:
     def forget(self) -> None:
         """Gives all schedules up."""
         self._entries.clear()
+        self._asked.clear()
         if self.remaker is not None:
             self.remaker.forget()
 

@@ -18,6 +18,7 @@ from swapd.plan_making import Answer, Request, answer
 from swapd.planner import Planner
 from swapd.planning.problem import Problem
 from swapd.policies import make_plan
+from swapd.recompute.account import Account
 from swapd.recompute.bound import recompute_bound
 from swapd.recompute.candidates import Drop, find_candidates
 from swapd.recompute.choice import Choice, choose
@@ -302,6 +303,24 @@ def test_drops_are_chosen_with_the_least_times_of_functions(monkeypatch: pytest.
     run(planner_of(Program()), 5)
     (request,) = [one for one in asked if one.recompute]
     assert request.recorded.whole.function_seconds.tolist() == least.tolist()
+
+
+def test_more_sequences_than_are_kept_are_each_asked_about_once() -> None:
+    """The oldest one's schedule is given up for the newest, and not chosen again when that one comes back."""
+    account, program = Account(), Program()
+    account.remaker = told = Fake(program)
+    told.unfollow = lambda fingerprint: program.called.append(f"unfollow {fingerprint}")  # type: ignore[method-assign]
+    ended = Iteration(**{field.name: 0 for field in fields(Iteration)})  # type: ignore[arg-type]
+    for fingerprint in range(100, 165):
+        for _ in range(3):
+            times = account.time_alone(replace(ended, fingerprint=fingerprint), np.ones(2))
+        assert times is not None and not account.is_timed(fingerprint)
+        account.asked(fingerprint)
+        account.follow(Schedule(fingerprint, ("a", "b"), (), ()), None)
+    assert program.called == [*["follow"] * 64, "unfollow 100", "follow"]
+    assert account.is_timed(100)
+    account.forget()
+    assert not account.is_timed(100)
 
 
 def test_what_never_has_a_plan_is_given_up_if_it_is_slower() -> None:
