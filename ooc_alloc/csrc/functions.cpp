@@ -184,7 +184,7 @@ inline void Core::commence(ThreadState& thread, bool recorded) {
 }
 
 // What the function holds is on the device, or on its way there.
-inline int Core::begin_running(ThreadState& thread, CUstream stream, bool recorded) {
+[[gnu::always_inline]] inline int Core::begin_running(ThreadState& thread, CUstream stream, bool recorded) {
   note_need();
   if (streams_.on() && !begin_on_stream(thread, stream, recorded)) {
     thread.in_function = false;

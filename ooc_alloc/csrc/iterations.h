@@ -33,7 +33,8 @@ class Iterations {
   bool begin_function(const ThreadState* thread, uint32_t function) {
     if (thread_ == nullptr && !taker_left_ && thread->part != Part::kApart) thread_ = thread;
     if (!records(thread)) return false;
-    recorder_.begin_function(function, now_seconds(), thread->part == Part::kRemakes);
+    recorder_.begin_function(function, now_seconds());
+    if (__builtin_expect(thread->part == Part::kRemakes, false)) recorder_.remakes();
     if (__builtin_expect(recorder_.current().own_functions() == repeats_.next(), false) && thread == watches_)
       repeats_.look(recorder_.current());
     return true;

@@ -62,8 +62,8 @@ class Recorder {
   }
   const char* function_name(uint32_t id) const { return names_[id].c_str(); }
 
-  void begin_function(uint32_t id, double now, bool remakes = false) {
-    before_ = {hash_, stalled_, trace_->remade};
+  void begin_function(uint32_t id, double now) {
+    before_ = {hash_, stalled_};
     end_function(now);
     chunks_now_ = chunks_peak_ = chunks_sum_ = 0;
     workspaces_.clear();
@@ -76,7 +76,12 @@ class Recorder {
     trace_->names.push_back(id);
     trace_->starts.push_back(now - began_);
     trace_->seconds.push_back(0);
-    if (remakes) ++trace_->remade;
+  }
+  // The function that began last makes again what others made.
+  void remakes() {
+    if (trace_->overflow) return;
+    ++trace_->remade;
+    last_remade_ = trace_->functions();
   }
   void use(Region* region, uint32_t access) {
     if (trace_->overflow) return;
@@ -148,12 +153,15 @@ class Recorder {
       if (trace_->uses.back().range > 0) trace_->ranges.pop_back();
       trace_->uses.pop_back();
     }
+    if (last_remade_ == trace_->functions()) {
+      --trace_->remade;
+      last_remade_ = 0;
+    }
     trace_->names.pop_back();
     trace_->starts.pop_back();
     trace_->seconds.pop_back();
     if (trace_->prefixes.size() > function) trace_->prefixes.pop_back();
     hash_ = before_.hash;
-    trace_->remade = before_.remade;
     stalled_ += before_.stalled;
     for (Trace::Variable& variable : trace_->variables)  // freed meanwhile, by another thread
       if (variable.died == static_cast<int32_t>(function)) variable.died = std::max(variable.died - 1, variable.born);
@@ -255,6 +263,7 @@ class Recorder {
     only_freed_.clear();
     workspaces_.clear();
     stalled_ = 0;
+    last_remade_ = 0;
     hash_ = 0x6f6f63;  // "ooc"
     began_ = now;
   }
@@ -318,8 +327,8 @@ class Recorder {
   struct {
     uint64_t hash = 0;
     double stalled = 0;
-    uint32_t remade = 0;
   } before_;
+  uint32_t last_remade_ = 0;  // functions up to and with the last one that made something again; 0 also where it did not begin
   struct Known {
     uint64_t iteration;
     int32_t variable;

@@ -197,6 +197,26 @@ TEST(a_function_lasts_until_the_next_begins_without_what_it_waited) {
   EXPECT_TRUE(trace->seconds == (std::vector<double>{1.5, 3.5}));
 }
 
+TEST(a_function_that_makes_something_again_is_none_of_the_programs_own) {
+  World world;
+  const auto begin = [&](bool remakes) {
+    world.recorder.begin_function(world.recorder.function_id("f"), 0);
+    if (remakes) world.recorder.remakes();
+    world.recorder.end_operands();
+  };
+  begin(true);
+  begin(true);
+  world.recorder.forget_function();  // it did not begin after all
+  EXPECT_EQ(world.recorder.current().remade, uint32_t{1});
+  begin(false);
+  world.recorder.forget_function();
+  EXPECT_EQ(world.recorder.current().remade, uint32_t{1});
+  world.recorder.finish(1);
+  begin(false);
+  world.recorder.forget_function();
+  EXPECT_EQ(world.recorder.current().remade, uint32_t{0});
+}
+
 TEST(workspaces_that_are_not_there_together_are_not_added_up) {
   World world;
   world.recorder.finish(0);

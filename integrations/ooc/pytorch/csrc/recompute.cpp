@@ -262,8 +262,6 @@ void Keeping::begin(const c10::OperatorHandle& op, const OperatorInfo& info, c10
   memory_ = std::make_unique<CallMemory>();
 }
 
-Keeping::~Keeping() = default;
-
 void Keeping::finish(const torch::jit::Stack& stack) {
   call_->allocations = memory_->take();
   memory_.reset();

@@ -27,13 +27,21 @@ inline std::atomic<bool> recomputing{false};  // calls may have to be kept, or m
 // results that belong in it.
 class CallMemory {
  public:
-  static CallMemory* current() { return current_; }
+  // Of the calling thread. As long as there is none in any thread it costs one look at a count: every allocation asks.
+  static CallMemory* current() {
+    return __builtin_expect(alive_.load(std::memory_order_relaxed) > 0, false) ? current_ : nullptr;
+  }
   // For a call that runs for the first time.
-  CallMemory() : outer_(std::exchange(current_, this)) {}
+  CallMemory() : outer_(std::exchange(current_, this)) { ++alive_; }
   // For one that runs again: `places` has an address for each of its allocations, or null.
   CallMemory(const std::vector<Allocation>& first, std::vector<char*> places)
-      : outer_(std::exchange(current_, this)), first_(&first), places_(std::move(places)) {}
-  ~CallMemory() { current_ = outer_; }
+      : outer_(std::exchange(current_, this)), first_(&first), places_(std::move(places)) {
+    ++alive_;
+  }
+  ~CallMemory() {
+    --alive_;
+    current_ = outer_;
+  }
   CallMemory(const CallMemory&) = delete;
   CallMemory& operator=(const CallMemory&) = delete;
 
@@ -49,6 +57,7 @@ class CallMemory {
   std::vector<Allocation> take() { return std::move(made_); }
 
  private:
+  static inline std::atomic<int> alive_{0};
   static inline thread_local CallMemory* current_ = nullptr;
   CallMemory* outer_;
   const std::vector<Allocation>* first_ = nullptr;
@@ -64,7 +73,6 @@ class Keeping {
   Keeping(const c10::OperatorHandle& op, const OperatorInfo& info, c10::DispatchKeySet keys, const torch::jit::Stack& stack) {
     if (__builtin_expect(recomputing.load(std::memory_order_relaxed), false)) begin(op, info, keys, stack);
   }
-  ~Keeping();
   Keeping(const Keeping&) = delete;
   Keeping& operator=(const Keeping&) = delete;
   // The kernel has returned; its results are on the stack, and the function has not ended.
