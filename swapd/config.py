@@ -61,7 +61,10 @@ class Config:
     planning: Literal["background", "blocking"] = "background"
     recompute: Literal["off", "exact"] = "exact"
     window: int | None = None  # bytes; None if the policy chooses it
-    split: Literal["off", "exact", "allow"] = "exact"
+    split: Literal["off", "exact", "allow", "fast"] = "exact"
+    workspace: int | None = None  # bytes, for each convolution
+    workspace_total: int | None = None  # bytes, for all of them together
+    micro_batches: Literal["powerOfTwo", "all"] = "powerOfTwo"
     split_store: Path | None = None
     summary: Path | None = None
     progress: Path | None = None
@@ -266,6 +269,13 @@ def _check_alone(config: Config) -> None:
             raise ConfigError(
                 f"{one.variable}={one.text(getattr(config, name))} does nothing without {other.variable}: set that too "
                 f"({other.variable}={example}), or leave it out"
+            )
+    for name in ("workspace", "workspace_total", "micro_batches"):
+        if getattr(config, name) != defaults[name] and config.split != "fast":
+            one = _BY_NAME[name]
+            raise ConfigError(
+                f"{one.variable}={one.text(getattr(config, name))} does nothing without OOC_SPLIT=fast: set that too, "
+                "or leave it out"
             )
     if config.metrics_cert is not None:
         server_tls(config.metrics_cert, config.metrics_key)

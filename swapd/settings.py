@@ -25,7 +25,8 @@ from swapd.units import (
 
 PREFIX = "OOC_"
 _NO, _YES = ("0", "off", "no", "false"), ("1", "on", "yes", "true")
-SPLITS = ("off", "exact", "allow")
+SPLITS = ("off", "exact", "allow", "fast")
+MICRO_BATCHES = ("powerOfTwo", "all")
 PLANNING = ("background", "blocking")
 RECOMPUTE = ("off", "exact")
 POLICIES = ("auto", "demand", "idle", "window")  # those of swapd.policies, and demand, which makes no plan
@@ -88,7 +89,10 @@ parse_recompute = _one_of(
 parse_split = _one_of(
     {**{name: name for name in SPLITS}, **dict.fromkeys((*_NO, "none"), "off")},
     "is no way to split",
-    "off, exact (only what changes no bit) or allow (rounding too)",
+    "off, exact (only what changes no bit), allow (rounding too) or fast (also what fits, where that is faster)",
+)
+parse_micro_batches = _one_of(
+    {name.lower(): name for name in MICRO_BATCHES}, "is no set of micro-batches", " or ".join(MICRO_BATCHES)
 )
 
 
@@ -247,10 +251,27 @@ SETTINGS = (
     Setting(
         "split",
         "|".join(SPLITS),
-        "functions larger than the budget in parts; allow: also if bits change [exact]",
+        "functions larger than the budget in parts; allow: if bits change too; fast: convolutions that fit too [exact]",
         parse_split,
         more="`exact` runs them in parts where that was seen to change no bit, `allow` also where rounding differs "
-        "(the summary says by how much), `off` raises. PyTorch.",
+        "(the summary says by how much), `off` raises. `fast` allows rounding, and runs convolutions that fit in the "
+        "micro-batches, and by the algorithms, that it measured to be fastest. PyTorch; `fast` for CPU tensors.",
+    ),
+    Setting("workspace", "BYTES", "with fast: the workspace of each convolution [no limit]", parse_bytes, exact_bytes),
+    Setting(
+        "workspace_total",
+        "BYTES",
+        "with fast: the workspaces of all convolutions together [no limit]",
+        parse_bytes,
+        exact_bytes,
+        "Each has a part of it to itself, which is chosen when an iteration has shown all of them; until then "
+        "they run in as little as they can.",
+    ),
+    Setting(
+        "micro_batches",
+        "|".join(MICRO_BATCHES),
+        "with fast: the sizes that are measured [powerOfTwo]",
+        parse_micro_batches,
     ),
     Setting(
         "split_store", "FILE", "what is known of parts: exact or not, and how fast [in the cache folder]", parse_path

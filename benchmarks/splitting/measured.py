@@ -31,7 +31,6 @@ from benchmarks.splitting import convolutions, plans, tables
 from benchmarks.splitting.plans import MIB, Plan
 from ooc.pytorch.splitting.kernels import CPU, KINDS, ConvolutionShape, Kernel, run
 from ooc.pytorch.splitting.measure import Effort, Measurer, live_during, measured_sizes, noise_of
-from ooc_alloc import Core
 from swapd.splitting.configurations import Configuration
 from swapd.splitting.store import Store
 
@@ -81,10 +80,10 @@ def confirm(operands: Operands, kernel: Kernel, batch: int, divided: Configurati
     return plans.clearly_faster(turns[1:])  # the first is the warm-up
 
 
-def executed_workspace(core: Core, operands: Operands, kernel: Kernel, batch: int, chosen: Configuration) -> int:
+def executed_workspace(operands: Operands, kernel: Kernel, batch: int, chosen: Configuration) -> int:
     """Bytes that lived at once in a run of a configuration, beyond operands and result."""
     given = operands.of(kernel, batch)
-    return live_during(core, lambda: execute(kernel, given, chosen))
+    return live_during(lambda: execute(kernel, given, chosen))
 
 
 def timed_pass(operands: Operands, kernels: list[Kernel], batch: int, plan: Plan) -> float:
@@ -97,16 +96,16 @@ def timed_pass(operands: Operands, kernels: list[Kernel], batch: int, plan: Plan
 
 
 def measure_network(
-    core: Core, name: str, layers: list[ConvolutionShape], batch: int, rounds: int, say: Callable[[str], None]
+    name: str, layers: list[ConvolutionShape], batch: int, rounds: int, say: Callable[[str], None]
 ) -> dict[str, Any]:
     """The record of one network."""
     began = time.monotonic()
     kernels = [Kernel(layer, kind) for layer in layers for kind in KINDS]
     with tempfile.TemporaryDirectory() as folder:
         store = Store(Path(folder) / "splitting.jsonl")
-        measurer = Measurer(core, store, largest_bytes=LIMITS_MIB[-1] * MIB, effort=Effort(3, 0.05, 9))
+        measurer = Measurer(store, measures=True, largest_bytes=LIMITS_MIB[-1] * MIB, effort=Effort(3, 0.05, 9))
         known = {kernel: measurer.table(kernel, batch) for kernel in dict.fromkeys(kernels)}
-        again = Measurer(core, store, largest_bytes=LIMITS_MIB[-1] * MIB)
+        again = Measurer(store, measures=True, largest_bytes=LIMITS_MIB[-1] * MIB)
         for kernel in known:
             again.table(kernel, batch)
     say(
@@ -129,7 +128,7 @@ def measure_network(
     say(f"{name}: {len(made)} plans, {len(different)} of them different; {sum(confirmed.values())} divisions confirmed "
         f"of {len(confirmed)}")  # fmt: skip
     workspaces = {
-        pair: executed_workspace(core, operands, pair[0], batch, pair[1])
+        pair: executed_workspace(operands, pair[0], batch, pair[1])
         for pair in dict.fromkeys(pair for chosen in different for pair in zip(kernels, chosen))
     }
     by_plan = {chosen: next(plan for plan in made if plan.configurations == chosen) for chosen in different}
@@ -208,14 +207,11 @@ def main(arguments: list[str] | None = None) -> int:
         if load > 0.5:
             say(f"the load average is {load}: other work disturbs the figures")
         ooc.enable(alloc="emulated", budget=BUDGET, policy="demand", split="off")
-        assert ooc.pytorch._session is not None
         for name in options.networks:
             make, batch, rounds = NETWORKS[name]
             layers = quick_layers(make()) if options.quick else make()
             rounds = options.rounds or (1 if options.quick else rounds)
-            record = measure_network(
-                ooc.pytorch._session.core, name, layers, min(batch, 3) if options.quick else batch, rounds, say
-            )
+            record = measure_network(name, layers, min(batch, 3) if options.quick else batch, rounds, say)
             results.save(target, NAME, name, record)
     records = results.load(target, NAME)
     target.mkdir(parents=True, exist_ok=True)

@@ -176,7 +176,7 @@ def _kernel_facts(kernel: KernelPlan) -> dict[str, Any]:
 
 
 def _parts_text(configuration: Configuration) -> str:
-    """A text such as `4 x 8 onednn, 2 im2col`: how many equal parts there are, with their samples and algorithm."""
+    """A text such as `4 x 8 own, 2 im2col`: how many equal parts there are, with their samples and algorithm."""
     counts = Counter((part.batch, part.algorithm) for part in configuration.parts)
     return ", ".join(f"{n} x {size} {name}" if n > 1 else f"{size} {name}" for (size, name), n in counts.items())
 

@@ -17,7 +17,7 @@ from benchmarks.splitting.plans import MIB, make_plans
 from ooc.pytorch.splitting.kernels import KINDS, Kernel
 from swapd.splitting.configurations import Configuration, KernelTable, MicroConfiguration
 
-WHOLE = MicroConfiguration(4, "onednn", 1.0, 20 * MIB)
+WHOLE = MicroConfiguration(4, "own", 1.0, 20 * MIB)
 LARGE = MicroConfiguration(4, "fft", 0.5, 100 * MIB)
 PART = MicroConfiguration(2, "fft", 0.3, 50 * MIB, 0.001)
 SMALL = MicroConfiguration(1, "im2col", 0.6, 1 * MIB)
@@ -150,5 +150,5 @@ def test_operands_of_every_kernel_are_views_of_two_buffers() -> None:
     for kernel in kernels:
         given = operands.of(kernel, 2)
         assert tuple(t.shape for t in given) == kernel.shapes(2)
-        chosen = Configuration(tuple(MicroConfiguration(1, name, 0.0, 0) for name in ("im2col", "onednn")))
+        chosen = Configuration(tuple(MicroConfiguration(1, name, 0.0, 0) for name in ("im2col", "own")))
         assert execute(kernel, given, chosen).shape == kernel.result_shape(2)

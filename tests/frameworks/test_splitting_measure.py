@@ -38,7 +38,7 @@ from swapd.splitting.store import Store
 
 core = ooc.pytorch._session.core
 
-measure.HOPELESS = float("inf")  # no speed decides what is measured here
+measure.HOPELESS = measure.HOPELESS_AT_ONCE = float("inf")  # no speed decides what is measured here
 
 def exactly():
     result = torch.empty(70_000, dtype=torch.uint8)
@@ -49,20 +49,20 @@ def exactly():
     return result
 
 def after_another():
-    live_during(core, lambda: torch.zeros(900_000, dtype=torch.uint8))
-    return live_during(core, lambda: torch.zeros(100_000, dtype=torch.uint8))
+    live_during(lambda: torch.zeros(900_000, dtype=torch.uint8))
+    return live_during(lambda: torch.zeros(100_000, dtype=torch.uint8))
 
 shape = ConvolutionShape(16, 16, (32, 32), (3, 3), padding=(1, 1))
 kernels = [Kernel(shape, kind) for kind in (FORWARD, BACKWARD_FILTER)]
 found = []
 for _run in range(2):
-    measurer = Measurer(core, Store(sys.argv[1]), effort=Effort(2, 0.0, 2))
+    measurer = Measurer(Store(sys.argv[1]), measures=True, effort=Effort(2, 0.0, 2))
     tables = [measurer.table(kernel, 4) for kernel in kernels]
     found.append([[row.__dict__ for row in table.rows] for table in tables] + [measurer.measurements])
-more = Measurer(core, Store(sys.argv[1]), effort=Effort(2, 0.0, 2))
+more = Measurer(Store(sys.argv[1]), measures=True, effort=Effort(2, 0.0, 2))
 more.table(kernels[0], 5)  # sizes 1 to 3 are known from the batch of 4
 counts = core.stats()
-print(json.dumps({"runs": found, "more": more.measurements, "exactly": workspace_bytes(core, exactly),
+print(json.dumps({"runs": found, "more": more.measurements, "exactly": workspace_bytes(exactly),
                   "after_another": after_another(),
                   "moved": counts["swap_out_bytes"] + counts["swap_in_bytes"]}))
 """
@@ -108,10 +108,10 @@ def test_workspaces_are_those_of_the_algorithms(measured: dict[str, object]) -> 
         assert size * columns <= by["im2col", size] <= size * (columns + image)
     spectra = 8 * 36 * 19 * (4 * 32 + 256)
     assert by["fft", 4] >= spectra
-    assert by["onednn", 3] >= 3 * image  # a part has a result of its own beside the place where it belongs
-    assert by["onednn", 4] <= by["onednn", 3]
+    assert by["own", 3] >= 3 * image  # a part has a result of its own beside the place where it belongs
+    assert by["own", 4] <= by["own", 3]
     sums = {(row["algorithm"], row["batch"]): row["workspace_bytes"] for row in backward_filter}
-    assert sums["onednn", 2] >= filters  # what is added to the sum
+    assert sums["own", 2] >= filters  # what is added to the sum
 
 
 def test_what_is_known_can_be_looked_up_without_a_device(
@@ -121,15 +121,16 @@ def test_what_is_known_can_be_looked_up_without_a_device(
     path = measured["path"]
     assert isinstance(path, Path)
     monkeypatch.setattr(measure, "HOPELESS", float("inf"))
+    monkeypatch.setattr(measure, "HOPELESS_AT_ONCE", float("inf"))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         store = Store(path)
-        table = Measurer(None, store).table(Kernel(LARGE, FORWARD), 4)
+        table = Measurer(store).table(Kernel(LARGE, FORWARD), 4)
         assert len(table.rows) == 12
         assert fastest_division(table, 1 << 30).batch == 4
         with pytest.raises(MeasureError, match="6 samples"):
-            Measurer(None, store).table(Kernel(LARGE, FORWARD), 6, "undivided")
+            Measurer(store).table(Kernel(LARGE, FORWARD), 6, "undivided")
     finally:
         torch.set_num_threads(threads)
 
@@ -141,18 +142,18 @@ class Costs(Measurer):
     """Answers instead of measuring, and writes down what it was asked."""
 
     def __init__(self, store: Store, costs: dict[str, tuple[float, int]], **options: int) -> None:
-        super().__init__(None, store, **options)  # type: ignore[arg-type]
+        super().__init__(store, **options)  # type: ignore[arg-type]
         self.costs = costs
         self.asked: list[tuple[str, int]] = []
 
-    def _measure(self, kernel, algorithm, size, whole):  # type: ignore[no-untyped-def]
+    def _measure(self, kernel, algorithm, size, batch, given):  # type: ignore[no-untyped-def]
         self.asked.append((algorithm.name, size))
         seconds, workspace = self.costs[algorithm.name]
-        name = algorithm.name + (measure.WHOLE if whole else "")
+        name = algorithm.name + (measure.WHOLE if size == batch else "")
         return MicroConfiguration(size, name, seconds * size, workspace * size, seconds * size / 10)
 
 
-COSTS = {"onednn": (1.0, 100), "im2col": (2.0, 1000), "fft": (4.0, 5000)}
+COSTS = {"own": (1.0, 100), "im2col": (2.0, 1000), "fft": (4.0, 5000)}
 
 
 def test_the_hopeless_are_left_out_after_two_sizes() -> None:
@@ -165,6 +166,12 @@ def test_the_hopeless_are_left_out_after_two_sizes() -> None:
     assert again.asked == []
 
 
+def test_the_most_hopeless_are_left_out_at_once() -> None:
+    costs = Costs(Store(None), {**COSTS, "fft": (11.0, 5000)})
+    costs.table(Kernel(SMALL, FORWARD), 5)
+    assert [size for name, size in costs.asked if name == "fft"] == [1]
+
+
 def test_a_slow_one_that_takes_less_is_not_hopeless() -> None:
     costs = Costs(Store(None), {**COSTS, "fft": (100.0, 99)})
     costs.table(Kernel(SMALL, FORWARD), 4)
@@ -174,17 +181,17 @@ def test_a_slow_one_that_takes_less_is_not_hopeless() -> None:
 def test_beyond_the_largest_workspace_nothing_is_measured() -> None:
     costs = Costs(Store(None), COSTS, largest_bytes=5500)
     costs.table(Kernel(SMALL, FORWARD), 8)
-    # im2col is estimated at 2592 bytes a sample. That of onednn grows beyond at none of these sizes.
+    # im2col is estimated at 2592 bytes a sample. That of own grows beyond at none of these sizes.
     assert [size for name, size in costs.asked if name == "im2col"] == [1, 2]
-    assert [size for name, size in costs.asked if name == "onednn"] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert [size for name, size in costs.asked if name == "own"] == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
 def test_undivided_and_divided_are_different_measurements() -> None:
     costs = Costs(Store(None), COSTS)
-    assert {row.algorithm for row in costs.table(Kernel(SMALL, FORWARD), 4).rows} == {"onednn", "im2col", "fft"}
+    assert {row.algorithm for row in costs.table(Kernel(SMALL, FORWARD), 4).rows} == {"own", "im2col", "fft"}
     table = costs.table(Kernel(SMALL, FORWARD), 8, "powerOfTwo")
-    assert ("onednn", 4) in costs.asked[-4:]  # known as a whole only
-    assert [row.batch for row in table.rows if row.algorithm == "onednn"] == [1, 2, 4, 8]
+    assert ("own", 4) in costs.asked[-4:]  # known as a whole only
+    assert [row.batch for row in table.rows if row.algorithm == "own"] == [1, 2, 4, 8]
 
 
 def test_other_kernels_are_other_measurements() -> None:

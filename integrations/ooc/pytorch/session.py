@@ -15,9 +15,9 @@ from ooc.pytorch import boundaries, build, compiled, cuda, raw_access, threads
 from ooc.pytorch.patches import Patches
 from ooc.pytorch.recompute import Remaker
 from ooc.pytorch.source_lines import not_the_users
-from ooc.pytorch.splitting import runtime
+from ooc.pytorch.splitting import fast, runtime
 from ooc_alloc import OocError, OutOfMemory
-from swapd.config import Config
+from swapd.config import Config, ConfigError
 
 _LARGEST_SLICE = 8 << 20  # bytes, even with memory to spare: each needs room at once, as `min_budget_bytes` says
 
@@ -27,6 +27,8 @@ class TorchSession(swapd.session.Session):
 
     def __init__(self, config: Config) -> None:
         device = cuda.choose(config.alloc)
+        if device is not None and config.split == "fast":
+            raise ConfigError("OOC_SPLIT=fast measures convolutions of CPU tensors alone; give exact, allow or off")
         limits = swapd.session.limits_of(config, device)  # before the build, which takes half a minute
         build.load()
         super().__init__(config, device, limits)
@@ -48,7 +50,8 @@ class TorchSession(swapd.session.Session):
         self._runtime: runtime.Runtime | None = None
         if config.split != "off":
             where = torch.device("cpu") if device is None else torch.device("cuda", device.ordinal)
-            self._runtime = runtime.Runtime(self.core, config.split, config.split_store, where)
+            workspaces = fast.Limits(config.workspace, config.workspace_total, config.micro_batches)
+            self._runtime = runtime.Runtime(self.core, config.split, config.split_store, where, workspaces)
             runtime.install(self._runtime)
             self._patches.callback(runtime.uninstall)
         if device is None and config.recompute == "exact":
@@ -61,6 +64,11 @@ class TorchSession(swapd.session.Session):
     def automatic_boundary(self) -> None:
         if not self._explicit and not (self.cuda is not None and torch.cuda.is_current_stream_capturing()):
             self.boundary()
+
+    def boundary(self) -> None:
+        super().boundary()
+        if self._runtime is not None:
+            self._runtime.ended()
 
     def take_sequence(self) -> bool:
         if self._explicit or self.closed or self.forked or self.core.in_function():

@@ -66,7 +66,10 @@ PlainBlocks& plain_blocks() {
 
 void free_block(void* address) {
   if (address == nullptr || (!owned(address) && plain_blocks().free(address))) return;
-  if (const CallMemory* memory = CallMemory::current(); memory != nullptr && memory->gave(address)) return;
+  if (allocations_watched()) {
+    if (const CallMemory* memory = CallMemory::current(); memory != nullptr && memory->gave(address)) return;
+    if (LiveWatch* watch = LiveWatch::current()) watch->freed(address);
+  }
   ooc_core_free(core, address);
 }
 void free_nothing(void*) {}
@@ -78,12 +81,14 @@ class DeviceBackedCpuAllocator final : public c10::Allocator {
     if (in_mode(kPlain)) {
       if (bytes > 0) address = plain_blocks().allocate(bytes);
     } else if (bytes > 0) {
-      CallMemory* memory = CallMemory::current();
+      CallMemory* memory = allocations_watched() ? CallMemory::current() : nullptr;
       if (memory != nullptr && (address = memory->place_for(bytes)) != nullptr)
         return {address, address, &free_nothing, c10::Device(c10::DeviceType::CPU)};
       address = ooc_core_malloc(core, bytes);
       if (address == nullptr) raise(ooc_last_status());
       if (memory != nullptr) memory->allocated(bytes, address);
+      if (allocations_watched())
+        if (LiveWatch* watch = LiveWatch::current()) watch->allocated(address, bytes);
       const bool may_leave = owned(address) && !in_slab(address);
       if (may_leave && bytes <= kStaysOutsideFunctions && !ooc_core_in_function(core))
         ooc_core_pin(core, address, OOC_READ | OOC_WRITE, nullptr);
@@ -277,6 +282,14 @@ at::Tensor empty_absent(at::IntArrayRef size, at::IntArrayRef stride, at::Scalar
 
 void refuse(c10::string_view reason, bool inexact, bool raised) { cannot_split(std::string(reason), inexact, raised); }
 
+// The operator's name is such as aten::convolution; what has an overload's name is not asked for.
+void choose_ways_of(c10::string_view name) {
+  choose_ways(*info_of(c10::Dispatcher::singleton().findSchemaOrThrow(std::string(name).c_str(), "")).split);
+}
+
+void watch_live() { LiveWatch::begin(); }
+int64_t watched_live() { return static_cast<int64_t>(LiveWatch::end()); }
+
 bool in_scope() { return core != nullptr && ooc_core_in_function(core) != 0; }
 
 }  // namespace
@@ -303,6 +316,11 @@ TORCH_LIBRARY(ooc, m) {
   m.def("undivided(bool on) -> bool", undivided);
   m.def("empty_absent(int[] size, int[] stride, ScalarType dtype) -> Tensor", empty_absent);
   m.def("cannot_split(str reason, bool inexact, bool raised) -> ()", refuse);
+  m.def("run_whole() -> ()", run_whole);
+  m.def("whole_failed() -> bool", whole_failed);
+  m.def("choose_ways(str name) -> ()", choose_ways_of);
+  m.def("watch_live() -> ()", watch_live);
+  m.def("watched_live() -> int", watched_live);
   m.def("record_places(bool on, str[] skipped, str here) -> ()", record_places);
 }
 

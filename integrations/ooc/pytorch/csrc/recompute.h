@@ -18,6 +18,7 @@
 
 #include "adapter.h"
 #include "kept_call.h"
+#include "live_watch.h"
 
 namespace ooc_torch __attribute__((visibility("hidden"))) {
 
@@ -27,21 +28,14 @@ inline std::atomic<bool> recomputing{false};  // calls may have to be kept, or m
 // results that belong in it.
 class CallMemory {
  public:
-  // Of the calling thread. As long as there is none in any thread it costs one look at a count: every allocation asks.
-  static CallMemory* current() {
-    return __builtin_expect(alive_.load(std::memory_order_relaxed) > 0, false) ? current_ : nullptr;
-  }
+  // Of the calling thread.
+  static CallMemory* current() { return current_; }
   // For a call that runs for the first time.
-  CallMemory() : outer_(std::exchange(current_, this)) { ++alive_; }
+  CallMemory() : outer_(std::exchange(current_, this)) {}
   // For one that runs again: `places` has an address for each of its allocations, or null.
   CallMemory(const std::vector<Allocation>& first, std::vector<char*> places)
-      : outer_(std::exchange(current_, this)), first_(&first), places_(std::move(places)) {
-    ++alive_;
-  }
-  ~CallMemory() {
-    --alive_;
-    current_ = outer_;
-  }
+      : outer_(std::exchange(current_, this)), first_(&first), places_(std::move(places)) {}
+  ~CallMemory() { current_ = outer_; }
   CallMemory(const CallMemory&) = delete;
   CallMemory& operator=(const CallMemory&) = delete;
 
@@ -57,8 +51,8 @@ class CallMemory {
   std::vector<Allocation> take() { return std::move(made_); }
 
  private:
-  static inline std::atomic<int> alive_{0};
   static inline thread_local CallMemory* current_ = nullptr;
+  const AllocationsWatched watched_;
   CallMemory* outer_;
   const std::vector<Allocation>* first_ = nullptr;
   std::vector<char*> places_;

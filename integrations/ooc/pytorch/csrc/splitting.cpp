@@ -17,10 +17,12 @@ thread_local std::vector<const SplitState*> dividing;  // operators whose parts 
 
 struct Refusal {
   bool is = false, inexact = false;
+  bool whole = false;   // it can, but had better not
   bool raised = false;  // an error of the operator's own, which undivided it may raise in other words, or not at all
   std::string reason;
 };
 thread_local Refusal refusal;  // of the operator that Python splits in this thread
+thread_local bool tried_whole = false;  // it did not fit
 
 // Our key and those below it stay, so that the fallback sees a handler's operators, and nothing above it does.
 c10::DispatchKeySet above_ours() {
@@ -187,6 +189,10 @@ class Attempt {
     const bool narrower = way == Way::kRanges && !in_mode(kRanges) && any_narrower(arguments_);
     if (narrower && in_ranges()) return remember(*info_.split, key_, Way::kRanges);
     if (way != Way::kHost && in_parts()) return remember(*info_.split, key_, Way::kParts);
+    if (std::exchange(whole_, false)) {
+      if (once(false)) return remember(*info_.split, key_, Way::kWhole);
+      if (in_parts()) return remember(*info_.split, key_, Way::kParts);
+    }
     if (on_host()) return remember(*info_.split, key_, Way::kHost);
     if (failure_.empty() && once(false)) return;  // a remembered way skips the whole operator, which now says what it needs
     if (raised_) std::rethrow_exception(raised_);
@@ -238,6 +244,7 @@ class Attempt {
     const ModeGuard ranges(kRanges);
     const c10::impl::ExcludeDispatchKeyGuard guard(above_ours());
     refusal = {};
+    tried_whole = !failure_.empty();
     try {
       const Dividing parts(*info_.split);
       op->callBoxed(stack_);
@@ -246,6 +253,8 @@ class Attempt {
       if (!refusal.is) throw;
       if (refusal.raised) raised_ = std::current_exception();
     }
+    whole_ = refusal.whole;
+    if (whole_) return false;
     reasons_ += " It cannot run in parts: " + refusal.reason + ".";
     if (refusal.inexact) reasons_ += " OOC_SPLIT=allow takes parts that differ in rounding.";
     return false;
@@ -266,6 +275,7 @@ class Attempt {
   torch::jit::Stack* stack_;
   std::string name_, failure_, reasons_;
   std::exception_ptr raised_;
+  bool whole_ = false;  // Python says so
   std::vector<c10::IValue> arguments_;
   KeptGenerator generator_;
   size_t below_ = 0;
@@ -323,8 +333,9 @@ Way remembered_way(const OperatorInfo& info, const torch::jit::Stack& stack) {
   SplitState& state = *info.split;
   const std::lock_guard<std::mutex> lock(state.mutex);
   const auto found = state.ways.find(key);
-  if (found == state.ways.end() || must_run_whole(state)) return Way::kWhole;
-  return found->second;
+  if (must_run_whole(state)) return Way::kWhole;
+  if (found != state.ways.end()) return found->second;
+  return state.chosen && dividing.empty() ? Way::kParts : Way::kWhole;
 }
 
 void run_in_way(Way way, const c10::OperatorHandle& op, const OperatorInfo& info, c10::DispatchKeySet keys,
@@ -345,7 +356,17 @@ void recover(const c10::OperatorHandle& op, const OperatorInfo& info, c10::Dispa
 }
 
 void cannot_split(std::string reason, bool inexact, bool raised) {
-  refusal = {true, inexact, raised, std::move(reason)};
+  refusal = {.is = true, .inexact = inexact, .raised = raised, .reason = std::move(reason)};
+}
+
+bool whole_failed() { return tried_whole; }
+
+void run_whole() { refusal = {.is = true, .whole = true, .reason = "it is faster whole"}; }
+
+void choose_ways(SplitState& state) {
+  const std::lock_guard<std::mutex> lock(state.mutex);
+  state.ways.clear();
+  state.chosen = state.any = any_remembered = true;
 }
 
 }  // namespace ooc_torch

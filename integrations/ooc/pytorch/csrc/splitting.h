@@ -34,7 +34,8 @@ struct SplitState {
   bool writes = false;            // it writes some argument
   bool random = false;            // it draws random numbers
   uint32_t generator = UINT32_MAX;  // the argument that it may be given to draw from
-  std::atomic<bool> any{false};   // something is remembered
+  std::atomic<bool> any{false};   // something is remembered, or Python is to be asked
+  std::atomic<bool> chosen{false};  // Python chooses a way for shapes of which nothing is remembered, also where they fit
   std::mutex mutex;
   std::unordered_map<uint64_t, Way> ways;  // by shapes
   bool asked = false;                      // Python was asked whether it can be split
@@ -95,5 +96,10 @@ void recover(const c10::OperatorHandle& op, const OperatorInfo& info, c10::Dispa
 // Python calls this to say why it cannot split the operator that it runs. `inexact`: it could if rounding did not matter.
 // `raised`: the parts raise an error, which is thrown again if the operator cannot run in any other way.
 void cannot_split(std::string reason, bool inexact, bool raised);
+// Python calls this instead where the operator that it is asked about had better run whole, or asks whether it was tried.
+void run_whole();
+bool whole_failed();
+// From now on Python chooses the ways of an operator; what is remembered of it is forgotten.
+void choose_ways(SplitState& state);
 
 }  // namespace ooc_torch

@@ -30,7 +30,7 @@ class Context(Memory):
     Args:
         call: the operator and its arguments.
         part_bytes, chunk_bytes, managed: as in `Memory`.
-        mode: "exact" or "allow".
+        mode: "exact"; or "allow" or "fast", which both allow rounding.
         verdicts: where verdicts are kept; by default they are those of this call alone.
         tally: where the call is counted.
         device, library: what the verdicts' keys have under these names.
@@ -51,7 +51,7 @@ class Context(Memory):
     ) -> None:
         super().__init__(part_bytes, chunk_bytes, managed)
         self.call = call
-        self.exact = mode != "allow"
+        self.exact = mode == "exact"
         self.threads = torch.get_num_threads()
         self._verdicts = verdicts if verdicts is not None else Store(None)
         self._tally = tally if tally is not None else Tally()

@@ -6,21 +6,22 @@ each part to the sum of the parts before it.
 
 On a CPU there are three algorithms:
 
-- `onednn`: PyTorch's own, which is oneDNN's where `torch._C._select_conv_backend` says so. It cannot write into a part
-  of a larger result, so a part makes a result of its own, which is then copied.
+- `own`: PyTorch's own, which is oneDNN's where `torch._C._select_conv_backend` says so. It cannot write into a part
+  of a larger result, so a part makes a result of its own, which is then copied. It serves every convolution.
 - `im2col`: every patch becomes a column, and the convolution one matrix product for each sample (Chellapilla, Puri and
-  Simard 2006, "High performance convolutional neural networks for document processing").
-- `fft`: products of spectra (Mathieu, Henaff and LeCun 2014). Only for stride and dilation 1.
+  Simard 2006, "High performance convolutional neural networks for document processing"). For images, without groups.
+- `fft`: products of spectra (Mathieu, Henaff and LeCun 2014). As `im2col`, and only for stride and dilation 1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.grad import conv2d_input, conv2d_weight
 
 FORWARD, BACKWARD_DATA, BACKWARD_FILTER = "Forward", "BackwardData", "BackwardFilter"
 KINDS = (FORWARD, BACKWARD_DATA, BACKWARD_FILTER)
@@ -31,18 +32,26 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True)
 class ConvolutionShape:
-    """A two-dimensional convolution of one sample, without bias."""
+    """A convolution of one sample, without bias, of one to three spatial dimensions.
+
+    `stride`, `padding` and `dilation` of one element hold for every dimension.
+    """
 
     inputs: int  # channels
     outputs: int
-    size: Pair  # of the input, height and width
-    filter: Pair
-    stride: Pair = (1, 1)
-    padding: Pair = (0, 0)
-    dilation: Pair = (1, 1)
+    size: tuple[int, ...]  # of the input: height and width of images
+    filter: tuple[int, ...]
+    stride: tuple[int, ...] = (1,)
+    padding: tuple[int, ...] = (0,)
+    dilation: tuple[int, ...] = (1,)
     groups: int = 1
+    dtype: torch.dtype = torch.float32
+    channels_last: bool = False  # how operands and results lie in memory
 
     def __post_init__(self) -> None:
+        for name in ("stride", "padding", "dilation"):
+            value = getattr(self, name)
+            object.__setattr__(self, name, tuple(value) * len(self.size) if len(value) == 1 else tuple(value))
         if min(self.inputs, self.outputs, *self.filter, *self.stride, *self.dilation, self.groups) < 1:
             raise ValueError(f"{self}: channels, filter, stride, dilation and groups are at least 1")
         if self.inputs % self.groups or self.outputs % self.groups:
@@ -51,42 +60,50 @@ class ConvolutionShape:
             raise ValueError(f"{self}: the filter is larger than the image with its padding")
 
     @property
-    def result_size(self) -> Pair:
-        """Height and width of the output."""
-        height, width = (
-            (self.size[i] + 2 * self.padding[i] - self.dilation[i] * (self.filter[i] - 1) - 1) // self.stride[i] + 1
-            for i in (0, 1)
-        )
-        return height, width
+    def result_size(self) -> tuple[int, ...]:
+        """Sizes of the output: height and width of images."""
+        each = zip(self.size, self.padding, self.dilation, self.filter, self.stride)
+        return tuple((n + 2 * p - d * (f - 1) - 1) // s + 1 for n, p, d, f, s in each)
 
     @property
     def taps(self) -> int:
         """Rows of an im2col matrix: elements of a patch."""
-        return self.inputs * self.filter[0] * self.filter[1]
+        return self.inputs * math.prod(self.filter)
 
     @property
     def operations(self) -> int:
         """Multiplications and additions for a sample, in each of the three kernels."""
-        height, width = self.result_size
-        return 2 * self.taps // self.groups * self.outputs * height * width
+        return 2 * self.taps // self.groups * self.outputs * math.prod(self.result_size)
 
     @property
     def pointwise(self) -> bool:
         """Whether the image itself is the im2col matrix."""
-        return self.filter == (1, 1) == self.stride and self.padding == (0, 0)
+        return {*self.filter, *self.stride} == {1} and not any(self.padding)
+
+    def laid_out(self, tensor: Tensor) -> Tensor:
+        """The tensor, or a copy, as it lies in memory."""
+        last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim(), torch.contiguous_format)
+        return tensor.contiguous(memory_format=last if self.channels_last else torch.contiguous_format)
+
+    @property
+    def parameters(self) -> tuple[Any, ...]:
+        """The parameters as `aten::convolution` takes them after the bias."""
+        return self.stride, self.padding, self.dilation, False, (0,) * len(self.size), self.groups
 
     def __str__(self) -> str:
-        def pair(value: Pair) -> str:
-            return f"{value[0]}x{value[1]}"
+        def each(value: tuple[int, ...]) -> str:
+            return "x".join(map(str, value))
 
-        text = f"f32 {self.inputs}x{pair(self.size)} by {self.outputs}x{pair(self.filter)}"
+        kind = f"f{torch.finfo(self.dtype).bits}" if self.dtype != torch.bfloat16 else "bf16"
+        text = f"{kind} {self.inputs}x{each(self.size)} by {self.outputs}x{each(self.filter)}"
         for name, value, usual in (
             ("stride", self.stride, 1),
             ("padding", self.padding, 0),
             ("dilation", self.dilation, 1),
         ):
-            text += "" if value == (usual, usual) else f", {name} {pair(value)}"
-        return text + ("" if self.groups == 1 else f", {self.groups} groups")
+            text += "" if set(value) == {usual} else f", {name} {each(value)}"
+        text += "" if self.groups == 1 else f", {self.groups} groups"
+        return text + (", channels last" if self.channels_last else "")
 
 
 @dataclass(frozen=True)
@@ -105,7 +122,8 @@ class Kernel:
 
     def operands(self, batch: int, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         """Random operands for `batch` samples."""
-        first, second = (torch.randn(shape, generator=generator) for shape in self.shapes(batch))
+        numbers = (torch.randn(shape, generator=generator).to(self.convolution.dtype) for shape in self.shapes(batch))
+        first, second = map(self.convolution.laid_out, numbers)
         return first, second
 
     def result_shape(self, batch: int) -> tuple[int, ...]:
@@ -127,21 +145,37 @@ class Algorithm:
 
     name: str
     suits: Callable[[Kernel], bool]
-    workspace_bytes: Callable[[Kernel, int], int]  # an estimate; what it takes is measured
+    workspace_bytes: Callable[[Kernel, int], int]  # an estimate, at most what it takes; that is measured
     whole: Callable[[Kernel, Tensor, Tensor], Tensor]
     into: Callable[[Kernel, Tensor, Tensor, Tensor, bool], None]  # the last two: the target, and whether to add to it
 
 
-def run(kernel: Kernel, operands: tuple[Tensor, Tensor], parts: list[tuple[int, Algorithm]]) -> Tensor:
-    """The kernel's result, computed part by part; each part is given by its number of samples and its algorithm."""
+def result_like(kernel: Kernel, batch: int) -> Tensor:
+    """Memory for the kernel's result."""
+    return kernel.convolution.laid_out(torch.empty(kernel.result_shape(batch), dtype=kernel.convolution.dtype))
+
+
+def run(
+    kernel: Kernel,
+    operands: tuple[Tensor, Tensor],
+    parts: Sequence[tuple[int, Algorithm]],
+    bias: Tensor | None = None,
+) -> Tensor:
+    """The kernel's result, computed part by part; each part is given by its number of samples and its algorithm.
+
+    `bias` has a number for each channel of the result.
+    """
     if len(parts) == 1:
-        return parts[0][1].whole(kernel, *operands)
-    result = torch.empty(kernel.result_shape(operands[0].shape[0]))
+        made = parts[0][1].whole(kernel, *operands)
+        return made if bias is None else made.add_(bias)
+    result = result_like(kernel, operands[0].shape[0])
     begin = 0
     for size, algorithm in parts:
         target = result if kernel.kind == BACKWARD_FILTER else result[begin : begin + size]
         part = kernel.part(operands, begin, begin + size)
         algorithm.into(kernel, *part, target, kernel.kind == BACKWARD_FILTER and begin > 0)
+        if bias is not None:
+            target.add_(bias)
         begin += size
     return result
 
@@ -149,15 +183,24 @@ def run(kernel: Kernel, operands: tuple[Tensor, Tensor], parts: list[tuple[int, 
 # ---- PyTorch's own --------------------------------------------------------------------------------------------------
 
 
+_OF_ONEDNN = (torch.float32, torch.bfloat16, torch.float16)
+
+
 def _own_whole(kernel: Kernel, first: Tensor, second: Tensor) -> Tensor:
     c = kernel.convolution
     if kernel.kind == FORWARD:
-        made: Tensor = _aten.mkldnn_convolution(first, second, None, c.padding, c.stride, c.dilation, c.groups)
+        made: Tensor = _aten.convolution(first, second, None, *c.parameters)
         return made
     size = kernel.result_shape(first.shape[0])
-    gradient: Callable[..., Tensor] = conv2d_input if kernel.kind == BACKWARD_DATA else conv2d_weight
-    shapes = (size, second) if kernel.kind == BACKWARD_DATA else (second, size)
-    return gradient(*shapes, first, c.stride, c.padding, c.dilation, c.groups)
+    x, w = (_like(first, size), second) if kernel.kind == BACKWARD_DATA else (second, _like(first, size))
+    mask = [kernel.kind == BACKWARD_DATA, kernel.kind == BACKWARD_FILTER, False]
+    found: Tensor = _aten.convolution_backward(first, x, w, None, *c.parameters, mask)[int(mask[1])]
+    return found
+
+
+def _like(tensor: Tensor, size: tuple[int, ...]) -> Tensor:
+    """A tensor of a size, of which the kernels of most types look at nothing else: those need no memory for it."""
+    return tensor.new_empty(1).expand(size) if tensor.dtype in _OF_ONEDNN else tensor.new_empty(size)
 
 
 def _own_into(kernel: Kernel, first: Tensor, second: Tensor, target: Tensor, add: bool) -> None:
@@ -169,11 +212,6 @@ def _put(target: Tensor, made: Tensor, add: bool) -> None:
         target.add_(made)
     else:
         target.copy_(made)
-
-
-def _own_bytes(kernel: Kernel, samples: int) -> int:
-    first, second = kernel.convolution, kernel.result_shape(samples)
-    return 4 * max(samples * first.inputs * first.size[0] * first.size[1], torch.Size(second).numel())
 
 
 # ---- a matrix product -----------------------------------------------------------------------------------------------
@@ -208,8 +246,8 @@ def _im2col_into(kernel: Kernel, first: Tensor, second: Tensor, target: Tensor, 
 
 
 def _im2col_bytes(kernel: Kernel, samples: int) -> int:
-    height, width = kernel.convolution.result_size
-    return 0 if kernel.convolution.pointwise else 4 * samples * kernel.convolution.taps * height * width
+    c = kernel.convolution
+    return 0 if c.pointwise else c.dtype.itemsize * samples * c.taps * math.prod(c.result_size)
 
 
 # ---- spectra --------------------------------------------------------------------------------------------------------
@@ -266,28 +304,33 @@ def _fft_bytes(kernel: Kernel, samples: int) -> int:
     c = kernel.convolution
     height, width = _spectrum_size(c)
     planes = samples * (c.inputs + c.outputs) + c.inputs * c.outputs
-    return 8 * height * (width // 2 + 1) * planes
+    return 2 * c.dtype.itemsize * height * (width // 2 + 1) * planes
 
 
 def _whole(into: Callable[[Kernel, Tensor, Tensor, Tensor, bool], None]) -> Callable[[Kernel, Tensor, Tensor], Tensor]:
     def whole(kernel: Kernel, first: Tensor, second: Tensor) -> Tensor:
-        result = torch.empty(kernel.result_shape(first.shape[0]))
+        result = result_like(kernel, first.shape[0])
         into(kernel, first, second, result, False)
         return result
 
     return whole
 
 
+def _suits_im2col(kernel: Kernel) -> bool:
+    c = kernel.convolution
+    return len(c.size) == 2 and c.groups == 1 and not c.channels_last and c.dtype in (torch.float32, torch.float64)
+
+
 def _suits_fft(kernel: Kernel) -> bool:
     c = kernel.convolution
-    return c.groups == 1 and c.stride == c.dilation == (1, 1) and c.filter != (1, 1)
+    return _suits_im2col(kernel) and c.stride == c.dilation == (1, 1) and c.filter != (1, 1)
 
 
 CPU = {
     algorithm.name: algorithm
     for algorithm in (
-        Algorithm("onednn", lambda kernel: True, _own_bytes, _own_whole, _own_into),
-        Algorithm("im2col", lambda k: k.convolution.groups == 1, _im2col_bytes, _whole(_im2col_into), _im2col_into),
+        Algorithm("own", lambda kernel: True, lambda kernel, samples: 0, _own_whole, _own_into),
+        Algorithm("im2col", _suits_im2col, _im2col_bytes, _whole(_im2col_into), _im2col_into),
         Algorithm("fft", _suits_fft, _fft_bytes, _whole(_fft_into), _fft_into),
     )
 }

@@ -145,7 +145,7 @@ def describe(run: LayerRun, measurer: Measurer, policy: str, say: Callable[[str]
         tables = []
         for kernel, batch in found.kernels:
             name = f"{found.layer.name} {kernel.kind}"
-            if measurer.core is not None:
+            if measurer.measures:
                 say(f"{number} of {len(run.found)}: {kernel.convolution} {kernel.kind}")
             try:
                 tables.append(measurer.table(kernel, batch, policy, name))
@@ -162,7 +162,6 @@ def describe(run: LayerRun, measurer: Measurer, policy: str, say: Callable[[str]
 def main(text: str) -> int:
     """Does what the JSON object `text` asks for; its keys are those that `swapd/cli/split.py` writes."""
     wanted = json.loads(text)
-    core = None
     try:
         make = find(wanted["program"])
         arguments = dict(wanted["arguments"])
@@ -177,10 +176,8 @@ def main(text: str) -> int:
             import ooc.pytorch as ooc
 
             ooc.enable(alloc="emulated", budget=wanted["measure_bytes"], policy="demand", split="off")
-            assert ooc._session is not None
-            core = ooc._session.core
         store = Store(path)
-        measurer = Measurer(core, store, largest_bytes=wanted["largest_bytes"])
+        measurer = Measurer(store, measures=wanted["measure"], largest_bytes=wanted["largest_bytes"])
         layers = describe(run, measurer, wanted["policy"], lambda line: print(line, file=sys.stderr, flush=True))
         facts = {
             "layers": [layer.to_json() for layer in layers],

@@ -1,9 +1,9 @@
 """Measured costs: how long an algorithm takes for a micro-batch, and what workspace it takes (micro-cuDNN, III-B).
 
 Times are medians of repetitions after a warm-up. A workspace is the most bytes that our own allocator saw live at once
-while the kernel ran, small allocations too, beyond the kernel's operands and its result. So this runs on an emulated
-device, in a process of its own (`ooc.enable(alloc="emulated")`), with room enough that nothing moves. Everything goes
-to the store, and what is there is not measured again.
+while the kernel ran, small allocations too, beyond the kernel's operands and its result. So this needs a session, as
+the running program has one (fast.py), or a process of its own with room enough that nothing moves
+(`ooc.enable(alloc="emulated")`). Everything goes to the store, and what is there is not measured again.
 
 A size below the batch is measured as a part, which is written into its place in a larger result. The batch itself is
 measured with a result of its own; the algorithm's name then ends with "whole".
@@ -11,11 +11,13 @@ measured with a result of its own; the algorithm's name then ends with "whole".
 Not everything is measured. The rules depend only on what is known, so a second run leaves out the same:
 
 - an algorithm at a size for which its estimated workspace, or its workspace at a smaller size, is above `largest_bytes`
-- an algorithm that took more than `HOPELESS` times as long as another, for the two sizes before, without less workspace
+- an algorithm that, without less workspace, took more than `HOPELESS` times as long as another for the two sizes
+  before, or more than `HOPELESS_AT_ONCE` times as long for one
 """
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -23,14 +25,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ooc.pytorch.splitting.conditions import library, processor
-from ooc.pytorch.splitting.kernels import CPU, Algorithm, ConvolutionShape, Kernel
-from ooc_alloc import Core
+from ooc.pytorch.splitting.kernels import BACKWARD_FILTER, CPU, Algorithm, ConvolutionShape, Kernel, result_like
+from ooc.pytorch.splitting.verification import tensors_in
 from swapd.splitting.configurations import KernelTable, MicroConfiguration, micro_batch_sizes
 from swapd.splitting.store import Key, Store
 
-HOPELESS = 3.0
+HOPELESS, HOPELESS_AT_ONCE = 3.0, 10.0
 MOST_SIZES = 32  # of the policy `all`
 WHOLE = " whole"
 
@@ -79,23 +82,23 @@ class Measurer:
     """Fills tables of kernels from the store, and measures what is missing.
 
     Args:
-        core: the core of the session in this process; if it is None, costs are only looked up.
         store: where measurements are kept.
+        measures: there is a session in this process; else costs are only looked up.
         largest_bytes: workspaces beyond it are of no interest.
         algorithms: the candidates.
     """
 
     def __init__(
         self,
-        core: Core | None,
         store: Store,
         *,
+        measures: bool = False,
         largest_bytes: int = 1 << 29,
         effort: Effort | None = None,
         algorithms: Sequence[Algorithm] = tuple(CPU.values()),
     ) -> None:
-        self.core = core
         self.store = store
+        self.measures = measures
         self.largest_bytes = largest_bytes
         self.effort = effort or Effort()
         self.algorithms = tuple(algorithms)
@@ -107,11 +110,20 @@ class Measurer:
         """The store's key for a kernel's costs. It has no batch size, so all batches use the same measurements."""
         return Key(self._device, self.library, f"convolution {kernel.kind}", str(kernel.convolution))
 
-    def table(self, kernel: Kernel, batch: int, policy: str = "all", name: str | None = None) -> KernelTable:
+    def table(
+        self,
+        kernel: Kernel,
+        batch: int,
+        policy: str = "all",
+        name: str | None = None,
+        operands: tuple[Tensor, Tensor] | None = None,
+    ) -> KernelTable:
         """What is known of a kernel for a batch of `batch` samples, after measuring what is not known.
 
+        `operands` of the whole batch are used for that; by default random ones are made.
+
         Raises:
-            MeasureError: something has to be measured, and there is no core.
+            MeasureError: something has to be measured, and there is no session.
         """
         known = {(row.algorithm, row.batch): row for row in self.store.cost(self.key(kernel)) or []}
         found: list[MicroConfiguration] = []
@@ -122,7 +134,7 @@ class Measurer:
                 label = algorithm.name + (WHOLE if size == batch else "")
                 row = known.get((label, size))
                 if row is None:
-                    row = self._measure(kernel, algorithm, size, whole=size == batch)
+                    row = self._measure(kernel, algorithm, size, batch, operands)
                     if row is None:
                         continue
                     self.store.put_cost(self.key(kernel), [row])
@@ -137,55 +149,70 @@ class Measurer:
         earlier = [row for row in found if row.algorithm == algorithm.name]
         if any(row.workspace_bytes > self.largest_bytes for row in earlier):
             return True
-        return len(earlier) >= 2 and all(_is_hopeless(row, found) for row in earlier[-2:])
+        if any(_is_hopeless(row, found, HOPELESS_AT_ONCE) for row in earlier):
+            return True
+        return len(earlier) >= 2 and all(_is_hopeless(row, found, HOPELESS) for row in earlier[-2:])
 
-    def _measure(self, kernel: Kernel, algorithm: Algorithm, size: int, whole: bool) -> MicroConfiguration | None:
+    def _measure(
+        self, kernel: Kernel, algorithm: Algorithm, size: int, batch: int, given: tuple[Tensor, Tensor] | None
+    ) -> MicroConfiguration | None:
         """Measures an algorithm at one size. Returns None if it does not fit into the budget of this process."""
-        if self.core is None:
+        if not self.measures:
             raise MeasureError(
                 f"{kernel.convolution}, {kernel.kind}: {size} samples by {algorithm.name} are not measured"
             )
-        operands = kernel.operands(size, torch.Generator().manual_seed(0))
-        target = None if whole else torch.zeros(kernel.result_shape(size))
-        accumulate = target is not None and target.shape[0] != size
-
-        def call() -> Any:
-            if target is None:
-                return algorithm.whole(kernel, *operands)
-            return algorithm.into(kernel, *operands, target, accumulate)
-
         try:
-            workspace = workspace_bytes(self.core, call)
+            operands = given or kernel.operands(batch, torch.Generator().manual_seed(0))
+            call = _in_turns(kernel, algorithm, size, batch, operands)
+            workspace = workspace_bytes(call)
             median, spread = timed(call, self.effort)
         except torch.OutOfMemoryError:
             return None
         self.measurements += 1
-        return MicroConfiguration(size, algorithm.name + (WHOLE if whole else ""), median, workspace, spread)
+        return MicroConfiguration(size, algorithm.name + (WHOLE if size == batch else ""), median, workspace, spread)
 
 
-def _is_hopeless(row: MicroConfiguration, found: Sequence[MicroConfiguration]) -> bool:
+def _in_turns(
+    kernel: Kernel, algorithm: Algorithm, size: int, batch: int, operands: tuple[Tensor, Tensor]
+) -> Callable[[], Any]:
+    """A call that computes one part, each time the next one: data that were just used may still be in the cache."""
+    if size == batch:
+        return lambda: algorithm.whole(kernel, *operands)
+    add = kernel.kind == BACKWARD_FILTER
+    result = result_like(kernel, batch).zero_()
+    begins = itertools.cycle(range(0, batch - size + 1, size))
+
+    def call() -> None:
+        begin = next(begins)
+        target = result if add else result[begin : begin + size]
+        algorithm.into(kernel, *kernel.part(operands, begin, begin + size), target, add)
+
+    return call
+
+
+def _is_hopeless(row: MicroConfiguration, found: Sequence[MicroConfiguration], times: float) -> bool:
     return any(
         other.batch == row.batch
-        and other.seconds * HOPELESS < row.seconds
+        and other.seconds * times < row.seconds
         and other.workspace_bytes <= row.workspace_bytes
         for other in found
     )
 
 
-def workspace_bytes(core: Core, call: Callable[[], Any]) -> int:
+def workspace_bytes(call: Callable[[], Any]) -> int:
     """What `live_during` measures in the second of two calls."""
     call()  # what a library keeps from its first call on is no workspace
-    return live_during(core, call)
+    return live_during(call)
 
 
-def live_during(core: Core, call: Callable[[], Any]) -> int:
-    """The most bytes that were live at once during a call, beyond those before it and those of its result."""
-    torch.zeros(1)  # an iteration without a function does not end
-    core.boundary()  # every iteration has a peak of its own
-    before = int(core.stats()["live_bytes"])
-    result = call()
-    own = result.nbytes if isinstance(result, torch.Tensor) else 0
-    return max(core.boundary().live_peak_bytes - before - own, 0)
+def live_during(call: Callable[[], Any]) -> int:
+    """The most bytes that were live at once during a call, beyond those before it and those of its results."""
+    torch.ops.ooc.watch_live()
+    try:
+        own = sum(tensor.nbytes for tensor in tensors_in(call()))
+    finally:
+        peak = int(torch.ops.ooc.watched_live())
+    return max(peak - own, 0)
 
 
 def timed(call: Callable[[], Any], effort: Effort) -> tuple[float, float]:
@@ -210,10 +237,6 @@ def convolution_of(
     """The shape of a call of `aten::convolution` with two-dimensional images. Raises ValueError for others."""
     if len(x) != 4 or len(w) != 4:
         raise ValueError("not a convolution of images")
-
-    def pair(value: Sequence[int]) -> tuple[int, int]:
-        return (int(value[0]), int(value[-1]))
-
     return ConvolutionShape(
-        x[1], w[0], (x[2], x[3]), (w[2], w[3]), pair(stride), pair(padding), pair(dilation), int(groups)
+        x[1], w[0], tuple(x[2:]), tuple(w[2:]), tuple(stride), tuple(padding), tuple(dilation), int(groups)
     )

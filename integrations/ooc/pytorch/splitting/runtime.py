@@ -17,6 +17,8 @@ from ooc.pytorch.large_storages import plain_memory
 from ooc.pytorch.splitting.calls import Call, CannotSplit
 from ooc.pytorch.splitting.conditions import library, processor
 from ooc.pytorch.splitting.context import Context
+from ooc.pytorch.splitting.fast import OPERATORS as FAST
+from ooc.pytorch.splitting.fast import Fast, Limits
 from ooc.pytorch.splitting.operators import find
 from ooc.pytorch.splitting.registry import Function, Handler, overload_of
 from ooc.pytorch.splitting.tally import HOST_BACKED, SplitRecord, Tally
@@ -30,17 +32,24 @@ _STEPS = 16  # of the budget; the free part is rounded down to steps, so that sm
 _MOST_HALVINGS = 6
 
 
+class FasterWhole(Exception):
+    """The operator fits, and is faster in one piece."""
+
+
 class Runtime:
     """What is split in a session, and how.
 
     Args:
         core: the session's core.
-        mode: "exact" or "allow".
+        mode: "exact", "allow" or "fast".
         store: the file of verdicts, or None for the default one.
         device: whose memory the core manages.
+        limits: of convolutions' workspaces, with the mode "fast".
     """
 
-    def __init__(self, core: Core, mode: str, store: Path | None, device: torch.device = CPU) -> None:
+    def __init__(
+        self, core: Core, mode: str, store: Path | None, device: torch.device = CPU, limits: Limits | None = None
+    ) -> None:
         self.mode = mode
         self.tally = Tally()
         self._core = core
@@ -48,6 +57,14 @@ class Runtime:
         self._chunk_bytes = int(core.stats()["chunk_bytes"])
         self._store_path = store if store is not None else default_path()
         self._known: dict[tuple[str, str], int] = {}  # what one part may take, by operator and shapes
+        self.fast: Fast | None = None
+        if mode == "fast":
+            self.fast = Fast(core, self._store, limits or Limits())
+
+    def ended(self) -> None:
+        """An iteration ended."""
+        if self.fast is not None and self.fast.ended():
+            _ask_again()
 
     @cached_property
     def _store(self) -> Store:
@@ -57,8 +74,20 @@ class Runtime:
     def run(
         self, operator: str, found: Handler, writes: bool, arguments: tuple[Any, ...], keywords: dict[str, Any]
     ) -> Any:
-        """Runs a handler in parts. Raises CannotSplit."""
+        """Runs a handler in parts. Raises CannotSplit, or FasterWhole."""
         call = Call(operator, arguments, keywords)
+        if self.fast is not None and self.fast.takes(call):
+            choice = self.fast.choice(call)
+            if choice is None:
+                raise FasterWhole
+            try:
+                result = choice.split.run(*arguments, **keywords)
+            except torch.OutOfMemoryError:
+                self.fast.does_not_fit(call)
+            else:
+                apart = (choice.apart.identical, choice.apart.largest, choice.apart.relative)
+                self.tally.add(SplitRecord(operator, call.shapes, choice.split.how, choice.split.parts, *apart))
+                return result
         part_bytes = self._known.get((operator, call.shapes)) or self._part_bytes()
         try:
             return self._run(call, part_bytes, found, writes)
@@ -145,6 +174,9 @@ def _run(operator: str, found: Handler, writes: bool, draws: bool, /, *arguments
                 given = (*arguments, *keywords.values())
                 found = replace(found, function=_drawing_the_same(found.function, given, runtime.device))
             return runtime.run(operator, found, writes, arguments, keywords)
+    except FasterWhole:
+        torch.ops.ooc.run_whole()
+        raise
     except CannotSplit as error:
         torch.ops.ooc.cannot_split(str(error), error.inexact, error.cause is not None)
         raise (error.cause or error) from None
@@ -204,6 +236,14 @@ def install(runtime: Runtime) -> None:
         _library.define("host_backed(str name, str shapes) -> ()")
         _library.impl("host_backed", _host_backed, "CompositeExplicitAutograd")
     torch.ops.ooc.splitting(True)
+    if runtime.fast is not None:
+        _ask_again()
+
+
+def _ask_again() -> None:
+    """From now on the running program asks how each convolution runs, also where it knows."""
+    for name in FAST:
+        torch.ops.ooc.choose_ways(name)
 
 
 def uninstall() -> None:
