@@ -11,11 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import machine
+from benchmarks.child import TURNS
 from benchmarks.runs import ROOT, TIMEOUT_SECONDS, RunFailed
 
 
-def run_child(module: str, arguments: list[str], variables: dict[str, str]) -> dict[str, Any]:
+def run_child(
+    module: str, arguments: list[str], variables: dict[str, str], turns: tuple[int, ...] = ()
+) -> dict[str, Any]:
     """What `python -m module *arguments OUTPUT.json` wrote, with no setting of ours but the given ones.
+
+    `turns`: as in `benchmarks.runs.run`.
 
     Raises:
         RunFailed: it ended badly; the message has the end of what it said.
@@ -28,7 +33,8 @@ def run_child(module: str, arguments: list[str], variables: dict[str, str]) -> d
         done = subprocess.run(
             [sys.executable, "-m", module, *arguments, str(output)],
             cwd=ROOT,
-            env=kept | variables,
+            env=kept | variables | {TURNS: " ".join(map(str, turns))},
+            pass_fds=turns,
             capture_output=True,
             text=True,
             timeout=TIMEOUT_SECONDS,

@@ -160,6 +160,7 @@ def test_table_hides_neither_a_slow_step_nor_other_bits_nor_a_failure() -> None:
     assert table([record(OURS, 1.0)]) == ""  # the run was broken off
 
 
+@pytest.mark.slow
 def test_every_arm_of_a_toy_network_has_the_program_s_bits_within_its_budget(tmp_path: Path) -> None:
     assert main(["--quick", "--only", "densenet121", "--output", str(tmp_path)]) == 0
     records = {record["arm"]: record for record in results.load(tmp_path, NAME)}

@@ -142,6 +142,7 @@ def divides_along(
     before: Callable[[Named], Named] | None = None,
     unread: Sequence[str] = (),
     sample: Sampler | None = None,
+    moves: bool = False,
     specials: Specials = ALL_SPECIALS,
 ) -> None:
     """Registers operators that are cut along the axes that `axes` finds in a call's arguments; see `parts.along`."""
@@ -152,4 +153,4 @@ def divides_along(
         )
 
     divide.__module__ = axes.__module__
-    divides(*names, sample=sample, specials=specials)(divide)
+    divides(*names, sample=sample, moves=moves, specials=specials)(divide)

@@ -39,8 +39,8 @@ from swapd.splitting.store import Key, Store, Verdict
 log = logging.getLogger("ooc.pytorch")
 
 OPERATORS = ("aten::convolution", "aten::convolution_backward")
-TURNS = 5  # of a division and the whole call; the division has to be faster in all but one
-GAIN = 0.97  # of the whole call's time: what gains less may be noise
+TURNS = 7  # of a division and the whole call; the division has to be faster in all but one
+GAIN = 0.95  # of the whole call's time: what gains less may be noise
 NO_LIMIT = 1 << 62
 _WHOLE = Split("whole", 1, lambda: None)
 _EFFORT = Effort(2, 0.02, 5)

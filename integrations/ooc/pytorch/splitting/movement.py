@@ -180,7 +180,8 @@ def _no_data(name: str) -> registry.Function:
 
 # Views whose schema does not say so, and changes of sizes and strides in place.
 for _name in """
-    _unsafe_view as_strided_ detach_ squeeze_ squeeze_.dim squeeze_.dims swapaxes_ swapdims_ t_ transpose_ unsqueeze_
+    _unsafe_view as_strided_ detach_ squeeze_ squeeze_.dim squeeze_.dims swapaxes_ swapdims_ t_ transpose_
+    unsafe_split.Tensor unsafe_split_with_sizes unsqueeze_
 """.split():
     registry.handler(f"aten::{_name}", repeatable=True)(_no_data(f"aten::{_name}"))
 

@@ -9,7 +9,7 @@ from ooc.pytorch.splitting.registry import Handler, overload_of
 
 MODULES = """
     attention batch_norm convolution convolution_backward embedding factories linear lists losses movement normalization
-    padding pointwise pooling random reductions
+    padding pointwise pooling random rearranging reductions
 """.split()
 
 

@@ -56,6 +56,8 @@ class Axis:
     gives: Mapping[int, Place]  # results whose parts lie one after the other
     counts: Mapping[str, int] = field(default_factory=dict)  # integers that are its length: elements a unit
     entries: Mapping[str, Place] = field(default_factory=dict)  # lists with its size: index, elements a unit
+    offsets: Mapping[str, int] = field(default_factory=dict)  # integers that grow so with each unit before a part
+    mirrored: bool = False  # the first part of the results is made of the arguments' last units
     least: Sequence[int] = (1,)  # units of a block; where nothing fits with the first, the second counts, and so on
 
 
@@ -334,9 +336,12 @@ class _Run:
     def _part(self, named: Named, box: Sequence[tuple[int, int]]) -> Named:
         part = dict(named)
         for axis, (start, length) in zip(self.axes, box):
+            first = axis.length - start - length if axis.mirrored else start
             for name, place in axis.takes.items():
                 if isinstance(part[name], Tensor):
-                    part[name] = _narrow(part[name], place, axis.length, start, length)
+                    part[name] = _narrow(part[name], place, axis.length, first, length)
+            for name, step in axis.offsets.items():
+                part[name] += step * start
             for name, unit in axis.counts.items():
                 part[name] = length * unit
             for name, place in axis.entries.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch._ops import OpOverload
 
 from ooc.pytorch.splitting.context import Context
-from ooc.pytorch.splitting.dividers import divides
+from ooc.pytorch.splitting.dividers import divides, divides_along
 from ooc.pytorch.splitting.parts import Axis, Named, Piece, along, results_of
 
 _OPERATORS = """
@@ -36,3 +36,16 @@ def planes(context: Context, op: OpOverload, named: Named) -> list[Piece]:
     ]
     # The outermost dimension in memory is cut first: that is the samples, in every usual layout.
     return along(context, op, named, axes, multiples=(16, 1))
+
+
+def _places(named: Named) -> list[Axis]:
+    """Samples, channels, and the first dimension of the places where they are wanted."""
+    given, grid = named["input"], named["grid"]
+    return [
+        Axis("samples", given.shape[0], {"input": 0, "grid": 0}, {0: 0}),
+        Axis("channels", given.shape[1], {"input": 1}, {0: 1}),
+        Axis("rows", grid.shape[1], {"grid": 1}, {0: 2}),
+    ]
+
+
+divides_along("aten::grid_sampler_2d", "aten::grid_sampler_3d", axes=_places, multiples=(16, 1))
