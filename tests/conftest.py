@@ -29,7 +29,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     Tests marked ``gpu`` need a driver; without one they are skipped, by name, in the summary.
     """
-    items.sort(key=lambda item: "a_minute_of_random_programs" not in item.nodeid)
+    items.sort(key=lambda item: "test_random_programs" not in item.nodeid)
     if not any(item.get_closest_marker("gpu") for item in items):
         return
     from ooc_alloc import OocError
