@@ -317,7 +317,9 @@ TORCH_LIBRARY(ooc, m) {
   m.def("empty_absent(int[] size, int[] stride, ScalarType dtype) -> Tensor", empty_absent);
   m.def("cannot_split(str reason, bool inexact, bool raised) -> ()", refuse);
   m.def("run_whole() -> ()", run_whole);
+  m.def("run_on_host() -> ()", run_on_host);
   m.def("whole_failed() -> bool", whole_failed);
+  m.def("host_failed() -> bool", host_failed);
   m.def("choose_ways(str name) -> ()", choose_ways_of);
   m.def("watch_live() -> ()", watch_live);
   m.def("watched_live() -> int", watched_live);

@@ -17,12 +17,12 @@ thread_local std::vector<const SplitState*> dividing;  // operators whose parts 
 
 struct Refusal {
   bool is = false, inexact = false;
-  bool whole = false;   // it can, but had better not
+  bool whole = false, host = false;  // it can, but had better run so
   bool raised = false;  // an error of the operator's own, which undivided it may raise in other words, or not at all
   std::string reason;
 };
 thread_local Refusal refusal;  // of the operator that Python splits in this thread
-thread_local bool tried_whole = false;  // it did not fit
+thread_local bool tried_whole = false, tried_host = false;  // it did not fit
 
 // Our key and those below it stay, so that the fallback sees a handler's operators, and nothing above it does.
 c10::DispatchKeySet above_ours() {
@@ -193,6 +193,11 @@ class Attempt {
       if (once(false)) return remember(*info_.split, key_, Way::kWhole);
       if (in_parts()) return remember(*info_.split, key_, Way::kParts);
     }
+    if (std::exchange(host_, false)) {
+      if (once(true)) return;  // the next time it may be known how it runs in parts
+      host_failed_ = true;
+      if (in_parts()) return remember(*info_.split, key_, Way::kParts);
+    }
     if (on_host()) return remember(*info_.split, key_, Way::kHost);
     if (failure_.empty() && once(false)) return;  // a remembered way skips the whole operator, which now says what it needs
     if (raised_) std::rethrow_exception(raised_);
@@ -245,6 +250,7 @@ class Attempt {
     const c10::impl::ExcludeDispatchKeyGuard guard(above_ours());
     refusal = {};
     tried_whole = !failure_.empty();
+    tried_host = host_failed_;
     try {
       const Dividing parts(*info_.split);
       op->callBoxed(stack_);
@@ -254,7 +260,8 @@ class Attempt {
       if (refusal.raised) raised_ = std::current_exception();
     }
     whole_ = refusal.whole;
-    if (whole_) return false;
+    host_ = refusal.host;
+    if (whole_ || host_) return false;
     reasons_ += " It cannot run in parts: " + refusal.reason + ".";
     if (refusal.inexact) reasons_ += " OOC_SPLIT=allow takes parts that differ in rounding.";
     return false;
@@ -275,7 +282,8 @@ class Attempt {
   torch::jit::Stack* stack_;
   std::string name_, failure_, reasons_;
   std::exception_ptr raised_;
-  bool whole_ = false;  // Python says so
+  bool whole_ = false, host_ = false;  // Python says so
+  bool host_failed_ = false;
   std::vector<c10::IValue> arguments_;
   KeptGenerator generator_;
   size_t below_ = 0;
@@ -360,8 +368,11 @@ void cannot_split(std::string reason, bool inexact, bool raised) {
 }
 
 bool whole_failed() { return tried_whole; }
+bool host_failed() { return tried_host; }
 
 void run_whole() { refusal = {.is = true, .whole = true, .reason = "it is faster whole"}; }
+
+void run_on_host() { refusal = {.is = true, .host = true, .reason = "it is not known yet whether parts give the same bits"}; }
 
 void choose_ways(SplitState& state) {
   const std::lock_guard<std::mutex> lock(state.mutex);

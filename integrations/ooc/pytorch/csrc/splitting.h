@@ -96,9 +96,12 @@ void recover(const c10::OperatorHandle& op, const OperatorInfo& info, c10::Dispa
 // Python calls this to say why it cannot split the operator that it runs. `inexact`: it could if rounding did not matter.
 // `raised`: the parts raise an error, which is thrown again if the operator cannot run in any other way.
 void cannot_split(std::string reason, bool inexact, bool raised);
-// Python calls this instead where the operator that it is asked about had better run whole, or asks whether it was tried.
+// Python calls one of these instead where the operator that it is asked about had better run whole, or on host memory this
+// time; or it asks whether that was tried, in vain.
 void run_whole();
+void run_on_host();
 bool whole_failed();
+bool host_failed();
 // From now on Python chooses the ways of an operator; what is remembered of it is forgotten.
 void choose_ways(SplitState& state);
 

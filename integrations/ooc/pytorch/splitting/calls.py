@@ -25,6 +25,10 @@ class CannotSplit(Exception):
         self.cause = cause
 
 
+class NotYet(Exception):
+    """It is being found out whether a division gives the same bits; until then the call runs in some other way."""
+
+
 @contextmanager
 def its_own_errors() -> Iterator[None]:
     """Around an operator that runs on "meta": turns its error into a CannotSplit that has the error as its cause."""

@@ -13,12 +13,15 @@ from dataclasses import astuple, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ooc.pytorch.splitting import registry
-from ooc.pytorch.splitting.calls import ALL_SPECIALS, Call, CannotSplit, Sample, Specials, Split
+from ooc.pytorch.splitting.calls import ALL_SPECIALS, Call, CannotSplit, NotYet, Sample, Specials, Split
+from ooc.pytorch.splitting.geometry import extent
 from ooc.pytorch.splitting.memory import Memory
 from ooc.pytorch.splitting.tally import SplitRecord, Tally
 from ooc.pytorch.splitting.trial import Trial
+from ooc.pytorch.splitting.verification import map_tensors, random_like
 from swapd.splitting.store import Key, Store, Verdict
 
 _MOST_ROUNDING = 0.02  # of the largest value; a few units in the last place of bfloat16
@@ -34,6 +37,8 @@ class Context(Memory):
         verdicts: where verdicts are kept; by default they are those of this call alone.
         tally: where the call is counted.
         device, library: what the verdicts' keys have under these names.
+        later: has a job done in another thread, once for a key, and returns whether it may be waited for; without it
+            verdicts are found while the call waits.
     """
 
     def __init__(
@@ -48,6 +53,7 @@ class Context(Memory):
         device: str = "cpu",
         library: str = "",
         managed: torch.device | None = None,
+        later: Callable[[Any, Callable[[], object]], bool] | None = None,
     ) -> None:
         super().__init__(part_bytes, chunk_bytes, managed)
         self.call = call
@@ -57,6 +63,7 @@ class Context(Memory):
         self._tally = tally if tally is not None else Tally()
         self._key = Key(device, library, call.operator, call.shapes)
         self.layer: SplitRecord | None = None  # what `used` noted last
+        self._later = later
 
     def choose(
         self,
@@ -65,6 +72,8 @@ class Context(Memory):
         whole: Callable[..., Any],
         sample: Sample | None = None,
         specials: Specials = ALL_SPECIALS,
+        *,
+        may_wait: bool = False,
     ) -> Split:
         """Returns the first division whose result is identical, every bit; else, with OOC_SPLIT=allow, the nearest one.
 
@@ -79,28 +88,24 @@ class Context(Memory):
             sample: makes the arguments to try (with positive variances, say). Without it floating point numbers come
                 from a normal distribution, and everything else is as in the call.
             specials: which special numbers are tried.
+            may_wait: `whole` and candidates refer to no tensor of the call, so that a verdict may be found later.
 
         Raises:
             CannotSplit: no candidate may be taken.
+            NotYet: that is not known yet.
         """
         if self.verifying:
             return candidates[0]
         overload = registry.overload_of(self.call.operator)
         if self.on_gpu and overload is not None and torch.Tag.nondeterministic_seeded in overload.tags:
             raise CannotSplit("a GPU draws other random numbers in parts")
-        trial = Trial(self.call, self, whole, sample, specials)
-        best: tuple[Verdict, Split] | None = None
         full = replace(self._key, shapes=f"{self._key.shapes} {key}".rstrip())
-        for candidate in candidates:
-            verdict = self._verdicts.verdict(full, candidate.how, candidate.parts)
-            if verdict is None:
-                found = trial.compare(candidate)
-                verdict = Verdict(candidate.how, candidate.parts, found.identical, found.largest, found.relative)
-                self._verdicts.put_verdict(full, verdict)
-            if best is None or verdict.identical or verdict.largest_difference < best[0].largest_difference:
-                best = (verdict, candidate)
-            if verdict.identical:
-                break
+        later = self._later if may_wait and sample is None and not self.on_gpu else None
+        if later is not None and candidates and self._nearest(full, candidates, None) is None:
+            trial = Trial(self._without_data(), self, whole, sample, specials, Tensor.copy_)
+            if later(full, lambda: self._nearest(full, candidates, trial)):
+                raise NotYet
+        best = self._nearest(full, candidates, Trial(self.call, self, whole, sample, specials))
         if best is None:
             raise CannotSplit("no division makes its parts small enough")
         verdict, chosen = best
@@ -114,6 +119,37 @@ class Context(Memory):
             raise CannotSplit(f"in parts ({chosen.how}) the result differs by {verdict.largest_relative:.3g} of itself")
         self.used(*astuple(verdict))
         return chosen
+
+    def _without_data(self) -> Call:
+        """The call with tensors that say how those of the call lie; of indexes and the like they are copies."""
+
+        def again(tensor: Tensor) -> Tensor:
+            if not (tensor.is_floating_point() or tensor.is_complex()):
+                return random_like(tensor, torch.Generator(), self.copy_out)
+            length = tensor.storage_offset() + extent(tensor.shape, tensor.stride())
+            line = torch.empty(length, dtype=tensor.dtype, device="meta")
+            return line.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+        with self.plain():
+            arguments, keywords = map_tensors((self.call.arguments, self.call.keywords), again)
+        return Call(self.call.operator, arguments, keywords)
+
+    def _nearest(self, key: Key, candidates: Sequence[Split], trial: Trial | None) -> tuple[Verdict, Split] | None:
+        """The first division that is identical, or else the nearest; None without any, or if a trial is needed."""
+        best: tuple[Verdict, Split] | None = None
+        for candidate in candidates:
+            verdict = self._verdicts.verdict(key, candidate.how, candidate.parts)
+            if verdict is None:
+                if trial is None:
+                    return None
+                found = trial.compare(candidate)
+                verdict = Verdict(candidate.how, candidate.parts, found.identical, found.largest, found.relative)
+                self._verdicts.put_verdict(key, verdict)
+            if best is None or verdict.identical or verdict.largest_difference < best[0].largest_difference:
+                best = (verdict, candidate)
+            if verdict.identical:
+                break
+        return best
 
     def used(self, how: str, parts: int, *apart: Any) -> None:
         """Notes how the call was divided, for the summary; `choose` does so too.

@@ -6,14 +6,14 @@ strides. Where some of an operator's results are divided by themselves, it retur
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from torch._ops import OpOverload
 
 from ooc.pytorch.splitting import registry
-from ooc.pytorch.splitting.calls import ALL_SPECIALS, CannotSplit, Sample, Specials, Split
+from ooc.pytorch.splitting.calls import ALL_SPECIALS, CannotSplit, NotYet, Sample, Specials, Split
 from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.parts import PREFERRED, Axis, Named, Piece, along, bind
 from ooc.pytorch.splitting.tally import SplitRecord
@@ -61,16 +61,25 @@ class Divided:
         """The operator's result, in parts."""
         named = bind(self.op, args, kwargs)
         stages = self.stages(context, named)
-        if len(stages) == 1:
-            return self._run(context, stages[0], named, args, kwargs)
-        results: list[Any] = [None] * len(self.op._schema.returns)
+        chosen: list[Split] = []
         layers: dict[str, SplitRecord] = {}
-        for stage in stages:
-            found = self._run(context, stage, named, args, kwargs)
-            for place in stage.results:
-                results[place] = found[place]
+        late: NotYet | None = None
+        for stage in stages:  # before any runs: verdicts on all of them are found at once
+            try:
+                chosen.append(self._choose(context, stage, named))
+            except NotYet as error:
+                late = error
             if context.layer is not None:
                 layers[stage.name] = context.layer
+        if late is not None:
+            raise late
+        if len(stages) == 1:
+            return chosen[0].run(*args, **kwargs)
+        results: list[Any] = [None] * len(self.op._schema.returns)
+        for stage, split in zip(stages, chosen):
+            found = split.run(*args, **kwargs)
+            for place in stage.results:
+                results[place] = found[place]
         if each := list(layers.values()):  # the summary has one line, with the largest differences
             context.used(
                 "; ".join(f"{name}: {layer.how}" for name, layer in layers.items()),
@@ -81,17 +90,16 @@ class Divided:
             )
         return tuple(results)
 
-    def _run(self, context: Context, stage: Stage, named: Named, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def _choose(self, context: Context, stage: Stage, named: Named) -> Split:
         candidates = _fitting(stage, context)
         if self.moves:
-            chosen: Split = candidates[0]
-            context.used(chosen.how, chosen.parts)
-        else:
-            sample = None if self.sample is None else self.sample(named)
-            chosen = context.choose(stage.name, candidates, stage.whole, sample, self.specials)
-            if isinstance(chosen, Piece) and chosen.rounds:
-                context.inexact()  # even if it was identical on the data of the verification
-        return chosen.run(*args, **kwargs)
+            context.used(candidates[0].how, candidates[0].parts)
+            return candidates[0]
+        sample = None if self.sample is None else self.sample(named)
+        chosen = context.choose(stage.name, candidates, stage.whole, sample, self.specials, may_wait=True)
+        if isinstance(chosen, Piece) and chosen.rounds:
+            context.inexact()  # even if it was identical on the data of the verification
+        return chosen
 
 
 def _fitting(stage: Stage, context: Context) -> Sequence[Piece]:

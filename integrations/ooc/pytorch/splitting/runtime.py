@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ooc.pytorch.large_storages import plain_memory
-from ooc.pytorch.splitting.calls import Call, CannotSplit
+from ooc.pytorch.splitting.calls import Call, CannotSplit, NotYet
 from ooc.pytorch.splitting.conditions import library, processor
 from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.fast import OPERATORS as FAST
@@ -22,6 +22,8 @@ from ooc.pytorch.splitting.fast import Fast, Limits
 from ooc.pytorch.splitting.operators import find
 from ooc.pytorch.splitting.registry import Function, Handler, overload_of
 from ooc.pytorch.splitting.tally import HOST_BACKED, SplitRecord, Tally
+from ooc.pytorch.splitting.verification import tensors_in
+from ooc.pytorch.splitting.verifier import Verifier
 from ooc_alloc import Core
 from swapd.splitting.store import Store, default_path
 
@@ -30,6 +32,7 @@ log = logging.getLogger("ooc.pytorch")
 CPU = torch.device("cpu")
 _STEPS = 16  # of the budget; the free part is rounded down to steps, so that small variables do not change divisions
 _MOST_HALVINGS = 6
+LARGE_BYTES = 8 << 20  # of a call's arguments: with fewer it takes milliseconds to compare a division
 
 
 class FasterWhole(Exception):
@@ -56,6 +59,7 @@ class Runtime:
         self.device = device
         self._chunk_bytes = int(core.stats()["chunk_bytes"])
         self._store_path = store if store is not None else default_path()
+        self._verifier = Verifier()
         self._known: dict[tuple[str, str], int] = {}  # what one part may take, by operator and shapes
         self.fast: Fast | None = None
         if mode == "fast":
@@ -74,7 +78,7 @@ class Runtime:
     def run(
         self, operator: str, found: Handler, writes: bool, arguments: tuple[Any, ...], keywords: dict[str, Any]
     ) -> Any:
-        """Runs a handler in parts. Raises CannotSplit, or FasterWhole."""
+        """Runs a handler in parts. Raises CannotSplit, FasterWhole or NotYet."""
         call = Call(operator, arguments, keywords)
         if self.fast is not None and self.fast.takes(call):
             choice = self.fast.choice(call)
@@ -116,6 +120,7 @@ class Runtime:
                 device=processor(self.device),
                 library=library(found.module, self.device),  # each time: programs change settings
                 managed=self.device,
+                later=self._later(call, writes),
             )
             try:
                 result = found.function(context, *call.arguments, **call.keywords)
@@ -131,6 +136,15 @@ class Runtime:
             context.count()
             return result
         raise CannotSplit(f"a part of it does not fit: {failure}")
+
+    def _later(self, call: Call, writes: bool) -> Callable[[Any, Callable[[], object]], bool] | None:
+        """Whether comparing takes long, and the call may run on host memory meanwhile."""
+        size = sum(tensor.nbytes for tensor in tensors_in((call.arguments, call.keywords)))
+        return None if size < LARGE_BYTES or writes or torch.ops.ooc.host_failed() else self._verifier.ask
+
+    def close(self) -> None:
+        """Ends the thread that compares."""
+        self._verifier.close()
 
     def _part_bytes(self) -> int:
         """Half of what small variables leave of the budget."""
@@ -174,6 +188,9 @@ def _run(operator: str, found: Handler, writes: bool, draws: bool, /, *arguments
                 given = (*arguments, *keywords.values())
                 found = replace(found, function=_drawing_the_same(found.function, given, runtime.device))
             return runtime.run(operator, found, writes, arguments, keywords)
+    except NotYet:
+        torch.ops.ooc.run_on_host()
+        raise
     except FasterWhole:
         torch.ops.ooc.run_whole()
         raise
@@ -250,4 +267,6 @@ def uninstall() -> None:
     """From now on operators that do not fit raise again."""
     global _runtime
     torch.ops.ooc.splitting(False)
+    if _runtime is not None:
+        _runtime.close()
     _runtime = None

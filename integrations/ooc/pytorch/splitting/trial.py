@@ -38,9 +38,16 @@ class Trial:
     """
 
     def __init__(
-        self, call: Call, memory: Memory, whole: Callable[..., Any], sample: Sample | None, specials: Specials
+        self,
+        call: Call,
+        memory: Memory,
+        whole: Callable[..., Any],
+        sample: Sample | None,
+        specials: Specials,
+        copy: Callable[[Tensor, Tensor], object] | None = None,
     ) -> None:
         self._call, self._memory, self._whole, self._sample, self._specials = call, memory, whole, sample, specials
+        self._copy = copy or memory.copy_out  # (target, source) of tensors whose numbers count
         self._made: tuple[Given, Any] | None = None  # the first arguments, and the result in one piece
 
     def compare(self, candidate: Split) -> Difference:
@@ -81,8 +88,8 @@ class Trial:
         if self._sample is not None:
             given = self._sample(generator)
         else:
-            copy = self._memory.copy_out
-            given = map_tensors((self._call.arguments, self._call.keywords), lambda t: random_like(t, generator, copy))
+            call = (self._call.arguments, self._call.keywords)
+            given = map_tensors(call, lambda t: random_like(t, generator, self._copy))
         if special is not None:
             given = self._with_specials(given, special, generator)
         return given, self._outcome(self._undivided, given)

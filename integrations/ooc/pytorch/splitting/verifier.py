@@ -1,0 +1,74 @@
+"""A thread that finds out whether divisions give the same bits, while the program goes on."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+log = logging.getLogger("ooc.pytorch")
+
+Job = Callable[[], object]
+
+
+class Verifier:
+    """Does jobs one after the other. Any thread may ask; a child of a fork has a thread of its own."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._process = os.getpid()
+        self._jobs: queue.SimpleQueue[tuple[Any, Job] | None] = queue.SimpleQueue()
+        self._asked: set[Any] = set()
+        self._failed: set[Any] = set()
+        self._thread: threading.Thread | None = None
+
+    def ask(self, key: Any, job: Job) -> bool:
+        """Has a job done, unless it was asked for before. Returns False if it failed: then the caller has to do it."""
+        with self._lock:
+            if self._process != os.getpid():
+                self._begin()
+            if key in self._failed:
+                return False
+            if key not in self._asked:
+                self._asked.add(key)
+                self._jobs.put((key, job))
+            if self._thread is None:
+                threads = torch.get_num_threads()
+                self._thread = threading.Thread(target=self._work, args=(threads,), name="ooc-verifier", daemon=True)
+                self._thread.start()
+                atexit.register(self.close)
+            return True
+
+    def close(self) -> None:
+        """Ends the thread, after the job that it is at."""
+        with self._lock:
+            thread, self._thread = self._thread, None
+            if thread is None or self._process != os.getpid():
+                return
+            waiting = self._jobs
+            self._begin()
+        while not waiting.empty():
+            waiting.get()
+        waiting.put(None)
+        thread.join()
+        atexit.unregister(self.close)
+
+    def _work(self, threads: int) -> None:
+        torch.set_num_threads(threads)  # results may depend on it
+        jobs = self._jobs
+        while (waiting := jobs.get()) is not None:
+            key, job = waiting
+            try:
+                job()
+            except Exception:
+                log.debug("a division could not be compared beside the program", exc_info=True)
+                self._failed.add(key)
