@@ -70,7 +70,7 @@ def _pictures(*size: int, dtype: torch.dtype = torch.float32) -> Callable[[], Te
 
 
 CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
-    "AlexNet": (lambda: mmcnn.alexnet(10), _pictures(16, 3, 224, 224)),
+    "AlexNet": (lambda: mmcnn.alexnet(10), _pictures(16, 3, 227, 227)),
     "VGG-S": (lambda: mmcnn.vgg_s(10), _pictures(4, 3, 224, 224)),
     "ResNet-50": (lambda: example().ResNet50(100), _pictures(16, 3, 64, 64)),
     "DeepLab head": (_head, _pictures(16, 64, 33, 33)),
@@ -116,7 +116,7 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         seconds.append(time.perf_counter() - began)
-        return float(loss)
+        return float(loss.detach())
 
     for _ in range(WARM_STEPS + steps):
         turn()  # also before the first steps: measurements are not disturbed by the other process

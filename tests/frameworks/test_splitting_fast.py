@@ -130,6 +130,7 @@ KINDS = """
     case(F.conv2d, r(4, 3, 9, 8).to(memory_format=torch.channels_last), r(5, 3, 3, 3), r(5))
     case(lambda x, w: F.conv2d(x, w, stride=2, padding=1, dilation=2), r(4, 3, 11, 12), r(5, 3, 3, 3))
     case(F.conv_transpose2d, r(4, 3, 5, 5), r(3, 2, 3, 3), r(2))
+    case(lambda x, w, b: F.conv_transpose2d(x, w, b, 2, 1, 1, 2, 2), r(4, 4, 5, 6), r(4, 2, 3, 3), r(4))
     case(F.conv2d, r(1, 3, 9, 8), r(5, 3, 3, 3))
     case(F.conv2d, r(3, 9, 8), r(5, 3, 3, 3))
     case(F.conv2d, r(0, 3, 9, 8), r(5, 3, 3, 3))
@@ -259,8 +260,8 @@ def test_within_a_limit_that_the_whole_breaks_nothing_has_to_win(monkeypatch: py
 
 
 def test_what_is_no_convolution_of_ours_runs_whole() -> None:
-    x, w = torch.randn(4, 2, 6, 6), torch.randn(2, 3, 3, 3)
-    call = Call("aten::convolution", (x, w, None, [1, 1], [0, 0], [1, 1], True, [0, 0], 1), {})
+    x, w = torch.randn(0, 2, 6, 6), torch.randn(3, 2, 3, 3)
+    call = Call("aten::convolution", (x, w, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1), {})
     assert Fast(Alone(), Store(None), Limits()).choice(call) is None  # type: ignore[arg-type]
 
 

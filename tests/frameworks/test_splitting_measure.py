@@ -1,6 +1,7 @@
 """Measured costs: workspaces to the byte, nothing measured twice, and what is left out is left out by rule."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -184,6 +185,17 @@ def test_beyond_the_largest_workspace_nothing_is_measured() -> None:
     # im2col is estimated at 2592 bytes a sample. That of own grows beyond at none of these sizes.
     assert [size for name, size in costs.asked if name == "im2col"] == [1, 2]
     assert [size for name, size in costs.asked if name == "own"] == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_one_size_with_a_large_workspace_leaves_nothing_out() -> None:
+    class Single(Costs):
+        def _measure(self, kernel, algorithm, size, batch, given):  # type: ignore[no-untyped-def]
+            row = super()._measure(kernel, algorithm, size, batch, given)
+            return replace(row, workspace_bytes=9000) if size == 1 else row
+
+    costs = Single(Store(None), {**COSTS, "fft": (99.0, 1)}, largest_bytes=5500)
+    costs.table(Kernel(SMALL, FORWARD), 4)
+    assert [size for name, size in costs.asked if name == "own"] == [1, 2, 3, 4]
 
 
 def test_undivided_and_divided_are_different_measurements() -> None:

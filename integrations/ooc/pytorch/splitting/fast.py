@@ -242,12 +242,13 @@ class _Convolution:
         named = bind(op, call.arguments, call.keywords)
         x, w = named["input"], named["weight"]
         usual = x.layout == w.layout == torch.strided and x.dtype == w.dtype and x.dtype.is_floating_point
-        if not usual or x.dim() != w.dim() or not 3 <= x.dim() <= 5 or named["transposed"] or not x.numel():
+        if not usual or x.dim() != w.dim() or not 3 <= x.dim() <= 5 or not x.numel():
             return None
         p = ConvolutionParameters.of(w, named)
+        outputs = w.shape[1] * p.groups if p.transposed else w.shape[0]
         shape = ConvolutionShape(
-            x.shape[1], w.shape[0], tuple(x.shape[2:]), tuple(w.shape[2:]), p.stride, p.padding, p.dilation, p.groups,
-            x.dtype, layout(x, w) != torch.contiguous_format,
+            x.shape[1], outputs, tuple(x.shape[2:]), tuple(w.shape[2:]), p.stride, p.padding, p.dilation, p.groups,
+            x.dtype, layout(x, w) != torch.contiguous_format, p.transposed, p.output_padding,
         )  # fmt: skip
         if call.operator == OPERATORS[0]:
             return cls(call, (Kernel(shape, FORWARD),), ((x, w),), named["bias"], False)

@@ -34,7 +34,7 @@ Pair = tuple[int, int]
 class ConvolutionShape:
     """A convolution of one sample, without bias, of one to three spatial dimensions.
 
-    `stride`, `padding` and `dilation` of one element hold for every dimension.
+    Tuples of one element, but for `size` and `filter`, hold for every dimension.
     """
 
     inputs: int  # channels
@@ -47,9 +47,11 @@ class ConvolutionShape:
     groups: int = 1
     dtype: torch.dtype = torch.float32
     channels_last: bool = False  # how operands and results lie in memory
+    transposed: bool = False
+    output_padding: tuple[int, ...] = (0,)
 
     def __post_init__(self) -> None:
-        for name in ("stride", "padding", "dilation"):
+        for name in ("stride", "padding", "dilation", "output_padding"):
             value = getattr(self, name)
             object.__setattr__(self, name, tuple(value) * len(self.size) if len(value) == 1 else tuple(value))
         if min(self.inputs, self.outputs, *self.filter, *self.stride, *self.dilation, self.groups) < 1:
@@ -62,8 +64,18 @@ class ConvolutionShape:
     @property
     def result_size(self) -> tuple[int, ...]:
         """Sizes of the output: height and width of images."""
-        each = zip(self.size, self.padding, self.dilation, self.filter, self.stride)
+        each = list(zip(self.size, self.padding, self.dilation, self.filter, self.stride))
+        if self.transposed:
+            return tuple(
+                (n - 1) * s - 2 * p + d * (f - 1) + 1 + o for (n, p, d, f, s), o in zip(each, self.output_padding)
+            )
         return tuple((n + 2 * p - d * (f - 1) - 1) // s + 1 for n, p, d, f, s in each)
+
+    @property
+    def filters(self) -> tuple[int, ...]:
+        """Sizes of the filters of all channels."""
+        outer, inner = (self.inputs, self.outputs) if self.transposed else (self.outputs, self.inputs)
+        return (outer, inner // self.groups, *self.filter)
 
     @property
     def taps(self) -> int:
@@ -88,7 +100,7 @@ class ConvolutionShape:
     @property
     def parameters(self) -> tuple[Any, ...]:
         """The parameters as `aten::convolution` takes them after the bias."""
-        return self.stride, self.padding, self.dilation, False, (0,) * len(self.size), self.groups
+        return self.stride, self.padding, self.dilation, self.transposed, self.output_padding, self.groups
 
     def __str__(self) -> str:
         def each(value: tuple[int, ...]) -> str:
@@ -103,6 +115,7 @@ class ConvolutionShape:
         ):
             text += "" if set(value) == {usual} else f", {name} {each(value)}"
         text += "" if self.groups == 1 else f", {self.groups} groups"
+        text += f", transposed with {each(self.output_padding)} more" if self.transposed else ""
         return text + (", channels last" if self.channels_last else "")
 
 
@@ -117,8 +130,7 @@ class Kernel:
         """Shapes of the operands for `batch` samples: (x, w), (gradient of y, w) or (gradient of y, x)."""
         c = self.convolution
         x, y = (batch, c.inputs, *c.size), (batch, c.outputs, *c.result_size)
-        w = (c.outputs, c.inputs // c.groups, *c.filter)
-        return {FORWARD: (x, w), BACKWARD_DATA: (y, w), BACKWARD_FILTER: (y, x)}[self.kind]
+        return {FORWARD: (x, c.filters), BACKWARD_DATA: (y, c.filters), BACKWARD_FILTER: (y, x)}[self.kind]
 
     def operands(self, batch: int, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         """Random operands for `batch` samples."""
@@ -130,7 +142,7 @@ class Kernel:
         """Shape of the result for `batch` samples; that of BackwardFilter is the same for any number."""
         c = self.convolution
         if self.kind == BACKWARD_FILTER:
-            return (c.outputs, c.inputs // c.groups, *c.filter)
+            return c.filters
         return (batch, c.inputs, *c.size) if self.kind == BACKWARD_DATA else (batch, c.outputs, *c.result_size)
 
     def part(self, operands: tuple[Tensor, Tensor], begin: int, end: int) -> tuple[Tensor, Tensor]:
@@ -318,7 +330,8 @@ def _whole(into: Callable[[Kernel, Tensor, Tensor, Tensor, bool], None]) -> Call
 
 def _suits_im2col(kernel: Kernel) -> bool:
     c = kernel.convolution
-    return len(c.size) == 2 and c.groups == 1 and not c.channels_last and c.dtype in (torch.float32, torch.float64)
+    usual = c.groups == 1 and not c.channels_last and not c.transposed
+    return usual and len(c.size) == 2 and c.dtype in (torch.float32, torch.float64)
 
 
 def _suits_fft(kernel: Kernel) -> bool:

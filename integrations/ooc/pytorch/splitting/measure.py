@@ -10,7 +10,8 @@ measured with a result of its own; the algorithm's name then ends with "whole".
 
 Not everything is measured. The rules depend only on what is known, so a second run leaves out the same:
 
-- an algorithm at a size for which its estimated workspace, or its workspace at a smaller size, is above `largest_bytes`
+- an algorithm at a size for which its estimated workspace, or its workspace at the two sizes before, is above
+  `largest_bytes` (at one size it may be that of another kernel: PyTorch takes one of its own for single samples)
 - an algorithm that, without less workspace, took more than `HOPELESS` times as long as another for the two sizes
   before, or more than `HOPELESS_AT_ONCE` times as long for one
 """
@@ -147,7 +148,7 @@ class Measurer:
         if algorithm.workspace_bytes(kernel, size) > self.largest_bytes:
             return True
         earlier = [row for row in found if row.algorithm == algorithm.name]
-        if any(row.workspace_bytes > self.largest_bytes for row in earlier):
+        if len(earlier) >= 2 and all(row.workspace_bytes > self.largest_bytes for row in earlier[-2:]):
             return True
         if any(_is_hopeless(row, found, HOPELESS_AT_ONCE) for row in earlier):
             return True
