@@ -64,6 +64,7 @@ class Context(Memory):
         self._key = Key(device, library, call.operator, call.shapes)
         self.layer: SplitRecord | None = None  # what `used` noted last
         self._later = later
+        self._left = False  # the call has no data
 
     def choose(
         self,
@@ -102,7 +103,8 @@ class Context(Memory):
         full = replace(self._key, shapes=f"{self._key.shapes} {key}".rstrip())
         later = self._later if may_wait and sample is None and not self.on_gpu else None
         if later is not None and candidates and self._nearest(full, candidates, None) is None:
-            trial = Trial(self._without_data(), self, whole, sample, specials, Tensor.copy_)
+            self._leave_data()
+            trial = Trial(self.call, self, whole, sample, specials, Tensor.copy_)
             if later(full, lambda: self._nearest(full, candidates, trial)):
                 raise NotYet
         best = self._nearest(full, candidates, Trial(self.call, self, whole, sample, specials))
@@ -120,8 +122,10 @@ class Context(Memory):
         self.used(*astuple(verdict))
         return chosen
 
-    def _without_data(self) -> Call:
-        """The call with tensors that say how those of the call lie; of indexes and the like they are copies."""
+    def _leave_data(self) -> None:
+        """From now on the call's tensors only say how they lie; indexes and the like are copies, in plain memory."""
+        if self._left:
+            return
 
         def again(tensor: Tensor) -> Tensor:
             if not (tensor.is_floating_point() or tensor.is_complex()):
@@ -132,7 +136,7 @@ class Context(Memory):
 
         with self.plain():
             arguments, keywords = map_tensors((self.call.arguments, self.call.keywords), again)
-        return Call(self.call.operator, arguments, keywords)
+        self.call, self._left = Call(self.call.operator, arguments, keywords), True
 
     def _nearest(self, key: Key, candidates: Sequence[Split], trial: Trial | None) -> tuple[Verdict, Split] | None:
         """The first division that is identical, or else the nearest; None without any, or if a trial is needed."""
