@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planning_traces import resnet50
 
-from ooc_alloc import Core, Iteration
+from ooc_alloc import Core, Iteration, OocError
 from swapd import plan_making
 from swapd.planner import Planner, offsets_of
 from swapd.planning.problem import InfeasibleError, Problem
@@ -193,6 +193,33 @@ def test_the_program_goes_on_while_it_is_planned(monkeypatch: pytest.MonkeyPatch
         made.boundary()
     made.close()
     assert executor.ended
+
+
+def test_a_plan_that_no_longer_belongs_to_what_is_kept_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it was made, the same functions ran again, but freed less of what was there before."""
+    trace = replace(resnet50(1), fingerprint=7)
+    core, executor = Loop(), Later()
+    core.figures["budget_bytes"] = Problem.from_trace(trace, 1 << 40).min_budget_bytes * 3 // 2
+    installed: list[Any] = []
+
+    def install(*plan: Any) -> None:
+        installed.append(plan)
+        if len(installed) == 1:
+            raise OocError("the plan does not belong to a trace that is kept, or names variables beyond it")
+
+    core.install_plan = install  # type: ignore[attr-defined]
+    monkeypatch.setattr(Planner, "recorded", lambda self, ended: SimpleNamespace(cut=lambda: trace))
+    monkeypatch.setattr(plan_making, "recorded_plan", lambda plan, trace: plan)
+    made = Planner(cast(Core, core), executor=executor)
+    made.boundary()
+    executor.work()
+    made.boundary()
+    assert len(installed) == 1 and made.last_plan is None and made.policy != "none"
+    made.boundary()
+    assert len(executor.asked) == 2
+    executor.work()
+    made.boundary()
+    assert len(installed) == 2 and made.last_plan is not None
 
 
 def test_a_plan_that_cannot_be_made_elsewhere_is_counted_here(monkeypatch: pytest.MonkeyPatch) -> None:
