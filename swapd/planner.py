@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ooc_alloc import Core, Iteration
+from ooc_alloc import Core, Iteration, OocError
 from swapd import speeds
 from swapd.no_plan import why_no_plan
 from swapd.plan_making import Answer, Made, Request, answer, step_seconds
@@ -280,7 +280,11 @@ class Planner:
             plan, known = (replace(plan, bound_seconds=bound) for plan in (made.plan, made.known))
             made = replace(made, plan=plan, known=known)
         below = {} if self.disk is None else made.moves.columns()
-        self.core.install_plan(fingerprint, *made.columns(), **below)
+        try:
+            self.core.install_plan(fingerprint, *made.columns(), **below)
+        except OocError as error:  # meanwhile such an iteration freed less of what was there before, and is what is kept
+            log.info("%016x is planned again: %s", fingerprint, error)
+            return
         self._measured[fingerprint] += 1
         self._last, self._followed = fingerprint, 0
         self.made[fingerprint] = made
