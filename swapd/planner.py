@@ -282,7 +282,7 @@ class Planner:
         below = {} if self.disk is None else made.moves.columns()
         try:
             self.core.install_plan(fingerprint, *made.columns(), **below)
-        except OocError as error:  # meanwhile such an iteration freed less of what was there before, and is what is kept
+        except OocError as error:  # meanwhile an iteration like it freed less of what was there before
             log.info("%016x is planned again: %s", fingerprint, error)
             return
         self._measured[fingerprint] += 1

@@ -6,6 +6,7 @@ another path than the whole takes (measured with MKL: multiples of 64 columns an
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
@@ -34,7 +35,9 @@ def product(context: Context, op: OpOverload, named: Named) -> list[Piece]:
     # BLAS copies a factor whose layout it does not take; oneDNN reorders both factors of short types.
     doubled = not (_blas(first) and _blas(second)) or first.element_size() < 4
     copied = (lambda operands, results: operands + results) if doubled else (lambda operands, results: 0)
-    return along(context, op, named, [*batch, columns, rows], orders=orders, workspace=copied)
+    made = torch.empty(*first.shape[:-1], second.shape[-1], dtype=first.dtype, device="meta")
+    axes = [*batch, columns, rows]
+    return along(context, op, named, axes, orders=orders, workspace=copied, results=[made])
 
 
 def _blas(matrix: Tensor) -> bool:

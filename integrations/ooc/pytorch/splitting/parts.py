@@ -219,6 +219,7 @@ def along(
     workspace: Callable[[int, int], int] = lambda operands, results: 0,
     before: Callable[[Named], Named] | None = None,
     unread: Sequence[str] = (),
+    results: Sequence[Any] | None = None,
 ) -> list[Piece]:
     """Divisions of an operator along axes; the preferred ones first, none if single units do not fit.
 
@@ -231,13 +232,15 @@ def along(
             operands and of its results.
         before: changes the arguments (of the call, and of the verification) before they are cut.
         unread: arguments of which only the sizes are looked at.
+        results: what the operator would return, without memory; by default it is asked, which may take a second the
+            first time, as PyTorch then imports its compiler.
     """
     axes = [axis for axis in axes if axis.length > 1]
     if not axes:
         return []
     if before is not None:
         named = before(named)
-    results = results_of(context, op, named)
+    results = results_of(context, op, named) if results is None else results
     read = {name: value for name, value in named.items() if name not in unread}
     steps = max(len(axis.least) for axis in axes)
     found = divisions(
