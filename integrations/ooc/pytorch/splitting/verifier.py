@@ -21,11 +21,10 @@ class Verifier:
     """Does jobs one after the other. Any thread may ask; a child of a fork has a thread of its own."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock, self._process = threading.Lock(), os.getpid()
         self._begin()
 
     def _begin(self) -> None:
-        self._process = os.getpid()
         self._jobs: queue.SimpleQueue[tuple[Any, Job] | None] = queue.SimpleQueue()
         self._asked: set[Any] = set()
         self._failed: set[Any] = set()
@@ -33,9 +32,10 @@ class Verifier:
 
     def ask(self, key: Any, job: Job) -> bool:
         """Has a job done, unless it was asked for before. Returns False if it failed: then the caller has to do it."""
+        if self._process != os.getpid():  # a child of a fork: another thread of the parent may have held the lock
+            self._lock, self._process = threading.Lock(), os.getpid()
+            self._begin()
         with self._lock:
-            if self._process != os.getpid():
-                self._begin()
             if key in self._failed:
                 return False
             if key not in self._asked:
@@ -50,9 +50,11 @@ class Verifier:
 
     def close(self) -> None:
         """Ends the thread, after the job that it is at."""
+        if self._process != os.getpid():
+            return
         with self._lock:
             thread, self._thread = self._thread, None
-            if thread is None or self._process != os.getpid():
+            if thread is None:
                 return
             waiting = self._jobs
             self._begin()
