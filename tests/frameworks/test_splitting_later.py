@@ -184,6 +184,13 @@ def test_closing_waits_for_one_job_and_drops_the_rest() -> None:
     verifier.close()
 
 
+def test_closing_at_once_ends() -> None:
+    for _ in range(200):  # before the thread has begun, or just then
+        verifier = Verifier()
+        verifier.ask("it", lambda: None)
+        verifier.close()
+
+
 def test_a_child_has_a_thread_of_its_own() -> None:
     verifier, ready = Verifier(), threading.Event()
     assert verifier.ask("it", ready.set) and ready.wait(60)

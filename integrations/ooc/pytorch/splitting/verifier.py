@@ -42,8 +42,8 @@ class Verifier:
                 self._asked.add(key)
                 self._jobs.put((key, job))
             if self._thread is None:
-                threads = torch.get_num_threads()
-                self._thread = threading.Thread(target=self._work, args=(threads,), name="ooc-verifier", daemon=True)
+                given = (self._jobs, self._failed, torch.get_num_threads())
+                self._thread = threading.Thread(target=_work, args=given, name="ooc-verifier", daemon=True)
                 self._thread.start()
                 atexit.register(self.close)
             return True
@@ -64,13 +64,13 @@ class Verifier:
         thread.join()
         atexit.unregister(self.close)
 
-    def _work(self, threads: int) -> None:
-        torch.set_num_threads(threads)  # results may depend on it
-        jobs = self._jobs
-        while (waiting := jobs.get()) is not None:
-            key, job = waiting
-            try:
-                job()
-            except Exception:
-                log.debug("a division could not be compared beside the program", exc_info=True)
-                self._failed.add(key)
+
+def _work(jobs: queue.SimpleQueue[tuple[Any, Job] | None], failed: set[Any], threads: int) -> None:
+    torch.set_num_threads(threads)  # results may depend on it
+    while (waiting := jobs.get()) is not None:
+        key, job = waiting
+        try:
+            job()
+        except Exception:
+            log.debug("a division could not be compared beside the program", exc_info=True)
+            failed.add(key)
