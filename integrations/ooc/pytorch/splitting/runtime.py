@@ -32,7 +32,7 @@ log = logging.getLogger("ooc.pytorch")
 CPU = torch.device("cpu")
 _STEPS = 16  # of the budget; the free part is rounded down to steps, so that small variables do not change divisions
 _MOST_HALVINGS = 6
-LARGE_BYTES = 8 << 20  # of a call's arguments: with fewer it takes milliseconds to compare a division
+LARGE_BYTES = 8 << 20  # of a call's arguments: with no more it takes milliseconds to compare a division
 
 
 class FasterWhole(Exception):
@@ -140,7 +140,7 @@ class Runtime:
     def _later(self, call: Call, writes: bool) -> Callable[[Any, Callable[[], object]], bool] | None:
         """Whether comparing takes long, and the call may run on host memory meanwhile."""
         size = sum(tensor.nbytes for tensor in tensors_in((call.arguments, call.keywords)))
-        return None if size < LARGE_BYTES or writes or torch.ops.ooc.host_failed() else self._verifier.ask
+        return None if size <= LARGE_BYTES or writes or torch.ops.ooc.host_failed() else self._verifier.ask
 
     def close(self) -> None:
         """Ends the thread that compares."""
