@@ -280,3 +280,17 @@ def test_layers_of_one_shape_have_a_workspace_each(monkeypatch: pytest.MonkeyPat
         assert chooser.ended() and not chooser.ended()
         found = chooser.choice(call)
         assert (400 if found is None else found.workspace_bytes) == workspace
+
+
+@pytest.mark.parametrize("limits", [Limits(), Limits(total=600)], ids=["each", "all"])
+def test_sizes_that_do_not_add_up_to_the_batch_leave_it_whole(monkeypatch: pytest.MonkeyPatch, limits: Limits) -> None:
+    """A single sample did not fit the budget, as PyTorch takes another kernel for it, nor did the whole."""
+
+    def made_up(self: Measurer, kernel: Any, algorithm: Any, size: int, batch: int, given: Any) -> Any:
+        return MicroConfiguration(size, algorithm.name, 1.0, 100) if size in (2, 4) else None
+
+    monkeypatch.setattr(Measurer, "_measure", made_up)
+    x, w = torch.randn(5, 2, 6, 6), torch.randn(3, 2, 3, 3)
+    call = Call("aten::convolution", (x, w, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1), {})
+    chooser = Fast(Alone(), Store(None), limits)  # type: ignore[arg-type]
+    assert chooser.choice(call) is None and not chooser.ended()
