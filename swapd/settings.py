@@ -267,12 +267,7 @@ SETTINGS = (
         "Each has a part of it to itself, which is chosen when an iteration has shown all of them; until then "
         "they run in as little as they can.",
     ),
-    Setting(
-        "micro_batches",
-        "|".join(MICRO_BATCHES),
-        "with fast: the sizes that are measured [powerOfTwo]",
-        parse_micro_batches,
-    ),
+    Setting("micro_batches", "|".join(MICRO_BATCHES), "with fast: sizes to measure [powerOfTwo]", parse_micro_batches),
     Setting(
         "split_store", "FILE", "what is known of parts: exact or not, and how fast [in the cache folder]", parse_path
     ),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from rich.console import RenderableType
 from swapd.cli.launch import model_arguments, run_module
 from swapd.cli.options import parsed, read_config, setting_options
 from swapd.cli.output import OUTPUT, Failure, console, json_option, print_json, text_table
-from swapd.splitting.configurations import POLICIES, Configuration
+from swapd.splitting.configurations import POLICIES
 from swapd.splitting.limits import LimitTooSmallError
 from swapd.splitting.network import KernelPlan, LayerPlan, NetworkLayer, NetworkPlan, plan_network
 from swapd.splitting.segments import MOST_PREFETCH_PARTS
@@ -175,12 +174,6 @@ def _kernel_facts(kernel: KernelPlan) -> dict[str, Any]:
     }
 
 
-def _parts_text(configuration: Configuration) -> str:
-    """A text such as `4 x 8 own, 2 im2col`: how many equal parts there are, with their samples and algorithm."""
-    counts = Counter((part.batch, part.algorithm) for part in configuration.parts)
-    return ", ".join(f"{n} x {size} {name}" if n > 1 else f"{size} {name}" for (size, name), n in counts.items())
-
-
 def plan_table(plan: NetworkPlan, title: str) -> RenderableType:
     """One line for each layer; in training, only layers with convolutions have one."""
     rows = []
@@ -188,9 +181,7 @@ def plan_table(plan: NetworkPlan, title: str) -> RenderableType:
         step = line.step
         if step is None and not line.kernels:
             continue
-        kernels = [
-            _parts_text(k.configuration) if k.configuration is not None else k.problem or "" for k in line.kernels
-        ]
+        kernels = [str(k.configuration) if k.configuration is not None else k.problem or "" for k in line.kernels]
         rows.append(
             [
                 line.layer.layer.name,

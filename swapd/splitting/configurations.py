@@ -7,6 +7,7 @@ to the batch. Its parts run one after the other in one workspace: its time is th
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -53,6 +54,11 @@ class Configuration:
         """Samples in all."""
         return sum(part.batch for part in self.parts)
 
+    def __str__(self) -> str:
+        """Such as `4 x 8 own, 2 im2col`: how many equal parts there are, with their samples and algorithm."""
+        counts = Counter((part.batch, part.algorithm) for part in self.parts)
+        return ", ".join(f"{n} x {size} {name}" if n > 1 else f"{size} {name}" for (size, name), n in counts.items())
+
 
 @dataclass(frozen=True)
 class KernelTable:
@@ -74,7 +80,6 @@ class KernelTable:
         """
         sizes = set(micro_batch_sizes(policy, self.batch))
         return KernelTable(self.name, self.batch, tuple(row for row in self.rows if row.batch in sizes))
-
 
     def cautious(self, noise: float = 0.0) -> KernelTable:
         """The same table, in which parts take longer by their `spread_seconds`, and at least by `noise` of their time.

@@ -32,7 +32,7 @@ from ooc.pytorch.splitting.verification import Difference, difference
 from ooc_alloc import Core
 from swapd.splitting.configurations import Configuration, KernelTable
 from swapd.splitting.division import divide_workspace, fronts_of
-from swapd.splitting.limits import LimitTooSmallError
+from swapd.splitting.limits import LimitTooSmallError, UnreachableBatchError
 from swapd.splitting.reuse import fastest_division, smallest_workspace_bytes
 from swapd.splitting.store import Key, Store, Verdict
 
@@ -120,11 +120,13 @@ class Fast:
     def _choose(self, convolution: _Convolution) -> Choice | None:
         with self._apart():
             tables = self._measured(convolution)
-            if any(not table.rows for table in tables):
+            try:
+                smallest = tuple(map(_smallest, tables))
+            except UnreachableBatchError:  # some sizes do not fit the budget
                 return None
             if self.limits.total is not None:
                 self._tables[convolution.key] = tables
-                chosen = (self._divided or {}).get(convolution.key) or tuple(map(_smallest, tables))
+                chosen = (self._divided or {}).get(convolution.key) or smallest
                 return self._as_choice(convolution, chosen)
             return self._confirmed(convolution, tuple(map(self._fastest, tables)))
 
@@ -275,7 +277,7 @@ class _Convolution:
 
     def split(self, chosen: Sequence[Configuration]) -> Split:
         """The call in micro-batches; `run` takes arguments as the operator does, by default those of this call."""
-        how = "; ".join(f"{kernel.kind}: {_text(each)}" for kernel, each in zip(self.kernels, chosen))
+        how = "; ".join(f"{kernel.kind}: {each}" for kernel, each in zip(self.kernels, chosen))
         kernels = self.kernels
         parts = [[(part.batch, CPU[part.algorithm]) for part in each.parts] for each in chosen]
 
@@ -302,12 +304,6 @@ class _Convolution:
 def _as_it_is(chosen: Sequence[Configuration]) -> bool:
     """Whether that is what PyTorch does without us."""
     return all(len(each.parts) == 1 and each.parts[0].algorithm == "own" for each in chosen)
-
-
-def _text(chosen: Configuration) -> str:
-    """Such as `4 x 8 im2col, 2 own`."""
-    counts = Counter((part.batch, part.algorithm) for part in chosen.parts)
-    return ", ".join(f"{n} x {size} {name}" if n > 1 else f"{size} {name}" for (size, name), n in counts.items())
 
 
 def _workspace(chosen: Sequence[Configuration]) -> int:
