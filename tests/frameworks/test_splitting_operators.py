@@ -18,16 +18,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ooc.pytorch.splitting.verification import duplicate, tensors_in
 
 OPERATORS = [
-    "addbmm", "addmm", "addmv", "amax", "argmax", "baddbmm", "bmm", "cumsum", "gather", "index_select",
-    "log_softmax", "logsumexp", "matmul", "max", "mean", "mm", "mv", "native_batch_norm", "native_layer_norm", "prod",
-    "scatter_add", "softmax", "sort", "std", "sum", "topk", "var", "nn.functional.adaptive_avg_pool2d",
-    "nn.functional.avg_pool1d", "nn.functional.avg_pool2d", "nn.functional.avg_pool3d", "nn.functional.batch_norm",
-    "nn.functional.bilinear", "nn.functional.conv1d", "nn.functional.conv2d", "nn.functional.conv3d",
-    "nn.functional.conv_transpose1d", "nn.functional.conv_transpose2d", "nn.functional.conv_transpose3d",
-    "nn.functional.cross_entropy", "nn.functional.embedding", "nn.functional.group_norm", "nn.functional.interpolate",
-    "nn.functional.layer_norm", "nn.functional.linear", "nn.functional.local_response_norm", "nn.functional.max_pool1d",
-    "nn.functional.max_pool2d", "nn.functional.max_pool3d", "nn.functional.nll_loss", "nn.functional.pad",
-    "nn.functional.scaled_dot_product_attention", "nn.functional.softmin", "nn.functional.upsample_bilinear",
+    "addbmm", "addmm", "addmv", "addr", "amax", "argmax", "baddbmm", "bmm", "bucketize", "cdist", "cumsum",
+    "fft.fft", "fft.irfft", "fft.rfft", "gather", "grid_sampler_2d", "index_add", "index_copy", "index_fill",
+    "index_select", "linalg.cross", "log_softmax", "logsumexp", "matmul", "max", "mean", "mm", "mv",
+    "native_batch_norm", "native_layer_norm", "prod", "renorm", "scatter_add", "scatter_reduce", "slice_scatter",
+    "softmax", "sort", "std", "sum", "topk", "var", "nn.functional.adaptive_avg_pool2d", "nn.functional.avg_pool1d",
+    "nn.functional.avg_pool2d", "nn.functional.avg_pool3d", "nn.functional.batch_norm", "nn.functional.bilinear",
+    "nn.functional.conv1d", "nn.functional.conv2d", "nn.functional.conv3d", "nn.functional.conv_transpose1d",
+    "nn.functional.conv_transpose2d", "nn.functional.conv_transpose3d", "nn.functional.cross_entropy",
+    "nn.functional.embedding", "nn.functional.group_norm", "nn.functional.interpolate",
+    "nn.functional.layer_norm", "nn.functional.linear", "nn.functional.local_response_norm",
+    "nn.functional.max_pool1d", "nn.functional.max_pool2d", "nn.functional.max_pool3d",
+    "nn.functional.nll_loss", "nn.functional.pad", "nn.functional.scaled_dot_product_attention",
+    "nn.functional.softmin", "nn.functional.upsample_bilinear",
 ]  # fmt: skip
 MODULES = [
     "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d",

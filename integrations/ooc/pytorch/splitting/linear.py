@@ -52,3 +52,25 @@ def _rows(named: Named) -> list[Axis]:
 
 
 divides_along("aten::mv", "aten::addmv", axes=_rows, specials=PRODUCTS)
+
+
+def _sides(named: Named) -> list[Axis]:
+    """The rows and the columns of a sum of products of matrices, or of the product of two vectors."""
+    left, right = ("vec1", "vec2") if "vec1" in named else ("batch1", "batch2")
+    rows, columns = max(-2, -named[left].dim()), -1
+    return [
+        Axis("columns", named[right].shape[columns], {right: columns, "self": -1}, {0: -1}, least=LEAST_COLUMNS),
+        Axis("rows", named[left].shape[rows], {left: rows, "self": -2}, {0: -2}, least=LEAST_ROWS),
+    ]
+
+
+divides_along("aten::addbmm", "aten::addr", axes=_sides, specials=PRODUCTS)
+
+
+def _distances(named: Named) -> list[Axis]:
+    """The rows of the first and of the second tensor, in a table of distances between them."""
+    first, second = named["x1"], named["x2"]
+    return [Axis("rows", first.shape[-2], {"x1": -2}, {0: -2}), Axis("columns", second.shape[-2], {"x2": -2}, {0: -1})]
+
+
+divides_along("aten::_cdist_forward", axes=_distances)

@@ -25,8 +25,9 @@ Overload = torch._ops.OpOverload
 # The pointwise operators of PyTorch 2.13 that are not tagged.
 _MORE = """
     _masked_scale _prelu_kernel _prelu_kernel_backward complex elu_backward floor_divide floor_divide_
-    hardsigmoid_backward hardswish_ hardswish_backward hardtanh_backward leaky_relu_backward log_sigmoid_forward
-    masked_fill masked_fill_ mish_backward polar rsub softplus_backward
+    hardshrink_backward hardsigmoid_backward hardswish_ hardswish_backward hardtanh_backward leaky_relu_backward
+    log_sigmoid_backward log_sigmoid_forward masked_fill masked_fill_ mish_backward polar rsub softplus_backward
+    softshrink_backward
 """.split()
 
 

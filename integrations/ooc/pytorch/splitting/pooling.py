@@ -49,3 +49,12 @@ def _places(named: Named) -> list[Axis]:
 
 
 divides_along("aten::grid_sampler_2d", "aten::grid_sampler_3d", axes=_places, multiples=(16, 1))
+
+
+def _samples(named: Named) -> list[Axis]:
+    """Samples alone: the gradients of places are sums over channels, those of channels sums over places."""
+    tensors = dict.fromkeys(("grad_output", "input", "grid"), 0)
+    return [Axis("samples", named["input"].shape[0], tensors, {0: 0, 1: 0})]
+
+
+divides_along("aten::grid_sampler_2d_backward", "aten::grid_sampler_3d_backward", axes=_samples, multiples=(1,))

@@ -18,7 +18,7 @@ from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.dividers import divides, divides_along
 from ooc.pytorch.splitting.geometry import blocks, flat, narrowed
 from ooc.pytorch.splitting.grids import spans
-from ooc.pytorch.splitting.parts import Axis, Named, Piece, along, bind, view_bytes
+from ooc.pytorch.splitting.parts import Axis, Named, Piece, along, bind, other_dimensions, view_bytes
 
 aten = torch.ops.aten
 
@@ -69,6 +69,23 @@ divides_along(
     *(f"aten::{name}" for name in KEEPS),
     axes=lambda named: _axes(named, {named["dim"] % max(named["self"].dim(), 1)}, removed=False),
 )
+
+# So do Fourier transforms, of one dimension or of several.
+divides_along(
+    "aten::_fft_c2c", "aten::_fft_r2c", "aten::_fft_c2r",
+    axes=lambda named: other_dimensions(named["self"].shape, named["dim"], ["self"]),
+)  # fmt: skip
+divides_along(
+    "aten::linalg_cross", axes=lambda named: other_dimensions(named["self"].shape, named["dim"], ["self", "other"])
+)
+
+
+def _slices(named: Named) -> list[Axis]:
+    d = named["dim"]
+    return [Axis("slices", named["self"].shape[d], {"self": d}, {0: d})]
+
+
+divides_along("aten::renorm", axes=_slices)
 
 
 # ---- to one number --------------------------------------------------------------------------------------------------
