@@ -249,3 +249,35 @@ def test_memory_reached_without_pytorch(tmp_path: Path) -> None:
     """
     ended = out_of_core(tmp_path, source).check()
     assert ended.output.split() == ["True"] * 6
+
+
+def test_a_single_number_may_be_away(tmp_path: Path) -> None:
+    """The type of a result depends on it; PyTorch's own rule for `complex` reads it to find that out."""
+    source = """
+        number, parts = torch.randn(()), torch.randn(2, 200_000)
+        import os
+        if os.environ["OOC_ALLOC"] != "0":
+            import ooc.pytorch
+            parts.add_(0)  # a function that does not hold the number
+            ooc.pytorch._active().core.evict_all()
+        show("complex", torch.complex(parts[0], number))
+        show("times", parts * 3 + parts * number)
+    """
+    figures = both(tmp_path, source, OOC_SMALL_LIMIT="1").figures
+    assert {layer["operator"] for layer in figures["split_layers"]} > {"aten::complex"}
+
+
+def test_parts_become_smaller_with_the_budget(tmp_path: Path) -> None:
+    """What a part may take was found out under a larger budget; an operator that writes in place is not begun twice."""
+    source = """
+        import os
+        made = torch.randn(400_000)
+        for budget in (1 << 20, 256 << 10, 128 << 10, 1 << 20):
+            if os.environ["OOC_ALLOC"] != "0":
+                import ooc.pytorch
+                ooc.pytorch._active().core.set_budget(budget)
+            show("divided", made.div_(1.25))
+    """
+    figures = both(tmp_path, source, OOC_BUDGET="1MiB").figures
+    (layer, *others) = (layer for layer in figures["split_layers"] if layer["operator"] == "aten::div_.Tensor")
+    assert others and all(each["parts"] != layer["parts"] for each in others)
