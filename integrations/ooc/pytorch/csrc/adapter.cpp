@@ -8,6 +8,7 @@
 #include <ATen/ops/max_pool1d_native.h>
 #include <ATen/ops/max_pool1d_ops.h>
 #include <ATen/EmptyTensor.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/AutogradState.h>
 #include <c10/core/CPUAllocator.h>
@@ -280,6 +281,14 @@ at::Tensor empty_absent(at::IntArrayRef size, at::IntArrayRef stride, at::Scalar
   return tensor;
 }
 
+// What types of results depend on of a single number, without a look at a variable that may be away.
+at::Tensor one_like(const at::Tensor& number) {
+  const ModeGuard plain(kPlain);
+  at::Tensor one = at::scalar_tensor(1, at::TensorOptions(number.scalar_type()));
+  one.unsafeGetTensorImpl()->set_wrapped_number(number.unsafeGetTensorImpl()->is_wrapped_number());
+  return one;
+}
+
 void refuse(c10::string_view reason, bool inexact, bool raised) { cannot_split(std::string(reason), inexact, raised); }
 
 // The operator's name is such as aten::convolution; what has an overload's name is not asked for.
@@ -315,6 +324,7 @@ TORCH_LIBRARY(ooc, m) {
   m.def("plain(bool on) -> bool", plain);
   m.def("undivided(bool on) -> bool", undivided);
   m.def("empty_absent(int[] size, int[] stride, ScalarType dtype) -> Tensor", empty_absent);
+  m.def("one_like(Tensor number) -> Tensor", one_like);
   m.def("cannot_split(str reason, bool inexact, bool raised) -> ()", refuse);
   m.def("run_whole() -> ()", run_whole);
   m.def("run_on_host() -> ()", run_on_host);

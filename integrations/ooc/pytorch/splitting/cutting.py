@@ -122,8 +122,11 @@ def _even(length: int, threads: int, unit: int) -> int:
 
 
 def meta(tensor: Tensor) -> Tensor:
-    """The tensor without its memory. Single numbers are left as they are: they may be wrapped Python numbers."""
-    return all_meta(tensor) if tensor.dim() else tensor
+    """The tensor without its memory; of a single number, which may be a wrapped Python number, a one of that kind."""
+    if tensor.dim():
+        return all_meta(tensor)
+    one: Tensor = torch.ops.ooc.one_like(tensor)
+    return one
 
 
 def meta_results(function: Callable[..., Any], arguments: Sequence[Any], keywords: Mapping[str, Any]) -> list[Tensor]:
@@ -149,4 +152,4 @@ def all_meta(tensor: Tensor) -> Tensor:
 
 
 def _one(tensor: Tensor) -> Tensor:
-    return torch.ones([1] * tensor.dim(), dtype=tensor.dtype) if tensor.dim() else tensor
+    return torch.ones([1] * tensor.dim(), dtype=tensor.dtype) if tensor.dim() else meta(tensor)
