@@ -63,7 +63,8 @@ def test_every_bit_is_the_same(name: str, seed: int) -> None:
     assert result["digest"] == expected["digest"]
     if name == "functions_in_parts":
         ways = {layer["operator"]: layer["how"] for layer in figures["split_layers"]}
-        assert ways["aten::multinomial"] == "host-backed" and "dimension" in ways["aten::flip"] and "columns" in ways["aten::addmm"]
+        assert ways["aten::multinomial"] == "host-backed"
+        assert "dimension" in ways["aten::flip"] and "columns" in ways["aten::addmm"]
         assert figures["split_function_count"] > 30
 
 

@@ -92,8 +92,8 @@ class Runtime:
                 apart = (choice.apart.identical, choice.apart.largest, choice.apart.relative)
                 self.tally.add(SplitRecord(operator, call.shapes, choice.split.how, choice.split.parts, *apart))
                 return result
-        part_bytes = self._part_bytes()
-        part_bytes = min(self._known.get((operator, call.shapes), part_bytes), part_bytes)  # the budget may be lower now
+        most = self._part_bytes()  # the budget may be lower now than when it was known
+        part_bytes = min(self._known.get((operator, call.shapes), most), most)
         try:
             return self._run(call, part_bytes, found, writes)
         except CannotSplit as error:
