@@ -1,4 +1,4 @@
-"""Runs cases in worker processes, with plain memory twice and in strict mode once, and compares what they gave.
+"""Runs cases in worker processes, with plain memory twice and in our mode once, and compares what they gave.
 
 The two plain runs fill fresh memory with different bytes (glibc's MALLOC_PERTURB_; zeros in the second run): a sample
 on which they disagree has no defined result, and only then may strict mode disagree too.
@@ -21,7 +21,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 CHECKOUT = f"{ROOT}{os.pathsep}{ROOT / 'integrations'}"  # on PYTHONPATH
 CASE_SECONDS = 600  # a case that takes longer hangs
-PASSES = ("strict", "plain a", "plain b")
+PLAIN = ("plain a", "plain b")
 _FILL = {
     "plain a": {"MALLOC_PERTURB_": "85"},
     "plain b": {"MALLOC_PERTURB_": "255", "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0"},
@@ -33,6 +33,7 @@ class Outcome:
     """What one pass gave for one case: digests by sample, and how the worker died if it did."""
 
     digests: dict[str, list[str]] = field(default_factory=dict)
+    ways: list[tuple[str, str]] = field(default_factory=list)  # operators that did not fit, and how each ran
     death: str = ""
     seconds: float = 0.0
 
@@ -56,28 +57,34 @@ class Report:
     faults: list[str] = field(default_factory=list)
     mismatches: list[str] = field(default_factory=list)
     stats: list[dict[str, Any]] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=dict)  # by case, in strict mode
+    seconds: dict[str, float] = field(default_factory=dict)  # by case, in our mode
+    ways: dict[str, list[tuple[str, str]]] = field(default_factory=dict)  # by case
+    compared: dict[str, int] = field(default_factory=dict)  # by case, its samples
 
     def failures(self) -> str:
         return "\n".join(self.faults + self.mismatches)
 
 
-def run(cases: Sequence[str], jobs: int | None = None) -> Report:
-    """Runs the three passes over `cases`, `jobs` processes at a time (OOC_STRESS_JOBS, else one for each core)."""
+def run(cases: Sequence[str], jobs: int | None = None, mode: str = "strict") -> Report:
+    """Runs the three passes over `cases`, `jobs` processes at a time (OOC_STRESS_JOBS, else one for each core).
+
+    Args:
+        mode: of the pass that is ours, "strict" or "divided".
+    """
     jobs = jobs or int(os.environ.get("OOC_STRESS_JOBS") or os.cpu_count() or 1)
     with ThreadPoolExecutor(jobs) as pool:
-        passes = dict(zip(PASSES, pool.map(lambda name: run_pass(name, cases), PASSES)))
-    return compare(cases, passes["strict"], passes["plain a"], passes["plain b"])
+        ours, plain, again = pool.map(lambda name: run_pass(name, cases), (mode, *PLAIN))
+    return compare(cases, ours, plain, again)
 
 
-def compare(cases: Sequence[str], strict: Pass, plain: Pass, again: Pass) -> Report:
+def compare(cases: Sequence[str], ours: Pass, plain: Pass, again: Pass) -> Report:
     """Every sample of every case; see Report."""
-    report = Report(stats=strict.stats)
+    report = Report(stats=ours.stats)
     for case in cases:
         report.cases += 1
-        three = [each.outcomes.get(case, Outcome(death="never ran")) for each in (strict, plain, again)]
-        report.seconds[case] = three[0].seconds
-        for name, outcome in zip(("strict", "plain", "plain"), three):
+        three = [each.outcomes.get(case, Outcome(death="never ran")) for each in (ours, plain, again)]
+        report.seconds[case], report.ways[case] = three[0].seconds, three[0].ways
+        for name, outcome in zip(("ours", "plain", "plain"), three):
             if outcome.death:
                 report.faults.append(f"{case} ({name}): {outcome.death}")
         if any(outcome.death for outcome in three):
@@ -87,6 +94,7 @@ def compare(cases: Sequence[str], strict: Pass, plain: Pass, again: Pass) -> Rep
         for label in sorted(set().union(*(outcome.digests for outcome in three))):
             found, expected, repeated = (outcome.digests.get(label) for outcome in three)
             report.samples += 1
+            report.compared[case] = report.compared.get(case, 0) + 1
             if expected is not None and any("Error: " in text for text in expected):
                 report.errors.append(f"{case} sample {label}: {expected}")
             if expected != repeated:
@@ -98,8 +106,8 @@ def compare(cases: Sequence[str], strict: Pass, plain: Pass, again: Pass) -> Rep
 
 def _difference(found: list[str] | None, expected: list[str] | None) -> str:
     if found is None or expected is None or len(found) != len(expected):
-        return f"strict {found}, plain {expected}"
-    return "; ".join(f"part {i}: strict {f}, plain {e}" for i, (f, e) in enumerate(zip(found, expected)) if f != e)
+        return f"ours {found}, plain {expected}"
+    return "; ".join(f"part {i}: ours {f}, plain {e}" for i, (f, e) in enumerate(zip(found, expected)) if f != e)
 
 
 def run_pass(name: str, cases: Sequence[str]) -> Pass:
@@ -119,7 +127,7 @@ class _Worker:
     """One process and the lines it writes."""
 
     def __init__(self, name: str, cases: Sequence[str]) -> None:
-        mode = "strict" if name == "strict" else "plain"
+        mode = "plain" if name in PLAIN else name
         environment = {key: value for key, value in os.environ.items() if not key.startswith(("OOC_", "_OOC_"))}
         environment |= {"OMP_WAIT_POLICY": "passive", "PYTHONPATH": CHECKOUT, "OOC_PLANNING": "blocking"}
         environment |= {"PYTHONHASHSEED": "0"}  # some samples are taken from sets
@@ -190,6 +198,8 @@ class _Worker:
                 sample = line["sample"]
             elif "digest" in line:
                 outcome.digests[sample] = line["digest"]
+            elif "ways" in line:
+                outcome.ways = [(operator, how) for operator, how in line["ways"]]
             elif "end" in line:
                 outcome.seconds, case = line["seconds"], ""
                 over += 1

@@ -1,17 +1,19 @@
 """What the strict suite runs: PyTorch's own databases of operators and modules, and a few layouts they leave out.
 
-A case is a text, "kind|name|variant|dtype"; it yields samples, each a label and a function that computes results.
+A case is a text, "kind|name|variant|dtype"; it yields samples, each with a function that computes results.
 Samples are the same in every process: every generator is seeded before each.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 import random
+import sys
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 import torch
@@ -24,9 +26,28 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from tests.stress import layouts
 
-Sample = tuple[str, Callable[[], Any]]
+
+
+class Sample(NamedTuple):
+    """A call, and how many bytes its arguments have."""
+
+    label: str
+    compute: Callable[[], Any]
+    operand_bytes: int = 0
+
 
 MOST_SAMPLES = 64  # of one operator and dtype; those of larger sets are spread evenly over the set
+MOST_LARGE = 3  # of those that are larger than the budget
+NOT_LARGE = {
+    "_segment_reduce": "PyTorch crashes where lengths do not fit",
+    "corrcoef": "of all pairs of rows",
+    "cov": "of all pairs of rows",
+    "ormqr": "its gradient is of all pairs of rows",
+    "svd_lowrank": "its gradient is of all pairs of rows",
+    "pca_lowrank": "its gradient is of all pairs of rows",
+    "grid_sampler_3d": "its samples are of the ninth power of the size",
+}
+LEAST_LARGE_BYTES, MOST_LARGE_BYTES = 128 << 10, 4 << 20
 MOST_VARIANTS = 4  # samples of which the variants run too: in place, out=, second derivatives, forward mode
 _DTYPES = (torch.float32, torch.complex64, torch.int64, torch.bool)
 _LAYOUTS = ("coo", "csr", "csc", "bsr", "bsc")
@@ -45,6 +66,21 @@ def operator_cases() -> list[str]:
             dtypes.remove(torch.bool)
         dtypes = dtypes or sorted(op.supported_dtypes("cpu"), key=str)[:1]
         cases += [f"op|{op.name}|{op.variant_test_name}|{_dtype_name(dtype)}" for dtype in dtypes]
+    return cases
+
+
+def large_cases(kind: str) -> list[str]:
+    """Each entry of op_db with float32, or what it supports in its place, on larger samples.
+
+    Args:
+        kind: "long", with 32 elements in a dimension in place of 5; or "tall", with the first dimension repeated.
+    """
+    cases = []
+    for op in op_db:
+        if op.name in NOT_LARGE:
+            continue
+        dtypes = sorted(op.supported_dtypes("cpu"), key=lambda dtype: (dtype != torch.float32, str(dtype)))
+        cases += [f"{kind}|{op.name}|{op.variant_test_name}|{_dtype_name(dtype)}" for dtype in dtypes[:1]]
     return cases
 
 
@@ -112,9 +148,11 @@ def samples(case: str) -> Iterator[Sample]:
         elif kind == "optimizer":
             yield from _optimizer_samples(name, variant)
         elif kind == "layout":
-            yield "", layouts.CASES[name]
+            yield Sample("", layouts.CASES[name])
         elif kind == "planted":
-            yield "", layouts.PLANTED[name]
+            yield Sample("", layouts.PLANTED[name])
+        elif kind in ("long", "tall"):
+            yield from _large_samples(kind, _operator(name, variant), getattr(torch, dtype))
         else:
             yield from _operator_samples(kind, _operator(name, variant), getattr(torch, dtype))
 
@@ -154,14 +192,78 @@ def _operator_samples(kind: str, op: Any, dtype: torch.dtype) -> Iterator[Sample
         if kind == "op" and place < MOST_VARIANTS:
             plain = tree_map(_without_gradient, (sample.input, sample.args, sample.kwargs))
             if op.inplace_variant is not None:
-                yield f"{index} in place", lambda s=plain: _in_place(op, *copy.deepcopy(s))
+                yield Sample(f"{index} in place", lambda s=plain: _in_place(op, *copy.deepcopy(s)))
             if op.supports_out:
-                yield f"{index} out", lambda s=plain: _out(op, *s)
+                yield Sample(f"{index} out", lambda s=plain: _out(op, *s))
             if gradients and op.supports_gradgrad:
-                yield f"{index} twice", lambda s=sample: _second_derivatives(op, s)
+                yield Sample(f"{index} twice", lambda s=sample: _second_derivatives(op, s))
             if gradients and op.supports_forward_ad:
-                yield f"{index} forward mode", lambda s=plain: _forward_mode(op, *s)
-        yield f"{index}", lambda s=sample: _forward_backward(op, s, gradients)
+                yield Sample(f"{index} forward mode", lambda s=plain: _forward_mode(op, *s))
+        yield Sample(f"{index}", lambda s=sample: _forward_backward(op, s, gradients))
+
+
+def _large_samples(kind: str, op: Any, dtype: torch.dtype) -> Iterator[Sample]:
+    """Samples of which the arguments are no smaller than 32 pages."""
+    gradients = op.supports_autograd and (dtype.is_floating_point or dtype.is_complex)
+    with _sizes(32 if kind == "long" else 5):
+        inputs = list(op.sample_inputs("cpu", dtype, requires_grad=gradients))
+    large = []
+    for index, sample in enumerate(inputs):
+        given = (sample.input, sample.args, sample.kwargs)
+        if kind == "tall":
+            given = _repeated(given)
+        size_bytes = sum(leaf.nbytes for leaf in tree_leaves(given) if _is_strided(leaf))
+        if LEAST_LARGE_BYTES <= size_bytes <= MOST_LARGE_BYTES and _result_bytes(op, given) <= MOST_LARGE_BYTES:
+            sample.input, sample.args, sample.kwargs = given
+            large.append((index, sample, size_bytes))
+    del inputs
+    for index, sample, size_bytes in _spread(large, MOST_LARGE):
+        yield Sample(f"{index}", lambda s=sample: _forward_backward(op, s, gradients), size_bytes)
+
+
+def _result_bytes(op: Any, given: Any) -> int:
+    """Of a matrix of all pairs, for example; 0 where PyTorch cannot say before it computes."""
+    try:
+        first, args, kwargs = tree_map(lambda leaf: leaf.detach().to("meta") if _is_strided(leaf) else leaf, given)
+        made = op(first, *args, **kwargs)
+    except Exception:  # an operator raises whatever it likes for a tensor without numbers
+        return 0
+    return sum(leaf.nbytes for leaf in tree_leaves(made) if _is_strided(leaf))
+
+
+def _is_strided(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided
+
+
+def _repeated(given: Any) -> Any:
+    """Arguments in which the first tensor, and others of its shape, are repeated along their first dimension."""
+    first = next((leaf for leaf in tree_leaves(given) if _is_strided(leaf) and leaf.dim() and leaf.numel()), None)
+    if first is None:
+        return given
+    times = -(-LEAST_LARGE_BYTES // first.nbytes)
+
+    def longer(value: Any) -> Any:
+        if not _is_strided(value) or value.shape != first.shape:
+            return value
+        made = value.detach().repeat(times, *[1] * (value.dim() - 1))
+        return made.requires_grad_(value.requires_grad)
+
+    return tree_map(longer, given)
+
+
+@contextlib.contextmanager
+def _sizes(size: int) -> Iterator[None]:
+    """Within it, the databases make samples with `size` where they have 5, and so on in proportion."""
+    names = {"XS": size * 3 // 5, "S": size, "M": 2 * size, "L": 4 * size}
+    modules = [m for name, m in sys.modules.items() if name.startswith("torch.testing._internal.") and hasattr(m, "S")]
+    before = [(module, name, getattr(module, name)) for module in modules for name in names if hasattr(module, name)]
+    for module, name, _ in before:
+        setattr(module, name, names[name])
+    try:
+        yield
+    finally:
+        for module, name, value in before:
+            setattr(module, name, value)
 
 
 def _without_gradient(value: Any) -> Any:
@@ -238,9 +340,9 @@ def _list_samples(op: Any) -> Iterator[Sample]:
     for index, sample in enumerate(_spread(list(op.sample_inputs("cpu", torch.float32)), MOST_SAMPLES)):
         given = (sample.input, sample.args, sample.kwargs)
         if op.method_variant is not None:
-            yield f"{index}", lambda s=given: [op.method_variant(s[0], *s[1], **s[2]), tree_leaves(s)]
+            yield Sample(f"{index}", lambda s=given: [op.method_variant(s[0], *s[1], **s[2]), tree_leaves(s)])
         if op.inplace_variant is not None:
-            yield f"{index} in place", lambda s=given: [op.inplace_variant(s[0], *s[1], **s[2]), tree_leaves(s)]
+            yield Sample(f"{index} in place", lambda s=given: [op.inplace_variant(s[0], *s[1], **s[2]), tree_leaves(s)])
 
 
 def _optimizer_samples(name: str, way: str) -> Iterator[Sample]:
@@ -248,7 +350,7 @@ def _optimizer_samples(name: str, way: str) -> Iterator[Sample]:
     for index, options in enumerate(info.optim_inputs_func("cpu")):
         chosen = dict(options.kwargs) | ({} if way == "plain" else {way: True})
         if way == "plain" or not chosen.get("differentiable"):
-            yield f"{index}", lambda chosen=chosen: _optimize(info, chosen)
+            yield Sample(f"{index}", lambda chosen=chosen: _optimize(info, chosen))
 
 
 def _optimize(info: Any, options: dict[str, Any]) -> Any:
@@ -280,7 +382,7 @@ def _module_samples(name: str, training: bool) -> Iterator[Sample]:
     inputs = info.module_inputs_func(info, device="cpu", dtype=dtype, requires_grad=True, training=training)
     for index, entry in enumerate(_spread(list(inputs), MOST_SAMPLES)):
         if entry.forward_input is not None:
-            yield f"{index}", lambda entry=entry: _train(info.module_cls, entry, training)
+            yield Sample(f"{index}", lambda entry=entry: _train(info.module_cls, entry, training))
 
 
 def _train(module_class: Any, entry: Any, training: bool) -> Any:

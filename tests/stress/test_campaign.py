@@ -15,7 +15,7 @@ def report() -> campaign.Report:
 
 def test_a_fault_is_survived_and_reported(report: campaign.Report) -> None:
     (fault,) = report.faults
-    assert fault.startswith("planted|reads_behind_our_back|| (strict): dies with status -11")
+    assert fault.startswith("planted|reads_behind_our_back|| (ours): dies with status -11")
     assert "string_at" in fault, "the report says where"
 
 
@@ -26,7 +26,7 @@ def test_a_write_that_the_schema_hides_is_found(report: campaign.Report) -> None
 
 def test_a_wrong_result_is_found(report: campaign.Report) -> None:
     (mismatch,) = (each for each in report.mismatches if "wrong_in_strict_mode" in each)
-    assert "strict False, plain True" in mismatch
+    assert "ours False, plain True" in mismatch
     assert len(report.mismatches) == 2
 
 

@@ -1,10 +1,11 @@
 """A process that runs cases and writes a line of JSON for each step; what it was doing when it died is the last line.
 
-python -m tests.stress.worker plain|strict < cases > lines
+python -m tests.stress.worker plain|strict|divided < cases > lines
 
 {"begin": case}                              a case begins
 {"sample": label}                            a sample of it begins
 {"digest": [...]}                            what it gave
+{"ways": [[operator, how], ...]}             divided: what did not fit, in which parts, or on host memory
 {"end": case, "seconds": s}                  the case has ended
 {"stats": {...}}                             strict: the core's figures, at the end
 """
@@ -15,8 +16,10 @@ import faulthandler
 import json
 import os
 import sys
+import tempfile
 import time
 import warnings
+from collections import Counter
 from typing import Any
 
 STRICT_SETTINGS = {
@@ -30,6 +33,17 @@ STRICT_SETTINGS = {
     "budget": "384MiB",
     "host_budget": "2GiB",
 }
+DIVIDED_SETTINGS = {
+    "alloc": "emulated",
+    "policy": "demand",
+    "small_limit": 1,
+    "chunk_size": "4KiB",
+    "emulated_granularity": "4KiB",
+    "emulated_memory": "256MiB",  # more chunks have more mappings than a process may
+    "budget": "128MiB",
+    "host_budget": "2GiB",
+}
+LEAST_BUDGET_BYTES = 16 * 4096
 DROPS = bool(os.environ.get("_OOC_RECOMPUTE_EVERYTHING"))
 SLICE_BYTES = 4096  # lists of tensors longer than this are cut
 
@@ -40,12 +54,17 @@ def main() -> None:
     lines = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     faulthandler.enable()
-    strict = sys.argv[1] == "strict"
+    mode = sys.argv[1]
     import torch
 
     torch.set_num_threads(2)
     core: Any = None
-    if strict:
+    if mode == "divided":
+        import ooc
+
+        ooc.enable(**DIVIDED_SETTINGS, split_store=tempfile.mktemp(suffix=".jsonl"))
+        core = ooc.pytorch._active().core
+    elif mode == "strict":
         import ooc
 
         disk = os.environ.get("STRESS_DISK")
@@ -57,17 +76,32 @@ def main() -> None:
     def write(**line: Any) -> None:
         lines.write(json.dumps(line) + "\n")
 
+    known: Counter[tuple[str, str]] = Counter()
     for line in sys.stdin:
         case = line.strip()
         began = time.monotonic()
         write(begin=case)
         _run_case(cases, case, core, write)
+        if mode == "divided":
+            write(ways=_new_ways(known))
         write(end=case, seconds=round(time.monotonic() - began, 3))
     if core is not None:
         core.audit()
         write(stats=core.stats() | {"drop_count": torch.ops.ooc.recompute_figures()[0]})
     lines.close()
     os._exit(0)
+
+
+def _new_ways(known: Counter[tuple[str, str]]) -> list[tuple[str, str]]:
+    """What was cut since the last call, and how."""
+    import ooc
+
+    now: Counter[tuple[str, str]] = Counter()
+    for layer in ooc.summary()["split_layers"]:
+        now[layer["operator"], layer["how"]] += layer["calls"]
+    new = sorted(now - known)
+    known.update(now - known)
+    return new
 
 
 def _run_case(cases: Any, case: str, core: Any, write: Any) -> None:
@@ -79,22 +113,29 @@ def _run_case(cases: Any, case: str, core: Any, write: Any) -> None:
     while True:
         cases.seed()
         try:
-            label, compute = next(samples)
+            sample = next(samples)
         except StopIteration:
             return
         except Exception as error:
             write(sample="making samples")
             write(digest=[digest(error)])
             return
-        write(sample=label)
+        write(sample=sample.label)
         if core is not None:
             torch.zeros(1).add_(1)  # a function that holds nothing of the sample
             core.evict_all()  # or an operator that reads its arguments without a function would find them there
         cases.seed()
+        all_bytes = core.stats()["budget_bytes"] if core is not None else 0
+        compute, operand_bytes = sample.compute, sample.operand_bytes
+        del sample
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
+                if core is not None and operand_bytes:
+                    core.set_budget(max(operand_bytes // 2, LEAST_BUDGET_BYTES) + core.stats()["pinned_bytes"])
                 result = compute()
+                if core is not None:
+                    core.set_budget(all_bytes)
                 if core is not None and DROPS:
                     torch.zeros(1)  # the function before has ended: what it used and made is dropped
                 del compute
@@ -104,6 +145,8 @@ def _run_case(cases: Any, case: str, core: Any, write: Any) -> None:
                 core.evict_all()  # a hidden write is found when its variable leaves
         except Exception as error:
             found = [digest(error)]
+            if core is not None:
+                core.set_budget(all_bytes)
         write(digest=found)
         if core is not None and DROPS:
             import ooc
