@@ -27,7 +27,6 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 from tests.stress import layouts
 
 
-
 class Sample(NamedTuple):
     """A call, and how many bytes its arguments have."""
 
@@ -38,15 +37,16 @@ class Sample(NamedTuple):
 
 MOST_SAMPLES = 64  # of one operator and dtype; those of larger sets are spread evenly over the set
 MOST_LARGE = 3  # of those that are larger than the budget
-NOT_LARGE = {
-    "_segment_reduce": "PyTorch crashes where lengths do not fit",
-    "corrcoef": "of all pairs of rows",
-    "cov": "of all pairs of rows",
-    "ormqr": "its gradient is of all pairs of rows",
-    "svd_lowrank": "its gradient is of all pairs of rows",
-    "pca_lowrank": "its gradient is of all pairs of rows",
-    "grid_sampler_3d": "its samples are of the ninth power of the size",
-}
+NOT_LARGE = (
+    {
+        "_segment_reduce": "PyTorch crashes where lengths do not fit",
+        "grid_sampler_3d": "its samples are of the ninth power of the size",
+    }
+    | dict.fromkeys(
+        ("corrcoef", "cov", "linalg.householder_product", "ormqr", "pca_lowrank", "svd_lowrank"), "of all pairs of rows"
+    )
+    | dict.fromkeys(("unbind", "unbind_copy"), "a result for each row, for minutes")
+)
 LEAST_LARGE_BYTES, MOST_LARGE_BYTES = 128 << 10, 4 << 20
 MOST_VARIANTS = 4  # samples of which the variants run too: in place, out=, second derivatives, forward mode
 _DTYPES = (torch.float32, torch.complex64, torch.int64, torch.bool)

@@ -12,3 +12,9 @@ UNDEFINED = {
     "new_empty_strided": "returns memory as it was",
     "linalg.lstsq": "hands LAPACK pivots that it did not initialise; a nonzero one changes the order of columns",
 }
+
+# Of samples that are large enough for several threads.
+UNDEFINED_LARGE = {
+    "_unsafe_masked_index": "its gradient adds up in the order in which threads come",
+    "_unsafe_masked_index_put_accumulate": "adds up in the order in which threads come",
+}
