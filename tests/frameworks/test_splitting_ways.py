@@ -281,3 +281,16 @@ def test_parts_become_smaller_with_the_budget(tmp_path: Path) -> None:
     figures = both(tmp_path, source, OOC_BUDGET="1MiB").figures
     (layer, *others) = (layer for layer in figures["split_layers"] if layer["operator"] == "aten::div_.Tensor")
     assert others and all(each["parts"] != layer["parts"] for each in others)
+
+
+def test_an_operator_that_fills_a_given_result_begins_again(tmp_path: Path) -> None:
+    """What it needs beside its arguments turns out within it: a copy of the numbers in another type."""
+    source = """
+        made = torch.randn(500, 400) > 0
+        out = torch.empty(500, dtype=torch.int64)
+        show("sum", torch.sum(made, 1, out=out))
+        own = torch.arange(100_000)
+        show("alike", torch.sum(own.view(1, -1), 0, out=own))
+    """
+    figures = both(tmp_path, source).figures
+    assert "aten::sum.IntList_out" in {layer["operator"] for layer in figures["split_layers"]}
