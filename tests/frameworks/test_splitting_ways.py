@@ -289,8 +289,17 @@ def test_an_operator_that_fills_a_given_result_begins_again(tmp_path: Path) -> N
         made = torch.randn(500, 400) > 0
         out = torch.empty(500, dtype=torch.int64)
         show("sum", torch.sum(made, 1, out=out))
-        own = torch.arange(100_000)
-        show("alike", torch.sum(own.view(1, -1), 0, out=own))
     """
     figures = both(tmp_path, source).figures
     assert "aten::sum.IntList_out" in {layer["operator"] for layer in figures["split_layers"]}
+
+
+def test_an_operator_that_fills_one_of_its_operands_does_not_begin_again(tmp_path: Path) -> None:
+    source = """
+        memory = torch.zeros(204_000, dtype=torch.uint8)
+        try:
+            torch.sum(memory[4000:].view(torch.bool).view(500, 400), 1, out=memory[:4000].view(torch.int64))
+        except torch.OutOfMemoryError as error:
+            print(error)
+    """
+    assert "aten::sum.IntList_out needs" in out_of_core(tmp_path, source).check().output

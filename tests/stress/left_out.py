@@ -15,6 +15,7 @@ UNDEFINED = {
 
 # Of samples that are large enough for several threads.
 UNDEFINED_LARGE = {
+    "take": "its gradient adds up in the order in which threads come",
     "_unsafe_masked_index": "its gradient adds up in the order in which threads come",
     "_unsafe_masked_index_put_accumulate": "adds up in the order in which threads come",
 }

@@ -17,6 +17,14 @@ from tests.stress import campaign, cases
 from tests.stress.left_out import UNDEFINED, UNDEFINED_LARGE
 
 HOST = "host-backed"
+# Products and convolutions never run on host memory: they are refused where no division with the same bits is found.
+_REFUSED = re.compile(
+    r"ours .*OutOfMemoryError: function aten::(\w*(?:conv|mm|dot|mv|addr)\w*) needs .* The smallest budget"
+)
+_RAISED = re.compile(
+    r"ours .*(?:Error|OutOfMemory): .*, plain \[?'?\w*Error: "
+)  # in other words than PyTorch's, by its turn
+REFUSED = "refused"
 Ways = dict[str, set[str]]  # by operator
 
 
@@ -33,7 +41,13 @@ def ways() -> Iterator[Ways]:
 def test_operators_larger_than_the_budget(kind: str, ways: Ways) -> None:
     chosen = cases.large_cases(kind)
     report = campaign.run(chosen, mode="divided")
-    assert not report.faults and not report.mismatches, report.failures()
+    wrong = []
+    for mismatch in report.mismatches:
+        if refused := _REFUSED.search(mismatch):
+            ways[f"aten::{refused[1]}"].add(REFUSED)
+        elif not _RAISED.search(mismatch) and mismatch.split("|")[1] not in UNDEFINED_LARGE:
+            wrong.append(mismatch)
+    assert not report.faults and not wrong, "\n".join(report.faults + wrong)
     undefined = {case.split("|")[1] for case in report.undefined}
     unlisted = undefined - set(UNDEFINED | UNDEFINED_LARGE)
     assert not unlisted, f"undefined results that are not listed: {unlisted}"
@@ -54,18 +68,24 @@ def table(ways: Ways) -> str:
         "`STRESS_TABLE=docs/operators.md make test-strict` writes this file.",
     ]
     groups = {
-        "In parts": lambda found: HOST not in found,
+        "In parts": lambda found: not found & {HOST, REFUSED},
         "In parts or on host memory, depending on the shape": lambda found: HOST in found and len(found) > 1,
+        "Refused for some shapes": lambda found: REFUSED in found,
         "On host memory": lambda found: found == {HOST},
     }
     for title, belongs in groups.items():
         chosen = {name: found for name, found in sorted(ways.items()) if belongs(found)}
         lines += ["", f"## {title}: {len(chosen)}", ""]
+        if title.startswith("Refused"):
+            lines += [
+                "No division with the same bits was found, and products and convolutions never run on host memory.",
+                "",
+            ]
         if title == "On host memory":
             lines.append(", ".join(f"`{name.removeprefix('aten::')}`" for name in chosen))
             continue
         lines += ["| operator | cut |", "|---|---|"]
         for name, found in chosen.items():
-            cuts = sorted({re.sub(r" by \d+", "", how) for how in found - {HOST}})
+            cuts = sorted({re.sub(r" by \d+", "", how) for how in found - {HOST, REFUSED}})
             lines.append(f"| `{name.removeprefix('aten::')}` | {'; '.join(cuts)} |")
     return "\n".join(lines) + "\n"

@@ -117,6 +117,20 @@ std::vector<at::Tensor> tensors_of(const std::vector<c10::IValue>& arguments) {
   return tensors;
 }
 
+// Once its kernel has begun, an operator that writes its arguments may have written some of them: it is not run again.
+// One that fills what it was given to fill can be, unless that is one of its operands.
+bool spoils(const SplitState& state, const c10::IValue* arguments, size_t count) {
+  for (const uint32_t out : state.outs) {
+    const at::Tensor& filled = arguments[out].toTensor();
+    for (size_t i = 0; i < count; ++i) {
+      if (i == out) continue;
+      for (const at::Tensor& other : tensors_of({arguments[i]}))
+        if (other.defined() && (!other.has_storage() || !filled.has_storage() || other.is_alias_of(filled))) return true;
+    }
+  }
+  return state.writes;
+}
+
 bool any_narrower(const std::vector<c10::IValue>& arguments) {
   const std::vector<at::Tensor> tensors = tensors_of(arguments);
   return std::any_of(tensors.begin(), tensors.end(), narrower_than_storage);
@@ -218,8 +232,7 @@ class Attempt {
     generator_.restore();
   }
 
-  // Returns false if it does not fit that way either. An operator that writes its arguments may have written some of them
-  // once its kernel has begun, so it is not run again.
+  // Returns false if it does not fit that way either.
   bool once(bool host) {
     give_arguments();
     bool began = false;
@@ -227,7 +240,7 @@ class Attempt {
       run_once(op_, info_, keys_, stack_, host, began);
       return true;
     } catch (const c10::OutOfMemoryError& error) {
-      if (began && info_.split->writes) throw;
+      if (began && spoils(*info_.split, arguments_.data(), arguments_.size())) throw;
       if (host) reasons_ += std::string(" From host memory it cannot run: ") + error.what_without_backtrace();
       else if (failure_.empty()) failure_ = error.what_without_backtrace();
       return false;
@@ -298,7 +311,8 @@ SplitState* new_split_state(const c10::OperatorHandle& op) {
   state->random = op.hasTag(at::Tag::nondeterministic_seeded);
   for (uint32_t i = 0; i < arguments.size(); ++i) {
     if (arguments[i].type()->str() == "Generator?") state->generator = i;
-    state->writes |= arguments[i].alias_info() != nullptr && arguments[i].alias_info()->isWrite();
+    if (arguments[i].is_out() && arguments[i].type()->kind() == c10::TypeKind::TensorType) state->outs.push_back(i);
+    else state->writes |= arguments[i].alias_info() != nullptr && arguments[i].alias_info()->isWrite();
     switch (arguments[i].type()->kind()) {
       case c10::TypeKind::TensorType:
       case c10::TypeKind::IntType:
@@ -354,7 +368,9 @@ void run_in_way(Way way, const c10::OperatorHandle& op, const OperatorInfo& info
 void recover(const c10::OperatorHandle& op, const OperatorInfo& info, c10::DispatchKeySet keys,
              torch::jit::Stack* stack, bool began, const c10::OutOfMemoryError& error) {
   const bool undivided = in_mode(kUndivided) && !ooc_core_in_function(core);
-  if ((!undivided && must_run_whole(*info.split)) || (began && info.split->writes)) {
+  const size_t count = info.access.size();
+  const bool spoiled = began && spoils(*info.split, stack->data() + (stack->size() - count), count);
+  if ((!undivided && must_run_whole(*info.split)) || spoiled) {
     report_out_of_memory();
     throw;
   }

@@ -31,7 +31,8 @@ enum class Way : uint8_t { kWhole, kRanges, kParts, kHost };
 // What splitting knows of one operator.
 struct SplitState {
   std::vector<uint32_t> fragile;  // arguments that a kernel may move out of the stack: all but tensors and numbers
-  bool writes = false;            // it writes some argument
+  bool writes = false;            // it writes some argument, beside these:
+  std::vector<uint32_t> outs;     // arguments that it fills, whatever they held
   bool random = false;            // it draws random numbers
   uint32_t generator = UINT32_MAX;  // the argument that it may be given to draw from
   std::atomic<bool> any{false};   // something is remembered, or Python is to be asked
