@@ -213,11 +213,13 @@ def _large_samples(kind: str, op: Any, dtype: torch.dtype) -> Iterator[Sample]:
         if kind == "tall":
             given = _repeated(given)
         size_bytes = sum(leaf.nbytes for leaf in tree_leaves(given) if _is_strided(leaf))
-        if LEAST_LARGE_BYTES <= size_bytes <= MOST_LARGE_BYTES and _result_bytes(op, given) <= MOST_LARGE_BYTES:
+        if LEAST_LARGE_BYTES <= size_bytes <= MOST_LARGE_BYTES:
             sample.input, sample.args, sample.kwargs = given
             large.append((index, sample, size_bytes))
     del inputs
     for index, sample, size_bytes in _spread(large, MOST_LARGE):
+        if _result_bytes(op, (sample.input, sample.args, sample.kwargs)) > MOST_LARGE_BYTES:
+            continue
         yield Sample(f"{index}", lambda s=sample: _forward_backward(op, s, gradients), size_bytes)
 
 
