@@ -125,8 +125,8 @@ def meta(tensor: Tensor) -> Tensor:
     """The tensor without its memory; of a single number, which may be a wrapped Python number, a one of that kind."""
     if tensor.dim():
         return all_meta(tensor)
-    one: Tensor = torch.ops.ooc.one_like(tensor)
-    return one
+    one_like: Callable[[Tensor], Tensor] | None = getattr(torch.ops.ooc, "one_like", None)
+    return one_like(tensor) if one_like is not None else tensor  # without the adapter no variable is away
 
 
 def meta_results(function: Callable[..., Any], arguments: Sequence[Any], keywords: Mapping[str, Any]) -> list[Tensor]:

@@ -60,7 +60,7 @@ class Runtime:
         self._chunk_bytes = int(core.stats()["chunk_bytes"])
         self._store_path = store if store is not None else default_path()
         self._verifier = Verifier()
-        self._known: dict[tuple[str, str], int] = {}  # what one part may take, by operator and shapes
+        self._known: dict[tuple[str, str], tuple[int, int]] = {}  # usual bytes of parts, and its own, by shapes
         self.fast: Fast | None = None
         if mode == "fast":
             self.fast = Fast(core, self._store, limits or Limits())
@@ -92,8 +92,10 @@ class Runtime:
                 apart = (choice.apart.identical, choice.apart.largest, choice.apart.relative)
                 self.tally.add(SplitRecord(operator, call.shapes, choice.split.how, choice.split.parts, *apart))
                 return result
-        most = self._part_bytes()  # the budget may be lower now than when it was known
-        part_bytes = min(self._known.get((operator, call.shapes), most), most)
+        usual = self._part_bytes()
+        before, part_bytes = self._known.get((operator, call.shapes), (usual, usual))
+        if before > usual:  # the budget was lowered since
+            part_bytes = usual
         try:
             return self._run(call, part_bytes, found, writes)
         except CannotSplit as error:
@@ -133,7 +135,7 @@ class Runtime:
                 part_bytes //= 2
                 failure = error
                 continue
-            self._known[call.operator, call.shapes] = part_bytes
+            self._known[call.operator, call.shapes] = self._part_bytes(), part_bytes
             context.count()
             return result
         raise CannotSplit(f"a part of it does not fit: {failure}")
