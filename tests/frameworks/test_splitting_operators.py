@@ -21,7 +21,7 @@ OPERATORS = [
     "addbmm", "addmm", "addmv", "addr", "amax", "argmax", "baddbmm", "bmm", "bucketize", "cdist", "cumsum",
     "fft.fft", "fft.irfft", "fft.rfft", "gather", "grid_sampler_2d", "index_add", "index_copy", "index_fill",
     "index_select", "linalg.cross", "log_softmax", "logsumexp", "matmul", "max", "mean", "mm", "mv",
-    "native_batch_norm", "native_layer_norm", "prod", "renorm", "scatter_add", "scatter_reduce", "slice_scatter",
+    "native_batch_norm", "native_layer_norm", "prod", "renorm", "scatter_add", "scatter_reduce",
     "softmax", "sort", "std", "sum", "topk", "var", "nn.functional.adaptive_avg_pool2d", "nn.functional.avg_pool1d",
     "nn.functional.avg_pool2d", "nn.functional.avg_pool3d", "nn.functional.batch_norm", "nn.functional.bilinear",
     "nn.functional.conv1d", "nn.functional.conv2d", "nn.functional.conv3d", "nn.functional.conv_transpose1d",

@@ -40,6 +40,7 @@ MOST_LARGE = 3  # of those that are larger than the budget
 NOT_LARGE = (
     {
         "_segment_reduce": "PyTorch crashes where lengths do not fit",
+        "argwhere": "its samples are of two sizes of which one stays",
         "grid_sampler_3d": "its samples are of the ninth power of the size",
     }
     | dict.fromkeys(

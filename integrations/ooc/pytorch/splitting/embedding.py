@@ -132,13 +132,13 @@ divides_along(
 
 def _beside(named: Named) -> list[Axis]:
     """The dimensions but that in which the index counts."""
-    tensors = [name for name in ("self", "source", "src") if isinstance(named.get(name), Tensor)]
+    tensors = [name for name in ("self", "source") if isinstance(named.get(name), Tensor)]
     return other_dimensions(named["self"].shape, named["dim"], tensors)
 
 
 divides_along(
     "aten::index_add", "aten::index_copy", "aten::index_fill.int_Scalar", "aten::index_fill.int_Tensor",
-    "aten::slice_scatter", axes=_beside, multiples=(1,),
+    axes=_beside, multiples=(1,),
 )  # fmt: skip
 divides_along(
     "aten::bucketize.Tensor", axes=lambda named: other_dimensions(named["self"].shape, [], ["self"]), multiples=(1,)
