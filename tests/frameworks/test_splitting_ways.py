@@ -303,3 +303,22 @@ def test_an_operator_that_fills_one_of_its_operands_does_not_begin_again(tmp_pat
             print(error)
     """
     assert "aten::sum.IntList_out needs" in out_of_core(tmp_path, source).check().output
+
+
+def test_operators_that_read_the_memory_around_a_view(tmp_path: Path) -> None:
+    """The kernels copy the whole storage of a view, so the ranges that the view reaches are not enough."""
+    source = """
+        made, other, numbers = torch.randn(200, 512), torch.randn(90_000), torch.randn(60)
+        view = made[100:160]
+        operators = {
+            "select": lambda: torch.select_scatter(view, numbers, 1, 3),
+            "slice": lambda: torch.slice_scatter(view, numbers[:, None].expand(60, 2), 1, 3, 5),
+            "diagonal": lambda: torch.diagonal_scatter(view, numbers),
+            "as_strided": lambda: torch.as_strided_scatter(view, torch.ones(60, 4), (60, 4), (512, 1), 0),
+            "copy": lambda: torch.as_strided_copy(view, (190, 300), (512, 1), 0),
+        }
+        for name, operator in operators.items():
+            other.add_(1)
+            show(name, operator())
+    """
+    both(tmp_path, source, OOC_BUDGET="640KiB")
