@@ -41,6 +41,7 @@ struct OperatorInfo {
   bool makes_unusual = false;    // the result may be of an unusual layout though no argument is
   bool keep_allocations = false; // the result hides memory from us (custom classes)
   bool hold_operands = false;    // the result refers to them
+  bool around_views = false;     // the kernel reads the whole storage of a view
   Collective collective = Collective::kNone;
   std::vector<uint32_t> access;  // of each argument
   size_t device_argument = SIZE_MAX;  // where a factory's result is to be; SIZE_MAX: there is none
@@ -92,6 +93,9 @@ inline OperatorInfo inspect(const c10::OperatorHandle& op) {
   info.pass_on = space == "ooc" || space == "ooc_split";
   info.split = new_split_state(op);
   info.makes_unusual = name.find("mkldnn") != std::string::npos || name.find("nested") != std::string::npos;
+  static constexpr std::string_view kAroundViews[] = {"aten::as_strided_copy", "aten::as_strided_scatter", "aten::diagonal_scatter",
+                                                      "aten::select_scatter", "aten::slice_scatter"};
+  info.around_views = std::ranges::any_of(kAroundViews, [&](std::string_view each) { return starts_with(name, each); });
   info.makes_lengths = name == "aten::_pack_padded_sequence";
   info.collective = collective_of(space, name);
   const bool goes_on = info.collective == Collective::kWork || info.collective == Collective::kResult;
@@ -155,7 +159,15 @@ inline void run_once(const c10::OperatorHandle& op, const OperatorInfo& info, c1
   Operands operands;
   const size_t count = info.access.size();
   const size_t first = stack->size() - count;
-  for (size_t i = 0; i < count; ++i) add_value((*stack)[first + i], info.access[i], operands);
+  const auto add_all = [&] {
+    for (size_t i = 0; i < count; ++i) add_value((*stack)[first + i], info.access[i], operands);
+  };
+  if (__builtin_expect(info.around_views, false)) {
+    const ModeGuard whole(kRanges, false);
+    add_all();
+  } else {
+    add_all();
+  }
   FunctionScope scope(info.id, operands, on_host);
   began = true;
   const Operands held = info.hold_operands || info.collective != Collective::kNone ? operands : Operands{};

@@ -30,7 +30,7 @@ inline bool set_mode(uint32_t mode, bool on) {
 
 class ModeGuard {
  public:
-  explicit ModeGuard(uint32_t mode) : mode_(mode), before_(set_mode(mode, true)) {}
+  explicit ModeGuard(uint32_t mode, bool on = true) : mode_(mode), before_(set_mode(mode, on)) {}
   ~ModeGuard() { set_mode(mode_, before_); }
   ModeGuard(const ModeGuard&) = delete;
   ModeGuard& operator=(const ModeGuard&) = delete;
