@@ -56,6 +56,7 @@ class Report:
     undefined: dict[str, int] = field(default_factory=dict)  # by case, the samples on which the two plain runs disagree
     faults: list[str] = field(default_factory=list)
     mismatches: list[str] = field(default_factory=list)
+    different: list[tuple[str, list[str], list[str]]] = field(default_factory=list)  # of each: its case, ours, plain
     stats: list[dict[str, Any]] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)  # by case, in our mode
     ways: dict[str, list[tuple[str, str]]] = field(default_factory=dict)  # by case
@@ -100,6 +101,7 @@ def compare(cases: Sequence[str], ours: Pass, plain: Pass, again: Pass) -> Repor
             if expected != repeated:
                 report.undefined[case] = report.undefined.get(case, 0) + 1
             elif found != expected:
+                report.different.append((case, found or [], expected or []))
                 report.mismatches.append(f"{case} sample {label}: {_difference(found, expected)}")
     return report
 

@@ -12,6 +12,7 @@ python -m tests.stress.worker plain|strict|divided < cases > lines
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import json
 import os
@@ -20,6 +21,7 @@ import tempfile
 import time
 import warnings
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 STRICT_SETTINGS = {
@@ -59,10 +61,11 @@ def main() -> None:
 
     torch.set_num_threads(2)
     core: Any = None
+    folder = tempfile.TemporaryDirectory()
     if mode == "divided":
         import ooc
 
-        ooc.enable(**DIVIDED_SETTINGS, split_store=tempfile.mktemp(suffix=".jsonl"))
+        ooc.enable(**DIVIDED_SETTINGS, split_store=f"{folder.name}/verdicts.jsonl")
         core = ooc.pytorch._active().core
     elif mode == "strict":
         import ooc
@@ -89,7 +92,22 @@ def main() -> None:
         core.audit()
         write(stats=core.stats() | {"drop_count": torch.ops.ooc.recompute_figures()[0]})
     lines.close()
+    folder.cleanup()
     os._exit(0)
+
+
+@contextlib.contextmanager
+def _budget(core: Any, operand_bytes: int) -> Iterator[None]:
+    """While inside, the budget is half of the operands beside what cannot leave; all of it if their size is 0."""
+    if core is None or operand_bytes == 0:
+        yield
+        return
+    stats = core.stats()
+    core.set_budget(max(operand_bytes // 2, LEAST_BUDGET_BYTES) + stats["pinned_bytes"] + stats["slab_bytes"])
+    try:
+        yield
+    finally:
+        core.set_budget(stats["budget_bytes"])
 
 
 def _new_ways(known: Counter[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -125,18 +143,13 @@ def _run_case(cases: Any, case: str, core: Any, write: Any) -> None:
             torch.zeros(1).add_(1)  # a function that holds nothing of the sample
             core.evict_all()  # or an operator that reads its arguments without a function would find them there
         cases.seed()
-        all_bytes = core.stats()["budget_bytes"] if core is not None else 0
-        compute, operand_bytes = sample.compute, sample.operand_bytes
+        compute, budget = sample.compute, _budget(core, sample.operand_bytes)
         del sample
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                if core is not None and operand_bytes:
-                    held = core.stats()["pinned_bytes"] + core.stats()["slab_bytes"]
-                    core.set_budget(max(operand_bytes // 2, LEAST_BUDGET_BYTES) + held)
-                result = compute()
-                if core is not None:
-                    core.set_budget(all_bytes)
+                with budget:
+                    result = compute()
                 if core is not None and DROPS:
                     torch.zeros(1)  # the function before has ended: what it used and made is dropped
                 del compute
@@ -146,8 +159,6 @@ def _run_case(cases: Any, case: str, core: Any, write: Any) -> None:
                 core.evict_all()  # a hidden write is found when its variable leaves
         except Exception as error:
             found = [digest(error)]
-            if core is not None:
-                core.set_budget(all_bytes)
         write(digest=found)
         if core is not None and DROPS:
             import ooc

@@ -57,9 +57,9 @@ divides_along("aten::mv", "aten::addmv", axes=_rows, specials=PRODUCTS)
 def _sides(named: Named) -> list[Axis]:
     """The rows and the columns of a sum of products of matrices, or of the product of two vectors."""
     left, right = ("vec1", "vec2") if "vec1" in named else ("batch1", "batch2")
-    rows, columns = max(-2, -named[left].dim()), -1
+    rows = max(-2, -named[left].dim())
     return [
-        Axis("columns", named[right].shape[columns], {right: columns, "self": -1}, {0: -1}, least=LEAST_COLUMNS),
+        Axis("columns", named[right].shape[-1], {right: -1, "self": -1}, {0: -1}, least=LEAST_COLUMNS),
         Axis("rows", named[left].shape[rows], {left: rows, "self": -2}, {0: -2}, least=LEAST_ROWS),
     ]
 

@@ -60,7 +60,8 @@ class Runtime:
         self._chunk_bytes = int(core.stats()["chunk_bytes"])
         self._store_path = store if store is not None else default_path()
         self._verifier = Verifier()
-        self._known: dict[tuple[str, str], tuple[int, int]] = {}  # usual bytes of parts, and its own, by shapes
+        self._known: dict[tuple[str, str], int] = {}  # what one part may take, by operator and shapes
+        self._budget = 0  # for which that was found out
         self.fast: Fast | None = None
         if mode == "fast":
             self.fast = Fast(core, self._store, limits or Limits())
@@ -92,10 +93,11 @@ class Runtime:
                 apart = (choice.apart.identical, choice.apart.largest, choice.apart.relative)
                 self.tally.add(SplitRecord(operator, call.shapes, choice.split.how, choice.split.parts, *apart))
                 return result
-        usual = self._part_bytes()
-        before, part_bytes = self._known.get((operator, call.shapes), (usual, usual))
-        if before > usual:  # the budget was lowered since
-            part_bytes = usual
+        stats = self._core.stats()
+        if (budget := int(stats["budget_bytes"])) < self._budget:  # it was lowered: what was known may not fit
+            self._known.clear()
+        self._budget = budget
+        part_bytes = self._known.get((operator, call.shapes)) or self._part_bytes(stats)
         try:
             return self._run(call, part_bytes, found, writes)
         except CannotSplit as error:
@@ -135,7 +137,7 @@ class Runtime:
                 part_bytes //= 2
                 failure = error
                 continue
-            self._known[call.operator, call.shapes] = self._part_bytes(), part_bytes
+            self._known[call.operator, call.shapes] = part_bytes
             context.count()
             return result
         raise CannotSplit(f"a part of it does not fit: {failure}")
@@ -149,9 +151,8 @@ class Runtime:
         """Ends the thread that compares."""
         self._verifier.close()
 
-    def _part_bytes(self) -> int:
+    def _part_bytes(self, stats: dict[str, Any]) -> int:
         """Half of what small variables leave of the budget."""
-        stats = self._core.stats()
         budget = int(stats["budget_bytes"])
         step = max(budget // _STEPS, 1)
         free = budget - int(stats["slab_bytes"])
