@@ -1,6 +1,7 @@
 // A core that sleeps: nothing on the device, every value where it was, and who wakes it.
 #include <atomic>
 #include <chrono>
+#include <filesystem>
 #include <thread>
 
 #include "daemon_fixture.h"
@@ -228,4 +229,70 @@ TEST(memory_of_a_core_that_slept_becomes_plain) {
   for (const std::vector<Variable>& variables : {t.large, t.small})
     for (const Variable& variable : variables) EXPECT_TRUE(same(variable));
   t.free(t.small);
+}
+
+namespace {
+
+// Says when who waits for host memory may go on: for `first` once `second` waits too, for `second` once `first` moves.
+struct Relief : Scheduler {
+  void function_started(uint32_t, uint64_t) override {}
+  bool iteration_ended(const std::shared_ptr<Trace>&) override { return false; }
+  bool relief_coming() const override { return false; }
+  uint64_t next_use(const Region*) const override { return kUnknown; }
+  bool waits_for_last_function() const override { return false; }
+  bool host_relief_coming(const Region* waiting) const override {
+    if (waiting == first) first_waits = true;
+    if (waiting == second) second_waits = true;
+    return waiting == first ? !second_waits : waiting == second && first->moving == 0;
+  }
+  bool copies_outlast(const Region*) const override { return true; }
+  Counts counts() const override { return {}; }
+
+  const Region *first = nullptr, *second = nullptr;
+  mutable std::atomic<bool> first_waits{false}, second_waits{false};
+};
+
+}  // namespace
+
+// Its copy out begins when that of everything else is under way already.
+TEST(a_core_waits_for_who_waited_for_host_memory_when_it_fell_asleep) {
+  const std::string folder = std::filesystem::temp_directory_path();
+  Limits limits{12};
+  limits.disk = folder.c_str();
+  limits.tiers = 4;
+  CoreTest t(limits);
+  const std::vector<Variable> away = t.make_many(2, 2 * t.chunk);
+  t.let_go();
+  ASSERT_EQ(t.core.evict_all(), OOC_OK);  // host memory is full
+  const std::vector<Variable> here = t.make_many(2, 2 * t.chunk);
+  t.let_go();
+  Relief relief;
+  Region* region = nullptr;
+  {
+    const Lock lock(t.core.mutex());
+    relief.first = region = t.region(here[1]);
+    relief.second = t.region(here[0]);
+    t.core.set_scheduler(&relief);
+  }
+  std::thread mover([&] {
+    t.core.bind_thread();
+    Lock lock(t.core.mutex());
+    std::vector<Transfer> transfers;
+    EXPECT_TRUE(t.core.move_out(lock, {region, 0, region->count}, transfers, false));
+    lock.unlock();
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    lock.lock();
+    for (const Transfer& transfer : transfers) EXPECT_TRUE(t.core.settle(lock, transfer));
+  });
+  while (!relief.first_waits) std::this_thread::yield();
+  uint64_t held = 0;
+  EXPECT_EQ(t.core.sleep(&held), OOC_OK);
+  EXPECT_EQ(held, uint64_t{0});
+  mover.join();
+  {
+    const Lock lock(t.core.mutex());
+    t.core.set_scheduler(nullptr);
+  }
+  t.expect_intact(away);
+  t.expect_intact(here);
 }
