@@ -191,6 +191,7 @@ class alignas(64) Core : public Mover {
 
   // sleep.cpp
   class Changing;
+  bool moves() const { return transitions_.moving() > 0 || host_.shifting(); }
   bool asleep() const { return (paused_ & kAsleep) != 0; }
   int lay_down(Lock& lock);
   [[gnu::cold]] int pass_pause(Lock& lock);

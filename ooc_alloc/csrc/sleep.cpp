@@ -36,7 +36,7 @@ int Core::sleep(uint64_t* held_bytes) {
   const Changing changing(*this);
   holds_.release(thread.held);
   const double until = now_seconds() + device_.wait_limit();
-  const auto busy = [&] { return threads_.active() > 0 || transitions_.moving() > 0 || host_.shifting(); };
+  const auto busy = [&] { return threads_.active() > 0 || moves(); };
   while (busy() && now_seconds() < until && !device_lost(lock)) wait_a_while(lock);
   int status = OOC_OK;
   if (device_lost(lock) || !streams_.host_waits_for_all()) status = fail(OOC_DRIVER_FAILURE, device_.describe_loss());
@@ -65,7 +65,13 @@ int Core::lay_down(Lock& lock) {
     table_.gained(region, count);
     slabs_away_.push_back(region);
   });
-  int status = evict_unpinned(lock);
+  int status = OOC_OK;
+  bool moved = true;
+  while (moved && status == OOC_OK && !device_lost(lock)) {
+    status = evict_unpinned(lock);
+    moved = moves();  // of threads that waited for host memory when no function began any more
+    while (moves() && !device_lost(lock)) wait_a_while(lock);
+  }
   idle_.reclaim_all();
   mappings_.bury_all();
   mappings_.vacate_all();
