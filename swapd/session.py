@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from ooc_alloc import Core, OocError, device_memory, library_path, refused_settings
+from ooc_alloc import Core, Iteration, OocError, device_memory, library_path, refused_settings
 from swapd import endings
 from swapd.background import BackgroundProcess
 from swapd.config import Config, ConfigError
@@ -223,7 +223,9 @@ class Session:
             return
         try:
             with self._boundary_lock:
-                self.observer.ended(self.planner.boundary())
+                ended = self.planner.boundary()
+                self.observer.ended(ended)
+                self.iteration_ended(ended)
         except Exception:
             if self.config.strict:
                 raise
@@ -233,6 +235,9 @@ class Session:
             self._write_summary(final=False)
         elif self._followers and time.monotonic() - self._last_audit > _AUDIT_EVERY_SECONDS:
             self._audited()  # here this thread is not amid an allocation, where a recount would not agree
+
+    def iteration_ended(self, ended: Iteration) -> None:
+        """For an integration: an iteration ended; without functions in it, it was none."""
 
     def _audited(self) -> Snapshot:
         self._audit_agrees = audit_agrees(self.core)

@@ -29,7 +29,7 @@ SPLITS = ("off", "exact", "allow", "fast")
 MICRO_BATCHES = ("powerOfTwo", "all")
 PLANNING = ("background", "blocking")
 RECOMPUTE = ("off", "exact")
-POLICIES = ("auto", "demand", "idle", "window")  # those of swapd.policies, and demand, which makes no plan
+POLICIES = ("auto", "demand", "idle", "mmcnn", "window")  # those of swapd.policies, and demand, which makes no plan
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,8 @@ SETTINGS = (
         "|".join(POLICIES),
         "scheduling policy; demand is no plan [auto]",
         parse_policy,
-        more="`window` is the schedule-window algorithm; `auto` plans in several ways and takes the fastest.",
+        more="`auto` plans in several ways and takes the fastest; `window` is the schedule window alone; `mmcnn` runs "
+        "layers of inference in mmCNN's parts, to compare with.",
     ),
     Setting(
         "planning",

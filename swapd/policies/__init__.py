@@ -11,6 +11,7 @@ from swapd.planning.problem import Problem
 from swapd.policies.auto import auto
 from swapd.policies.idle import idle
 from swapd.policies.published.lms import lms, lms_best_fit
+from swapd.policies.published.mmcnn import mmcnn
 from swapd.policies.published.nnabla import nnabla
 from swapd.policies.published.vdnn import vdnn
 from swapd.policies.published.window_best_fit import window_best_fit
@@ -28,6 +29,7 @@ _POLICIES: dict[str, Policy] = {
     "window_best_fit": window_best_fit,
     "lms": lambda problem, window_bytes: lms(problem),
     "lms_best_fit": lambda problem, window_bytes: lms_best_fit(problem),
+    "mmcnn": lambda problem, window_bytes: mmcnn(problem),
     "vdnn_all": lambda problem, window_bytes: vdnn(problem, "vdnn_all"),
     "vdnn_conv": lambda problem, window_bytes: vdnn(problem, "vdnn_conv"),
     "vdnn_dyn": lambda problem, window_bytes: vdnn(problem, "vdnn_dyn"),
@@ -35,9 +37,9 @@ _POLICIES: dict[str, Policy] = {
     "zero_infinity_tuned": lambda problem, window_bytes: zero_infinity(problem, "zero_infinity_tuned"),
 }
 
-# Policies that others published. They are for comparison in simulation, and are not offered to programs that run.
+# Policies that others published. They are for comparison in simulation; programs that run can have mmcnn alone.
 PUBLISHED = (
-    *("nnabla", "window_best_fit", "lms", "lms_best_fit"),
+    *("mmcnn", "nnabla", "window_best_fit", "lms", "lms_best_fit"),
     *("vdnn_all", "vdnn_conv", "vdnn_dyn"),
     *("zero_infinity", "zero_infinity_tuned"),
 )

@@ -23,7 +23,8 @@ from swapd.policies.published.zero_infinity import model_states, streaming, zero
 from swapd.simulation.simulator import simulate
 from swapd.trace.trace import Machine, Trace
 
-REFUSING = [policy for policy in PUBLISHED if policy != "nnabla"]  # where it finds no plan, though each function fits
+UNREFUSING = ("mmcnn", "nnabla")
+REFUSING = [policy for policy in PUBLISHED if policy not in UNREFUSING]  # where it finds no plan, though all fit
 
 
 def chain(layers: int = 4, size: int = 4, convolutions: bool = True) -> Builder:
@@ -101,7 +102,7 @@ def test_plans_of_random_programs_are_sound_or_refused(policy):
                 assert timeline.peak_chunks <= problem.capacity_chunks
             planned += bool(plan)
     assert planned > (100 if policy in ("nnabla", "window_best_fit") else 5)
-    assert refused == 0 if policy == "nnabla" else refused > 5
+    assert refused == 0 if policy in UNREFUSING else refused > 5
 
 
 def test_absences_of_any_kind_make_sound_plans():
@@ -141,7 +142,7 @@ def test_plans_of_a_network_are_sound(policy):
         return
     assert plan and plan.policy == policy
     assert validate(problem, plan) == []
-    assert plan.predicted_seconds < 2 * plan.bound_seconds
+    assert plan.predicted_seconds < (4 if policy == "mmcnn" else 2) * plan.bound_seconds  # mmCNN's is for inference
 
 
 @pytest.mark.parametrize("policy", ["lms", "vdnn_all", "vdnn_conv", "vdnn_dyn"])

@@ -15,8 +15,8 @@ from ooc.pytorch import boundaries, build, compiled, cuda, raw_access, threads
 from ooc.pytorch.patches import Patches
 from ooc.pytorch.recompute import Remaker
 from ooc.pytorch.source_lines import not_the_users
-from ooc.pytorch.splitting import fast, runtime
-from ooc_alloc import OocError, OutOfMemory
+from ooc.pytorch.splitting import fast, mmcnn, runtime
+from ooc_alloc import Iteration, OocError, OutOfMemory
 from swapd.config import Config, ConfigError
 
 _LARGEST_SLICE = 8 << 20  # bytes, even with memory to spare: each needs room at once, as `min_budget_bytes` says
@@ -51,7 +51,8 @@ class TorchSession(swapd.session.Session):
         if config.split != "off":
             where = torch.device("cpu") if device is None else torch.device("cuda", device.ordinal)
             workspaces = fast.Limits(config.workspace, config.workspace_total, config.micro_batches)
-            self._runtime = runtime.Runtime(self.core, config.split, config.split_store, where, workspaces)
+            rules = mmcnn.Rules(self.core) if config.policy == "mmcnn" else None
+            self._runtime = runtime.Runtime(self.core, config.split, config.split_store, where, workspaces, rules)
             runtime.install(self._runtime)
             self._patches.callback(runtime.uninstall)
         if device is None and config.recompute == "exact":
@@ -65,10 +66,9 @@ class TorchSession(swapd.session.Session):
         if not self._explicit and not (self.cuda is not None and torch.cuda.is_current_stream_capturing()):
             self.boundary()
 
-    def boundary(self) -> None:
-        super().boundary()
+    def iteration_ended(self, ended: Iteration) -> None:
         if self._runtime is not None:
-            self._runtime.ended()
+            self._runtime.ended(lambda: self.planner.recorded(ended).whole if ended.functions else None)
 
     def take_sequence(self) -> bool:
         if self._explicit or self.closed or self.forked or self.core.in_function():

@@ -33,6 +33,7 @@ class Context(Memory):
     Args:
         call: the operator and its arguments.
         part_bytes, chunk_bytes, managed: as in `Memory`.
+        least_parts: of divisions along axes, if they can have so many.
         mode: "exact"; or "allow" or "fast", which both allow rounding.
         verdicts: where verdicts are kept; by default they are those of this call alone.
         tally: where the call is counted.
@@ -46,6 +47,7 @@ class Context(Memory):
         call: Call,
         part_bytes: int,
         *,
+        least_parts: int = 1,
         chunk_bytes: int = 1,
         mode: str = "exact",
         verdicts: Store | None = None,
@@ -57,6 +59,7 @@ class Context(Memory):
     ) -> None:
         super().__init__(part_bytes, chunk_bytes, managed)
         self.call = call
+        self.least_parts = least_parts
         self.exact = mode == "exact"
         self.threads = torch.get_num_threads()
         self._verdicts = verdicts if verdicts is not None else Store(None)

@@ -180,10 +180,15 @@ def divisions(
         allowed: whether blocks of such sizes can be run.
         rounds: whether they divide sums.
     """
+    least = min(context.least_parts, math.prod(lengths))
+
+    def fits(blocks: Sequence[int]) -> bool:
+        return need(blocks) <= context.part_bytes and count(lengths, blocks) >= least
+
     found: dict[tuple[int, ...], Piece] = {}
     for order in [range(len(lengths))] if orders is None else orders:
         for multiple in multiples:
-            sizes = grid(lengths, floors, order, multiple, lambda blocks: need(blocks) <= context.part_bytes)
+            sizes = grid(lengths, floors, order, multiple, fits)
             if sizes is not None and sizes not in found and allowed(sizes):
                 how, parts = label(names, lengths, sizes), count(lengths, sizes)
                 found[sizes] = Piece(how, parts, _bound(op, run, sizes), need(sizes), rounds(sizes))

@@ -19,6 +19,8 @@ from ooc.pytorch.splitting.conditions import library, processor
 from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.fast import OPERATORS as FAST
 from ooc.pytorch.splitting.fast import Fast, Limits
+from ooc.pytorch.splitting.mmcnn import OPERATORS as HEAVY
+from ooc.pytorch.splitting.mmcnn import Rules, Share
 from ooc.pytorch.splitting.operators import find
 from ooc.pytorch.splitting.registry import Function, Handler, overload_of
 from ooc.pytorch.splitting.tally import HOST_BACKED, SplitRecord, Tally
@@ -26,6 +28,7 @@ from ooc.pytorch.splitting.verification import tensors_in
 from ooc.pytorch.splitting.verifier import Verifier
 from ooc_alloc import Core
 from swapd.splitting.store import Store, default_path
+from swapd.trace.trace import Trace
 
 log = logging.getLogger("ooc.pytorch")
 
@@ -48,10 +51,17 @@ class Runtime:
         store: the file of verdicts, or None for the default one.
         device: whose memory the core manages.
         limits: of convolutions' workspaces, with the mode "fast".
+        rules: mmCNN's numbers of parts, if those count.
     """
 
     def __init__(
-        self, core: Core, mode: str, store: Path | None, device: torch.device = CPU, limits: Limits | None = None
+        self,
+        core: Core,
+        mode: str,
+        store: Path | None,
+        device: torch.device = CPU,
+        limits: Limits | None = None,
+        rules: Rules | None = None,
     ) -> None:
         self.mode = mode
         self.tally = Tally()
@@ -60,16 +70,20 @@ class Runtime:
         self._chunk_bytes = int(core.stats()["chunk_bytes"])
         self._store_path = store if store is not None else default_path()
         self._verifier = Verifier()
-        self._known: dict[tuple[str, str], int] = {}  # what one part may take, by operator and shapes
+        self._known: dict[tuple[str, str, Share | None], int] = {}  # what one part may take, by operator and shapes
         self._budget = 0  # for which that was found out
         self.fast: Fast | None = None
         if mode == "fast":
             self.fast = Fast(core, self._store, limits or Limits())
+        self.rules = rules
 
-    def ended(self) -> None:
-        """An iteration ended."""
+    def ended(self, recorded: Callable[[], Trace | None]) -> None:
+        """An iteration ended; `recorded` gives its sequence, of whole variables, if it had functions."""
         if self.fast is not None and self.fast.ended():
-            _ask_again()
+            _ask_again(FAST)
+        trace = None if self.rules is None else recorded()
+        if self.rules is not None and trace is not None and self.rules.ended(trace):
+            _ask_again(HEAVY)
 
     @cached_property
     def _store(self) -> Store:
@@ -93,31 +107,54 @@ class Runtime:
                 apart = (choice.apart.identical, choice.apart.largest, choice.apart.relative)
                 self.tally.add(SplitRecord(operator, call.shapes, choice.split.how, choice.split.parts, *apart))
                 return result
+        if self.rules is not None:
+            return self._run_by(self.rules, call, found, writes)
+        return self._run_fitting(call, found, writes, None)
+
+    def _run_by(self, rules: Rules, call: Call, found: Handler, writes: bool) -> Any:
+        """Runs a handler in as many parts as mmCNN's rules say."""
+        first, share, fits = rules.begin(), rules.share(call), rules.may_run_whole(call)
+        if not fits or (share is not None and share.parts > 1):
+            try:
+                result = self._run_fitting(call, found, writes, share)
+            except CannotSplit:
+                if not fits:
+                    raise
+            else:
+                rules.end(call, first, rules.begin())
+                return result
+        rules.end(call, first, first + 1)
+        raise FasterWhole
+
+    def _run_fitting(self, call: Call, found: Handler, writes: bool, share: Share | None) -> Any:
+        """Runs a handler in parts that fit."""
         stats = self._core.stats()
         if (budget := int(stats["budget_bytes"])) < self._budget:  # it was lowered: what was known may not fit
             self._known.clear()
         self._budget = budget
-        part_bytes = self._known.get((operator, call.shapes)) or self._part_bytes(stats)
+        known = (call.operator, call.shapes, share)
+        part_bytes = self._known.get(known) or (self._part_bytes(stats) if share is None else share.part_bytes)
         try:
-            return self._run(call, part_bytes, found, writes)
+            return self._run(call, part_bytes, found, writes, share)
         except CannotSplit as error:
             if writes and not found.repeatable:
                 raise
-            return self._run_larger(call, part_bytes, found, error)
+            return self._run_larger(call, part_bytes, found, error, share)
 
-    def _run_larger(self, call: Call, part_bytes: int, found: Handler, error: CannotSplit) -> Any:
+    def _run_larger(self, call: Call, part_bytes: int, found: Handler, error: CannotSplit, share: Share | None) -> Any:
         """Tries parts that may not fit: what parts need is an estimate, and larger ones are exact more often."""
         for limit in (part_bytes * 3 // 2, part_bytes * 2):
             with contextlib.suppress(CannotSplit):
-                return self._run(call, limit, found, writes=False)
+                return self._run(call, limit, found, False, share)
         raise error
 
-    def _run(self, call: Call, part_bytes: int, found: Handler, writes: bool) -> Any:
+    def _run(self, call: Call, part_bytes: int, found: Handler, writes: bool, share: Share | None) -> Any:
         """Runs a handler in parts of `part_bytes`, and in smaller ones if those do not fit."""
         for _ in range(_MOST_HALVINGS):
             context = Context(
                 call,
                 part_bytes,
+                least_parts=1 if share is None else share.parts,
                 chunk_bytes=self._chunk_bytes,
                 mode=self.mode,
                 verdicts=self._store,
@@ -137,7 +174,7 @@ class Runtime:
                 part_bytes //= 2
                 failure = error
                 continue
-            self._known[call.operator, call.shapes] = part_bytes
+            self._known[call.operator, call.shapes, share] = part_bytes
             context.count()
             return result
         raise CannotSplit(f"a part of it does not fit: {failure}")
@@ -258,12 +295,12 @@ def install(runtime: Runtime) -> None:
         _library.impl("host_backed", _host_backed, "CompositeExplicitAutograd")
     torch.ops.ooc.splitting(True)
     if runtime.fast is not None:
-        _ask_again()
+        _ask_again(FAST)
 
 
-def _ask_again() -> None:
-    """From now on the running program asks how each convolution runs, also where it knows."""
-    for name in FAST:
+def _ask_again(operators: Sequence[str]) -> None:
+    """From now on the running program asks how each of these operators runs, also where it knows."""
+    for name in operators:
         torch.ops.ooc.choose_ways(name)
 
 
