@@ -18,39 +18,24 @@ MOST_PREFETCH_PARTS = 5  # pn_max: in the paper's tables a prefetch in 5 parts i
 
 @dataclass(frozen=True)
 class Layer:
-    """What a layer holds while it runs.
-
-    No part is smaller than a unit: an output channel of the weights, or a row or an image of the activations.
-    """
+    """What a layer holds while it runs. It can be divided to the byte."""
 
     name: str
-    input_bytes: int
+    input_bytes: int  # of a layer that is not heavy, with its weights
     output_bytes: int  # 0 where it works in place
     weight_bytes: int = 0
-    heavy: bool = False  # a convolution or fully connected: its weights come in parts, those of others as a whole
-    weight_units: int | None = None  # None if divisible to the byte
-    activation_units: int | None = None
+    heavy: bool = False  # a convolution or fully connected
 
     def __post_init__(self) -> None:
         if min(self.input_bytes, self.output_bytes, self.weight_bytes) < 0:
             raise ValueError(f"{self.name}: sizes are numbers of bytes from 0 on")
-        if any(units is not None and units < 1 for units in (self.weight_units, self.activation_units)):
-            raise ValueError(f"{self.name}: a layer has at least one unit")
-
-    def weight_part_bytes(self, parts: int) -> int:
-        """The largest of `parts` parts of a heavy layer's weights, in whole units."""
-        return _part_bytes(self.weight_bytes, self.weight_units, parts)
-
-    def activation_part_bytes(self, parts: int) -> int:
-        """The largest of `parts` parts of input and output, plus the weights if they never come in parts."""
-        always = 0 if self.heavy else self.weight_bytes
-        return _part_bytes(self.input_bytes + self.output_bytes, self.activation_units, parts) + always
+        if self.weight_bytes and not self.heavy:
+            raise ValueError(f"{self.name}: weights of a layer that is not heavy belong to its input")
 
     @property
-    def smallest_bytes(self) -> int:
-        """What the layer needs in as many parts as it has units."""
-        weights = self.weight_part_bytes(_units(self.weight_bytes, self.weight_units)) if self.heavy else 0
-        return weights + self.activation_part_bytes(_units(self.input_bytes + self.output_bytes, self.activation_units))
+    def activation_bytes(self) -> int:
+        """Of input and output, which are divided alike."""
+        return self.input_bytes + self.output_bytes
 
 
 @dataclass(frozen=True)
@@ -91,11 +76,10 @@ def schedule_layers(
     """Algorithm 1: for each layer its numbers of parts, so that `peak_bytes` is nowhere above `limit_bytes`.
 
     Raises:
-        LimitTooSmallError: a layer does not fit even in its smallest parts.
+        LimitTooSmallError: there is no room for a byte of weights beside one of an activation.
     """
-    largest = max(layers, key=lambda layer: layer.smallest_bytes, default=None)
-    if largest is not None and largest.smallest_bytes > limit_bytes:
-        raise LimitTooSmallError(f"layer {largest.name}", limit_bytes, largest.smallest_bytes)
+    if layers and limit_bytes < 2:
+        raise LimitTooSmallError("a layer", limit_bytes, 2)
     steps = []
     for segment in segments_of(layers):  # line 2
         steps += _schedule_segment(segment, limit_bytes, most_prefetch_parts)
@@ -103,23 +87,21 @@ def schedule_layers(
 
 
 def _schedule_segment(segment: Sequence[Layer], limit_bytes: int, most_prefetch_parts: int) -> list[LayerStep]:
-    parts = [_activation_parts(layer, limit_bytes) for layer in segment]  # line 3: pn and mem_max
-    most_bytes = max(layer.activation_part_bytes(n) for layer, n in zip(segment, parts))
+    # Line 3: pn and mem_max. The weights of a heavy layer have a byte at least.
+    parts = [_fewest_parts(layer.activation_bytes, limit_bytes - bool(layer.weight_bytes)) for layer in segment]
+    most_bytes = max(_part_bytes(layer.activation_bytes, n) for layer, n in zip(segment, parts))
     end = segment[-1]
-    if not end.heavy:
+    if not end.weight_bytes:
         return [_step(layer, n, 1) for layer, n in zip(segment, parts)]
-    conv_number = _fewest_parts(end.weight_bytes, end.weight_units, limit_bytes - most_bytes) or 0  # lines 4 to 6
-    if end.weight_bytes == 0 or conv_number > most_prefetch_parts:
-        conv_number = 0  # line 8
-    if conv_number:
-        ahead = end.weight_part_bytes(conv_number)
+    room = limit_bytes - most_bytes
+    conv_number = _fewest_parts(end.weight_bytes, room) if room > 0 else 0  # lines 4 to 6
+    if 0 < conv_number <= most_prefetch_parts:  # line 8
+        ahead = _part_bytes(end.weight_bytes, conv_number)
         return [
             _step(layer, n, conv_number if layer is end else 1, conv_number if i == 0 else 0, end.name, ahead)
             for i, (layer, n) in enumerate(zip(segment, parts))
         ]
-    room = limit_bytes - end.activation_part_bytes(parts[-1])
-    own = _fewest_parts(end.weight_bytes, end.weight_units, room)  # line 9
-    assert own is not None  # _activation_parts left room for a unit of them
+    own = _fewest_parts(end.weight_bytes, limit_bytes - _part_bytes(end.activation_bytes, parts[-1]))  # line 9
     return [_step(layer, n, own if layer is end else 1) for layer, n in zip(segment, parts)]
 
 
@@ -131,7 +113,6 @@ def _step(
     ahead: str | None = None,
     ahead_bytes: int = 0,
 ) -> LayerStep:
-    own = layer.weight_part_bytes(weight_parts) if layer.heavy and not ahead_bytes else 0
     return LayerStep(
         name=layer.name,
         self_number=max(activation_parts, weight_parts),
@@ -139,36 +120,17 @@ def _step(
         weight_parts=weight_parts,
         conv_number=conv_number,
         prefetched_layer=ahead if conv_number else None,
-        activation_part_bytes=layer.activation_part_bytes(activation_parts),
+        activation_part_bytes=_part_bytes(layer.activation_bytes, activation_parts),
         prefetched_part_bytes=ahead_bytes,
-        weight_part_bytes=own,
+        weight_part_bytes=0 if ahead_bytes else _part_bytes(layer.weight_bytes, weight_parts),
     )
 
 
-def _activation_parts(layer: Layer, limit_bytes: int) -> int:
-    """The fewest parts of the activations beside which a unit of the layer's own weights fits too."""
-    weights = layer.weight_bytes
-    if layer.heavy:
-        weights = layer.weight_part_bytes(_units(layer.weight_bytes, layer.weight_units))
-    fewest = _fewest_parts(layer.input_bytes + layer.output_bytes, layer.activation_units, limit_bytes - weights)
-    assert fewest is not None  # smallest_bytes is within the limit
-    return fewest
+def _part_bytes(size_bytes: int, parts: int) -> int:
+    """The largest of `parts` parts."""
+    return -(-size_bytes // parts)
 
 
-def _units(size_bytes: int, units: int | None) -> int:
-    return units if units is not None else max(size_bytes, 1)
-
-
-def _part_bytes(size_bytes: int, units: int | None, parts: int) -> int:
-    """The largest of `parts` parts in whole units; a unit's bytes are rounded up."""
-    count = _units(size_bytes, units)
-    return min(size_bytes, -(-count // parts) * -(-size_bytes // count))
-
-
-def _fewest_parts(size_bytes: int, units: int | None, room_bytes: int) -> int | None:
-    """The smallest number of parts of which each fits; None if not even a unit does."""
-    if size_bytes <= room_bytes:
-        return 1
-    count = _units(size_bytes, units)
-    units_that_fit = room_bytes // -(-size_bytes // count)
-    return -(-count // units_that_fit) if units_that_fit > 0 else None
+def _fewest_parts(size_bytes: int, room_bytes: int) -> int:
+    """The smallest number of parts of which each fits; there is room for a byte."""
+    return max(-(-size_bytes // room_bytes), 1)

@@ -107,19 +107,6 @@ class Store:
         found: Verdict | None = self._rows.get(("verdicts", key), {}).get((how, parts))
         return found
 
-    def verdicts_of(self, key: Key) -> list[Verdict]:
-        """All verdicts on a call, and on each of its results by itself: the shapes of their keys begin as these."""
-        self._catch_up()
-        call = (key.device, key.library, key.operator)
-        keys = [
-            own
-            for kind, own in list(self._rows)
-            if kind == "verdicts"
-            and (own.device, own.library, own.operator) == call
-            and f"{own.shapes} ".startswith(f"{key.shapes} ")
-        ]
-        return [verdict for own in sorted(keys, key=lambda k: k.shapes) for verdict in self._found("verdicts", own)]
-
     def put_verdict(self, key: Key, verdict: Verdict) -> None:
         """Keep a verdict. It replaces an earlier one on the same division."""
         self._put("verdicts", key, [verdict])

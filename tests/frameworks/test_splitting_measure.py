@@ -14,7 +14,6 @@ from ooc.pytorch.splitting.measure import (
     Effort,
     MeasureError,
     Measurer,
-    convolution_of,
     measured_sizes,
     noise_of,
     timed,
@@ -234,10 +233,3 @@ def test_repetitions_end() -> None:
     assert len(calls) == 5
     timed(lambda: calls.append(1), Effort(least=2, seconds=0.0, most=5))
     assert len(calls) == 7
-
-
-def test_a_call_of_convolution_as_a_shape() -> None:
-    found = convolution_of((8, 2, 6, 6), (3, 2, 3, 3), (1, 1), (1,), (1, 1), 1)
-    assert found == SMALL
-    with pytest.raises(ValueError, match="of images"):
-        convolution_of((8, 2, 6), (3, 2, 3), (1,), (0,), (1,), 1)

@@ -72,89 +72,54 @@ def test_segments_end_with_what_is_heavy():
     assert schedule_layers([], 0) == []
 
 
-UNITS = st.one_of(st.none(), st.integers(1, 6))
-LAYER = st.builds(
-    Layer,
-    st.just("layer"),
-    st.integers(0, 40),
-    st.integers(0, 40),
-    st.integers(0, 90),
-    st.booleans(),
-    UNITS,
-    UNITS,
-)
+BYTES = st.integers(0, 40)
+LIGHT = st.builds(Layer, st.just("layer"), BYTES, BYTES)
+HEAVY = st.builds(Layer, st.just("layer"), BYTES, BYTES, st.integers(0, 90), st.just(True))
+LAYER = st.one_of(LIGHT, HEAVY)
 
 
-def fewest(part_bytes, room: int) -> "int | None":
+def part(size: int, parts: int) -> int:
+    return -(-size // parts)
+
+
+def fewest(size: int, room: int) -> "int | None":
     """By trying: the smallest number of parts that fit, None if not even many do."""
-    return next((n for n in range(1, 200) if part_bytes(n) <= room), None)
-
-
-def unit_bytes(layer: Layer) -> int:
-    return layer.weight_part_bytes(1000) if layer.heavy else 0
+    return next((n for n in range(1, 200) if part(size, n) <= room), None)
 
 
 @examples(400)
-@given(st.lists(LAYER, min_size=1, max_size=6), st.integers(0, 140), st.integers(0, 6))
+@given(st.lists(LAYER, min_size=1, max_size=6), st.integers(2, 140), st.integers(0, 6))
 def test_every_number_by_trying(layers, limit, most):
-    smallest = max(layer.activation_part_bytes(1000) + unit_bytes(layer) for layer in layers)
-    assert max(layer.smallest_bytes for layer in layers) == smallest
-    if limit < smallest:
-        with pytest.raises(LimitTooSmallError) as refused:
-            schedule_layers(layers, limit, most)
-        assert refused.value.smallest_bytes == smallest
-        limit = smallest
     steps = schedule_layers(layers, limit, most)
     assert len(steps) == len(layers)
     assert all(step.peak_bytes <= limit for step in steps)
     at = 0
     for segment in segments_of(layers):
         own, at = steps[at : at + len(segment)], at + len(segment)
-        parts = [fewest(layer.activation_part_bytes, limit - unit_bytes(layer)) for layer in segment]
+        sizes = [layer.input_bytes + layer.output_bytes for layer in segment]
+        parts = [fewest(size, limit - (layer.weight_bytes > 0)) for size, layer in zip(sizes, segment)]
         assert [step.activation_parts for step in own] == parts
         assert all(step.conv_number == 0 for step in own[1:])
         end = segment[-1]
-        if not end.heavy:
+        if not end.weight_bytes:
+            assert [step.self_number for step in own] == parts
             continue
-        largest = max(layer.activation_part_bytes(n) for layer, n in zip(segment, parts))
-        ahead = fewest(end.weight_part_bytes, limit - largest)
-        prefetch = ahead if ahead is not None and ahead <= most and end.weight_bytes else 0
+        ahead = fewest(end.weight_bytes, limit - max(map(part, sizes, parts)))
+        prefetch = ahead if ahead is not None and ahead <= most else 0
         assert own[0].conv_number == prefetch
         if prefetch:
             assert own[0].prefetched_layer == "layer"
-            assert {step.prefetched_part_bytes for step in own} == {end.weight_part_bytes(prefetch)}
-        weights = prefetch or fewest(end.weight_part_bytes, limit - end.activation_part_bytes(parts[-1]))
+            assert {step.prefetched_part_bytes for step in own} == {part(end.weight_bytes, prefetch)}
+        weights = prefetch or fewest(end.weight_bytes, limit - part(sizes[-1], parts[-1]))
         assert own[-1].weight_parts == weights
         assert own[-1].self_number == max(weights, parts[-1])
-
-
-@given(st.integers(0, 200), st.one_of(st.none(), st.integers(1, 9)), st.integers(1, 300))
-def test_parts_hold_everything(size, units, parts):
-    """As many parts as were asked for, or as many as there are units, hold all bytes; none is larger than the whole."""
-    layer = Layer("layer", size, 0, heavy=True, activation_units=units)
-    part = layer.activation_part_bytes(parts)
-    count = units if units is not None else max(size, 1)
-    assert part <= size
-    assert part * min(parts, count) >= size
-
-
-def test_whole_channels():
-    """10 channels of 7 bytes under 30 bytes of room: 4 a part, so 3 parts."""
-    steps = schedule_layers([Layer("fc", 5, 5, 70, heavy=True, weight_units=10)], 40, most_prefetch_parts=0)
-    assert (steps[0].self_number, steps[0].weight_part_bytes, steps[0].peak_bytes) == (3, 28, 38)
-
-
-def test_weights_of_light_layers_stay_whole():
-    steps = schedule_layers([Layer("batch_norm", 40, 40, 6)], 26)
-    assert (steps[0].self_number, steps[0].peak_bytes) == (4, 26)
-    with pytest.raises(LimitTooSmallError, match=r"batch_norm.*is 7 bytes"):
-        schedule_layers([Layer("batch_norm", 40, 40, 6)], 6)
 
 
 def test_what_is_refused():
     with pytest.raises(ValueError, match="a: sizes"):
         Layer("a", -1, 0)
-    with pytest.raises(ValueError, match="a: a layer has at least one unit"):
-        Layer("a", 1, 0, weight_units=0)
-    with pytest.raises(ValueError, match="-1"):
-        schedule_layers([Layer("a", 1, 0)], -1)
+    with pytest.raises(ValueError, match="belong to its input"):
+        Layer("a", 1, 0, 1)
+    for limit in (-1, 1):
+        with pytest.raises(LimitTooSmallError, match=str(limit)):
+            schedule_layers([Layer("a", 1, 0)], limit)

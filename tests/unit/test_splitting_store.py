@@ -117,15 +117,6 @@ def test_of_several_verdicts_the_one_on_that_division(path: Path) -> None:
         assert each.verdict(KEY, "batch", 2) == batch
         assert each.verdict(KEY, "channels", 2) == channels
         assert each.verdict(KEY, "batch", 3) is None and each.verdict(KEY, "rows", 2) is None
-        assert each.verdicts_of(KEY) == [batch, channels]
-
-
-def test_verdicts_on_a_call_and_on_its_results_by_themselves() -> None:
-    store = Store(None)
-    for number, shapes in enumerate(("f32[2]", "f32[2] gradient", "f32[2], 1", "f32[2]/1x2", "f32[22]"), 1):
-        store.put_verdict(Key("d", "l", "o", shapes), Verdict("rows", number, True, 0.0, 0.0))
-    store.put_verdict(Key("d", "l", "other", "f32[2]"), IDENTICAL)
-    assert [verdict.parts for verdict in store.verdicts_of(Key("d", "l", "o", "f32[2]"))] == [1, 2]
 
 
 @pytest.mark.parametrize("difference", [math.nan, -1.0])
@@ -275,7 +266,8 @@ def test_a_line_that_cannot_be_read_is_left_out(path: Path, bad: str, lines: lis
     store = Store(path)
     store.put_verdict(KEY, Verdict("batch", 2, True, 0.0, 0.0))
     for each in (store, Store(path)):
-        assert each.verdicts_of(KEY) == [Verdict("batch", 2, True, 0.0, 0.0), IDENTICAL]
+        assert each.verdict(KEY, "batch", 2) == Verdict("batch", 2, True, 0.0, 0.0)
+        assert each.verdict(KEY, IDENTICAL.how, IDENTICAL.parts) == IDENTICAL
         assert each.cost(KEY) is not None and each.path is not None
     assert path.read_bytes().startswith(before + BAD_LINES[bad])
     assert len(lines) == 2 and all("1 of its lines" in line and str(path) in line for line in lines)
@@ -401,5 +393,5 @@ def test_a_lock_that_stays_ends_in_memory(path: Path, lines: list[str], monkeypa
         fcntl.flock(holder, fcntl.LOCK_EX)
         store = Store(path)
         store.put_verdict(KEY, Verdict("batch", 2, True, 0.0, 0.0))
-        assert store.path is None and store.cost(KEY) is not None and len(store.verdicts_of(KEY)) == 2
+        assert store.path is None and store.cost(KEY) is not None and store.verdict(KEY, "batch", 2) is not None
     assert len(lines) == 1 and "locked" in lines[0]

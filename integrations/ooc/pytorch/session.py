@@ -93,6 +93,13 @@ class TorchSession(swapd.session.Session):
     def split_figures(self) -> dict[str, Any] | None:
         return self._runtime.figures() if self._runtime is not None else None
 
+    def split_rows(self) -> list[dict[str, Any]]:
+        """How functions ran in parts so far, once every comparison of parts is done."""
+        if self._runtime is None:
+            return []
+        self._runtime.wait()
+        return self._runtime.tally.rows()
+
     def sleep(self) -> int:
         try:
             return self.core.sleep()

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from ooc.pytorch.splitting.conditions import library, processor
-from ooc.pytorch.splitting.kernels import BACKWARD_FILTER, CPU, Algorithm, ConvolutionShape, Kernel, result_like
+from ooc.pytorch.splitting.kernels import BACKWARD_FILTER, CPU, Algorithm, Kernel, result_like
 from ooc.pytorch.splitting.verification import tensors_in
 from swapd.splitting.configurations import KernelTable, MicroConfiguration, micro_batch_sizes
 from swapd.splitting.store import Key, Store
@@ -225,19 +225,3 @@ def timed(call: Callable[[], Any], effort: Effort) -> tuple[float, float]:
         seconds.append(time.perf_counter() - began)
     low, middle, high = np.quantile(seconds, (0.25, 0.5, 0.75))
     return float(middle), float(high - low)
-
-
-def convolution_of(
-    x: Sequence[int],
-    w: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-) -> ConvolutionShape:
-    """The shape of a call of `aten::convolution` with two-dimensional images. Raises ValueError for others."""
-    if len(x) != 4 or len(w) != 4:
-        raise ValueError("not a convolution of images")
-    return ConvolutionShape(
-        x[1], w[0], tuple(x[2:]), tuple(w[2:]), tuple(stride), tuple(padding), tuple(dilation), int(groups)
-    )

@@ -184,6 +184,10 @@ class Runtime:
         size = sum(tensor.nbytes for tensor in tensors_in((call.arguments, call.keywords)))
         return None if size <= LARGE_BYTES or writes or torch.ops.ooc.host_failed() else self._verifier.ask
 
+    def wait(self) -> None:
+        """Waits until the thread that compares has nothing to do."""
+        self._verifier.wait()
+
     def close(self) -> None:
         """Ends the thread that compares."""
         self._verifier.close()

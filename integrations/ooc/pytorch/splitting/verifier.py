@@ -48,6 +48,17 @@ class Verifier:
                 atexit.register(self.close)
             return True
 
+    def wait(self) -> None:
+        """Waits until the jobs that were asked for are done."""
+        if self._process != os.getpid():
+            return
+        done = threading.Event()
+        with self._lock:
+            if self._thread is None:
+                return
+            self._jobs.put((None, done.set))
+        done.wait()
+
     def close(self) -> None:
         """Ends the thread, after the job that it is at."""
         if self._process != os.getpid():
