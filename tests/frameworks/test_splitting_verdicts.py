@@ -223,11 +223,11 @@ def test_larger_parts_are_tried_where_small_ones_are_not_exact(tmp_path: Path) -
     runtime = Runtime(Core(), "exact", tmp_path / "store.jsonl")  # type: ignore[arg-type]
     values = torch.randn(5000, 3)
     for _ in range(2):
-        found = runtime.run("aten::sum.dim_IntList", Handler(handler, __name__), False, (values,), {})
+        found = runtime.run("aten::sum.dim_IntList", Handler(handler), False, (values,), {})
         assert torch.equal(found, whole(values))
     assert limits == [8 << 20, 12 << 20, 12 << 20]  # what worked is remembered
     with pytest.raises(CannotSplit):  # arguments that may have been written are not tried again
-        runtime.run("aten::sum.out", Handler(handler, __name__), True, (values,), {})
+        runtime.run("aten::sum.out", Handler(handler), True, (values,), {})
 
 
 def test_a_verdict_is_for_a_number_of_threads(tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ def test_a_verdict_is_for_a_number_of_threads(tmp_path: Path) -> None:
     try:
         for number in (threads, threads, threads + 1):
             torch.set_num_threads(number)
-            runtime.run("aten::sum.dim_IntList", Handler(handler, __name__), False, (torch.randn(5000, 3),), {})
+            runtime.run("aten::sum.dim_IntList", Handler(handler), False, (torch.randn(5000, 3),), {})
             runs.append(len(seen))
     finally:
         torch.set_num_threads(threads)

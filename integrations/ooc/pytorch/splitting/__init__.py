@@ -2,7 +2,7 @@
 
     registry.py     what handlers register with; operators.py: looks for an operator's handler
     runtime.py      what one session has: part sizes, mode, store; the `ooc_split::...` operators that the adapter calls
-    conditions.py   what verdicts and costs depend on: processor, PyTorch, and the files that a handler is made of
+    conditions.py   what verdicts and costs depend on: processor, PyTorch, and our own code
     context.py      what a handler may ask: how large a part may be, large results, which division is exact
     geometry.py     views, the memory that they touch, and how they are cut
     verification.py random arguments, bits compared, differences; tally.py: what was split, for the summary

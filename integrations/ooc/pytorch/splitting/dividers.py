@@ -136,7 +136,7 @@ def divides(
             op = registry.overload_of(name)
             if op is not None:
                 handler = Divided(op, divide, sample, moves, specials)
-                registry.handler(name, module=divide.__module__)(handler)
+                registry.handler(name)(handler)
         return divide
 
     return register
@@ -160,5 +160,4 @@ def divides_along(
             context, op, named, axes(named), multiples=multiples, workspace=workspace, before=before, unread=unread
         )
 
-    divide.__module__ = axes.__module__
     divides(*names, sample=sample, moves=moves, specials=specials)(divide)

@@ -155,7 +155,7 @@ class Fast:
         split = convolution.split(chosen)
         key = Key(
             f"{processor()}, {torch.get_num_threads()} threads",
-            library(__name__),
+            library(),
             convolution.call.operator,
             f"{convolution.call.shapes} fast, {self.limits}",
         )

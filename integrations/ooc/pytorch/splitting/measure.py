@@ -105,7 +105,7 @@ class Measurer:
         self.algorithms = tuple(algorithms)
         self.measurements = 0  # made by this object
         self.rows: list[MicroConfiguration] = []  # of all tables, measured or known
-        self._device, self.library = f"{processor()}, {torch.get_num_threads()} threads", library(__name__)
+        self._device, self.library = f"{processor()}, {torch.get_num_threads()} threads", library()
 
     def key(self, kernel: Kernel) -> Key:
         """The store's key for a kernel's costs. It has no batch size, so all batches use the same measurements."""

@@ -20,5 +20,5 @@ def find(name: str) -> Handler | None:
     if name in registry.named:
         return registry.named[name]
     overload = overload_of(name)
-    found = ((each(overload), each.__module__) for each in registry.finders if overload is not None)
-    return next((Handler(function, module) for function, module in found if function is not None), None)
+    found = (each(overload) for each in registry.finders if overload is not None)
+    return next((Handler(function) for function in found if function is not None), None)

@@ -16,13 +16,11 @@ Finder = Callable[[torch._ops.OpOverload], Function | None]
 class Handler:
     """How one operator is split.
 
-    `module`: the name of the module that the function is written in; verdicts depend on it (`conditions.version`).
     `repeatable`: the function may run again after it failed, even if it writes its arguments (random numbers that it
     draws are the same again).
     """
 
     function: Function
-    module: str
     repeatable: bool = False
 
 
@@ -30,19 +28,16 @@ named: dict[str, Handler] = {}
 finders: list[Finder] = []
 
 
-def handler(*names: str, repeatable: bool = False, module: str = "") -> Callable[[Function], Function]:
+def handler(*names: str, repeatable: bool = False) -> Callable[[Function], Function]:
     """Registers a function for operators, such as `aten::native_batch_norm` or `aten::add.Tensor`.
 
     The function gets the arguments as the operator got them: those at the end that have their default may be missing,
     and those after the `*` of the schema come by keyword.
-
-    Args:
-        module: the name of the module to note in the handler; by default the function's own.
     """
 
     def register(function: Function) -> Function:
         for name in names:
-            named[name] = Handler(function, module or function.__module__, repeatable)
+            named[name] = Handler(function, repeatable)
         return function
 
     return register

@@ -160,7 +160,7 @@ class Runtime:
                 verdicts=self._store,
                 tally=self.tally,
                 device=processor(self.device),
-                library=library(found.module, self.device),  # each time: programs change settings
+                library=library(self.device),  # each time: programs change settings
                 managed=self.device,
                 later=self._later(call, writes),
             )
