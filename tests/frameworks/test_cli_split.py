@@ -62,6 +62,7 @@ def test_it_shows_what_a_program_does(script: Path, tmp_path: Path) -> None:
         for _ in range(4):
             step()
             ooc.pytorch.step()
+            ooc.pytorch._active().split_rows()  # waits for verdicts
     """
     path = tmp_path / "store.jsonl"
     settings = {"OOC_BUDGET": "800KiB", "OOC_SPLIT_STORE": str(path), "OOC_CHUNK_SIZE": "64KiB"}
@@ -69,7 +70,7 @@ def test_it_shows_what_a_program_does(script: Path, tmp_path: Path) -> None:
     arguments = ["--budget", "800KiB", "--chunk-size", "64KiB", "--batch", 2, f"{script}:make", "size=32"]
     found = facts(*arguments, store=path)
     (ran,) = [row for row in done.figures["split_layers"] if row["operator"] == "aten::addmm"]
-    assert found["layers"] == [ran | {"calls": 1}]
+    assert ran["calls"] >= 3 and found["layers"] == [ran | {"calls": 1}]
     assert found["budget_bytes"] == 800 << 10 >= found["device_peak_bytes"] > 0
     assert found["functions"] > ran["parts"] and found["policy"] == "auto" and found["seconds"] > 0
     shown, _ = swapd(*arguments, store=path)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from processes import code, run, write_script
-from splitting_runs import COMMON, SMALL
+from splitting_runs import COMMON, SMALL, both
 from torch import Tensor
 
 from ooc.pytorch.splitting import operators
@@ -54,6 +54,23 @@ def test_the_first_calls_run_on_host_memory_and_the_next_in_parts(tmp_path: Path
     again = run([script, "1000"], variables, summary=tmp_path / "summary.json").check()
     _, first, _ = json.loads(again.output)
     assert first == 1  # the verdict was kept
+
+
+def test_an_operator_that_writes_in_place_waits_for_no_verdict_either(tmp_path: Path) -> None:
+    source = """
+        import os
+        import ooc.pytorch
+        rows = []
+        made = torch.randn(500_000)  # 1.9 MiB, in a budget of 1
+        for _ in range(3):
+            show("in place", made.div_(1.25).add_(0.5))
+            if os.environ["OOC_ALLOC"] != "0":
+                session = ooc.pytorch._active()
+                rows.append(sum(r["calls"] for r in session.split_rows() if r["operator"] == "aten::div_.Tensor"))
+        if rows: assert rows == [0, 1, 2], rows
+    """
+    figures = both(tmp_path, source, OOC_BUDGET="1MiB").figures
+    assert figures["host_backed_function_count"] >= 1
 
 
 # --- what is asked for -----------------------------------------------------------------------------------------------

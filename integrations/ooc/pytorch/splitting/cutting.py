@@ -130,12 +130,16 @@ def meta(tensor: Tensor) -> Tensor:
 
 
 def meta_results(function: Callable[..., Any], arguments: Sequence[Any], keywords: Mapping[str, Any]) -> list[Tensor]:
-    """The tensors that an operator returns, without memory: their sizes, strides and types.
+    """The tensors that an element-wise operator returns, without memory: their sizes, strides and types.
 
     Some operators refuse a single number of the CPU beside a tensor of the device "meta". Their sizes are asked for
     with numbers on "meta" too, and their types with one real element of each tensor: on "meta" a wrapped Python
     number is a tensor like others, and counts more for the result's type.
+
+    Over tensors that lie alike it is asked for types alone: "meta" imports PyTorch's compiler, which takes a second.
     """
+    if known := _alike(function, arguments, keywords):
+        return known
     try:
         return tensors_in([function(*map_tensors(list(arguments), meta), **map_tensors(dict(keywords), meta))])
     except RuntimeError:
@@ -144,6 +148,20 @@ def meta_results(function: Callable[..., Any], arguments: Sequence[Any], keyword
     sized = function(*map_tensors(list(arguments), all_meta), **map_tensors(dict(keywords), all_meta))
     typed = function(*map_tensors(list(arguments), _one), **map_tensors(dict(keywords), _one))
     return [t.to(real.dtype) for t, real in zip(tensors_in([sized]), tensors_in([typed]))]
+
+
+def _alike(function: Callable[..., Any], arguments: Sequence[Any], keywords: Mapping[str, Any]) -> list[Tensor]:
+    """The results, which lie as all tensors with dimensions do; none if those do not lie alike."""
+    first, *others = [t for t in tensors_in([list(arguments), dict(keywords)]) if t.dim()] or [torch.empty(())]
+    one = [1] * first.dim()
+    usual = first.is_contiguous() or (geometry.flat(first) is not None and 1 not in first.shape)
+    if not one or not usual or any(t.shape != first.shape or t.stride() != first.stride() for t in others):
+        return []
+    found = tensors_in([function(*map_tensors(list(arguments), _one), **map_tensors(dict(keywords), _one))])
+    stride = geometry.contiguous(first.shape) if first.is_contiguous() else first.stride()
+    if any(list(t.shape) != one for t in found):
+        return []
+    return [torch.empty_strided(first.shape, stride, dtype=t.dtype, device="meta") for t in found]
 
 
 def all_meta(tensor: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 from ooc.pytorch.splitting import registry
 from ooc.pytorch.splitting.calls import CannotSplit, Split, its_own_errors
 from ooc.pytorch.splitting.context import Context
-from ooc.pytorch.splitting.cutting import Cut, cut_elementwise, meta_results
+from ooc.pytorch.splitting.cutting import Cut, all_meta, cut_elementwise, meta_results
 from ooc.pytorch.splitting.parts import as_tuple, bind
 from ooc.pytorch.splitting.verification import map_tensors, tensors_in
 
@@ -47,7 +47,7 @@ def _elementwise(overload: Overload, context: Context, /, *arguments: Any, **key
     with context.plain(), its_own_errors():
         expected = meta_results(overload, arguments, keywords)
     written = _written(overload, arguments, keywords)
-    results = written or expected
+    results = [all_meta(t) for t in written] or expected
     if not results or any(r.shape != results[0].shape for r in results):
         raise CannotSplit("its results are of unlike sizes")
     if expected[0].shape != results[0].shape:
@@ -72,7 +72,8 @@ def _elementwise(overload: Overload, context: Context, /, *arguments: Any, **key
                 target.copy_(result)
         return made[0] if len(made) == 1 else tuple(made)
 
-    chosen = context.choose("", [Split(cut.how, len(cut.indexes), partial(run, cut)) for cut in cuts], overload)
+    candidates = [Split(cut.how, len(cut.indexes), partial(run, cut)) for cut in cuts]
+    chosen = context.choose("", candidates, overload, may_wait=True)
     return chosen.run(*arguments, **keywords)
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import torch
+from torch import Tensor
 from torch._ops import OpOverload
 
+from ooc.pytorch.splitting.calls import its_own_errors
 from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.dividers import divides, divides_along
-from ooc.pytorch.splitting.parts import Axis, Named, Piece, along, results_of
+from ooc.pytorch.splitting.parts import Axis, Named, Piece, along, as_tuple, results_of
 
 _OPERATORS = """
     max_pool2d_with_indices max_pool3d_with_indices adaptive_max_pool2d adaptive_max_pool3d fractional_max_pool2d
@@ -27,15 +30,36 @@ def planes(context: Context, op: OpOverload, named: Named) -> list[Piece]:
     shape = named[tensors[0]].shape
     name = op._schema.name
     single = any(kind in name and len(shape) == rank for kind, rank in _WITHOUT_SAMPLES.items())
-    results = range(len(results_of(context, op, named)))
     entries = ["input_size"] if named.get("input_size") is not None else []
     names = ["channels"] if single else ["samples"] if "pixel" in name else ["samples", "channels"]
+    results = _of_one_plane(context, op, named, tensors, len(names)) or results_of(context, op, named)
+    gives = range(len(results))
     axes = [
-        Axis(of, shape[d], dict.fromkeys(tensors, d), dict.fromkeys(results, d), entries=dict.fromkeys(entries, d))
+        Axis(of, shape[d], dict.fromkeys(tensors, d), dict.fromkeys(gives, d), entries=dict.fromkeys(entries, d))
         for d, of in enumerate(names)
     ]
     # The outermost dimension in memory is cut first: that is the samples, in every usual layout.
-    return along(context, op, named, axes, multiples=(16, 1))
+    return along(context, op, named, axes, multiples=(16, 1), results=results)
+
+
+def _of_one_plane(
+    context: Context, op: OpOverload, named: Named, tensors: list[str], cut: int
+) -> tuple[Tensor, ...] | None:
+    """What the operator would return, without memory, from what it returns for one plane of zeros.
+
+    The device "meta" would import PyTorch's symbolic shapes, which takes most of a second. None where layouts count.
+    """
+    leading = named[tensors[0]].shape[:cut]
+    if cut < 2 or not all(named[name].is_contiguous() and named[name].shape[:cut] == leading for name in tensors):
+        return None
+    plane = dict(named)
+    with context.plain(), its_own_errors():
+        for name in tensors:
+            plane[name] = torch.zeros(1, 1, *named[name].shape[2:], dtype=named[name].dtype)
+        if named.get("input_size") is not None:
+            plane["input_size"] = [1, 1, *named["input_size"][2:]]
+        found = as_tuple(op(**plane))
+        return tuple(torch.empty(*leading, *t.shape[2:], dtype=t.dtype, device="meta") for t in found)
 
 
 def _places(named: Named) -> list[Axis]:

@@ -35,7 +35,7 @@ log = logging.getLogger("ooc.pytorch")
 CPU = torch.device("cpu")
 _STEPS = 16  # of the budget; the free part is rounded down to steps, so that small variables do not change divisions
 _MOST_HALVINGS = 6
-LARGE_BYTES = 8 << 20  # of a call's arguments: with no more it takes milliseconds to compare a division
+LARGE_BYTES = 1 << 20  # of a call's arguments: with no more it takes milliseconds to compare a division
 
 
 class FasterWhole(Exception):
@@ -162,7 +162,7 @@ class Runtime:
                 device=processor(self.device),
                 library=library(self.device),  # each time: programs change settings
                 managed=self.device,
-                later=self._later(call, writes),
+                later=self._later(call),
             )
             try:
                 result = found.function(context, *call.arguments, **call.keywords)
@@ -179,10 +179,10 @@ class Runtime:
             return result
         raise CannotSplit(f"a part of it does not fit: {failure}")
 
-    def _later(self, call: Call, writes: bool) -> Callable[[Any, Callable[[], object]], bool] | None:
+    def _later(self, call: Call) -> Callable[[Any, Callable[[], object]], bool] | None:
         """Whether comparing takes long, and the call may run on host memory meanwhile."""
         size = sum(tensor.nbytes for tensor in tensors_in((call.arguments, call.keywords)))
-        return None if size <= LARGE_BYTES or writes or torch.ops.ooc.host_failed() else self._verifier.ask
+        return None if size <= LARGE_BYTES or torch.ops.ooc.host_failed() else self._verifier.ask
 
     def wait(self) -> None:
         """Waits until the thread that compares has nothing to do."""
