@@ -19,11 +19,12 @@ from swapd.observing.observer import Observer
 from swapd.observing.perfetto import measured_to_perfetto, to_perfetto
 from swapd.observing.recording import Predicted
 from swapd.observing.report_facts import RunSoFar, wait_rows
+from swapd.plan_making import Request, answer
 from swapd.planner import Planner
 from swapd.planning.plan import Plan
 from swapd.planning.problem import Problem
 from swapd.simulation.simulator import simulate_events
-from swapd.trace.ranged import plan_in_parts
+from swapd.trace.ranged import RangedTrace, plan_in_parts
 from swapd.trace.trace import Machine, Trace
 
 SLOW = Machine(2e5, 2e5)
@@ -146,6 +147,24 @@ def test_the_time_beside_a_prediction_is_that_of_the_planned_sequence() -> None:
     core.ended = under_plan | {"seconds": 5.0, "contains_first": True}
     planner.boundary()
     assert planner.planned_step_seconds == 5.0
+
+
+def test_a_plan_is_timed_for_an_iteration_whose_parts_have_other_numbers() -> None:
+    """A part that has no bytes is no variable; whether it has some depends on the iteration before."""
+    timed = 0
+    for seed in range(200):
+        case = random_ranges(seed)
+        alone = dataclasses.replace(case.trace, previous=np.full_like(case.trace.previous, -1))
+        first, second = (RangedTrace(trace, case.first, case.count) for trace in (case.trace, alone))
+        traces = first.cut(), second.cut()
+        if traces[0].variables == traces[1].variables:
+            continue
+        least = max(Problem.from_trace(trace, 0).min_budget_bytes for trace in traces)
+        made = answer(Request(first, least, "auto", None)).made
+        got = answer(Request(second, least, "auto", None, under=made))
+        assert made is None or (got.predicted_seconds is not None and got.predicted_seconds > 0)
+        timed += made is not None and bool(made.plan)
+    assert timed > 10
 
 
 def test_places_are_those_of_the_recorded_variables() -> None:
