@@ -22,7 +22,7 @@ from swapd.simulation.simulator import simulate
 from swapd.tiers.first_level import UnsteadyError
 from swapd.tiers.moves import BlockMoves, shifts_of
 from swapd.tiers.three_tiers import HostInfeasibleError, LowerTiers, exclusive, plan_tiers, run_tiers
-from swapd.trace.ranged import RangedTrace, recorded_plan
+from swapd.trace.ranged import RangedTrace, plan_in_parts, recorded_plan
 from swapd.trace.trace import Trace
 
 log = logging.getLogger("ooc.swapd")
@@ -75,9 +75,10 @@ def answer(request: Request) -> Answer:
     began = time.perf_counter()
     trace = request.recorded.cut()
     problem = Problem.from_trace(trace, request.budget_bytes).within_slabs()
-    if request.under is not None:
-        seconds = step_seconds(problem, request.under, request.lower)
-        alone = replace(request.under.plan, predicted_seconds=seconds)
+    if request.under is not None:  # its parts may have had other numbers: those without bytes have none
+        under = replace(request.under, plan=plan_in_parts(request.under.known, trace))
+        seconds = step_seconds(problem, under, request.lower)
+        alone = replace(under.plan, predicted_seconds=seconds)
         schedule, bound = _drops(request, trace, alone) if request.recompute else (None, None)
         spent = time.perf_counter() - began
         return Answer(spent, predicted_seconds=seconds, schedule=schedule, recompute_bound_seconds=bound)
