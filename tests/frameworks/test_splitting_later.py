@@ -73,6 +73,24 @@ def test_an_operator_that_writes_in_place_waits_for_no_verdict_either(tmp_path: 
     assert figures["host_backed_function_count"] >= 1
 
 
+def test_other_parts_of_the_same_call_are_compared_too(tmp_path: Path) -> None:
+    """Those of a budget that was lowered: their verdict was never asked for, so the call stayed on host memory."""
+    source = """
+        import os
+        weight, x = torch.randn(2048, 1200), torch.randn(8, 1200)
+        for budget in (1 << 20, 512 << 10):
+            for _ in range(3):
+                show("product", x @ weight.t())
+                if os.environ["OOC_ALLOC"] != "0":
+                    import ooc.pytorch
+                    ooc.pytorch._active().core.set_budget(budget)
+                    ooc.pytorch._active().split_rows()
+    """
+    figures = both(tmp_path, source, OOC_BUDGET="1MiB").figures
+    parts = {row["parts"] for row in figures["split_layers"] if row["operator"] == "aten::mm"}
+    assert len(parts) == 2
+
+
 # --- what is asked for -----------------------------------------------------------------------------------------------
 
 
