@@ -3,8 +3,10 @@
     python -m benchmarks.splitting.inference [--networks NAME ...] [--limits MB ...] [--output FOLDER] [--tables]
 
 Batch 1, as in the paper (Li et al. 2019, section 4). Each run is a process of its own that makes the network under the
-limit and runs it; one run in plain PyTorch says what must come out. The device is emulated, with chunks of 16 KiB (a
-GPU's are 2 MiB); everything is counted against the limit, small allocations too. `exact` is tried first; `allow` where
+limit and runs it: ten times, with nothing known of how to divide its layers, and then with all verdicts found. Our own
+way to divide and to plan is one run, mmCNN's (OOC_POLICY=mmcnn) another; one in plain PyTorch says what must come out.
+The device is emulated, with chunks of 16 KiB (a GPU's are 2 MiB); everything is counted against the limit, small
+allocations too. `exact` is tried first; `allow` where
 a layer can only be divided with other rounding.
 
 MB are 10^6 bytes here, so that a limit is kept however it is read; the paper's are MiB.
@@ -13,8 +15,10 @@ MB are 10^6 bytes here, so that a limit is kept however it is read; the paper's 
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -39,9 +43,13 @@ PAPERS_NUMBERS = mmcnn_tables.rows(mmcnn_tables.TABLE_3)
 TOLERANCE = 1e-4  # of the largest output, where another rounding is allowed
 
 
-def run(network: str, limit_mb: int | None, split: str, iterations: int) -> dict[str, Any]:
+POLICIES = ("auto", "mmcnn")
+
+
+def run(network: str, limit_mb: int | None, split: str, iterations: int, policy: str = "auto") -> dict[str, Any]:
     """One process; without a limit, plain PyTorch. Raises RunFailed."""
     variables = {}
+    store = tempfile.TemporaryDirectory(prefix="ooc-bench-")
     if limit_mb is not None:
         variables = {
             "OOC_ALLOC": "emulated",
@@ -50,9 +58,14 @@ def run(network: str, limit_mb: int | None, split: str, iterations: int) -> dict
             "OOC_SMALL_LIMIT": str(CHUNK_BYTES),
             "OOC_EMULATED_GRANULARITY": str(CHUNK_BYTES),
             "OOC_SPLIT": split,
+            "OOC_SPLIT_STORE": str(Path(store.name) / "store.jsonl"),
+            "OOC_POLICY": policy,
+            "OOC_PLANNING": "blocking",
         }
     facts = {"network": network, "limit_mb": limit_mb, "split": split if limit_mb is not None else None}
-    return facts | run_child("benchmarks.splitting.inference_child", [network, str(iterations)], variables)
+    with store:
+        made = run_child("benchmarks.splitting.inference_child", [network, str(iterations)], variables)
+    return facts | {"policy": policy if limit_mb is not None else None} | made
 
 
 def compared(record: dict[str, Any], plain: dict[str, Any]) -> dict[str, Any]:
@@ -90,17 +103,17 @@ def measure(networks: Sequence[str], limits: Sequence[int], target: Path, iterat
     for network in networks:
         plain = run(network, None, "off", iterations)
         results.save(target, "inference", f"{network}-plain", plain)
-        for limit in limits:
+        for limit, policy in itertools.product(limits, POLICIES):
             try:
-                record = run(network, limit, "exact", iterations)
+                record = run(network, limit, "exact", iterations, policy)
             except RunFailed as error:
                 if "OOC_SPLIT=allow" not in str(error):
                     raise
-                record = run(network, limit, "allow", iterations)
+                record = run(network, limit, "allow", iterations, policy)
             record["compared"] = compared(record, plain)
-            results.save(target, "inference", f"{network}-{limit:03}", record)
-            complaints += [f"{network} under {limit} MB: {text}" for text in wrong(record)]
-            print(f"{network} under {limit} MB, {record['split']}: {step_seconds(record):.2f} s", flush=True)
+            results.save(target, "inference", f"{network}-{limit:03}-{policy}", record)
+            complaints += [f"{network} under {limit} MB, {policy}: {text}" for text in wrong(record)]
+            print(f"{network} under {limit} MB, {policy}, {record['split']}: {step_seconds(record):.2f} s", flush=True)
     return complaints
 
 
@@ -110,23 +123,31 @@ def step_seconds(record: dict[str, Any]) -> float:
     return float(min(step["seconds"] for step in steps[len(steps) // 2 :]))
 
 
+def first_over_tenth(record: dict[str, Any]) -> float:
+    """How many times as long as the tenth inference the first one took."""
+    return float(record["first_steps"][0]["seconds"] / record["first_steps"][9]["seconds"])
+
+
 def overview(records: list[dict[str, Any]]) -> str:
     """One row a run: the shape of Figure 9."""
     plain = {record["network"]: record for record in records if record["limit_mb"] is None}
     rows = []
-    for record in sorted(records, key=lambda r: (r["network"], -(r["limit_mb"] or 1e9))):
+    for record in sorted(records, key=lambda r: (r["network"], -(r["limit_mb"] or 1e9), r["policy"] or "")):
         network, limit = record["network"], record["limit_mb"]
         seconds = step_seconds(record)
         ratio = f"{seconds / step_seconds(plain[network]):.2f}"
+        ratio_of_first = f"{first_over_tenth(record):.1f}"
         if limit is None:
-            rows.append([f"{network}, plain PyTorch", "", "", "", "", "", f"{seconds:.2f}", ratio, ""])
+            rows.append([f"{network}, plain PyTorch", *[""] * 6, f"{seconds:.3f}", ratio, ratio_of_first, ""])
             continue
         last, seen = record["steps"][-1], record["compared"]
         bits = "identical" if seen["identical"] else f"{seen['largest_difference']:.0e}"
         moved = [f"{last['swap_in_bytes'] / MB:.0f}", str(last["swap_in_count"]), f"{last['swap_out_bytes'] / MB:.0f}"]
         held = f"{seen['device_peak_bytes'] / MB:.2f}"
-        rows.append([f"{network}, {limit} MB", record["split"], held, *moved, f"{seconds:.2f}", ratio, bits])
-    header = ["run", "division", "device peak, MB", "in, MB", "copies in", "out, MB", "s", "/ plain", "output"]
+        how = [record["policy"], record["split"]]
+        rows.append([f"{network}, {limit} MB", *how, held, *moved, f"{seconds:.3f}", ratio, ratio_of_first, bits])
+    header = ["run", "policy", "division", "device peak, MB", "in, MB", "copies in", "out, MB", "s", "/ plain"]
+    header += ["first / tenth", "output"]
     return results.markdown(header, rows)
 
 
@@ -161,9 +182,9 @@ def published(network: str, number: int, limit_mb: int) -> str:
 
 
 def layer_table(records: list[dict[str, Any]], network: str) -> str:
-    """Each layer's largest working set under each limit, beside the paper's schedule for the same limit."""
-    runs = {r["limit_mb"]: r for r in records if r["network"] == network and r["limit_mb"] is not None}
-    limits = sorted(runs, reverse=True)
+    """Each layer's largest working set under each limit, ours and mmCNN's, beside the schedule for the same limit."""
+    runs = {(r["limit_mb"], r["policy"]): r for r in records if r["network"] == network and r["limit_mb"] is not None}
+    limits = sorted({limit for limit, _ in runs}, reverse=True)
     layers = layers_of_named(network)
     schedules = {limit: schedule_layers(layers, limit * MIB) for limit in limits}
     rows = []
@@ -171,9 +192,9 @@ def layer_table(records: list[dict[str, Any]], network: str) -> str:
         cells = []
         for limit in limits:
             step = schedules[limit][index]
-            held = runs[limit]["layer_bytes"].get(str(index + 1), 0) / MIB
+            held = [runs[limit, policy]["layer_bytes"].get(str(index + 1), 0) / MIB for policy in POLICIES]
             cells.append(
-                f"**{held:.2f}** ({step.peak_bytes / MIB:.2f}, {step.self_number}, {step.conv_number}"
+                f"{held[0]:.2f}, **{held[1]:.2f}** ({step.peak_bytes / MIB:.2f}, {step.self_number}, {step.conv_number}"
                 f"{published(network, index + 1, limit)})"
             )
         rows.append([f"{index + 1} {layer.name}", *cells])
@@ -186,7 +207,7 @@ def draw(records: list[dict[str, Any]], target: Path) -> Path:
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4))
     for network in dict.fromkeys(record["network"] for record in records):
-        mine = [r for r in records if r["network"] == network]
+        mine = [r for r in records if r["network"] == network and r["policy"] in (None, "auto")]
         plain = next(r for r in mine if r["limit_mb"] is None)
         limited = sorted((r for r in mine if r["limit_mb"] is not None), key=lambda r: -int(r["limit_mb"]))
         limits = [record["limit_mb"] for record in limited]
@@ -225,7 +246,8 @@ def write_tables(target: Path) -> Path:
     text += in_all(records)
     for network in dict.fromkeys(record["network"] for record in records):
         text += (
-            f"\n## {network}\n\nMiB of the largest working set of the layer's functions. In brackets what mmCNN's "
+            f"\n## {network}\n\nMiB of the largest working set of the layer's functions: divided by us, and (bold) by "
+            "mmCNN's rules. In brackets what mmCNN's "
             "Algorithm 1 plans for the same limit, as computed here: MiB with what is prefetched, self_number, "
             "conv_number; and the same as the paper prints it, where it does (a prefetch counts where it starts).\n\n"
         )

@@ -24,6 +24,7 @@ from benchmarks.models.mmcnn import IMAGES, NETWORKS
 from ooc import pytorch
 from swapd.trace.trace import Trace
 
+FIRST, SETTLING = 10, 4  # inferences; after the first ones, all verdicts are waited for
 _HASHED = 1 << 16  # elements at a time: a fingerprint must not need more memory than the limit
 
 
@@ -87,16 +88,26 @@ def main() -> None:
         return {name: stats[name] for name in COUNTERS if name in stats}
 
     layers = LayerFunctions(model, lambda: counters().get("functions", 0))
-    steps = []
-    with torch.no_grad():
-        for _ in range(iterations):
+
+    def infer(times: int) -> tuple[list[dict[str, Any]], Tensor]:
+        steps = []
+        for _ in range(times):
             before, began = counters(), time.perf_counter()
             layers.start()
             result = model(image)
             seconds = time.perf_counter() - began
             now = counters()
             steps.append({"seconds": seconds, **{name: value - before[name] for name, value in now.items()}})
-    record: dict[str, Any] = {"made_seconds": made_seconds, "steps": steps}
+        return steps, result
+
+    with torch.no_grad():
+        first_steps, first_result = infer(FIRST)
+        for _ in range(SETTLING if session is not None else 0):
+            session.split_rows()  # waits for verdicts
+            infer(1)
+        steps, result = infer(iterations)
+    assert torch.equal(first_result, result)
+    record: dict[str, Any] = {"made_seconds": made_seconds, "first_steps": first_steps, "steps": steps}
     if session is not None:
         last = session.planner.last_iteration
         assert last is not None

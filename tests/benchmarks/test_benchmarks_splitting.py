@@ -110,7 +110,7 @@ def test_tables_of_inference_without_matplotlib(
     """It is not there where only `make demo` was run."""
     raw = Path(inference.__file__).parents[1] / "results" / "emulated" / "splitting" / "inference"
     (tmp_path / "inference").mkdir()
-    for name in ("AlexNet-plain.json", "AlexNet-005.json"):
+    for name in ("AlexNet-plain.json", "AlexNet-005-auto.json", "AlexNet-005-mmcnn.json"):
         shutil.copy(raw / name, tmp_path / "inference")
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
     assert inference.main(["--tables", "--output", str(tmp_path)]) == 0

@@ -108,7 +108,8 @@ class Context(Memory):
         if later is not None and candidates and self._nearest(full, candidates, None) is None:
             self._leave_data()
             trial = Trial(self.call, self, whole, sample, specials, Tensor.copy_)
-            if later(full, lambda: self._nearest(full, candidates, trial)):
+            asked = full, tuple((candidate.how, candidate.parts) for candidate in candidates)
+            if later(asked, lambda: self._nearest(full, candidates, trial)):
                 raise NotYet
         best = self._nearest(full, candidates, Trial(self.call, self, whole, sample, specials))
         if best is None:
