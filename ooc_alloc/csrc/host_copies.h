@@ -59,7 +59,8 @@ class HostCopies {
         asked_bytes_(has_disk(config) && !tiered_ ? config.disk_budget_bytes : config.host_budget_bytes),
         file_(open_file(config, device)),
         disk_(file_ ? std::make_unique<DiskQueue>(file_, std::max(config.disk_depth, 1u)) : nullptr),
-        arena_(device.driver(), device.device(), std::max(asked_bytes_, geometry.chunk_bytes), tiered_ ? nullptr : file_.get()) {
+        arena_(device.driver(), device.device(), std::max(asked_bytes_, geometry.chunk_bytes), tiered_ ? nullptr : file_.get()),
+        device_bytes_(config.budget_bytes) {
     if (tiered_)
       space_ = std::make_unique<HostArena>(device.driver(), device.device(),
                                            std::max(config.disk_budget_bytes, geometry.chunk_bytes), file_.get());
@@ -76,7 +77,8 @@ class HostCopies {
   [[nodiscard]] bool ensure(Region* region, bool may_reclaim) {
     if (region->host != nullptr) return true;
     device_.bind_thread();  // the arena pins what it takes
-    region->host = arena_.allocate(region->bytes);
+    if (is_larger_than_device(region)) region->host = arena_.allocate_mappable(region->bytes);
+    if (region->host == nullptr) region->host = arena_.allocate(region->bytes);
     if (region->host == nullptr && may_reclaim && reclaim(region->bytes, true)) region->host = arena_.allocate(region->bytes);
     if (region->host == nullptr) return false;
     if (wait_for_block(region)) return true;
@@ -275,6 +277,16 @@ class HostCopies {
     return std::make_shared<DiskFile>(config.disk_folder, config.disk_budget_bytes, config.strict != 0);
   }
   bool direct() const { return file_ != nullptr && !tiered_; }
+  // Where functions run on the host, such a variable is often used in place, and need not be moved for it.
+  bool is_larger_than_device(const Region* region) {
+    if (region->bytes <= device_bytes_ || !device_.host_accessible() || direct() || !mappable_) return false;
+    try {
+      prepare_in_place();
+    } catch (const std::runtime_error&) {
+      mappable_ = false;
+    }
+    return mappable_;
+  }
   static constexpr double kPatience = 2, kPatienceUnderWay = 60;  // seconds of waiting before giving up
   bool make_memory(Lock& lock, Region* region, bool may_reclaim);
   enum class For { kPlannedUp, kUp, kOut, kWriteBack };  // what host memory is wanted for
@@ -363,6 +375,8 @@ class HostCopies {
   const Scheduler* scheduler_ = nullptr;
   std::vector<std::shared_ptr<Shift>> shifts_;  // under way; of a disk that stalls also those that nobody waits for
   std::vector<Pending> pending_;
+  const uint64_t device_bytes_;                  // the budget
+  bool mappable_ = true;                         // as far as is known
   uint32_t waiting_ = 0;                         // who need host memory now
   double read_seconds_ = 0, write_seconds_ = 0;  // in which shifts were under way
 };

@@ -17,6 +17,7 @@ constexpr uint64_t kBudget = 8;
 struct HostFunctionsTest : RangesTest {
   explicit HostFunctionsTest(bool asynchronous = false, uint64_t small_limit = 0)
       : RangesTest(limits(asynchronous, small_limit)) {}
+  explicit HostFunctionsTest(const Limits& all) : RangesTest(all) {}
   static Limits limits(bool asynchronous, uint64_t small_limit) {
     Limits all;
     all.small_limit = small_limit;
@@ -215,7 +216,7 @@ TEST(nobody_brings_in_what_a_function_uses_on_the_host) {
 TEST(failures_say_what_to_do_and_leave_everything_as_it_was) {
   if (test_disk() != nullptr) return;  // no call of the driver's: emulated_core_disk_test.cpp has the system's
   HostFunctionsTest t;
-  Array a = t.make_absent(12 * t.chunk);
+  Array a = t.make_absent(kBudget * t.chunk);  // of what is larger the memory was had before
   t.write_all(a, 3 * t.chunk, 1);
   t.swap_out();
   const auto refused = [&](const char* rules, const char* text, int status) {
@@ -243,19 +244,41 @@ TEST(host_memory_that_is_used_up_is_an_error_that_says_so) {
   limits.budget_chunks = 4;
   limits.host_chunks = 20;
   RangesTest t(limits);
-  Array a = t.make_absent(16 * t.chunk);
-  t.write_all(a, 2 * t.chunk, 1);
-  const ooc_operand operand = a.whole(OOC_READ);
+  std::vector<Array> arrays;
+  std::vector<ooc_operand> operands;
+  for (unsigned i = 0; i < 4; ++i) {
+    arrays.push_back(t.make_absent(4 * t.chunk));
+    t.write_all(arrays.back(), 2 * t.chunk, i);
+    operands.push_back(arrays.back().whole(OOC_READ));
+  }
+  const auto check_all = [&] {
+    for (const Array& array : arrays) t.check_all(array, 3 * t.chunk);
+  };
   if (test_disk() != nullptr) {  // the bytes are used where they are: nothing more is needed
-    ASSERT_EQ(t.core.function_begin_host(t.id("f"), &operand, 1), OOC_OK);
+    ASSERT_EQ(t.core.function_begin_host(t.id("f"), operands.data(), 4), OOC_OK);
     ASSERT_EQ(t.core.function_end(false), OOC_OK);
-    t.check_all(a, 3 * t.chunk);
+    check_all();
     return;
   }
-  EXPECT_EQ(t.core.function_begin_host(t.id("f"), &operand, 1), OOC_OUT_OF_MEMORY);
+  EXPECT_EQ(t.core.function_begin_host(t.id("f"), operands.data(), 4), OOC_OUT_OF_MEMORY);
   EXPECT_TRUE(contains(last_error(), "raise " + CoreTest::store_budget()));
   EXPECT_TRUE(t.stats().host_bytes <= t.stats().host_budget_bytes);
-  t.check_all(a, 3 * t.chunk);
+  check_all();
+}
+
+// Else there would be two blocks of it for a moment, and its bytes copied between them.
+TEST(what_is_larger_than_the_device_leaves_to_where_it_can_be_used) {
+  Limits limits = HostFunctionsTest::limits(false, 0);
+  limits.disk = nullptr;
+  limits.host_chunks = 20;
+  HostFunctionsTest t(limits);
+  Array a = t.make_absent(20 * t.chunk);
+  t.write_all(a, 3 * t.chunk, 1);
+  t.let_go();
+  ASSERT_EQ(t.core.evict_all(), OOC_OK);
+  ASSERT_EQ(t.begin_host({a.whole(OOC_READ)}), OOC_OK);
+  EXPECT_TRUE(t.plain_holds(a));
+  ASSERT_EQ(t.core.function_end(false), OOC_OK);
 }
 
 TEST(its_variables_are_recorded_without_a_need_on_the_device) {
