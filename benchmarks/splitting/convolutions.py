@@ -8,7 +8,30 @@ licence; `code/kernels/conv_problems.h`, read in 2026), each once; its batches a
 
 from __future__ import annotations
 
+import math
+
 from ooc.pytorch.splitting.kernels import ConvolutionShape
+
+
+def images(
+    inputs: int,
+    outputs: int,
+    size: tuple[int, int],
+    filters: tuple[int, int],
+    stride: tuple[int, int] = (1, 1),
+    padding: tuple[int, int] = (0, 0),
+    dilation: tuple[int, int] = (1, 1),
+    groups: int = 1,
+) -> ConvolutionShape:
+    """An ordinary convolution of images of a size (height and width)."""
+    return ConvolutionShape(
+        stride, padding, dilation, False, (0, 0), groups, (outputs, inputs // groups, *filters), size
+    )
+
+
+def operations(layer: ConvolutionShape) -> int:
+    """Multiplications and additions for a sample, in each of the three kernels."""
+    return 2 * layer.taps // layer.groups * layer.outputs * math.prod(layer.result_size)
 
 
 def square(
@@ -16,7 +39,7 @@ def square(
 ) -> ConvolutionShape:
     """Square images and filters; with padding so that stride 1 keeps the size, unless told otherwise."""
     around = filters // 2 if padding is None else padding
-    return ConvolutionShape(inputs, outputs, (size, size), (filters, filters), (stride, stride), (around, around))
+    return images(inputs, outputs, (size, size), (filters, filters), (stride, stride), (around, around))
 
 
 def alexnet() -> list[ConvolutionShape]:
@@ -98,6 +121,6 @@ def deepbench() -> list[ConvolutionShape]:
     words = list(map(int, _DEEPBENCH.split()))
     rows = [words[i : i + 8] for i in range(0, len(words), 8)]
     return [
-        ConvolutionShape(c, k, (h, w), (r, s), (stride, stride), (padding, padding))
+        images(c, k, (h, w), (r, s), (stride, stride), (padding, padding))
         for c, h, w, k, r, s, padding, stride in rows
     ]

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 import ooc
@@ -30,7 +31,7 @@ from benchmarks.runs import ROOT
 from benchmarks.splitting import convolutions, plans, tables
 from benchmarks.splitting.plans import MIB, Plan
 from ooc.pytorch.splitting.kernels import CPU, KINDS, ConvolutionShape, Kernel, run
-from ooc.pytorch.splitting.measure import Effort, Measurer, live_during, measured_sizes, noise_of
+from ooc.pytorch.splitting.measure import Effort, Measurer, live_during, measured_sizes
 from swapd.splitting.configurations import Configuration
 from swapd.splitting.store import Store
 
@@ -181,9 +182,19 @@ def _plan_record(
     }
 
 
+def noise_of(rows: Sequence[MicroConfiguration]) -> dict[str, float | int]:
+    """How far repetitions were apart: the interquartile range of each measurement, relative to its median.
+
+    Of these the median and the 90th percentile; 0 where nothing is known.
+    """
+    relative = [row.spread_seconds / row.seconds for row in rows if row.seconds > 0 and row.spread_seconds > 0]
+    median, ninth_decile = np.quantile(relative or [0.0], (0.5, 0.9))
+    return {"measurements": len(relative), "median": float(median), "ninth_decile": float(ninth_decile)}
+
+
 def quick_layers(layers: list[ConvolutionShape]) -> list[ConvolutionShape]:
     """The two smallest: they show that it works."""
-    return sorted(layers, key=lambda layer: layer.operations)[:2]
+    return sorted(layers, key=convolutions.operations)[:2]
 
 
 def main(arguments: list[str] | None = None) -> int:

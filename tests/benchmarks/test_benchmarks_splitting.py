@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from benchmarks.splitting import convolutions, inference, plans, tables
+from benchmarks.splitting import convolutions, inference, measured, plans, tables
 from benchmarks.splitting.measured import NETWORKS, Operands, execute
 from benchmarks.splitting.plans import MIB, make_plans
 from ooc.pytorch.splitting.kernels import KINDS, Kernel
@@ -140,7 +140,7 @@ def test_networks_are_those_of_the_papers(name: str, layers: int, different: int
     """Twice the multiplications that are quoted for them; AlexNet's and DeepBench's were added up by hand."""
     made = NETWORKS[name][0]()
     assert (len(made), len(set(made))) == (layers, different)
-    assert sum(layer.operations for layer in made) == pytest.approx(operations, rel=0.01)
+    assert sum(map(convolutions.operations, made)) == pytest.approx(operations, rel=0.01)
 
 
 def test_operands_of_every_kernel_are_views_of_two_buffers() -> None:
@@ -152,3 +152,9 @@ def test_operands_of_every_kernel_are_views_of_two_buffers() -> None:
         assert tuple(t.shape for t in given) == kernel.shapes(2)
         chosen = Configuration(tuple(MicroConfiguration(1, name, 0.0, 0) for name in ("im2col", "own")))
         assert execute(kernel, given, chosen).shape == kernel.result_shape(2)
+
+
+def test_noise_is_relative_to_the_median() -> None:
+    assert measured.noise_of([]) == {"measurements": 0, "median": 0.0, "ninth_decile": 0.0}
+    rows = [MicroConfiguration(1, "a", 2.0, 0, spread) for spread in (0.1, 0.2, 0.6)]
+    assert measured.noise_of(rows)["median"] == pytest.approx(0.1)

@@ -19,7 +19,7 @@ def plain_training(tmp_path_factory: pytest.TempPathFactory) -> str:
 OUTPUTS = ("OOC_SUMMARY", "OOC_TRACE", "OOC_METRICS_FILE", "OOC_REPORT", "OOC_TIMELINE")
 
 
-@pytest.mark.parametrize("fails", ["write", "rename"])
+@pytest.mark.parametrize("fails", ["write", pytest.param("rename", marks=pytest.mark.slow)])
 def test_no_output_can_be_written(tmp_path: Path, plain_training: str, fails: str) -> None:
     """All of them at once: the results are right, each is named in a warning, and what was there before is whole."""
     refuse = f"""

@@ -38,7 +38,7 @@ def check_plain(tmp_path: Path, variables: dict[str, str], *words: str) -> None:
     [
         ({"OOC_BUDGET": "100TiB"}, ("OOC_BUDGET=100TiB", "more than the device has")),
         ({"OOC_BUDGET": "96KiB", "OOC_CHUNK_SIZE": "65KiB"}, ("OOC_BUDGET", "less than one chunk", "OOC_CHUNK_SIZE")),
-        ({"OOC_HOST_BUDGET": "100TiB"}, ("OOC_HOST_BUDGET=100TiB", "at most")),
+        pytest.param({"OOC_HOST_BUDGET": "100TiB"}, ("OOC_HOST_BUDGET=100TiB", "at most"), marks=pytest.mark.slow),
         ({"OOC_EMULATED_FAULTS": "cuNothing:every=2"}, ("OOC_EMULATED_FAULTS", "cuNothing")),
         ({"OOC_EMULATED_GRANULARITY": "5000"}, ("OOC_EMULATED_GRANULARITY", "power of two")),
     ],

@@ -4,27 +4,27 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.splitting.convolutions import images
 from ooc.pytorch.splitting.kernels import (
     BACKWARD_DATA,
     BACKWARD_FILTER,
     CPU,
     FORWARD,
     KINDS,
-    ConvolutionShape,
     Kernel,
     run,
 )
 
 BATCH = 5
 CONVOLUTIONS = {
-    "same size": ConvolutionShape(3, 4, (9, 7), (3, 3), padding=(1, 1)),
-    "no padding": ConvolutionShape(4, 2, (8, 8), (5, 3)),
-    "more padding than needed": ConvolutionShape(2, 3, (6, 5), (3, 2), padding=(2, 1)),
-    "pointwise": ConvolutionShape(6, 5, (4, 6), (1, 1)),
-    "pointwise, strided": ConvolutionShape(6, 5, (7, 6), (1, 1), stride=(2, 2)),
-    "strided": ConvolutionShape(3, 8, (19, 17), (7, 5), stride=(4, 2), padding=(3, 0)),
-    "dilated": ConvolutionShape(3, 2, (11, 12), (3, 3), dilation=(2, 3), padding=(2, 2)),
-    "groups": ConvolutionShape(4, 6, (7, 7), (3, 3), padding=(1, 1), groups=2),
+    "same size": images(3, 4, (9, 7), (3, 3), padding=(1, 1)),
+    "no padding": images(4, 2, (8, 8), (5, 3)),
+    "more padding than needed": images(2, 3, (6, 5), (3, 2), padding=(2, 1)),
+    "pointwise": images(6, 5, (4, 6), (1, 1)),
+    "pointwise, strided": images(6, 5, (7, 6), (1, 1), stride=(2, 2)),
+    "strided": images(3, 8, (19, 17), (7, 5), stride=(4, 2), padding=(3, 0)),
+    "dilated": images(3, 2, (11, 12), (3, 3), dilation=(2, 3), padding=(2, 2)),
+    "groups": images(4, 6, (7, 7), (3, 3), padding=(1, 1), groups=2),
 }
 
 
@@ -48,7 +48,7 @@ def expected(kernel: Kernel, first: Tensor, second: Tensor) -> Tensor:
 def test_it_is_the_same_convolution(shape: str, kind: str, algorithm: str, parts: tuple[int, ...]) -> None:
     kernel = Kernel(CONVOLUTIONS[shape], kind)
     if not CPU[algorithm].suits(kernel):
-        assert kernel.convolution.groups > 1 or algorithm == "fft"
+        assert kernel.convolution.groups > 1
         return
     operands = kernel.operands(BATCH, torch.Generator().manual_seed(1))
     found = run(kernel, operands, [(size, CPU[algorithm]) for size in parts])
@@ -60,26 +60,8 @@ def test_it_is_the_same_convolution(shape: str, kind: str, algorithm: str, parts
 def test_algorithms_mix_within_a_kernel() -> None:
     kernel = Kernel(CONVOLUTIONS["same size"], BACKWARD_FILTER)
     operands = kernel.operands(BATCH, torch.Generator().manual_seed(1))
-    found = run(kernel, operands, [(2, CPU["fft"]), (2, CPU["im2col"]), (1, CPU["own"])])
+    found = run(kernel, operands, [(2, CPU["own"]), (2, CPU["im2col"]), (1, CPU["own"])])
     assert torch.allclose(found.double(), expected(kernel, *operands), rtol=1e-4, atol=1e-5)
-
-
-def test_fft_suits_large_filters_without_stride() -> None:
-    suits = {name for name, c in CONVOLUTIONS.items() if CPU["fft"].suits(Kernel(c, FORWARD))}
-    assert suits == {"same size", "no padding", "more padding than needed"}
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"filter": (9, 1)}, "larger than the image"),
-        ({"groups": 3}, "do not divide"),
-        ({"stride": (0, 1)}, "at least 1"),
-    ],
-)
-def test_what_is_no_convolution(change: dict[str, object], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        ConvolutionShape(**{"inputs": 2, "outputs": 2, "size": (5, 5), "filter": (3, 3), **change})  # type: ignore[arg-type]
 
 
 def test_names_tell_convolutions_apart() -> None:

@@ -22,7 +22,7 @@ CORPUS = sorted((Path(__file__).parent / "corpus").glob("*.json"))
 SETTINGS = {"OOC_BUDGET": "512KiB", "OOC_CHUNK_SIZE": "16KiB", "OOC_SMALL_LIMIT": "1"}
 
 
-@pytest.mark.parametrize(("number", "seconds"), [(1, 15), pytest.param(2, 60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("number", "seconds"), [(1, 8), pytest.param(2, 60, marks=pytest.mark.slow)])
 def test_random_programs(number: int, seconds: int) -> None:
     batch = campaign.run_batch(number, examples=1 << 20, seconds=seconds)
     assert not batch.failure, f"{batch.failure}\n{batch.program and batch.program.script()}"

@@ -232,6 +232,7 @@ def test_demand_moves_are_marked_in_the_timeline() -> None:
     assert any(copy.is_planned for copy in planned.copies)
 
 
+@pytest.mark.slow
 def test_a_disk_under_the_host(capsys: pytest.CaptureFixture[str], path: Path) -> None:
     disk = ("--host-budget", 24 * MIB, "--disk-read", "500MB/s")
     plain = facts_of(capsys, path, "--budget", BUDGET, "--no-advice")

@@ -131,6 +131,7 @@ def test_a_program_on_a_slow_link_is_faster_with_what_it_is_told_to_drop() -> No
     check(run(background=False))
 
 
+@pytest.mark.slow
 def test_the_same_where_another_process_plans() -> None:
     check(run(background=True))
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import torch
 
+from swapd.splitting.store import Key
+
 FOLDER = Path(__file__).parent
 _CPU = torch.device("cpu")
 
@@ -25,6 +27,11 @@ def processor(device: torch.device = _CPU) -> str:
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
         name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), name)
     return f"{name}, {torch.backends.cpu.get_cpu_capability()}"
+
+
+def key(operator: str, shapes: str, device: torch.device = _CPU) -> Key:
+    """Under which the store keeps what was measured of an operator; asked each time, as programs change settings."""
+    return Key(processor(device), library(device), operator, shapes)
 
 
 def library(device: torch.device = _CPU) -> str:

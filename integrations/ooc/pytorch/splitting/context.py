@@ -37,7 +37,7 @@ class Context(Memory):
         mode: "exact"; or "allow" or "fast", which both allow rounding.
         verdicts: where verdicts are kept; by default they are those of this call alone.
         tally: where the call is counted.
-        device, library: what the verdicts' keys have under these names.
+        key: of the verdicts, to which `choose` adds its own.
         later: has a job done in another thread, once for a key, and returns whether it may be waited for; without it
             verdicts are found while the call waits.
     """
@@ -52,8 +52,7 @@ class Context(Memory):
         mode: str = "exact",
         verdicts: Store | None = None,
         tally: Tally | None = None,
-        device: str = "cpu",
-        library: str = "",
+        key: Key | None = None,
         managed: torch.device | None = None,
         later: Callable[[Any, Callable[[], object]], bool] | None = None,
     ) -> None:
@@ -64,7 +63,7 @@ class Context(Memory):
         self.threads = torch.get_num_threads()
         self._verdicts = verdicts if verdicts is not None else Store(None)
         self._tally = tally if tally is not None else Tally()
-        self._key = Key(device, library, call.operator, call.shapes)
+        self._key = key or Key("", "", call.operator, call.shapes)
         self.layer: SplitRecord | None = None  # what `used` noted last
         self._later = later
         self._left = False  # the call has no data

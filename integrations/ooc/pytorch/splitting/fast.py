@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ooc.pytorch.splitting import conditions
 from ooc.pytorch.splitting.calls import Call, Split
-from ooc.pytorch.splitting.conditions import library, processor
 from ooc.pytorch.splitting.convolution_shapes import ConvolutionParameters, layout
 from ooc.pytorch.splitting.kernels import BACKWARD_DATA, BACKWARD_FILTER, CPU, FORWARD, ConvolutionShape, Kernel, run
 from ooc.pytorch.splitting.measure import Effort, Measurer, live_during
@@ -34,7 +34,7 @@ from swapd.splitting.configurations import Configuration, KernelTable
 from swapd.splitting.division import divide_workspace, fronts_of
 from swapd.splitting.limits import LimitTooSmallError, UnreachableBatchError
 from swapd.splitting.reuse import fastest_division, smallest_workspace_bytes
-from swapd.splitting.store import Key, Store, Verdict
+from swapd.splitting.store import Store, Verdict
 
 log = logging.getLogger("ooc.pytorch")
 
@@ -153,12 +153,7 @@ class Fast:
         if _as_it_is(chosen):
             return None
         split = convolution.split(chosen)
-        key = Key(
-            f"{processor()}, {torch.get_num_threads()} threads",
-            library(),
-            convolution.call.operator,
-            f"{convolution.call.shapes} fast, {self.limits}",
-        )
+        key = conditions.key(convolution.call.operator, f"{convolution.call.shapes} fast, {self.limits}")
         if (known := self._store.verdict(key, split.how, split.parts)) is not None:
             apart = Difference(known.identical, known.largest_difference, known.largest_relative)
             return Choice(split, apart, _workspace(chosen))
@@ -246,12 +241,9 @@ class _Convolution:
         usual = x.layout == w.layout == torch.strided and x.dtype == w.dtype and x.dtype.is_floating_point
         if not usual or x.dim() != w.dim() or not 3 <= x.dim() <= 5 or not x.numel():
             return None
-        p = ConvolutionParameters.of(w, named)
-        outputs = w.shape[1] * p.groups if p.transposed else w.shape[0]
-        shape = ConvolutionShape(
-            x.shape[1], outputs, tuple(x.shape[2:]), tuple(w.shape[2:]), p.stride, p.padding, p.dilation, p.groups,
-            x.dtype, layout(x, w) != torch.contiguous_format, p.transposed, p.output_padding,
-        )  # fmt: skip
+        lies = layout(x, w) != torch.contiguous_format
+        shape = ConvolutionShape(**vars(ConvolutionParameters.of(w, named)), size=tuple(x.shape[2:]), dtype=x.dtype,
+                                 channels_last=lies)  # fmt: skip
         if call.operator == OPERATORS[0]:
             return cls(call, (Kernel(shape, FORWARD),), ((x, w),), named["bias"], False)
         mask, grad = named["output_mask"], named["grad_output"]

@@ -4,13 +4,12 @@ A convolution has three kernels, with micro-cuDNN's names (section II): *Forward
 Each algorithm computes each of them. A part writes into its place in the result of the whole batch; BackwardFilter adds
 each part to the sum of the parts before it.
 
-On a CPU there are three algorithms:
+On a CPU there are two algorithms; products of spectra (FFT) were never the fastest of what was measured, and went:
 
 - `own`: PyTorch's own, which is oneDNN's where `torch._C._select_conv_backend` says so. It cannot write into a part
   of a larger result, so a part makes a result of its own, which is then copied. It serves every convolution.
 - `im2col`: every patch becomes a column, and the convolution one matrix product for each sample (Chellapilla, Puri and
   Simard 2006, "High performance convolutional neural networks for document processing"). For images, without groups.
-- `fft`: products of spectra (Mathieu, Henaff and LeCun 2014). As `im2col`, and only for stride and dilation 1.
 """
 
 from __future__ import annotations
@@ -18,74 +17,49 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
+
+from ooc.pytorch.splitting.convolution_shapes import ConvolutionParameters
 
 FORWARD, BACKWARD_DATA, BACKWARD_FILTER = "Forward", "BackwardData", "BackwardFilter"
 KINDS = (FORWARD, BACKWARD_DATA, BACKWARD_FILTER)
 _aten = torch.ops.aten
 
-Pair = tuple[int, int]
-
 
 @dataclass(frozen=True)
-class ConvolutionShape:
-    """A convolution of one sample, without bias, of one to three spatial dimensions.
+class ConvolutionShape(ConvolutionParameters):
+    """A convolution of samples of one size, without bias, of one to three spatial dimensions."""
 
-    Tuples of one element, but for `size` and `filter`, hold for every dimension.
-    """
-
-    inputs: int  # channels
-    outputs: int
     size: tuple[int, ...]  # of the input: height and width of images
-    filter: tuple[int, ...]
-    stride: tuple[int, ...] = (1,)
-    padding: tuple[int, ...] = (0,)
-    dilation: tuple[int, ...] = (1,)
-    groups: int = 1
     dtype: torch.dtype = torch.float32
     channels_last: bool = False  # how operands and results lie in memory
-    transposed: bool = False
-    output_padding: tuple[int, ...] = (0,)
 
-    def __post_init__(self) -> None:
-        for name in ("stride", "padding", "dilation", "output_padding"):
-            value = getattr(self, name)
-            object.__setattr__(self, name, tuple(value) * len(self.size) if len(value) == 1 else tuple(value))
-        if min(self.inputs, self.outputs, *self.filter, *self.stride, *self.dilation, self.groups) < 1:
-            raise ValueError(f"{self}: channels, filter, stride, dilation and groups are at least 1")
-        if self.inputs % self.groups or self.outputs % self.groups:
-            raise ValueError(f"{self}: the channels do not divide by the groups")
-        if min(self.padding) < 0 or min(self.result_size) < 1:
-            raise ValueError(f"{self}: the filter is larger than the image with its padding")
+    @property
+    def inputs(self) -> int:
+        """Channels of the input."""
+        return self.weight[0] if self.transposed else self.weight[1] * self.groups
+
+    @property
+    def outputs(self) -> int:
+        """Channels of the output."""
+        return self.output_size((1, self.inputs, *self.size))[1]
 
     @property
     def result_size(self) -> tuple[int, ...]:
         """Sizes of the output: height and width of images."""
-        each = list(zip(self.size, self.padding, self.dilation, self.filter, self.stride))
-        if self.transposed:
-            return tuple(
-                (n - 1) * s - 2 * p + d * (f - 1) + 1 + o for (n, p, d, f, s), o in zip(each, self.output_padding)
-            )
-        return tuple((n + 2 * p - d * (f - 1) - 1) // s + 1 for n, p, d, f, s in each)
+        return self.output_size((1, self.inputs, *self.size))[2:]
 
     @property
-    def filters(self) -> tuple[int, ...]:
-        """Sizes of the filters of all channels."""
-        outer, inner = (self.inputs, self.outputs) if self.transposed else (self.outputs, self.inputs)
-        return (outer, inner // self.groups, *self.filter)
+    def filter(self) -> tuple[int, ...]:
+        """Sizes of a filter."""
+        return self.weight[2:]
 
     @property
     def taps(self) -> int:
         """Rows of an im2col matrix: elements of a patch."""
         return self.inputs * math.prod(self.filter)
-
-    @property
-    def operations(self) -> int:
-        """Multiplications and additions for a sample, in each of the three kernels."""
-        return 2 * self.taps // self.groups * self.outputs * math.prod(self.result_size)
 
     @property
     def pointwise(self) -> bool:
@@ -96,11 +70,6 @@ class ConvolutionShape:
         """The tensor, or a copy, as it lies in memory."""
         last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim(), torch.contiguous_format)
         return tensor.contiguous(memory_format=last if self.channels_last else torch.contiguous_format)
-
-    @property
-    def parameters(self) -> tuple[Any, ...]:
-        """The parameters as `aten::convolution` takes them after the bias."""
-        return self.stride, self.padding, self.dilation, self.transposed, self.output_padding, self.groups
 
     def __str__(self) -> str:
         def each(value: tuple[int, ...]) -> str:
@@ -130,7 +99,7 @@ class Kernel:
         """Shapes of the operands for `batch` samples: (x, w), (gradient of y, w) or (gradient of y, x)."""
         c = self.convolution
         x, y = (batch, c.inputs, *c.size), (batch, c.outputs, *c.result_size)
-        return {FORWARD: (x, c.filters), BACKWARD_DATA: (y, c.filters), BACKWARD_FILTER: (y, x)}[self.kind]
+        return {FORWARD: (x, c.weight), BACKWARD_DATA: (y, c.weight), BACKWARD_FILTER: (y, x)}[self.kind]
 
     def operands(self, batch: int, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         """Random operands for `batch` samples."""
@@ -142,7 +111,7 @@ class Kernel:
         """Shape of the result for `batch` samples; that of BackwardFilter is the same for any number."""
         c = self.convolution
         if self.kind == BACKWARD_FILTER:
-            return c.filters
+            return c.weight
         return (batch, c.inputs, *c.size) if self.kind == BACKWARD_DATA else (batch, c.outputs, *c.result_size)
 
     def part(self, operands: tuple[Tensor, Tensor], begin: int, end: int) -> tuple[Tensor, Tensor]:
@@ -262,63 +231,6 @@ def _im2col_bytes(kernel: Kernel, samples: int) -> int:
     return 0 if c.pointwise else c.dtype.itemsize * samples * c.taps * math.prod(c.result_size)
 
 
-# ---- spectra --------------------------------------------------------------------------------------------------------
-
-
-def _fast_length(length: int) -> int:
-    """The smallest number from `length` on that has no prime factor beyond 5."""
-    while True:
-        rest = length
-        for prime in (2, 3, 5):
-            while rest % prime == 0:
-                rest //= prime
-        if rest == 1:
-            return length
-        length += 1
-
-
-def _spectrum_size(c: ConvolutionShape) -> Pair:
-    """Height and width of spectra: those of the padded image or more, so that nothing that is kept wraps around."""
-    return _fast_length(c.size[0] + 2 * c.padding[0]), _fast_length(c.size[1] + 2 * c.padding[1])
-
-
-def _spectra(images: Tensor, size: Pair) -> Tensor:
-    """[frequencies, first dimension, second dimension] of images [first, second, height, width]."""
-    found: Tensor = torch.fft.rfft2(images, s=size)
-    return found.flatten(2).permute(2, 0, 1)
-
-
-def _images(products: Tensor, size: Pair) -> Tensor:
-    """Inverse of `_spectra`."""
-    spectra = products.permute(1, 2, 0).reshape(*products.shape[1:], size[0], size[1] // 2 + 1)
-    made: Tensor = torch.fft.irfft2(spectra, s=size)
-    return made
-
-
-def _fft_into(kernel: Kernel, first: Tensor, second: Tensor, target: Tensor, add: bool) -> None:
-    c, size = kernel.convolution, _spectrum_size(kernel.convolution)
-    (top, left), (height, width) = c.padding, target.shape[2:]
-    around = (left, left, top, top)
-    if kernel.kind == FORWARD:  # y[n, k] = sum over c of x[n, c] correlated with w[k, c]
-        x = _spectra(torch.constant_pad_nd(first, around), size)
-        made = _images(torch.bmm(x, _spectra(second, size).conj().transpose(1, 2)), size)
-        target.copy_(made[..., :height, :width])
-    elif kernel.kind == BACKWARD_DATA:  # dx[n, c] = sum over k of dy[n, k] convolved with w[k, c]
-        made = _images(torch.bmm(_spectra(first, size), _spectra(second, size)), size)
-        target.copy_(made[..., top : top + height, left : left + width])
-    else:  # dw[k, c] = sum over n of x[n, c] correlated with dy[n, k]
-        x = _spectra(torch.constant_pad_nd(second, around), size)
-        made = _images(torch.bmm(_spectra(first, size).conj().transpose(1, 2), x), size)
-        _put(target, made[..., :height, :width], add)
-
-
-def _fft_bytes(kernel: Kernel, samples: int) -> int:
-    c = kernel.convolution
-    height, width = _spectrum_size(c)
-    planes = samples * (c.inputs + c.outputs) + c.inputs * c.outputs
-    return 2 * c.dtype.itemsize * height * (width // 2 + 1) * planes
-
-
 def _whole(into: Callable[[Kernel, Tensor, Tensor, Tensor, bool], None]) -> Callable[[Kernel, Tensor, Tensor], Tensor]:
     def whole(kernel: Kernel, first: Tensor, second: Tensor) -> Tensor:
         result = result_like(kernel, first.shape[0])
@@ -334,16 +246,10 @@ def _suits_im2col(kernel: Kernel) -> bool:
     return usual and len(c.size) == 2 and c.dtype in (torch.float32, torch.float64)
 
 
-def _suits_fft(kernel: Kernel) -> bool:
-    c = kernel.convolution
-    return _suits_im2col(kernel) and c.stride == c.dilation == (1, 1) and c.filter != (1, 1)
-
-
 CPU = {
     algorithm.name: algorithm
     for algorithm in (
         Algorithm("own", lambda kernel: True, lambda kernel, samples: 0, _own_whole, _own_into),
         Algorithm("im2col", _suits_im2col, _im2col_bytes, _whole(_im2col_into), _im2col_into),
-        Algorithm("fft", _suits_fft, _fft_bytes, _whole(_fft_into), _fft_into),
     )
 }

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ooc.pytorch.splitting.conditions import library, processor
+from ooc.pytorch.splitting import conditions
 from ooc.pytorch.splitting.kernels import BACKWARD_FILTER, CPU, Algorithm, Kernel, result_like
 from ooc.pytorch.splitting.verification import tensors_in
 from swapd.splitting.configurations import KernelTable, MicroConfiguration, micro_batch_sizes
@@ -50,16 +50,6 @@ class Effort:
     least: int = 3
     seconds: float = 0.1
     most: int = 9
-
-
-def noise_of(rows: Sequence[MicroConfiguration]) -> dict[str, float | int]:
-    """How far repetitions were apart: the interquartile range of each measurement, relative to its median.
-
-    Of these the median and the 90th percentile; 0 where nothing is known.
-    """
-    relative = [row.spread_seconds / row.seconds for row in rows if row.seconds > 0 and row.spread_seconds > 0]
-    median, ninth_decile = np.quantile(relative or [0.0], (0.5, 0.9))
-    return {"measurements": len(relative), "median": float(median), "ninth_decile": float(ninth_decile)}
 
 
 def measured_sizes(policy: str, batch: int, most: int = MOST_SIZES) -> tuple[int, ...]:
@@ -105,11 +95,10 @@ class Measurer:
         self.algorithms = tuple(algorithms)
         self.measurements = 0  # made by this object
         self.rows: list[MicroConfiguration] = []  # of all tables, measured or known
-        self._device, self.library = f"{processor()}, {torch.get_num_threads()} threads", library()
 
     def key(self, kernel: Kernel) -> Key:
         """The store's key for a kernel's costs. It has no batch size, so all batches use the same measurements."""
-        return Key(self._device, self.library, f"convolution {kernel.kind}", str(kernel.convolution))
+        return conditions.key(f"convolution {kernel.kind}", str(kernel.convolution))
 
     def table(
         self,

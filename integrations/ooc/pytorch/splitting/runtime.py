@@ -15,7 +15,7 @@ import torch
 
 from ooc.pytorch.large_storages import plain_memory
 from ooc.pytorch.splitting.calls import Call, CannotSplit, NotYet
-from ooc.pytorch.splitting.conditions import library, processor
+from ooc.pytorch.splitting.conditions import key
 from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.fast import OPERATORS as FAST
 from ooc.pytorch.splitting.fast import Fast, Limits
@@ -159,8 +159,7 @@ class Runtime:
                 mode=self.mode,
                 verdicts=self._store,
                 tally=self.tally,
-                device=processor(self.device),
-                library=library(self.device),  # each time: programs change settings
+                key=key(call.operator, call.shapes, self.device),
                 managed=self.device,
                 later=self._later(call),
             )
