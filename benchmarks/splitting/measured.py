@@ -18,7 +18,7 @@ import math
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from benchmarks.splitting import convolutions, plans, tables
 from benchmarks.splitting.plans import MIB, Plan
 from ooc.pytorch.splitting.kernels import CPU, KINDS, ConvolutionShape, Kernel, run
 from ooc.pytorch.splitting.measure import Effort, Measurer, live_during, measured_sizes
-from swapd.splitting.configurations import Configuration
+from swapd.splitting.configurations import Configuration, MicroConfiguration
 from swapd.splitting.store import Store
 
 NAME = "measured"

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from swapd.recompute.candidates import Drop
 from swapd.recompute.history import History
