@@ -86,8 +86,9 @@ def test_function_larger_than_the_budget(tmp_path: Path) -> None:
     assert enough.figures["device_peak_bytes"] <= int(smallest[1])
 
     parts = run_source(tmp_path, TOO_SMALL, OOC_BUDGET="10MiB").check()
-    assert parts.output == enough.output, "without OOC_SPLIT=off it runs, on host memory at first"
-    assert parts.figures["device_peak_bytes"] <= 10 * MIB and parts.figures["host_backed_function_count"] > 0
+    assert parts.output == enough.output, "without OOC_SPLIT=off it runs: in parts, or on host memory"
+    assert parts.figures["device_peak_bytes"] <= 10 * MIB
+    assert parts.figures["split_function_count"] + parts.figures["host_backed_function_count"] > 0
 
 
 def test_training_goes_on_with_a_smaller_batch(tmp_path: Path) -> None:
