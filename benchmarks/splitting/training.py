@@ -18,7 +18,7 @@ from benchmarks.runs import RunFailed
 from benchmarks.splitting.child_runs import run_child
 from benchmarks.splitting.training_child import CASES
 
-STEPS = 6
+STEPS = 12  # the first steps wait for verdicts, so that the later ones run in parts
 MIB = 1 << 20
 CHUNK_BYTES = 64 << 10
 BUDGETS = {"resnet50": 32 * MIB, "gpt": 28 * MIB}
@@ -38,6 +38,7 @@ def run(case: str, split: str | None, steps: int) -> dict[str, Any]:
             "OOC_CHUNK_SIZE": str(CHUNK_BYTES),
             "OOC_SMALL_LIMIT": str(CHUNK_BYTES // 2),
             "OOC_SPLIT": split,
+            "OOC_PLANNING": "blocking",
         }
     return {"case": case, "split": split} | run_child(
         "benchmarks.splitting.training_child", [case, str(steps)], variables

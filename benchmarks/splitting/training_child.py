@@ -45,6 +45,7 @@ def gpt() -> tuple[nn.Module, Batch]:
     return model, batch
 
 
+SETTLING = 4  # steps, before each of which all verdicts are waited for
 CASES = {"resnet50": resnet, "gpt": gpt}
 
 
@@ -57,7 +58,9 @@ def main() -> None:
     optimizer = kind(model.parameters(), lr=1e-3)
     session = pytorch._active() if pytorch.enabled() else None
     losses, seen = [], []
-    for _ in range(steps):
+    for number in range(steps):
+        if session is not None and number < SETTLING:
+            session.split_rows()  # waits for verdicts
         before = session.core.stats() if session is not None else {}
         began = time.perf_counter()
         inputs, labels = batch()
