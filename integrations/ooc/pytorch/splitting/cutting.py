@@ -138,7 +138,8 @@ def meta_results(function: Callable[..., Any], arguments: Sequence[Any], keyword
 
     Over tensors that lie alike it is asked for types alone: "meta" imports PyTorch's compiler, which takes a second.
     """
-    if known := _alike(function, arguments, keywords):
+    draws = torch.Tag.nondeterministic_seeded in getattr(function, "tags", ())
+    if not draws and (known := _alike(function, arguments, keywords)):
         return known
     try:
         return tensors_in([function(*map_tensors(list(arguments), meta), **map_tensors(dict(keywords), meta))])
