@@ -18,6 +18,7 @@ from swapd.splitting.recorded import HEAVY, layers_of
 from swapd.splitting.segments import schedule_layers
 from swapd.trace.trace import Trace
 
+_STEPS = 64  # of the budget, to which what is free is rounded, so that small variables do not change divisions
 OPERATORS = HEAVY[:3]  # aten::linear calls one of them
 
 
@@ -68,7 +69,8 @@ class Rules:
         if any("backward" in name for name in trace.function_names):
             return False  # the algorithm is for inference
         stats = self._core.stats()
-        room_bytes = int(stats["budget_bytes"]) - int(stats["slab_bytes"])
+        step = max(int(stats["budget_bytes"]) // _STEPS, 1)
+        room_bytes = (int(stats["budget_bytes"]) - int(stats["slab_bytes"])) // step * step
         calls = [call for call in calls if call[2] <= trace.functions]  # others were not recorded
         layers, places = layers_of(trace, [call[1:] for call in calls])
         steps = schedule_layers(layers, room_bytes)
