@@ -77,7 +77,7 @@ class HostCopies {
   [[nodiscard]] bool ensure(Region* region, bool may_reclaim) {
     if (region->host != nullptr) return true;
     device_.bind_thread();  // the arena pins what it takes
-    if (is_larger_than_device(region)) region->host = arena_.allocate_mappable(region->bytes);
+    if (wants_mappable(region)) region->host = arena_.allocate_mappable(region->bytes);
     if (region->host == nullptr) region->host = arena_.allocate(region->bytes);
     if (region->host == nullptr && may_reclaim && reclaim(region->bytes, true)) region->host = arena_.allocate(region->bytes);
     if (region->host == nullptr) return false;
@@ -277,8 +277,9 @@ class HostCopies {
     return std::make_shared<DiskFile>(config.disk_folder, config.disk_budget_bytes, config.strict != 0);
   }
   bool direct() const { return file_ != nullptr && !tiered_; }
-  // Where functions run on the host, such a variable is often used in place, and need not be moved for it.
-  bool is_larger_than_device(const Region* region) {
+  // Whether to try mappable memory at once, which this prepares: where functions run on the host, a variable larger than
+  // the device is often used in place, and need not be moved for it.
+  bool wants_mappable(const Region* region) {
     if (region->bytes <= device_bytes_ || !device_.host_accessible() || direct() || !mappable_) return false;
     try {
       prepare_in_place();

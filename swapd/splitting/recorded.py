@@ -23,7 +23,7 @@ def is_heavy(function: str) -> bool:
     return function.partition(".")[0] in HEAVY
 
 
-def weights(trace: Trace) -> NDArray[np.bool_]:
+def _weights(trace: Trace) -> NDArray[np.bool_]:
     """bool[V]: variables that live across iterations and that no function of this one writes."""
     found: NDArray[np.bool_] = (trace.born < 0) & (trace.died == trace.functions)
     written = trace.use_variables[(trace.use_flags & WRITE) != 0]
@@ -38,7 +38,7 @@ def layers_of(trace: Trace, divided: Sequence[tuple[int, int]] = ()) -> tuple[li
         trace: of whole variables, of an iteration without a backward pass.
         divided: of each call that ran in parts its first function, and the one after its last; in order, not empty.
     """
-    lasting = weights(trace)
+    lasting = _weights(trace)
     layers: list[Layer] = []
     places: list[int] = []
     end = 0

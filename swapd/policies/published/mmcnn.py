@@ -37,7 +37,7 @@ def mmcnn(problem: Problem) -> Plan:
     for function, name in enumerate(problem.names):
         if not is_heavy(name):
             continue
-        if head < function:  # others may be parts of the layer before
+        if head < function:  # else it is the next part of the layer before; copies between parts begin a segment, too
             for v in problem.use_variables[offsets[function] : offsets[function + 1]].tolist():
                 interval = returning.get((v, function))
                 if interval is None or problem.died[v] < problem.functions:
