@@ -9,8 +9,47 @@ licence; `code/kernels/conv_problems.h`, read in 2026), each once; its batches a
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from ooc.pytorch.splitting.kernels import ConvolutionShape
+from torch import Tensor
+
+from ooc.pytorch.splitting.calls import Call
+from ooc.pytorch.splitting.kernels import KINDS, Kernel, kernels_of
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A convolution of images without bias."""
+
+    weight: tuple[int, ...]
+    size: tuple[int, int]  # height and width of the images
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int] = (0, 0)
+    dilation: tuple[int, int] = (1, 1)
+    groups: int = 1
+
+    @property
+    def result_size(self) -> tuple[int, ...]:
+        """Height and width of the result."""
+        rows = zip(self.size, self.weight[2:], self.stride, self.padding, self.dilation)
+        return tuple((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in rows)
+
+    def shapes(self, batch: int) -> list[tuple[int, ...]]:
+        """Shapes of input, weight and result."""
+        inputs = (batch, self.weight[1] * self.groups, *self.size)
+        return [inputs, self.weight, (batch, self.weight[0], *self.result_size)]
+
+    def kernel(self, kind: str, tensors: Sequence[Tensor]) -> Kernel:
+        """One of the kernels, for an input, a weight, and the gradient of a result."""
+        x, w, y = tensors
+        options = self.stride, self.padding, self.dilation, False, (0, 0), self.groups
+        if kind == KINDS[0]:
+            (found,) = kernels_of(Call("aten::convolution", (x, w, None, *options), {}))
+            return found
+        mask = [kind == KINDS[1], kind == KINDS[2], False]
+        (found,) = kernels_of(Call("aten::convolution_backward", (y, x, w, None, *options, mask), {}))
+        return found
 
 
 def images(
@@ -22,27 +61,25 @@ def images(
     padding: tuple[int, int] = (0, 0),
     dilation: tuple[int, int] = (1, 1),
     groups: int = 1,
-) -> ConvolutionShape:
+) -> Layer:
     """An ordinary convolution of images of a size (height and width)."""
-    return ConvolutionShape(
-        stride, padding, dilation, False, (0, 0), groups, (outputs, inputs // groups, *filters), size
-    )
+    return Layer((outputs, inputs // groups, *filters), size, stride, padding, dilation, groups)
 
 
-def operations(layer: ConvolutionShape) -> int:
+def operations(layer: Layer) -> int:
     """Multiplications and additions for a sample, in each of the three kernels."""
-    return 2 * layer.taps // layer.groups * layer.outputs * math.prod(layer.result_size)
+    return 2 * math.prod(layer.weight) * math.prod(layer.result_size)
 
 
 def square(
     inputs: int, outputs: int, size: int, filters: int, stride: int = 1, padding: int | None = None
-) -> ConvolutionShape:
+) -> Layer:
     """Square images and filters; with padding so that stride 1 keeps the size, unless told otherwise."""
     around = filters // 2 if padding is None else padding
     return images(inputs, outputs, (size, size), (filters, filters), (stride, stride), (around, around))
 
 
-def alexnet() -> list[ConvolutionShape]:
+def alexnet() -> list[Layer]:
     return [
         square(3, 64, 224, 11, 4, 2),
         square(64, 192, 27, 5),
@@ -52,7 +89,7 @@ def alexnet() -> list[ConvolutionShape]:
     ]
 
 
-def resnet18() -> list[ConvolutionShape]:
+def resnet18() -> list[Layer]:
     layers = [square(3, 64, 224, 7, 2)]
     channels = 64
     for stage in range(4):
@@ -66,7 +103,7 @@ def resnet18() -> list[ConvolutionShape]:
     return layers
 
 
-def resnet50() -> list[ConvolutionShape]:
+def resnet50() -> list[Layer]:
     """With the stride in the bottleneck's first convolution, as in the paper."""
     layers = [square(3, 64, 224, 7, 2)]
     channels = 64
@@ -85,7 +122,7 @@ def resnet50() -> list[ConvolutionShape]:
     return layers
 
 
-def densenet40(growth: int = 12) -> list[ConvolutionShape]:
+def densenet40(growth: int = 12) -> list[Layer]:
     """Three blocks of twelve layers on images of 32 x 32; between them a pointwise convolution and pooling."""
     layers = [square(3, 16, 32, 3)]
     channels = 16
@@ -117,7 +154,7 @@ _DEEPBENCH = """
 """
 
 
-def deepbench() -> list[ConvolutionShape]:
+def deepbench() -> list[Layer]:
     words = list(map(int, _DEEPBENCH.split()))
     rows = [words[i : i + 8] for i in range(0, len(words), 8)]
     return [

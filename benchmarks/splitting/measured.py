@@ -29,15 +29,16 @@ import ooc
 from benchmarks import machine, results
 from benchmarks.runs import ROOT
 from benchmarks.splitting import convolutions, plans, tables
+from benchmarks.splitting.convolutions import Layer
 from benchmarks.splitting.plans import MIB, Plan
-from ooc.pytorch.splitting.kernels import CPU, KINDS, ConvolutionShape, Kernel, run
+from ooc.pytorch.splitting.kernels import CPU, KINDS, Kernel
 from ooc.pytorch.splitting.measure import Effort, Measurer, live_during, measured_sizes
 from swapd.splitting.configurations import Configuration, MicroConfiguration
 from swapd.splitting.store import Store
 
 NAME = "measured"
 # Batches so small that all of it takes some minutes on two cores; a policy `all` measures every size up to them.
-NETWORKS: dict[str, tuple[Callable[[], list[ConvolutionShape]], int, int]] = {  # layers, batch, rounds
+NETWORKS: dict[str, tuple[Callable[[], list[Layer]], int, int]] = {  # layers, batch, rounds
     "AlexNet": (convolutions.alexnet, 8, 7),
     "ResNet-18": (convolutions.resnet18, 4, 7),
     "ResNet-50": (convolutions.resnet50, 4, 5),
@@ -49,102 +50,104 @@ TURNS = 7  # and a division has to be faster in all of them but one: by chance t
 BUDGET = "6GiB"
 
 
+Work = tuple[Layer, str]  # a kernel of a layer
+
+
 class Operands:
-    """Views of two buffers, as large as the largest kernel needs: values do not change how long it takes."""
+    """Views of three buffers, as large as the largest kernel needs: values do not change how long it takes."""
 
-    def __init__(self, kernels: list[Kernel], batch: int) -> None:
-        shapes = [kernel.shapes(batch) for kernel in set(kernels)]
+    def __init__(self, layers: Sequence[Layer], batch: int) -> None:
+        shapes = [layer.shapes(batch) for layer in set(layers)]
         generator = torch.Generator().manual_seed(1)
-        sizes = [max(math.prod(both[i]) for both in shapes) for i in (0, 1)]
-        self.buffers = [torch.randn(size, generator=generator) for size in sizes]
+        self.batch = batch
+        self.buffers = [torch.randn(max(map(math.prod, each)), generator=generator) for each in zip(*shapes)]
 
-    def of(self, kernel: Kernel, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
-        pairs = zip(self.buffers, kernel.shapes(batch))
-        first, second = (buffer[: math.prod(shape)].view(shape) for buffer, shape in pairs)
-        return first, second
-
-
-def execute(kernel: Kernel, operands: tuple[torch.Tensor, torch.Tensor], chosen: Configuration) -> torch.Tensor:
-    return run(kernel, operands, [(part.batch, CPU[part.algorithm]) for part in chosen.parts])
+    def of(self, work: Work) -> Kernel:
+        layer, kind = work
+        pairs = zip(self.buffers, layer.shapes(self.batch))
+        return layer.kernel(kind, [buffer[: math.prod(shape)].view(shape) for buffer, shape in pairs])
 
 
-def confirm(operands: Operands, kernel: Kernel, batch: int, divided: Configuration, whole: Configuration) -> bool:
+def execute(kernel: Kernel, chosen: Configuration) -> Sequence[Any]:
+    return kernel.run([(part.batch, CPU[part.algorithm]) for part in chosen.parts])
+
+
+def confirm(kernel: Kernel, divided: Configuration, whole: Configuration) -> bool:
     """Whether a division is faster than the whole kernel, both in turns."""
-    given = operands.of(kernel, batch)
 
     def seconds(chosen: Configuration) -> float:
         began = time.perf_counter()
-        execute(kernel, given, chosen)
+        execute(kernel, chosen)
         return time.perf_counter() - began
 
     turns = [(seconds(divided), seconds(whole)) for _ in range(TURNS + 1)]
     return plans.clearly_faster(turns[1:])  # the first is the warm-up
 
 
-def executed_workspace(operands: Operands, kernel: Kernel, batch: int, chosen: Configuration) -> int:
+def executed_workspace(kernel: Kernel, chosen: Configuration) -> int:
     """Bytes that lived at once in a run of a configuration, beyond operands and result."""
-    given = operands.of(kernel, batch)
-    return live_during(lambda: execute(kernel, given, chosen))
+    return live_during(lambda: execute(kernel, chosen))
 
 
-def timed_pass(operands: Operands, kernels: list[Kernel], batch: int, plan: Plan) -> float:
+def timed_pass(kernels: Sequence[Kernel], plan: Plan) -> float:
     """Seconds of all kernels, one after the other."""
-    given = [operands.of(kernel, batch) for kernel in kernels]
     began = time.perf_counter()
-    for kernel, views, chosen in zip(kernels, given, plan.configurations):
-        execute(kernel, views, chosen)
+    for kernel, chosen in zip(kernels, plan.configurations):
+        execute(kernel, chosen)
     return time.perf_counter() - began
 
 
 def measure_network(
-    name: str, layers: list[ConvolutionShape], batch: int, rounds: int, say: Callable[[str], None]
+    name: str, layers: list[Layer], batch: int, rounds: int, say: Callable[[str], None]
 ) -> dict[str, Any]:
     """The record of one network."""
     began = time.monotonic()
-    kernels = [Kernel(layer, kind) for layer in layers for kind in KINDS]
+    works = [(layer, kind) for layer in layers for kind in KINDS]
+    operands = Operands(layers, batch)
+    made_of = {work: operands.of(work) for work in dict.fromkeys(works)}
     with tempfile.TemporaryDirectory() as folder:
         store = Store(Path(folder) / "splitting.jsonl")
-        measurer = Measurer(store, measures=True, largest_bytes=LIMITS_MIB[-1] * MIB, effort=Effort(3, 0.05, 9))
-        known = {kernel: measurer.table(kernel, batch) for kernel in dict.fromkeys(kernels)}
-        again = Measurer(store, measures=True, largest_bytes=LIMITS_MIB[-1] * MIB)
-        for kernel in known:
-            again.table(kernel, batch)
+        measurer = Measurer(store, LIMITS_MIB[-1] * MIB, Effort(3, 0.05, 9))
+        known = {work: measurer.table(kernel) for work, kernel in made_of.items()}
+        again = Measurer(store, LIMITS_MIB[-1] * MIB)
+        for kernel in made_of.values():
+            again.table(kernel)
     say(
         f"{name}: {measurer.measurements} measurements in {time.monotonic() - began:.0f} s; again: {again.measurements}"
     )
-    noise = noise_of(measurer.rows)
-    operands = Operands(kernels, batch)
-    confirmed: dict[tuple[Kernel, Configuration, Configuration], bool] = {}
+    noise = noise_of([row for table in known.values() for row in table.rows])
+    confirmed: dict[tuple[Work, Configuration, Configuration], bool] = {}
 
-    def is_faster(kernel: Kernel, divided: Configuration, whole: Configuration) -> bool:
-        key = (kernel, divided, whole)
+    def is_faster(work: Work, divided: Configuration, whole: Configuration) -> bool:
+        key = (work, divided, whole)
         if key not in confirmed:
-            confirmed[key] = confirm(operands, kernel, batch, divided, whole)
+            confirmed[key] = confirm(made_of[work], divided, whole)
         return confirmed[key]
 
     made = plans.make_plans(
-        [known[kernel] for kernel in kernels], kernels, LIMITS_MIB, float(noise["median"]), is_faster
+        [known[work] for work in works], works, LIMITS_MIB, float(noise["median"]), is_faster
     )
     different = list(dict.fromkeys(plan.configurations for plan in made))
     say(f"{name}: {len(made)} plans, {len(different)} of them different; {sum(confirmed.values())} divisions confirmed "
         f"of {len(confirmed)}")  # fmt: skip
     workspaces = {
-        pair: executed_workspace(operands, pair[0], batch, pair[1])
-        for pair in dict.fromkeys(pair for chosen in different for pair in zip(kernels, chosen))
+        pair: executed_workspace(made_of[pair[0]], pair[1])
+        for pair in dict.fromkeys(pair for chosen in different for pair in zip(works, chosen))
     }
     by_plan = {chosen: next(plan for plan in made if plan.configurations == chosen) for chosen in different}
     seconds: dict[tuple[Configuration, ...], list[float]] = {chosen: [] for chosen in different}
-    timed_pass(operands, kernels, batch, made[0])
+    kernels = [made_of[work] for work in works]
+    timed_pass(kernels, made[0])
     for turn in range(rounds):
         turned = different[turn % len(different) :] + different[: turn % len(different)]
         for chosen in turned:
-            seconds[chosen].append(timed_pass(operands, kernels, batch, by_plan[chosen]))
+            seconds[chosen].append(timed_pass(kernels, by_plan[chosen]))
     say(f"{name}: done after {time.monotonic() - began:.0f} s")
     return {
         "network": name,
         "batch": batch,
         "layers": len(layers),
-        "kernels": len(kernels),
+        "kernels": len(works),
         "different_kernels": len(known),
         "sizes": measured_sizes("all", batch),
         "threads": torch.get_num_threads(),
@@ -154,7 +157,7 @@ def measure_network(
         "confirmed": sum(confirmed.values()),
         "not_confirmed": len(confirmed) - sum(confirmed.values()),
         "costs": {str(table.name): [dataclasses.astuple(row) for row in table.rows] for table in known.values()},
-        "plans": [_plan_record(plan, kernels, workspaces, different) for plan in made],
+        "plans": [_plan_record(plan, works, workspaces, different) for plan in made],
         "executed_seconds": list(seconds.values()),
         "stolen_seconds": machine.stolen_seconds(),
         "seconds_in_all": time.monotonic() - began,
@@ -163,9 +166,9 @@ def measure_network(
 
 
 def _plan_record(
-    plan: Plan, kernels: list[Kernel], workspaces: dict[Any, int], different: list[tuple[Configuration, ...]]
+    plan: Plan, works: list[Work], workspaces: dict[Any, int], different: list[tuple[Configuration, ...]]
 ) -> dict[str, Any]:
-    executed = [workspaces[kernel, chosen] for kernel, chosen in zip(kernels, plan.configurations)]
+    executed = [workspaces[work, chosen] for work, chosen in zip(works, plan.configurations)]
     return {
         "mode": plan.mode,
         "policy": plan.policy,
@@ -192,7 +195,7 @@ def noise_of(rows: Sequence[MicroConfiguration]) -> dict[str, float | int]:
     return {"measurements": len(relative), "median": float(median), "ninth_decile": float(ninth_decile)}
 
 
-def quick_layers(layers: list[ConvolutionShape]) -> list[ConvolutionShape]:
+def quick_layers(layers: list[Layer]) -> list[Layer]:
     """The two smallest: they show that it works."""
     return sorted(layers, key=convolutions.operations)[:2]
 

@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 from benchmarks.splitting import convolutions, inference, measured, plans, tables
 from benchmarks.splitting.measured import NETWORKS, Operands, execute
 from benchmarks.splitting.plans import MIB, make_plans
-from ooc.pytorch.splitting.kernels import KINDS, Kernel
+from ooc.pytorch.splitting.kernels import KINDS
 from swapd.splitting.configurations import Configuration, KernelTable, MicroConfiguration
 
 WHOLE = MicroConfiguration(4, "own", 1.0, 20 * MIB)
@@ -143,15 +143,16 @@ def test_networks_are_those_of_the_papers(name: str, layers: int, different: int
     assert sum(map(convolutions.operations, made)) == pytest.approx(operations, rel=0.01)
 
 
-def test_operands_of_every_kernel_are_views_of_two_buffers() -> None:
+def test_operands_of_every_kernel_are_views_of_three_buffers() -> None:
     layers = convolutions.densenet40()[:3]
-    kernels = [Kernel(layer, kind) for layer in layers for kind in KINDS]
-    operands = Operands(kernels, 2)
-    for kernel in kernels:
-        given = operands.of(kernel, 2)
-        assert tuple(t.shape for t in given) == kernel.shapes(2)
-        chosen = Configuration(tuple(MicroConfiguration(1, name, 0.0, 0) for name in ("im2col", "own")))
-        assert execute(kernel, given, chosen).shape == kernel.result_shape(2)
+    operands = Operands(layers, 2)
+    chosen = Configuration(tuple(MicroConfiguration(1, name, 0.0, 0) for name in ("im2col", "own")))
+    for layer in layers:
+        x, w, y = layer.shapes(2)
+        for kind, wanted in zip(KINDS, (y, x, w)):
+            kernel = operands.of((layer, kind))
+            assert kernel.kind == kind and kernel.named["input"].data_ptr() == operands.buffers[0].data_ptr()
+            assert [made.shape for made in execute(kernel, chosen) if made is not None] == [wanted]
 
 
 def test_noise_is_relative_to_the_median() -> None:

@@ -15,24 +15,21 @@ from ooc.pytorch.splitting import fast
 from ooc.pytorch.splitting.calls import Call
 from ooc.pytorch.splitting.fast import Fast, Limits
 from ooc.pytorch.splitting.measure import Measurer
-from swapd.splitting.configurations import MicroConfiguration
 from swapd.splitting.store import Store
 
 # Costs in place of measurements: seconds and workspace of each sample, by algorithm; and what a part of one sample
 # takes beside its share of a larger one.
 MADE_UP = """
     from ooc.pytorch.splitting import fast, measure
-    from swapd.splitting.configurations import MicroConfiguration
 
-    def made_up(self, kernel, algorithm, size, batch, given):
+    def made_up(self, kernel, algorithm, size):
         seconds, workspace = COSTS[algorithm.name]
-        name = algorithm.name + (measure.WHOLE if size == batch else "")
-        return MicroConfiguration(size, name, seconds * size * (SINGLE if size == 1 else 1), workspace * size)
+        return seconds * size * (SINGLE if size == 1 else 1), workspace * size, 0.0
 
     measure.Measurer._measure = made_up
     fast.TURNS = 0  # nothing is timed
 """
-COSTS = 'COSTS, SINGLE = {"own": (2.0, 10_000), "im2col": (1.0, 1_000_000), "fft": (9.0, 5_000_000)}, 1.9'
+COSTS = 'COSTS, SINGLE = {"own": (2.0, 10_000), "im2col": (1.0, 1_000_000)}, 1.9'
 
 PROGRAM = """
     import json, sys, torch
@@ -150,7 +147,7 @@ KINDS = """
 def test_any_convolution_gives_what_it_gives_whole(tmp_path: Path) -> None:
     out = {name: tmp_path / f"{name}.pt" for name in ("plain", "fast")}
     run([write_script(tmp_path, KINDS, "plain.py"), out["plain"]], {"OOC_ALLOC": "0"}).check()
-    costs = 'COSTS, SINGLE = {"own": (2.0, 10), "im2col": (9.0, 10), "fft": (9.0, 50)}, 0.1'  # samples one by one
+    costs = 'COSTS, SINGLE = {"own": (2.0, 10), "im2col": (9.0, 10)}, 0.1'  # samples one by one
     script = write_script(tmp_path, code("import ooc", MADE_UP, costs, KINDS), "fast.py")
     ended = run([script, out["fast"]], {**EMULATED, **settings(tmp_path)}).check()
     hows = json.loads(ended.output)
@@ -225,8 +222,8 @@ class Alone:
 def choices(monkeypatch: pytest.MonkeyPatch, limits: Limits, seconds: list[tuple[float, float]]) -> Any:
     """What `choice` answers for a convolution whose micro-batches cost half; `seconds` are the turns of both."""
 
-    def made_up(self: Measurer, kernel: Any, algorithm: Any, size: int, batch: int, given: Any) -> MicroConfiguration:
-        return MicroConfiguration(size, algorithm.name, size * (1.0 if size == 1 else 2.0), size * 100)
+    def made_up(self: Measurer, kernel: Any, algorithm: Any, size: int) -> tuple[float, int, float]:
+        return size * (1.0 if size == 1 else 2.0), size * 100, 0.0
 
     turns = iter([second for pair in seconds for second in pair])
     monkeypatch.setattr(Measurer, "_measure", made_up)
@@ -256,7 +253,7 @@ def test_a_division_that_hardly_gains_is_not_taken(monkeypatch: pytest.MonkeyPat
 
 def test_within_a_limit_that_the_whole_breaks_nothing_has_to_win(monkeypatch: pytest.MonkeyPatch) -> None:
     found = choices(monkeypatch, Limits(each=399), [])
-    assert found is not None and found.split.parts == 4 and found.workspace_bytes == 100
+    assert found is not None and found.split.how == "Forward: 4 x 1 own"
 
 
 def test_what_is_no_convolution_of_ours_runs_whole() -> None:
@@ -266,28 +263,28 @@ def test_what_is_no_convolution_of_ours_runs_whole() -> None:
 
 
 def test_layers_of_one_shape_have_a_workspace_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    def made_up(self: Measurer, kernel: Any, algorithm: Any, size: int, batch: int, given: Any) -> MicroConfiguration:
-        return MicroConfiguration(size, algorithm.name, 10.0, size * 100)  # the fewer parts, the faster
+    def made_up(self: Measurer, kernel: Any, algorithm: Any, size: int) -> tuple[float, int, float]:
+        return 10.0, size * 100, 0.0  # the fewer parts, the faster
 
     monkeypatch.setattr(Measurer, "_measure", made_up)
     x, w = torch.randn(4, 2, 6, 6), torch.randn(3, 2, 3, 3)
     call = Call("aten::convolution", (x, w, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1), {})
-    for layers, workspace in ((1, 400), (2, 200)):
+    for layers, how in ((1, "whole"), (2, "Forward: 2 x 2 own")):
         chooser = Fast(Alone(), Store(None), Limits(total=600))  # type: ignore[arg-type]
         for _ in range(layers):
             found = chooser.choice(call)
-            assert found is not None and found.workspace_bytes == 100  # until all of them are known
+            assert found is not None and found.split.how == "Forward: 4 x 1 own"  # until all of them are known
         assert chooser.ended() and not chooser.ended()
         found = chooser.choice(call)
-        assert (400 if found is None else found.workspace_bytes) == workspace
+        assert ("whole" if found is None else found.split.how) == how
 
 
 @pytest.mark.parametrize("limits", [Limits(), Limits(total=600)], ids=["each", "all"])
 def test_sizes_that_do_not_add_up_to_the_batch_leave_it_whole(monkeypatch: pytest.MonkeyPatch, limits: Limits) -> None:
     """A single sample did not fit the budget, as PyTorch takes another kernel for it, nor did the whole."""
 
-    def made_up(self: Measurer, kernel: Any, algorithm: Any, size: int, batch: int, given: Any) -> Any:
-        return MicroConfiguration(size, algorithm.name, 1.0, 100) if size in (2, 4) else None
+    def made_up(self: Measurer, kernel: Any, algorithm: Any, size: int) -> Any:
+        return (1.0, 100, 0.0) if size in (2, 4) else None
 
     monkeypatch.setattr(Measurer, "_measure", made_up)
     x, w = torch.randn(5, 2, 6, 6), torch.randn(3, 2, 3, 3)

@@ -1,19 +1,14 @@
 """Every algorithm computes what PyTorch computes in double precision, whole and in any parts."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.splitting.convolutions import images
-from ooc.pytorch.splitting.kernels import (
-    BACKWARD_DATA,
-    BACKWARD_FILTER,
-    CPU,
-    FORWARD,
-    KINDS,
-    Kernel,
-    run,
-)
+from benchmarks.splitting.convolutions import Layer, images
+from ooc.pytorch.splitting.calls import Call
+from ooc.pytorch.splitting.kernels import BACKWARD_DATA, BACKWARD_FILTER, CPU, FORWARD, KINDS, Kernel, kernels_of
 
 BATCH = 5
 CONVOLUTIONS = {
@@ -28,17 +23,21 @@ CONVOLUTIONS = {
 }
 
 
-def expected(kernel: Kernel, first: Tensor, second: Tensor) -> Tensor:
-    c = kernel.convolution
-    shapes = {kind: Kernel(c, kind).result_shape(BATCH) for kind in KINDS}
-    inputs = {FORWARD: first, BACKWARD_FILTER: second}.get(kernel.kind, torch.zeros(shapes[BACKWARD_DATA])).double()
-    filters = second.double() if kernel.kind != BACKWARD_FILTER else torch.zeros(shapes[BACKWARD_FILTER]).double()
-    x, w = inputs.requires_grad_(), filters.requires_grad_()
-    y = torch.nn.functional.conv2d(x, w, None, c.stride, c.padding, c.dilation, c.groups)
+def kernel_of(layer: Layer, kind: str) -> Kernel:
+    generator = torch.Generator().manual_seed(1)
+    return layer.kernel(kind, [torch.randn(shape, generator=generator) for shape in layer.shapes(BATCH)])
+
+
+def expected(kernel: Kernel) -> Tensor:
+    call = {name: v.double() if isinstance(v, Tensor) else v for name, v in kernel.named.items()}
     if kernel.kind == FORWARD:
-        return y.detach()
-    gradients = torch.autograd.grad(y, (x, w), first.double())
-    return gradients[0 if kernel.kind == BACKWARD_DATA else 1]
+        return torch.ops.aten.convolution(**call)
+    return torch.ops.aten.convolution_backward(**call)[int(kernel.kind == BACKWARD_FILTER)]
+
+
+def only(results: Any) -> Tensor:
+    (found,) = (result for result in results if result is not None)
+    return found
 
 
 @pytest.mark.parametrize("parts", [(5,), (2, 3), (1, 1, 1, 1, 1)], ids=str)
@@ -46,23 +45,54 @@ def expected(kernel: Kernel, first: Tensor, second: Tensor) -> Tensor:
 @pytest.mark.parametrize("shape", CONVOLUTIONS)
 @pytest.mark.parametrize("algorithm", CPU)
 def test_it_is_the_same_convolution(shape: str, kind: str, algorithm: str, parts: tuple[int, ...]) -> None:
-    kernel = Kernel(CONVOLUTIONS[shape], kind)
+    kernel = kernel_of(CONVOLUTIONS[shape], kind)
     if not CPU[algorithm].suits(kernel):
-        assert kernel.convolution.groups > 1
+        assert kernel.named["groups"] > 1 or algorithm.startswith("own in")
         return
-    operands = kernel.operands(BATCH, torch.Generator().manual_seed(1))
-    found = run(kernel, operands, [(size, CPU[algorithm]) for size in parts])
-    wanted = expected(kernel, *operands)
+    found = only(kernel.run([(size, CPU[algorithm]) for size in parts]))
+    wanted = expected(kernel)
     assert found.shape == wanted.shape
     assert (found.double() - wanted).abs().max() < 2e-5 * wanted.abs().max()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_blocks_of_channels_are_the_whole(kind: str) -> None:
+    """Both sides have enough channels; 20 are no multiple of the block."""
+    torch.manual_seed(1)
+    for layer in (images(32, 34, (7, 6), (3, 3), padding=(1, 1)), images(40, 40, (5, 5), (1, 1), stride=(2, 2))):
+        kernel = layer.kernel(kind, [torch.randn(shape) for shape in layer.shapes(3)])
+        for name in ("own in 2", "own in 4"):
+            assert CPU[name].suits(kernel)
+            for parts in ((3,), (2, 1)):
+                found, wanted = only(kernel.run([(size, CPU[name]) for size in parts])), expected(kernel)
+                assert found.shape == wanted.shape
+                assert (found.double() - wanted).abs().max() < 2e-5 * wanted.abs().max()
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_gradient_of_the_bias_comes_with_the_filters(bias: bool) -> None:
+    torch.manual_seed(1)
+    x, w, y = torch.randn(4, 3, 6, 6), torch.randn(16, 3, 3, 3), torch.randn(4, 16, 4, 4)
+    call = Call("aten::convolution_backward", (y, x, w, [16], [1], [0], [1], False, [0], 1, [True, True, bias]), {})
+    data, filters = kernels_of(call)
+    assert (data.kind, filters.kind) == (BACKWARD_DATA, BACKWARD_FILTER)
+    for algorithm in ("own", "own in 2", "im2col"):
+        for parts in ((4,), (1, 3)):
+            _, weight, found = filters.run([(size, CPU[algorithm]) for size in parts])
+            assert torch.allclose(weight, expected(filters).float(), rtol=1e-4, atol=1e-4)
+            assert (found is not None) == bias
+            assert not bias or torch.allclose(found, y.sum((0, 2, 3)), rtol=1e-4, atol=1e-4)
+
+
 def test_algorithms_mix_within_a_kernel() -> None:
-    kernel = Kernel(CONVOLUTIONS["same size"], BACKWARD_FILTER)
-    operands = kernel.operands(BATCH, torch.Generator().manual_seed(1))
-    found = run(kernel, operands, [(2, CPU["own"]), (2, CPU["im2col"]), (1, CPU["own"])])
-    assert torch.allclose(found.double(), expected(kernel, *operands), rtol=1e-4, atol=1e-5)
+    kernel = kernel_of(CONVOLUTIONS["same size"], BACKWARD_FILTER)
+    found = only(kernel.run([(2, CPU["own"]), (2, CPU["im2col"]), (1, CPU["own"])]))
+    assert torch.allclose(found.double(), expected(kernel), rtol=1e-4, atol=1e-5)
 
 
-def test_names_tell_convolutions_apart() -> None:
-    assert len({str(c) for c in CONVOLUTIONS.values()}) == len(CONVOLUTIONS)
+def test_costs_tell_convolutions_apart_and_not_their_batches() -> None:
+    kernels = [kernel_of(layer, kind) for layer in CONVOLUTIONS.values() for kind in KINDS]
+    assert len({(kernel.kind, kernel.shapes) for kernel in kernels}) == len(kernels)
+    layer = CONVOLUTIONS["dilated"]
+    small = layer.kernel(FORWARD, [torch.randn(shape) for shape in layer.shapes(2)])
+    assert small.shapes == kernel_of(layer, FORWARD).shapes

@@ -2,28 +2,23 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from processes import EMULATED, run, write_script
 
-from benchmarks.splitting.convolutions import images
-from ooc.pytorch.splitting import measure
-from ooc.pytorch.splitting.kernels import BACKWARD_FILTER, CPU, FORWARD, Kernel
-from ooc.pytorch.splitting.measure import (
-    Effort,
-    MeasureError,
-    Measurer,
-    measured_sizes,
-    timed,
-)
-from swapd.splitting.configurations import MicroConfiguration
-from swapd.splitting.reuse import fastest_division
+from benchmarks.splitting.convolutions import Layer, images
+from ooc.pytorch.splitting.kernels import BACKWARD_FILTER, CPU, FORWARD, Algorithm, Kernel
+from ooc.pytorch.splitting.measure import Effort, Measurer, measured_sizes, timed
 from swapd.splitting.store import Store
 
 SMALL = images(2, 3, (6, 6), (3, 3), padding=(1, 1))
 LARGE = images(16, 16, (32, 32), (3, 3), padding=(1, 1))
+
+
+def kernel_of(layer: Layer, batch: int, kind: str = FORWARD) -> Kernel:
+    return layer.kernel(kind, [torch.zeros(shape) for shape in layer.shapes(batch)])
+
 
 # --- on the emulated device ------------------------------------------------------------------------------------------
 
@@ -32,7 +27,8 @@ import json, sys
 import torch
 import ooc
 from ooc.pytorch.splitting import measure
-from ooc.pytorch.splitting.kernels import BACKWARD_FILTER, FORWARD, ConvolutionShape, Kernel
+from ooc.pytorch.splitting.calls import Call
+from ooc.pytorch.splitting.kernels import kernels_of
 from ooc.pytorch.splitting.measure import Effort, Measurer, live_during, workspace_bytes
 from swapd.splitting.store import Store
 
@@ -52,15 +48,20 @@ def after_another():
     live_during(lambda: torch.zeros(900_000, dtype=torch.uint8))
     return live_during(lambda: torch.zeros(100_000, dtype=torch.uint8))
 
-shape = ConvolutionShape((1, 1), (1, 1), (1, 1), False, (0, 0), 1, (16, 16, 3, 3), (32, 32))
-kernels = [Kernel(shape, kind) for kind in (FORWARD, BACKWARD_FILTER)]
+def kernels(batch):
+    x, w, y = (torch.randn(shape) for shape in ((batch, 16, 32, 32), (16, 16, 3, 3), (batch, 16, 32, 32)))
+    options = [1, 1], [1, 1], [1, 1], False, [0, 0], 1
+    calls = Call("aten::convolution", (x, w, None, *options), {}), Call(
+        "aten::convolution_backward", (y, x, w, None, *options, [False, True, False]), {})
+    return [kernel for call in calls for kernel in kernels_of(call)]
+
 found = []
 for _run in range(2):
-    measurer = Measurer(Store(sys.argv[1]), measures=True, effort=Effort(2, 0.0, 2))
-    tables = [measurer.table(kernel, 4) for kernel in kernels]
+    measurer = Measurer(Store(sys.argv[1]), effort=Effort(2, 0.0, 2))
+    tables = [measurer.table(kernel) for kernel in kernels(4)]
     found.append([[row.__dict__ for row in table.rows] for table in tables] + [measurer.measurements])
-more = Measurer(Store(sys.argv[1]), measures=True, effort=Effort(2, 0.0, 2))
-more.table(kernels[0], 5)  # sizes 1 to 3 are known from the batch of 4
+more = Measurer(Store(sys.argv[1]), effort=Effort(2, 0.0, 2))
+more.table(kernels(5)[0])  # sizes 1 to 3 are known from the batch of 4
 counts = core.stats()
 print(json.dumps({"runs": found, "more": more.measurements, "exactly": workspace_bytes(exactly),
                   "after_another": after_another(),
@@ -112,27 +113,6 @@ def test_workspaces_are_those_of_the_algorithms(measured: dict[str, object]) -> 
     assert sums["own", 2] >= filters  # what is added to the sum
 
 
-def test_what_is_known_can_be_looked_up_without_a_device(
-    measured: dict[str, object], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The child had one thread; a process with another number looks for other measurements."""
-    path = measured["path"]
-    assert isinstance(path, Path)
-    monkeypatch.setattr(measure, "HOPELESS", float("inf"))
-    monkeypatch.setattr(measure, "HOPELESS_AT_ONCE", float("inf"))
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        store = Store(path)
-        table = Measurer(store).table(Kernel(LARGE, FORWARD), 4)
-        assert len(table.rows) == 8
-        assert fastest_division(table, 1 << 30).batch == 4
-        with pytest.raises(MeasureError, match="6 samples"):
-            Measurer(store).table(Kernel(LARGE, FORWARD), 6, "undivided")
-    finally:
-        torch.set_num_threads(threads)
-
-
 # --- the rules, with costs that are made up --------------------------------------------------------------------------
 
 
@@ -147,11 +127,10 @@ class Costs(Measurer):
         self.costs = costs
         self.asked: list[tuple[str, int]] = []
 
-    def _measure(self, kernel, algorithm, size, batch, given):  # type: ignore[no-untyped-def]
+    def _measure(self, kernel: Kernel, algorithm: Algorithm, size: int) -> tuple[float, int, float]:
         self.asked.append((algorithm.name, size))
         seconds, workspace = self.costs[algorithm.name]
-        name = algorithm.name + (measure.WHOLE if size == batch else "")
-        return MicroConfiguration(size, name, seconds * size, workspace * size, seconds * size / 10)
+        return seconds * size, workspace * size, seconds * size / 10
 
 
 COSTS = {"own": (1.0, 100), "im2col": (2.0, 1000), "other": (4.0, 5000)}
@@ -159,29 +138,29 @@ COSTS = {"own": (1.0, 100), "im2col": (2.0, 1000), "other": (4.0, 5000)}
 
 def test_the_hopeless_are_left_out_after_two_sizes() -> None:
     costs = Costs(Store(None), COSTS)
-    costs.table(Kernel(SMALL, FORWARD), 5)
+    costs.table(kernel_of(SMALL, 5))
     assert [size for name, size in costs.asked if name == "other"] == [1, 2]
     assert [size for name, size in costs.asked if name == "im2col"] == [1, 2, 3, 4, 5]
     again = Costs(costs.store, COSTS)
-    again.table(Kernel(SMALL, FORWARD), 5)
+    again.table(kernel_of(SMALL, 5))
     assert again.asked == []
 
 
 def test_the_most_hopeless_are_left_out_at_once() -> None:
     costs = Costs(Store(None), {**COSTS, "other": (11.0, 5000)})
-    costs.table(Kernel(SMALL, FORWARD), 5)
+    costs.table(kernel_of(SMALL, 5))
     assert [size for name, size in costs.asked if name == "other"] == [1]
 
 
 def test_a_slow_one_that_takes_less_is_not_hopeless() -> None:
     costs = Costs(Store(None), {**COSTS, "other": (100.0, 99)})
-    costs.table(Kernel(SMALL, FORWARD), 4)
+    costs.table(kernel_of(SMALL, 4))
     assert [size for name, size in costs.asked if name == "other"] == [1, 2, 3, 4]
 
 
 def test_beyond_the_largest_workspace_nothing_is_measured() -> None:
     costs = Costs(Store(None), COSTS, largest_bytes=5500)
-    costs.table(Kernel(SMALL, FORWARD), 8)
+    costs.table(kernel_of(SMALL, 8))
     # im2col is estimated at 2592 bytes a sample. That of own grows beyond at none of these sizes.
     assert [size for name, size in costs.asked if name == "im2col"] == [1, 2]
     assert [size for name, size in costs.asked if name == "own"] == [1, 2, 3, 4, 5, 6, 7, 8]
@@ -189,28 +168,44 @@ def test_beyond_the_largest_workspace_nothing_is_measured() -> None:
 
 def test_one_size_with_a_large_workspace_leaves_nothing_out() -> None:
     class Single(Costs):
-        def _measure(self, kernel, algorithm, size, batch, given):  # type: ignore[no-untyped-def]
-            row = super()._measure(kernel, algorithm, size, batch, given)
-            return replace(row, workspace_bytes=9000) if size == 1 else row
+        def _measure(self, kernel: Kernel, algorithm: Algorithm, size: int) -> tuple[float, int, float]:
+            seconds, workspace, spread = super()._measure(kernel, algorithm, size)
+            return seconds, 9000 if size == 1 else workspace, spread
 
     costs = Single(Store(None), {**COSTS, "other": (99.0, 1)}, largest_bytes=5500)
-    costs.table(Kernel(SMALL, FORWARD), 4)
+    costs.table(kernel_of(SMALL, 4))
     assert [size for name, size in costs.asked if name == "own"] == [1, 2, 3, 4]
+
+
+def test_blocks_of_channels_are_measured_where_whole_channels_take_too_much() -> None:
+    wide = images(32, 32, (6, 6), (3, 3), padding=(1, 1))
+    own = {
+        "own": (1.0, 1000),
+        "own in 2": (1.0, 500),
+        "own in 4": (1.0, 250),
+        "im2col": (2.0, 9000),
+        "other": (1.0, 9000),
+    }
+    halves, quarters = "own in 2", "own in 4"
+    for largest, blocks in ((4000, []), (2500, [(halves, 4)]), (1500, [(halves, 2), (halves, 4), (quarters, 4)])):
+        costs = Costs(Store(None), own, largest_bytes=largest)
+        costs.table(kernel_of(wide, 4), "powerOfTwo")
+        assert [asked for asked in costs.asked if asked[0] in (halves, quarters)] == blocks
 
 
 def test_undivided_and_divided_are_different_measurements() -> None:
     costs = Costs(Store(None), COSTS)
-    assert {row.algorithm for row in costs.table(Kernel(SMALL, FORWARD), 4).rows} == {"own", "im2col", "other"}
-    table = costs.table(Kernel(SMALL, FORWARD), 8, "powerOfTwo")
+    assert {row.algorithm for row in costs.table(kernel_of(SMALL, 4)).rows} == {"own", "im2col", "other"}
+    table = costs.table(kernel_of(SMALL, 8), "powerOfTwo")
     assert ("own", 4) in costs.asked[-4:]  # known as a whole only
     assert [row.batch for row in table.rows if row.algorithm == "own"] == [1, 2, 4, 8]
 
 
 def test_other_kernels_are_other_measurements() -> None:
     costs = Costs(Store(None), COSTS)
-    for kernel in (Kernel(SMALL, FORWARD), Kernel(SMALL, BACKWARD_FILTER), Kernel(LARGE, FORWARD)):
+    for kernel in (kernel_of(SMALL, 1), kernel_of(SMALL, 1, BACKWARD_FILTER), kernel_of(LARGE, 1)):
         before = len(costs.asked)
-        costs.table(kernel, 1)
+        costs.table(kernel)
         assert len(costs.asked) == before + 3
 
 

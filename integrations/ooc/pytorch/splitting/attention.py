@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ooc.pytorch.splitting.axes import Axis, Named
 from ooc.pytorch.splitting.calls import Sample
 from ooc.pytorch.splitting.dividers import PRODUCTS, divides_along
-from ooc.pytorch.splitting.parts import Axis, Named
 from ooc.pytorch.splitting.verification import random_like
 
 aten = torch.ops.aten
@@ -52,14 +52,14 @@ divides_along(
     "aten::_scaled_dot_product_flash_attention_for_cpu",
     axes=lambda named: _axes(named, ["query", "key", "value"], range(2)),
     multiples=(1,),
-    workspace=lambda operands, results: _scores(),
+    workspace=lambda part: _scores(),
     specials=PRODUCTS,
 )
 divides_along(
     "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
     axes=lambda named: _axes(named, ["grad_out", "query", "key", "value", "out", "logsumexp"], range(3)),
     multiples=(1,),
-    workspace=lambda operands, results: results + _scores(),
+    workspace=lambda part: part.results + _scores(),
     sample=_sample,
     specials=PRODUCTS,
 )

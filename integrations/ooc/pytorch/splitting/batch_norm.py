@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from ooc.pytorch.splitting.axes import Axis, Named
 from ooc.pytorch.splitting.calls import Sample
 from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.dividers import divides, divides_along
-from ooc.pytorch.splitting.parts import Axis, Named, Piece, along, bind
+from ooc.pytorch.splitting.parts import Piece, along, bind
 from ooc.pytorch.splitting.verification import random_like
 
 PER_CHANNEL = ("weight", "bias", "running_mean", "running_var", "save_mean", "save_var", "save_invstd")

@@ -1,266 +1,185 @@
-"""Convolutions in parts: by samples, groups, channels of the result, and rows of the result with their halo.
+"""Convolutions and their gradients in parts: by samples, groups, channels, and rows of the result with their halo.
 
 Method: mmCNN (Li et al. 2019) divides a layer by output channels, so that a part needs a part of the weight;
-micro-cuDNN (Oyama et al. 2018) by samples. Rows are cut where neither makes parts small enough: a part's rows of the
-input are gathered into memory of their own, with zeros written out for the padding at the edge.
+micro-cuDNN (Oyama et al. 2018) by samples. Rows, the first spatial dimension, are cut where neither makes parts small
+enough. The filter's gradient is cut by the two dimensions of channels that the weight has, which leaves each sum as it
+was; where that does not suffice, by samples, which adds up sums of parts (micro-cuDNN, section III-B).
+
+A convolution and the data gradient of a transposed one *gather*: a row of the result is made of a window of rows of the
+source. A transposed convolution and the data gradient of an ordinary one *spread*: a row of the source goes into a
+window of rows of the result.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from ooc.pytorch.splitting.axes import Axis, Named, Span, Where
 from ooc.pytorch.splitting.calls import CannotSplit, Specials
 from ooc.pytorch.splitting.context import Context
-from ooc.pytorch.splitting.convolution_shapes import ConvolutionParameters, Rows, layout, strides_of
-from ooc.pytorch.splitting.dividers import PRODUCTS, divides
-from ooc.pytorch.splitting.grids import equal_spans, spans
-from ooc.pytorch.splitting.parts import MOST_CANDIDATES, Named, Piece, divisions, own_bytes, view_bytes
+from ooc.pytorch.splitting.dividers import PRODUCTS, Stage, divides, with_mask
+from ooc.pytorch.splitting.geometry import dense_stride, layout, strides_of
+from ooc.pytorch.splitting.memory import Memory
+from ooc.pytorch.splitting.parts import Part, Piece, along
 
-aten = torch.ops.aten
 IM2COL_ELEMENTS = 20480  # PyTorch takes no oneDNN kernel for one sample of up to so many elements
-NAMES = ("samples", "groups", "channels", "rows")
-SPECIALS = Specials(PRODUCTS.kinds, finite=frozenset({"weight"}))  # see _multiplied_by_zeros
-Kernel = Callable[[ConvolutionParameters, Tensor, Tensor, Tensor | None, Sequence[int]], Tensor]
+SPECIALS = Specials(PRODUCTS.kinds, finite=frozenset({"weight"}))  # see Rows.check
+LISTS = ("stride", "padding", "dilation", "output_padding")
 
 
 @dataclass(frozen=True)
-class Pass:
-    """One pass, forward or to the data gradient, from `source` to `result`, both [N, C, rows, ...]."""
+class Rows(Axis):
+    """Rows of a pass's result.
 
-    shape: ConvolutionParameters
-    source: tuple[int, ...]
-    result: tuple[int, ...]
-    dtype: torch.dtype
-    backward: bool  # to the data gradient: the kernel is given memory of the result's size that it does not read
+    Row `i` of the smaller side meets rows `i * stride - padding + k * dilation` of the larger one.
+    Where they are cut, the kernel pads nothing there: rows of the source come with zeros written out.
+    """
 
-    @property
-    def spread(self) -> bool:
-        """Whether rows are spread, not gathered; see convolution_shapes."""
-        return self.shape.transposed != self.backward
-
-    @cached_property
-    def rows(self) -> Rows:
-        """The rows of both sides."""
-        return self.shape.rows(self.result if self.backward else self.source)
+    source: str = "input"
+    spread: bool = False
+    small: int = 1  # rows of the smaller side
+    stride: int = 1
+    padding: int = 0
+    dilation: int = 1
+    kernel: int = 1
 
     @property
-    def lengths(self) -> tuple[int, int, int, int]:
-        """The numbers of samples, groups, result channels of a group, and result rows."""
-        groups = self.shape.groups
-        return self.result[0], groups, self.result[1] // groups, self.result[2]
+    def reach(self) -> int:
+        """Rows from the first that one row of the smaller side meets to the last."""
+        return self.dilation * (self.kernel - 1) + 1
 
-    def need(self, context: Context, blocks: Sequence[int]) -> int:
-        """Bytes of the largest part: operands and result, and a copy of each in the kernel's own layout."""
-        samples, groups, channels, rows = blocks
-        source_rows, result_rows = self._rows(rows)
-        rest, item = (math.prod(self.source[3:]), math.prod(self.result[3:])), self.dtype.itemsize
-        source_channels = groups * (self.source[1] // self.shape.groups)
-        source = samples * source_channels * source_rows * rest[0] * item
-        result = samples * groups * channels * result_rows * rest[1] * item
-        taps = math.prod(self.shape.weight[2:])
-        weight = groups * channels * (self.source[1] // self.shape.groups) * taps * item
-        total = sum(view_bytes(context, size) + own_bytes(context, size) for size in (source, weight, result))
-        if self.backward:
-            total += own_bytes(context, result)
-        judged = result if self.backward else source
-        if unfolds(self.dtype) or (samples == 1 and judged <= IM2COL_ELEMENTS * item):
-            inner = channels * groups if self.spread else source_channels
-            small = source_rows * rest[0] if self.spread else result_rows * rest[1]
-            total += own_bytes(context, samples * inner * taps * small * item)
-        return total
+    def dimension(self, where: Where, tensor: Tensor) -> int | None:
+        """Rows are the first spatial dimension wherever they are."""
+        return 2 if where in self.takes or where in self.gives else None
 
-    def _rows(self, rows: int) -> tuple[int, int]:
-        """How many rows of the source, and of the kernel's result, a block of result rows takes."""
-        if rows >= self.result[2]:
-            return self.source[2], self.result[2]
+    def elements(self, where: Where, size: int, units: int, start: int | None = None) -> int:
+        """A block's rows of the source, or those that the kernel makes of them."""
+        if where == self.source:
+            return self._met(start, units)[1] if self.spread else self._window(units)
+        if not self.spread:
+            return units
+        return self._made(start, units)[1]
+
+    def part(self, memory: Memory, name: str, tensor: Tensor, start: int, units: int) -> Tensor:
+        """The rows of the source that a block is made of."""
         if self.spread:
-            met = self.rows.most_met(rows)
-            return met, (met - 1) * self.rows.stride + self.rows.reach
-        return (rows - 1) * self.rows.stride + self.rows.reach, rows
+            return tensor.narrow(2, *self._met(start, units))
+        return _with_zeros(memory, tensor, start * self.stride - self.padding, self._window(units))
 
-    def divisions(self, context: Context, op: OpOverload, run: Callable[[Sequence[int], Named], Any]) -> list[Piece]:
-        """Candidates, the preferred ones first."""
-        found = divisions(
-            context,
-            op,
-            NAMES,
-            self.lengths,
-            lambda blocks: self.need(context, blocks),
-            run,
-            floors=(self._floor(32), self._floor(8), (1, 1, 32, 8), (1, 1, 32, 1), (1, 1, 8, 1)),
-            # Blocks of samples and channels are used as they lie in memory; blocks of rows need copies.
-            orders=((0, 1, 2, 3), (0, 1, 3, 2), (1, 2, 3, 0), (3, 2, 0, 1)),
-            multiples=(16, 8, 1),
-            # Channels of a group are only cut where groups are taken one by one.
-            allowed=lambda sizes: sizes[1] == 1 or sizes[2] == self.lengths[2],
-        )
-        return found[:MOST_CANDIDATES]
+    def numbers(self, part: Named, start: int, units: int) -> None:
+        """Takes padding away, and has the kernel make the last rows of a block that no row of the source reaches."""
+        part["padding"] = [0, *part["padding"][1:]]
+        more = 0
+        if self.spread and self.source == "input":
+            more = self._made(start, units)[1] - self._window(self._met(start, units)[1])
+        part["output_padding"] = [more, *part["output_padding"][1:]]
 
-    def _floor(self, channels: int) -> tuple[int, int, int, int]:
-        """The smallest blocks for which PyTorch takes the same kernel as for the whole; see IM2COL_ELEMENTS."""
-        judged = (self.result[0], channels, *self.result[2:]) if self.backward else self.source
-        row = max(1, judged[1] * math.prod(judged[3:]))
-        if self.result[0] > 1 and (self.backward or row * judged[2] <= IM2COL_ELEMENTS):
-            return 2, 1, channels, 8
-        step = 1 if self.spread == self.backward else self.rows.stride  # rows of `judged` for one of the result
-        return 1, 1, channels, max(8, IM2COL_ELEMENTS // (row * step) + 1)
+    def own(self, place: int, part: Tensor, start: int, units: int) -> Tensor:
+        """The rows of the block, without those that belong to its neighbours."""
+        return part.narrow(2, start - self._made(start, units)[0], units) if self.spread else part
 
+    def check(self, name: str, part: Tensor) -> None:
+        """Raises CannotSplit for a weight that is not finite.
 
-# ---- running one pass -----------------------------------------------------------------------------------------------
+        A part multiplies the weight by the zeros beyond an edge, which would give NaN; the whole leaves them out.
+        """
+        zeros = name == "weight" and not self.spread and self.padding > 0
+        if zeros and not bool(torch.stack(torch.aminmax(part)).isfinite().all()):
+            raise CannotSplit("its weight is not finite, and parts would multiply that by the zeros at the edges")
 
+    def _window(self, units: int) -> int:
+        """Rows of the larger side that so many rows of the smaller one meet."""
+        return (units - 1) * self.stride + self.reach
 
-def run_pass(
-    context: Context,
-    way: Pass,
-    sizes: Sequence[int],
-    source: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    order: torch.memory_format,
-    kernel: Kernel,
-) -> Tensor:
-    """Computes the result of one pass, part by part.
+    def _met(self, start: int | None, units: int) -> Span:
+        """The rows of the smaller side in whose windows, or in the gaps behind them, a block lies."""
+        if start is None:
+            return 0, min(self.small, (units + max(self.reach, self.stride) - 2) // self.stride + 1)
+        begin = start + self.padding
+        first = max(0, min(-(-(begin - self.reach + 1) // self.stride), begin // self.stride, self.small - 1))
+        last = min(self.small - 1, (begin + units - 1) // self.stride)
+        return first, max(last - first, 0) + 1
 
-    `kernel(shape, source, weight, bias, result_size)` computes a part; where rows are cut, `shape` does not pad them.
-    """
-    result = context.empty(size=way.result, stride=strides_of(way.result, order), dtype=source.dtype)
-    per = way.source[1] // way.shape.groups, way.lengths[2]
-    weights, sources, looked_at = _Last(), _Last(), _Last()  # what the next part may need again
-    for box in _boxes(way, sizes, weight):
-        (n0, n), (g0, g), (c0, c), (r0, r) = box
-        channels = (g0 * per[1] + c0, c) if g == 1 else (g0 * per[1], g * per[1])
-        target = result.narrow(0, n0, n).narrow(1, *channels).narrow(2, r0, r)
-        given = source.narrow(0, n0, n).narrow(1, g0 * per[0], g * per[0])
-        part_bias = None if bias is None else bias.narrow(0, *channels)
-        part = weight.narrow(0, g0 * per[0], g * per[0]).narrow(1, c0, c) if way.spread else weight.narrow(0, *channels)
-        part = weights.get(box[1:3], in_order, context, part, layout(weight))
-        shape = replace(way.shape, groups=g, weight=tuple(part.shape))
-        if r == way.result[2]:
-            given = sources.get((box[0], box[1]), in_order, context, given, order)
-            context.move(target, kernel(shape, given, part, part_bias, target.shape))
-            continue
-        start, length = way.rows.met_by(r0, r) if way.spread else way.rows.window(r0, r)
-        slab = sources.get((box[0], box[1], start, length), _rows_with_zeros, context, given, start, length, order)
-        compute = partial(kernel, _rows_unpadded(shape), slab, part, part_bias)
-        if way.spread:
-            window = way.rows.window(start, length) if length else (r0, 0)
-            _spread_rows(context, target, (r0, r), window, compute, part_bias)
-        else:
-            if start < 0 or start + length > way.source[2]:
-                looked_at.get(box[1:3], _multiplied_by_zeros, part)
-            context.move(target, compute(target.shape))
-    return result
+    def _made(self, start: int | None, units: int) -> Span:
+        """The rows of the larger side that the kernel makes for a block."""
+        first, met = self._met(start, units)
+        if start is None:
+            return 0, self._window(met) + max(self.stride, self.dilation) - 1
+        top = first * self.stride - self.padding
+        return top, max(self._window(met), start + units - top)
 
 
-class _Last:
-    """The tensor that was made last, and the key that it was made for."""
-
-    def __init__(self) -> None:
-        self._key: Any = None
-        self._made: Tensor | None = None
-
-    def get(self, key: Any, make: Callable[..., Tensor], *arguments: Any) -> Tensor:
-        if self._made is None or key != self._key:
-            self._made = None  # frees its memory before more is taken
-            self._key, self._made = key, make(*arguments)
-        return self._made
-
-
-def _boxes(way: Pass, sizes: Sequence[int], weight: Tensor) -> Iterator[tuple[tuple[int, int], ...]]:
-    """All parts, in the better one of two orders.
-
-    One reads the weight again for each block of samples and rows, the other the source for each block of channels.
-    Blocks of samples and rows are of one size, so that the same kernel does them all; what overlaps is computed twice.
-    """
-    n, g, c, r = way.lengths
-    samples, rows = equal_spans(n, sizes[0]), equal_spans(r, sizes[3])
-    groups, channels = spans(g, sizes[1]), spans(c, sizes[2])
-    if len(samples) * len(rows) * weight.numel() <= len(channels) * math.prod(way.source):
-        for a, b, d, e in itertools.product(samples, groups, rows, channels):
-            yield a, b, e, d
-    else:
-        for b, d, a, e in itertools.product(groups, channels, samples, rows):
-            yield a, b, d, e
-
-
-def _multiplied_by_zeros(weight: Tensor) -> Tensor:
-    """Raises CannotSplit for a weight that is not finite.
-
-    A part multiplies the weight by the zeros beyond an edge, which would give NaN; the undivided one leaves them out.
-    """
-    bounds = torch.stack(torch.aminmax(weight))
-    if not bool(bounds.isfinite().all()):
-        raise CannotSplit("its weight is not finite, and parts of its rows would multiply that by zeros at the edges")
-    return bounds
-
-
-def _rows_unpadded(shape: ConvolutionParameters) -> ConvolutionParameters:
-    return replace(shape, padding=(0, *shape.padding[1:]), output_padding=(0, *shape.output_padding[1:]))
-
-
-def in_order(context: Context, view: Tensor, order: torch.memory_format) -> Tensor:
-    """The view, or a copy of it where it is scattered or in another layout."""
-    if view.is_contiguous(memory_format=order):
-        return view
-    made = context.empty(size=view.shape, stride=strides_of(view.shape, order), dtype=view.dtype)
-    context.move(made, view)
-    return made
-
-
-def _rows_with_zeros(context: Context, source: Tensor, start: int, length: int, order: torch.memory_format) -> Tensor:
+def _with_zeros(memory: Memory, source: Tensor, start: int, length: int) -> Tensor:
     """Rows of the source from `start` on, with zeros for those that it does not have."""
     first, last = max(start, 0), min(start + length, source.shape[2])
     if first == start and last == start + length:
-        return in_order(context, source.narrow(2, start, length), order)
+        return source.narrow(2, start, length)
     size = [*source.shape[:2], length, *source.shape[3:]]
-    made = context.empty(size=size, stride=strides_of(size, order), dtype=source.dtype)
-    for begin, rows in ((0, min(max(first - start, 0), length)), (max(last - start, 0), length - max(last - start, 0))):
-        if rows > 0:
-            _fill(context, made.narrow(2, begin, rows), None)
+    made = memory.empty(size=size, stride=dense_stride(size, source.stride()), dtype=source.dtype)
+    for begin, end in ((start, min(first, start + length)), (max(last, start), start + length)):
+        if end > begin:
+            edge = made.narrow(2, begin - start, end - begin)
+            memory.move(edge, edge.new_zeros(()).expand(edge.shape))
     if last > first:
-        context.move(made.narrow(2, first - start, last - first), source.narrow(2, first, last - first))
+        memory.move(made.narrow(2, first - start, last - first), source.narrow(2, first, last - first))
     return made
 
 
-def _fill(context: Context, view: Tensor, bias: Tensor | None) -> None:
-    """Fills a view with zeros, or with each channel's bias."""
-    value = view.new_zeros(()) if bias is None else bias.view(-1, *[1] * (view.dim() - 2))
-    context.move(view, value.expand(view.shape))
+# ---- calls ----------------------------------------------------------------------------------------------------------
 
 
-def _spread_rows(
-    context: Context,
-    target: Tensor,
-    block: tuple[int, int],
-    window: tuple[int, int],
-    compute: Callable[[Sequence[int]], Tensor],
-    bias: Tensor | None,
-) -> None:
-    """Computes the result rows of a window, if it has any, and copies those of the block to `target`."""
-    (start, length), (top, reached) = block, window
-    covered = (start, start)
-    if reached:
-        covered = max(start, top), min(start + length, top + reached)
-        made = compute([*target.shape[:2], reached, *target.shape[3:]])
-        count_covered = covered[1] - covered[0]
-        context.move(
-            target.narrow(2, covered[0] - start, count_covered), made.narrow(2, covered[0] - top, count_covered)
-        )
-    for begin, end in ((start, covered[0]), (covered[1], start + length)):
-        if end > begin:  # rows that no window reaches
-            _fill(context, target.narrow(2, begin - start, end - begin), bias)
+def full(named: Named) -> Named:
+    """The arguments of a convolution or its backward pass, with a stride, padding and so on for each dimension."""
+    spatial = named["weight"].dim() - 2
+    return named | {name: list(named[name]) * (spatial if len(named[name]) == 1 else 1) for name in LISTS}
 
 
-# ---- forward --------------------------------------------------------------------------------------------------------
+def _source(call: Named) -> str:
+    """What a pass forward or to the data gradient makes its result of."""
+    return "grad_output" if "output_mask" in call else "input"
+
+
+def _result_size(call: Named) -> Sequence[int]:
+    """Sizes of what such a pass makes, [N, C, rows, ...]."""
+    given, weight = call["input"].shape, call["weight"].shape
+    if "output_mask" in call:
+        return tuple(given)
+    sizes = []
+    for d, n in enumerate(given[2:]):
+        stride, padding, dilation, more = (call[name][d] for name in LISTS)
+        reach = dilation * (weight[2 + d] - 1) + 1
+        if call["transposed"]:
+            sizes.append((n - 1) * stride - 2 * padding + reach + more)
+        else:
+            sizes.append((n + 2 * padding - reach) // stride + 1)
+    return given[0], weight[1] * call["groups"] if call["transposed"] else weight[0], *sizes
+
+
+def kernel_results(call: Named, like: Named | None = None) -> list[Any]:
+    """What a full call returns, without memory; it lies as that of the call `like` would."""
+    like, mask = like or call, call.get("output_mask", [True])
+    order = layout(like["input"], like["weight"])
+
+    def made(size: Sequence[int]) -> Tensor:
+        return torch.empty_strided(size, strides_of(size, order), dtype=call["input"].dtype, device="meta")
+
+    found: list[Any] = [made(_result_size(call)) if mask[0] else None]
+    if len(mask) > 1:
+        found.append(made(call["weight"].shape) if mask[1] else None)
+        found.append(made(call["grad_output"].shape[1:2]) if mask[2] else None)
+    return found
+
+
+def kernel_axes(call: Named) -> Sequence[Axis]:
+    """Samples, groups and channels of a full call, which has to ask for one of both gradients if it is backward."""
+    return _pass_axes(call) if call.get("output_mask", [True])[0] else _filter_axes(call)
 
 
 def unfolds(dtype: torch.dtype) -> bool:
@@ -268,35 +187,168 @@ def unfolds(dtype: torch.dtype) -> bool:
     return dtype not in (torch.float32, torch.bfloat16, torch.float16)
 
 
-def _forward(
-    shape: ConvolutionParameters, source: Tensor, weight: Tensor, bias: Tensor | None, size: Sequence[int]
-) -> Tensor:
-    made: Tensor = aten.convolution(source, weight, bias, *shape.parameters)
-    return made
+def _columns(part: Part, large: Where, small: Where, weight: Where, item: int) -> int:
+    """Bytes of the columns of all windows, which a kernel makes that is not oneDNN's."""
+    taps = math.prod(part.shapes[weight][2:])
+    return math.prod(part.shapes[large][:2]) * taps * math.prod(part.shapes[small][2:]) * item
+
+
+# ---- forward, and to the data gradient ------------------------------------------------------------------------------
+
+
+def _pass_axes(call: Named) -> tuple[Axis, Axis, Axis, Rows]:
+    """Samples, groups, channels of the result, and rows of the result."""
+    given, result, groups = _source(call), _result_size(call), call["groups"]
+    source = call[given].shape
+    like = {"input"} - {given}  # what is as large as the result
+    spread = call["transposed"] != (given == "grad_output")
+    least = [_least(call, n) for n in (32, 8)] + [(1, 32, 8), (1, 32, 1), (1, 8, 1)]
+    of_samples, of_channels, of_rows = zip(*least)
+    stride, padding, dilation, _ = (call[name][0] for name in LISTS)
+
+    def takes(dimension: int, **others: int) -> dict[str, int]:
+        return others | dict.fromkeys(like, dimension)
+
+    return (
+        Axis("samples", result[0], takes(0) | {given: 0}, {0: 0}, equal=True, least=of_samples),
+        Axis("groups", groups, takes(1, weight=0, bias=0) | {given: 1}, {0: 1}, ["groups"]),
+        Axis("channels", result[1] // groups, takes(1, weight=int(spread), bias=0), {0: 1}, within="groups",
+             least=of_channels),
+        Rows("rows", result[2], takes(2) | {given: 2}, {0: 2}, equal=True, least=of_rows, source=given, spread=spread,
+             small=source[2] if spread else result[2], stride=stride, padding=padding, dilation=dilation,
+             kernel=call["weight"].shape[2]),
+    )  # fmt: skip
+
+
+def _least(call: Named, channels: int) -> tuple[int, int, int]:
+    """The fewest samples, channels and rows for which PyTorch takes the same kernel as for the whole."""
+    backward = "output_mask" in call
+    samples, *judged = call["input"].shape
+    row = max(1, (channels if backward else judged[0]) * math.prod(judged[2:]))
+    if samples > 1 and (backward or row * judged[1] <= IM2COL_ELEMENTS):
+        return 2, channels, 8
+    step = call["stride"][0] if call["transposed"] else 1
+    return 1, channels, max(8, IM2COL_ELEMENTS // (row * step) + 1)
+
+
+def _along_pass(context: Context, op: OpOverload, named: Named, before: Callable[[Named], Named]) -> list[Piece]:
+    """Divisions of a pass forward or to the data gradient; `before` makes a full call of the arguments."""
+    call = before(named)
+    given, backward, item = _source(call), "output_mask" in call, call["input"].element_size()
+    axes = samples, groups, channels, rows = _pass_axes(call)
+
+    def workspace(part: Part) -> int:
+        """A copy of each operand and result in the kernel's own layout, a placeholder, and columns."""
+        total = part.sizes["weight"] + part.sizes[given] + part.results * (1 + backward)
+        judged = part.results if backward else part.sizes[given]
+        if unfolds(call["input"].dtype) or (part.shapes[0][0] == 1 and judged <= IM2COL_ELEMENTS * item):
+            large, small = (0, given) if rows.spread else (given, 0)
+            total += _columns(part, large, small, "weight", item)
+        return total
+
+    return along(
+        context,
+        op,
+        named,
+        axes,
+        # Blocks of samples and channels are used as they lie in memory; blocks of rows need copies.
+        orders=(axes, (samples, groups, rows, channels), (groups, channels, rows, samples), (rows, channels, samples)),
+        multiples=(16, 8, 1),
+        workspace=workspace,
+        before=before,
+        unread=("input",) if backward else (),
+        results=kernel_results(call, named),
+    )
 
 
 @divides("aten::convolution", "aten::_convolution", specials=SPECIALS)
 def convolution(context: Context, op: OpOverload, named: Named) -> list[Piece]:
     """Convolutions of one, two or three spatial dimensions, ordinary or transposed."""
-    given, weight = named["input"], named["weight"]
-    if given.dim() != weight.dim():
+    if named["input"].dim() != named["weight"].dim():
         return []  # it has no samples: composite operators add that dimension before they call this one
-    shape = ConvolutionParameters.of(weight, named)
+    found = _along_pass(context, op, named, full)
+    pointwise = all(n == 1 for n in named["weight"].shape[2:]) and not any(named["padding"])
+    if not pointwise or named["transposed"] or max(named["stride"]) == 1:
+        return found
+    dense = [piece for piece in _along_pass(context, op, named, _subsampled) if piece.parts > 1]
+    return [replace(piece, how=f"subsampled, {piece.how}") for piece in dense] + found
 
-    def along(shape: ConvolutionParameters, seen: Callable[[Tensor], Tensor]) -> list[Piece]:
-        source = seen(given)
-        way = Pass(shape, tuple(source.shape), shape.output_size(source.shape), source.dtype, backward=False)
 
-        def run(sizes: Sequence[int], call: Named) -> Tensor:
-            order = layout(call["input"], call["weight"])
-            return run_pass(context, way, sizes, seen(call["input"]), call["weight"], call["bias"], order, _forward)
+def _subsampled(named: Named) -> Named:
+    """A convolution that skips most of its input, as one of stride 1 over what is left, whose kernels divide well."""
+    call = full(named)
+    steps = (slice(None), slice(None), *(slice(None, None, step) for step in call["stride"]))
+    return call | {"input": call["input"][steps], "stride": [1] * len(call["stride"])}
 
-        return way.divisions(context, op, run)
 
-    found = along(shape, lambda source: source)
-    if shape.skips:
-        # The convolution skips most of its input. One of stride 1 over what is left has kernels that divide well.
-        steps = (slice(None), slice(None), *(slice(None, None, step) for step in shape.stride))
-        dense = along(replace(shape, stride=(1,) * len(shape.stride)), lambda source: source[steps])
-        found = [replace(piece, how=f"subsampled, {piece.how}") for piece in dense] + found
+# ---- gradients ------------------------------------------------------------------------------------------------------
+
+
+@divides("aten::convolution_backward", specials=SPECIALS)
+def convolution_backward(context: Context, op: OpOverload, named: Named) -> list[Stage]:
+    """Those gradients of input, weight and bias that `output_mask` asks for."""
+    mask = named["output_mask"]
+    if named["input"].dim() != named["weight"].dim():
+        return [Stage("", (0, 1, 2), op, [])]
+    stages = []
+    of_data, of_filter = [True, False, False], [False, *mask[1:]]
+    if mask[0]:
+        found = _along_pass(context, op, named, lambda call: full(call) | {"output_mask": of_data})
+        stages.append(Stage("data gradient", (0,), with_mask(op, of_data), found))
+    if mask[1] or mask[2]:
+        found = _along_filter(context, op, named, lambda call: full(call) | {"output_mask": of_filter})
+        stages.append(Stage("filter gradient", (1, 2), with_mask(op, of_filter), found))
+    return stages
+
+
+def _filter_axes(call: Named) -> list[Axis]:
+    """Samples, groups, and the channels that the weight has first and second, "outer" and "inner" ones.
+
+    Outer channels are those of the result's gradient, inner ones those of the input. In a transposed convolution it is
+    the other way round. Channels that the gradient of the bias lacks are not cut where the weight's is not wanted.
+    """
+    weight, groups, wanted = call["weight"].shape, call["groups"], call["output_mask"][1]
+    both = "input", "grad_output"
+    found = [
+        Axis("samples", call["input"].shape[0], dict.fromkeys(both, 0), {}, sums=True),
+        Axis("groups", groups, {**dict.fromkeys(both, 1), "weight": 0}, {1: 0, 2: 0}, ["groups"], {"bias_sizes": 0}),
+    ]
+    outer, inner = both if call["transposed"] else reversed(both)
+    for name, of, place, length in (
+        ("channels", outer, 0, weight[0] // groups),
+        ("inner channels", inner, 1, weight[1]),
+    ):
+        if wanted or of == "grad_output":
+            gives, entries = ({1: place, 2: 0}, {"bias_sizes": 0}) if of == "grad_output" else ({1: place}, {})
+            found.append(Axis(name, length, {of: 1, "weight": place}, gives, (), entries, within="groups"))
     return found
+
+
+def _along_filter(context: Context, op: OpOverload, named: Named, before: Callable[[Named], Named]) -> list[Piece]:
+    """Divisions of the gradients of weight and bias: by channels, then by samples too."""
+    call = before(named)
+    given, item = call["input"], call["input"].element_size()
+    samples, groups, *channels = _filter_axes(call)
+
+    def workspace(part: Part) -> int:
+        """A copy of each operand and result in the kernel's own layout, a placeholder, and columns."""
+        total = part.operands + 2 * part.results
+        if 1 in part.shapes and (unfolds(given.dtype) or part.shapes["input"][0] == 1):
+            total += _columns(part, "input", "grad_output", 1, item)
+        return total
+
+    # The fewest channels for which PyTorch takes the same kernel as for the whole.
+    few = max(16, IM2COL_ELEMENTS // math.prod(given.shape[2:]) + 1) if given.shape[0] == 1 else 16
+    channels = [replace(a, least=(64, 32, few if "input" in a.takes else 16, 16, 8, 4, 2)) for a in channels]
+    return along(
+        context,
+        op,
+        named,
+        [samples, groups, *channels],
+        orders=([groups, *channels], [groups, *reversed(channels)], [samples, groups, *channels]),
+        multiples=(64, 32, 16),
+        workspace=workspace,
+        before=before,
+        unread=("weight",),
+        results=kernel_results(call),
+    )

@@ -13,9 +13,10 @@ from typing import Any, TypeVar
 from torch._ops import OpOverload
 
 from ooc.pytorch.splitting import registry
+from ooc.pytorch.splitting.axes import Axis, Named
 from ooc.pytorch.splitting.calls import ALL_SPECIALS, CannotSplit, NotYet, Sample, Specials, Split
 from ooc.pytorch.splitting.context import Context
-from ooc.pytorch.splitting.parts import PREFERRED, Axis, Named, Piece, along, bind
+from ooc.pytorch.splitting.parts import PREFERRED, Part, Piece, along, bind
 from ooc.pytorch.splitting.tally import SplitRecord
 from ooc.pytorch.splitting.verification import SPARSE
 
@@ -146,7 +147,7 @@ def divides_along(
     *names: str,
     axes: Callable[[Named], list[Axis]],
     multiples: Sequence[int] = PREFERRED,
-    workspace: Callable[[int, int], int] = lambda operands, results: 0,
+    workspace: Callable[[Part], int] = lambda part: 0,
     before: Callable[[Named], Named] | None = None,
     unread: Sequence[str] = (),
     sample: Sampler | None = None,

@@ -9,21 +9,12 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from ooc.pytorch.splitting.axes import Axis, Named
+from ooc.pytorch.splitting.blocks import compact
 from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.dividers import divides, divides_along
 from ooc.pytorch.splitting.grids import spans
-from ooc.pytorch.splitting.parts import (
-    Axis,
-    Named,
-    Piece,
-    along,
-    bytes_of,
-    compact,
-    divisions,
-    other_dimensions,
-    own_bytes,
-    view_bytes,
-)
+from ooc.pytorch.splitting.parts import Piece, along, bytes_of, divisions, other_dimensions, own_bytes, view_bytes
 
 aten = torch.ops.aten
 

@@ -16,17 +16,15 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ooc.pytorch.splitting import conditions
 from ooc.pytorch.splitting.calls import Call, Split
-from ooc.pytorch.splitting.convolution_shapes import ConvolutionParameters, layout
-from ooc.pytorch.splitting.kernels import BACKWARD_DATA, BACKWARD_FILTER, CPU, FORWARD, ConvolutionShape, Kernel, run
+from ooc.pytorch.splitting.kernels import CPU, FORWARD, Kernel, kernels_of
 from ooc.pytorch.splitting.measure import Effort, Measurer, live_during
-from ooc.pytorch.splitting.parts import bind
 from ooc.pytorch.splitting.registry import overload_of
 from ooc.pytorch.splitting.verification import Difference, difference
 from ooc_alloc import Core
@@ -57,11 +55,10 @@ class Limits:
 
 @dataclass(frozen=True)
 class Choice:
-    """How a convolution runs, by how much its result was seen to differ, and the workspace that was measured."""
+    """How a convolution runs, and by how much its result was seen to differ."""
 
     split: Split
     apart: Difference
-    workspace_bytes: int
 
 
 class Fast:
@@ -98,8 +95,8 @@ class Fast:
         with self._lock:
             self._calls[key] += 1
             if key not in self._choices:
-                convolution = _Convolution.of(call)
-                self._choices[key] = None if convolution is None else self._choose(convolution)
+                kernels = kernels_of(call)
+                self._choices[key] = self._choose(call, kernels) if kernels else None
             return self._choices[key]
 
     def does_not_fit(self, call: Call) -> None:
@@ -117,28 +114,20 @@ class Fast:
                 self._divide()
             return bool(new)
 
-    def _choose(self, convolution: _Convolution) -> Choice | None:
+    def _choose(self, call: Call, kernels: Sequence[Kernel]) -> Choice | None:
+        key = (call.operator, call.shapes)
         with self._apart():
-            tables = self._measured(convolution)
+            limit = self.limits.each or self.limits.total
+            measurer = Measurer(self._store, NO_LIMIT if limit is None else limit, _EFFORT)
+            tables = tuple(measurer.table(kernel, self.limits.policy).cautious() for kernel in kernels)
             try:
                 smallest = tuple(map(_smallest, tables))
             except UnreachableBatchError:  # some sizes do not fit the budget
                 return None
             if self.limits.total is not None:
-                self._tables[convolution.key] = tables
-                chosen = (self._divided or {}).get(convolution.key) or smallest
-                return self._as_choice(convolution, chosen)
-            return self._confirmed(convolution, tuple(map(self._fastest, tables)))
-
-    def _measured(self, convolution: _Convolution) -> tuple[KernelTable, ...]:
-        limit = self.limits.each or self.limits.total
-        largest = NO_LIMIT if limit is None else limit
-        measurer = Measurer(self._store, measures=True, largest_bytes=largest, effort=_EFFORT)
-        policy = self.limits.policy
-        return tuple(
-            measurer.table(kernel, convolution.batch, policy, operands=operands).cautious()
-            for kernel, operands in zip(convolution.kernels, convolution.operands)
-        )
+                self._tables[key] = tables
+                return self._as_choice(call, (self._divided or {}).get(key) or smallest)
+            return self._confirmed(call, tuple(map(self._fastest, tables)))
 
     def _fastest(self, table: KernelTable) -> Configuration:
         """WR under the limit of each kernel."""
@@ -148,42 +137,44 @@ class Fast:
             log.warning("OOC_WORKSPACE: %s; the smallest is taken", error)
             return _smallest(table)
 
-    def _confirmed(self, convolution: _Convolution, chosen: tuple[Configuration, ...]) -> Choice | None:
+    def _confirmed(self, call: Call, chosen: tuple[Configuration, ...]) -> Choice | None:
         """The choice, if it is faster than the whole call in turns with it, or if the whole breaks the limit."""
         if _as_it_is(chosen):
             return None
-        split = convolution.split(chosen)
-        key = conditions.key(convolution.call.operator, f"{convolution.call.shapes} fast, {self.limits}")
+        split = _split(call, chosen)
+        key = conditions.key(call.operator, f"{call.shapes} fast, {self.limits}")
         if (known := self._store.verdict(key, split.how, split.parts)) is not None:
-            apart = Difference(known.identical, known.largest_difference, known.largest_relative)
-            return Choice(split, apart, _workspace(chosen))
+            return Choice(split, Difference(known.identical, known.largest_difference, known.largest_relative))
         if self._store.verdict(key, _WHOLE.how, _WHOLE.parts) is not None:
             return None
-        whole = convolution.whole
+
+        def divided() -> Any:
+            return split.run(*call.arguments, **call.keywords)
+
+        whole = partial(_whole, call)
         try:
             workspace = live_during(whole)
-            apart = difference(whole(), split.run())
-            turns = [] if self._over(workspace) else [(_seconds(split.run), _seconds(whole)) for _ in range(TURNS)]
+            apart = difference(whole(), divided())
+            turns = [] if self._over(workspace) else [(_seconds(divided), _seconds(whole)) for _ in range(TURNS)]
         except torch.OutOfMemoryError:
             return None
-        won = sum(divided < GAIN * undivided for divided, undivided in turns) >= len(turns) - 1
+        won = sum(one < GAIN * other for one, other in turns) >= len(turns) - 1
         kept = split if won else _WHOLE
         numbers = (apart.identical, apart.largest, apart.relative) if won else (True, 0.0, 0.0)
         self._store.put_verdict(key, Verdict(kept.how, kept.parts, *numbers))
-        return Choice(split, apart, _workspace(chosen)) if won else None
+        return Choice(split, apart) if won else None
 
     def _over(self, workspace_bytes: int) -> bool:
         return self.limits.each is not None and workspace_bytes > self.limits.each
 
-    def _as_choice(self, convolution: _Convolution, chosen: tuple[Configuration, ...]) -> Choice | None:
+    def _as_choice(self, call: Call, chosen: tuple[Configuration, ...]) -> Choice | None:
         if self._divided is not None and _as_it_is(chosen):
             return None
-        split = convolution.split(chosen)
+        split = _split(call, chosen)
         try:
-            apart = difference(convolution.whole(), split.run())
+            return Choice(split, difference(_whole(call), split.run(*call.arguments, **call.keywords)))
         except torch.OutOfMemoryError:
             return None
-        return Choice(split, apart, _workspace(chosen))
 
     def _divide(self) -> None:
         """WD over all kernels seen so far: a kernel of several layers has a segment for each of them."""
@@ -221,85 +212,30 @@ class Fast:
             self._core.set_apart(before)
 
 
-@dataclass(frozen=True)
-class _Convolution:
-    """One call of a convolution that can be measured, with its kernels and their operands."""
+def _whole(call: Call) -> Any:
+    op = overload_of(call.operator)
+    assert op is not None
+    return op(*call.arguments, **call.keywords)
 
-    call: Call
-    kernels: tuple[Kernel, ...]
-    operands: tuple[tuple[Tensor, Tensor], ...]
-    bias: Tensor | None  # to add; forward
-    wants_bias: bool  # its gradient
 
-    @classmethod
-    def of(cls, call: Call) -> _Convolution | None:
-        """None if no kernel of ours computes it."""
-        op = overload_of(call.operator)
-        assert op is not None
-        named = bind(op, call.arguments, call.keywords)
-        x, w = named["input"], named["weight"]
-        usual = x.layout == w.layout == torch.strided and x.dtype == w.dtype and x.dtype.is_floating_point
-        if not usual or x.dim() != w.dim() or not 3 <= x.dim() <= 5 or not x.numel():
-            return None
-        lies = layout(x, w) != torch.contiguous_format
-        shape = ConvolutionShape(**vars(ConvolutionParameters.of(w, named)), size=tuple(x.shape[2:]), dtype=x.dtype,
-                                 channels_last=lies)  # fmt: skip
-        if call.operator == OPERATORS[0]:
-            return cls(call, (Kernel(shape, FORWARD),), ((x, w),), named["bias"], False)
-        mask, grad = named["output_mask"], named["grad_output"]
-        wanted = [(BACKWARD_DATA, (grad, w))] * mask[0] + [(BACKWARD_FILTER, (grad, x))] * mask[1]
-        kinds = tuple(Kernel(shape, kind) for kind, _ in wanted)
-        return cls(call, kinds, tuple(both for _, both in wanted), None, mask[2]) if kinds else None
+def _split(call: Call, chosen: Sequence[Configuration]) -> Split:
+    """The call in micro-batches; `run` takes arguments as the operator does."""
+    how = "; ".join(f"{kernel.kind}: {each}" for kernel, each in zip(kernels_of(call), chosen))
+    parts = [[(part.batch, CPU[part.algorithm]) for part in each.parts] for each in chosen]
 
-    @property
-    def key(self) -> tuple[str, str]:
-        """What tells calls apart."""
-        return self.call.operator, self.call.shapes
+    def run(*arguments: Any, **keywords: Any) -> Any:
+        kernels = kernels_of(Call(call.operator, arguments, keywords))
+        made = [kernel.run(each) for kernel, each in zip(kernels, parts)]
+        if kernels[0].kind == FORWARD:
+            return made[0][0]
+        return tuple(next((result for result in each if result is not None), None) for each in zip(*made))
 
-    @property
-    def batch(self) -> int:
-        """Samples."""
-        return int(self.operands[0][0].shape[0])
-
-    def whole(self) -> Any:
-        """The call as it is."""
-        op = overload_of(self.call.operator)
-        assert op is not None
-        return op(*self.call.arguments, **self.call.keywords)
-
-    def split(self, chosen: Sequence[Configuration]) -> Split:
-        """The call in micro-batches; `run` takes arguments as the operator does, by default those of this call."""
-        how = "; ".join(f"{kernel.kind}: {each}" for kernel, each in zip(self.kernels, chosen))
-        kernels = self.kernels
-        parts = [[(part.batch, CPU[part.algorithm]) for part in each.parts] for each in chosen]
-
-        def again(*arguments: Any, **keywords: Any) -> Any:
-            call = Call(self.call.operator, arguments, keywords) if arguments or keywords else self.call
-            now = _Convolution.of(call)
-            assert now is not None
-            bias = None if now.bias is None else now.bias.view(-1, *[1] * len(kernels[0].convolution.size))
-            made = [run(k, o, p, bias) for k, o, p in zip(kernels, now.operands, parts)]
-            return now.results(made)
-
-        return Split(how, sum(map(len, parts)), again)
-
-    def results(self, made: list[Tensor]) -> Any:
-        """The operator's results from its kernels'."""
-        if self.kernels[0].kind == FORWARD:
-            return made[0]
-        found = {kernel.kind: result for kernel, result in zip(self.kernels, made)}
-        grad = self.operands[0][0]
-        bias = grad.sum([d for d in range(grad.dim()) if d != 1]) if self.wants_bias else None
-        return found.get(BACKWARD_DATA), found.get(BACKWARD_FILTER), bias
+    return Split(how, sum(map(len, parts)), run)
 
 
 def _as_it_is(chosen: Sequence[Configuration]) -> bool:
     """Whether that is what PyTorch does without us."""
     return all(len(each.parts) == 1 and each.parts[0].algorithm == "own" for each in chosen)
-
-
-def _workspace(chosen: Sequence[Configuration]) -> int:
-    return max(each.workspace_bytes for each in chosen)
 
 
 def _smallest(table: KernelTable) -> Configuration:

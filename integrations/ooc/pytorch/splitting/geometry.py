@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+import torch
 from torch import Tensor
 
 MOST_RANGES = 256  # as in operands.h: a view with more gaps than that is one range from its first to its last byte
@@ -29,6 +30,35 @@ def contiguous(size: Sequence[int]) -> tuple[int, ...]:
         strides.append(step)
         step *= max(length, 1)
     return tuple(reversed(strides))
+
+
+def dense_stride(size: Sequence[int], like: Sequence[int]) -> tuple[int, ...]:
+    """Strides without gaps, with dimensions in the order of the strides `like` (of equal ones the later one inside)."""
+    made, step = [0] * len(size), 1
+    for dimension in sorted(range(len(size)), key=lambda d: (like[d], -d)):
+        made[dimension] = step
+        step *= max(size[dimension], 1)
+    return tuple(made)
+
+
+def layout(*tensors: Tensor) -> torch.memory_format:
+    """The layout in which convolutions and paddings work: channels last if any tensor is so."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    rank = tensors[0].dim()
+    if rank in formats:
+        for tensor in tensors:
+            plain = tensor.is_contiguous()
+            if tensor.is_contiguous(memory_format=formats[rank]) and not plain:
+                return formats[rank]
+    return torch.contiguous_format
+
+
+def strides_of(size: Sequence[int], order: torch.memory_format) -> tuple[int, ...]:
+    """Strides of a dense tensor in a layout."""
+    plain = [len(size) - d for d in range(len(size))]
+    if order != torch.contiguous_format:
+        plain = [len(size) + 1, 0, *(len(size) - d for d in range(2, len(size)))]
+    return dense_stride(size, plain)
 
 
 def outer_first(size: Sequence[int], stride: Sequence[int]) -> list[int]:

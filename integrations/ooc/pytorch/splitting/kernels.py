@@ -1,13 +1,13 @@
 """Convolutions by several algorithms, whole or a micro-batch at a time: what is measured and what is then run.
 
 A convolution has three kernels, with micro-cuDNN's names (section II): *Forward*, *BackwardData* and *BackwardFilter*.
-Each algorithm computes each of them. A part writes into its place in the result of the whole batch; BackwardFilter adds
-each part to the sum of the parts before it.
+A kernel is a call of the operator that is cut along its samples; those of BackwardFilter are added up.
 
-On a CPU there are two algorithms; products of spectra (FFT) were never the fastest of what was measured, and went:
+On a CPU the algorithms are these; products of spectra (FFT) were never the fastest of what was measured, and went:
 
-- `own`: PyTorch's own, which is oneDNN's where `torch._C._select_conv_backend` says so. It cannot write into a part
-  of a larger result, so a part makes a result of its own, which is then copied. It serves every convolution.
+- `own`: PyTorch's own, which is oneDNN's where `torch._C._select_conv_backend` says so. It serves every convolution.
+- `own in N`: the same for one block of channels after the other, of the result or of the gradient. Its workspace is
+  smaller where a copy of the filters is most of it.
 - `im2col`: every patch becomes a column, and the convolution one matrix product for each sample (Chellapilla, Puri and
   Simard 2006, "High performance convolutional neural networks for document processing"). For images, without groups.
 """
@@ -17,239 +17,170 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ooc.pytorch.splitting.convolution_shapes import ConvolutionParameters
+from ooc.pytorch.splitting.axes import Axis, Named
+from ooc.pytorch.splitting.blocks import Blocks, as_tuple
+from ooc.pytorch.splitting.calls import Call
+from ooc.pytorch.splitting.convolution import full, kernel_axes, kernel_results
+from ooc.pytorch.splitting.geometry import layout
+from ooc.pytorch.splitting.memory import Memory
+from ooc.pytorch.splitting.parts import bind
+from ooc.pytorch.splitting.registry import overload_of
 
 FORWARD, BACKWARD_DATA, BACKWARD_FILTER = "Forward", "BackwardData", "BackwardFilter"
 KINDS = (FORWARD, BACKWARD_DATA, BACKWARD_FILTER)
+MEMORY = Memory(1 << 62, 1, None)  # everything fits
 _aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
-class ConvolutionShape(ConvolutionParameters):
-    """A convolution of samples of one size, without bias, of one to three spatial dimensions."""
+class Algorithm:
+    """A way to compute kernels."""
 
-    size: tuple[int, ...]  # of the input: height and width of images
-    dtype: torch.dtype = torch.float32
-    channels_last: bool = False  # how operands and results lie in memory
-
-    @property
-    def inputs(self) -> int:
-        """Channels of the input."""
-        return self.weight[0] if self.transposed else self.weight[1] * self.groups
-
-    @property
-    def outputs(self) -> int:
-        """Channels of the output."""
-        return self.output_size((1, self.inputs, *self.size))[1]
-
-    @property
-    def result_size(self) -> tuple[int, ...]:
-        """Sizes of the output: height and width of images."""
-        return self.output_size((1, self.inputs, *self.size))[2:]
-
-    @property
-    def filter(self) -> tuple[int, ...]:
-        """Sizes of a filter."""
-        return self.weight[2:]
-
-    @property
-    def taps(self) -> int:
-        """Rows of an im2col matrix: elements of a patch."""
-        return self.inputs * math.prod(self.filter)
-
-    @property
-    def pointwise(self) -> bool:
-        """Whether the image itself is the im2col matrix."""
-        return {*self.filter, *self.stride} == {1} and not any(self.padding)
-
-    def laid_out(self, tensor: Tensor) -> Tensor:
-        """The tensor, or a copy, as it lies in memory."""
-        last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim(), torch.contiguous_format)
-        return tensor.contiguous(memory_format=last if self.channels_last else torch.contiguous_format)
-
-    def __str__(self) -> str:
-        def each(value: tuple[int, ...]) -> str:
-            return "x".join(map(str, value))
-
-        kind = f"f{torch.finfo(self.dtype).bits}" if self.dtype != torch.bfloat16 else "bf16"
-        text = f"{kind} {self.inputs}x{each(self.size)} by {self.outputs}x{each(self.filter)}"
-        for name, value, usual in (
-            ("stride", self.stride, 1),
-            ("padding", self.padding, 0),
-            ("dilation", self.dilation, 1),
-        ):
-            text += "" if set(value) == {usual} else f", {name} {each(value)}"
-        text += "" if self.groups == 1 else f", {self.groups} groups"
-        text += f", transposed with {each(self.output_padding)} more" if self.transposed else ""
-        return text + (", channels last" if self.channels_last else "")
+    name: str
+    run: Callable[..., Sequence[Any]]  # with the operator's arguments by name; gives all its results
+    suits: Callable[[Kernel], bool] = lambda kernel: True
+    least_bytes: Callable[[Kernel, int], int] = lambda kernel, samples: 0  # a workspace is at least so large
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """One of the three kernels of a convolution."""
+    """One kernel of a call."""
 
-    convolution: ConvolutionShape
-    kind: str
+    operator: str
+    named: Named  # all arguments; `output_mask` asks for what the kernel computes
 
-    def shapes(self, batch: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Shapes of the operands for `batch` samples: (x, w), (gradient of y, w) or (gradient of y, x)."""
-        c = self.convolution
-        x, y = (batch, c.inputs, *c.size), (batch, c.outputs, *c.result_size)
-        return {FORWARD: (x, c.weight), BACKWARD_DATA: (y, c.weight), BACKWARD_FILTER: (y, x)}[self.kind]
+    @property
+    def kind(self) -> str:
+        """One of `KINDS`."""
+        mask = self.named.get("output_mask")
+        return FORWARD if mask is None else BACKWARD_DATA if mask[0] else BACKWARD_FILTER
 
-    def operands(self, batch: int, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        """Random operands for `batch` samples."""
-        numbers = (torch.randn(shape, generator=generator).to(self.convolution.dtype) for shape in self.shapes(batch))
-        first, second = map(self.convolution.laid_out, numbers)
-        return first, second
+    @property
+    def samples(self) -> Axis:
+        """What micro-batches are cut along."""
+        return kernel_axes(self.named)[0]
 
-    def result_shape(self, batch: int) -> tuple[int, ...]:
-        """Shape of the result for `batch` samples; that of BackwardFilter is the same for any number."""
-        c = self.convolution
-        if self.kind == BACKWARD_FILTER:
-            return c.weight
-        return (batch, c.inputs, *c.size) if self.kind == BACKWARD_DATA else (batch, c.outputs, *c.result_size)
+    @property
+    def shapes(self) -> str:
+        """What the costs of micro-batches depend on: the arguments for one sample, as text."""
+        return Call(self.operator, (), self.part(0, 1)).shapes
 
-    def part(self, operands: tuple[Tensor, Tensor], begin: int, end: int) -> tuple[Tensor, Tensor]:
-        """Views of the operands of samples `begin` to `end`. The second is the filter if that is not the result."""
-        first, second = operands
-        return first[begin:end], second[begin:end] if self.kind == BACKWARD_FILTER else second
+    def part(self, begin: int, size: int) -> Named:
+        """The arguments for some of the samples."""
+        axis = self.samples
+        return {
+            name: axis.part(MEMORY, name, value, begin, size) if isinstance(value, Tensor) else value
+            for name, value in self.named.items()
+        }
 
-
-@dataclass(frozen=True)
-class Algorithm:
-    """A way to compute a kernel."""
-
-    name: str
-    suits: Callable[[Kernel], bool]
-    workspace_bytes: Callable[[Kernel, int], int]  # an estimate, at most what it takes; that is measured
-    whole: Callable[[Kernel, Tensor, Tensor], Tensor]
-    into: Callable[[Kernel, Tensor, Tensor, Tensor, bool], None]  # the last two: the target, and whether to add to it
-
-
-def result_like(kernel: Kernel, batch: int) -> Tensor:
-    """Memory for the kernel's result."""
-    return kernel.convolution.laid_out(torch.empty(kernel.result_shape(batch), dtype=kernel.convolution.dtype))
+    def run(self, parts: Sequence[tuple[int, Algorithm]]) -> Sequence[Any]:
+        """The operator's results, computed part by part; a part is a number of samples and an algorithm."""
+        algorithms = iter([algorithm for _, algorithm in parts])
+        if len(parts) == 1:
+            return next(algorithms).run(**self.named)
+        spans, begin = [], 0
+        for size, _ in parts:
+            spans.append((begin, size))
+            begin += size
+        blocks = Blocks(MEMORY, lambda **part: next(algorithms).run(**part), kernel_results(self.named))
+        return as_tuple(blocks.run([(self.samples, spans)], self.named))
 
 
-def run(
-    kernel: Kernel,
-    operands: tuple[Tensor, Tensor],
-    parts: Sequence[tuple[int, Algorithm]],
-    bias: Tensor | None = None,
-) -> Tensor:
-    """The kernel's result, computed part by part; each part is given by its number of samples and its algorithm.
-
-    `bias` has a number for each channel of the result.
-    """
-    if len(parts) == 1:
-        made = parts[0][1].whole(kernel, *operands)
-        return made if bias is None else made.add_(bias)
-    result = result_like(kernel, operands[0].shape[0])
-    begin = 0
-    for size, algorithm in parts:
-        target = result if kernel.kind == BACKWARD_FILTER else result[begin : begin + size]
-        part = kernel.part(operands, begin, begin + size)
-        algorithm.into(kernel, *part, target, kernel.kind == BACKWARD_FILTER and begin > 0)
-        if bias is not None:
-            target.add_(bias)
-        begin += size
-    return result
+def kernels_of(call: Call) -> list[Kernel]:
+    """The kernels of a call of a convolution; none if none of ours compute it."""
+    op = overload_of(call.operator)
+    assert op is not None
+    named = bind(op, call.arguments, call.keywords)
+    x, w = named["input"], named["weight"]
+    usual = x.layout == w.layout == torch.strided and x.dtype == w.dtype and x.dtype.is_floating_point
+    if not usual or x.dim() != w.dim() or not 3 <= x.dim() <= 5 or not x.numel():
+        return []
+    named = full(named)
+    if "output_mask" not in named:
+        return [Kernel(call.operator, named)]
+    data, filters, bias = named["output_mask"]
+    if bias and not filters:
+        return []
+    masks = [[True, False, False]] * data + [[False, True, bias]] * filters
+    return [Kernel(call.operator, named | {"output_mask": mask}) for mask in masks]
 
 
-# ---- PyTorch's own --------------------------------------------------------------------------------------------------
+def _own(**named: Any) -> Sequence[Any]:
+    return as_tuple((_aten.convolution_backward if "output_mask" in named else _aten.convolution)(**named))
 
 
-_OF_ONEDNN = (torch.float32, torch.bfloat16, torch.float16)
+def _in_blocks(number: int, /, **named: Any) -> Sequence[Any]:
+    """PyTorch's own for one block of channels after the other."""
+    channels = kernel_axes(named)[2]
+    spans = channels.spans(-(-channels.length // number))
+    return as_tuple(Blocks(MEMORY, _own, kernel_results(named)).run([(channels, spans)], named))
 
 
-def _own_whole(kernel: Kernel, first: Tensor, second: Tensor) -> Tensor:
-    c = kernel.convolution
-    if kernel.kind == FORWARD:
-        made: Tensor = _aten.convolution(first, second, None, *c.parameters)
-        return made
-    size = kernel.result_shape(first.shape[0])
-    x, w = (_like(first, size), second) if kernel.kind == BACKWARD_DATA else (second, _like(first, size))
-    mask = [kernel.kind == BACKWARD_DATA, kernel.kind == BACKWARD_FILTER, False]
-    found: Tensor = _aten.convolution_backward(first, x, w, None, *c.parameters, mask)[int(mask[1])]
-    return found
-
-
-def _like(tensor: Tensor, size: tuple[int, ...]) -> Tensor:
-    """A tensor of a size, of which the kernels of most types look at nothing else: those need no memory for it."""
-    return tensor.new_empty(1).expand(size) if tensor.dtype in _OF_ONEDNN else tensor.new_empty(size)
-
-
-def _own_into(kernel: Kernel, first: Tensor, second: Tensor, target: Tensor, add: bool) -> None:
-    _put(target, _own_whole(kernel, first, second), add)
-
-
-def _put(target: Tensor, made: Tensor, add: bool) -> None:
-    if add:
-        target.add_(made)
-    else:
-        target.copy_(made)
+def _has_blocks(number: int, kernel: Kernel) -> bool:
+    return kernel.named["groups"] == 1 and kernel_axes(kernel.named)[2].length >= 8 * number
 
 
 # ---- a matrix product -----------------------------------------------------------------------------------------------
 
 
-def _columns(c: ConvolutionShape, x: Tensor) -> Tensor:
-    """The im2col matrices [samples, taps, positions]; of a pointwise convolution the image itself."""
-    if c.pointwise:
-        return x.flatten(2)
-    made: Tensor = _aten.im2col(x, c.filter, c.dilation, c.padding, c.stride)
+def _im2col(**named: Any) -> Sequence[Any]:
+    """The results by products with im2col matrices [samples, taps, positions]."""
+    mask: Sequence[bool] = named.get("output_mask", [])
+    weight, grad = named["weight"], named.get("grad_output")
+    window = weight.shape[2:], named["dilation"], named["padding"], named["stride"]
+    filters = weight.view(1, weight.shape[0], -1)
+    samples, size = named["input"].shape[0], named["input"].shape[2:]
+    if grad is None:
+        made = torch.bmm(filters.expand(samples, -1, -1), _columns(named["input"], window))
+        made = made if named["bias"] is None else made.add_(named["bias"].view(-1, 1))
+        return (made.view(samples, -1, *kernel_results(named)[0].shape[2:]),)
+    errors = grad.reshape(samples, weight.shape[0], -1)
+    if mask[0]:
+        columns = torch.bmm(filters.expand(samples, -1, -1).transpose(1, 2), errors)
+        made = columns.view(samples, -1, *size) if _pointwise(window) else _aten.col2im(columns, size, *window)
+        return made, None, None
+    columns = _columns(named["input"], window)
+    sums = torch.empty_like(weight, memory_format=torch.contiguous_format)
+    line = sums.view(weight.shape[0], -1)
+    for i in range(samples):
+        torch.addmm(line, errors[i], columns[i].t(), beta=min(i, 1), out=line)
+    return None, sums, errors.sum((0, 2)) if mask[2] else None
+
+
+def _pointwise(window: tuple[Sequence[int], ...]) -> bool:
+    """Whether the image itself is the matrix."""
+    filters, _, padding, stride = window
+    return {*filters, *stride} == {1} and not any(padding)
+
+
+def _columns(x: Tensor, window: tuple[Sequence[int], ...]) -> Tensor:
+    made: Tensor = x.flatten(2) if _pointwise(window) else _aten.im2col(x, *window)
     return made
 
 
-def _im2col_into(kernel: Kernel, first: Tensor, second: Tensor, target: Tensor, add: bool) -> None:
-    c, samples = kernel.convolution, first.shape[0]
-    if kernel.kind == FORWARD:
-        filters = second.view(1, c.outputs, c.taps).expand(samples, -1, -1)
-        torch.bmm(filters, _columns(c, first), out=target.view(samples, c.outputs, -1))
-    elif kernel.kind == BACKWARD_DATA:
-        filters = second.view(1, c.outputs, c.taps).expand(samples, -1, -1).transpose(1, 2)
-        errors = first.reshape(samples, c.outputs, -1)
-        if c.pointwise:
-            torch.bmm(filters, errors, out=target.view(samples, c.taps, -1))
-        else:
-            columns = torch.bmm(filters, errors)
-            _aten.col2im.out(columns, c.size, c.filter, c.dilation, c.padding, c.stride, out=target)
-    else:
-        errors, columns = first.reshape(samples, c.outputs, -1), _columns(c, second)
-        sums = target.view(c.outputs, c.taps)
-        for i in range(samples):
-            torch.addmm(sums, errors[i], columns[i].t(), beta=1 if add or i else 0, out=sums)
-
-
-def _im2col_bytes(kernel: Kernel, samples: int) -> int:
-    c = kernel.convolution
-    return 0 if c.pointwise else c.dtype.itemsize * samples * c.taps * math.prod(c.result_size)
-
-
-def _whole(into: Callable[[Kernel, Tensor, Tensor, Tensor, bool], None]) -> Callable[[Kernel, Tensor, Tensor], Tensor]:
-    def whole(kernel: Kernel, first: Tensor, second: Tensor) -> Tensor:
-        result = result_like(kernel, first.shape[0])
-        into(kernel, first, second, result, False)
-        return result
-
-    return whole
+def _columns_bytes(kernel: Kernel, samples: int) -> int:
+    named = kernel.named
+    filters = named["weight"].shape
+    if _pointwise((filters[2:], named["dilation"], named["padding"], named["stride"])):
+        return 0
+    result = named["grad_output"].shape if "grad_output" in named else kernel_results(named)[0].shape
+    item = int(named["input"].element_size())
+    return item * samples * int(math.prod(filters[1:]) * math.prod(result[2:]))
 
 
 def _suits_im2col(kernel: Kernel) -> bool:
-    c = kernel.convolution
-    usual = c.groups == 1 and not c.channels_last and not c.transposed
-    return usual and len(c.size) == 2 and c.dtype in (torch.float32, torch.float64)
+    named = kernel.named
+    usual = named["groups"] == 1 and not named["transposed"] and named["input"].dim() == 4
+    plain = layout(named["input"], named["weight"]) == torch.contiguous_format
+    return usual and plain and named["input"].dtype in (torch.float32, torch.float64)
 
 
-CPU = {
-    algorithm.name: algorithm
-    for algorithm in (
-        Algorithm("own", lambda kernel: True, lambda kernel, samples: 0, _own_whole, _own_into),
-        Algorithm("im2col", _suits_im2col, _im2col_bytes, _whole(_im2col_into), _im2col_into),
-    )
-}
+IN_BLOCKS = tuple(Algorithm(f"own in {n}", partial(_in_blocks, n), partial(_has_blocks, n)) for n in (2, 4))
+OTHERS = Algorithm("own", _own), Algorithm("im2col", _im2col, _suits_im2col, _columns_bytes)
+CPU = {algorithm.name: algorithm for algorithm in (*OTHERS, *IN_BLOCKS)}

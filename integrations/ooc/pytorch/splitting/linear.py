@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from ooc.pytorch.splitting.axes import Axis, Named
 from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.dividers import PRODUCTS, divides, divides_along
-from ooc.pytorch.splitting.parts import Axis, Named, Piece, along, bytes_of
+from ooc.pytorch.splitting.parts import Piece, along, bytes_of
 
 _FACTORS = (("batch1", "batch2"), ("mat1", "mat2"), ("self", "mat2"))
 LEAST_COLUMNS, LEAST_ROWS = (64, 32, 16, 16, 16), (64, 32, 16, 8, 4)
@@ -34,7 +35,7 @@ def product(context: Context, op: OpOverload, named: Named) -> list[Piece]:
         orders.reverse()
     # BLAS copies a factor whose layout it does not take; oneDNN reorders both factors of short types.
     doubled = not (_blas(first) and _blas(second)) or first.element_size() < 4
-    copied = (lambda operands, results: operands + results) if doubled else (lambda operands, results: 0)
+    copied = (lambda part: part.operands + part.results) if doubled else (lambda part: 0)
     made = torch.empty(*first.shape[:-1], second.shape[-1], dtype=first.dtype, device="meta")
     axes = [*batch, columns, rows]
     return along(context, op, named, axes, orders=orders, workspace=copied, results=[made])

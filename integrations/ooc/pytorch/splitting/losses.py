@@ -14,10 +14,12 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from ooc.pytorch.splitting.axes import Axis, Named
+from ooc.pytorch.splitting.blocks import compact
 from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.dividers import divides, divides_along
 from ooc.pytorch.splitting.grids import boxes
-from ooc.pytorch.splitting.parts import Axis, Named, Piece, along, compact, divisions, own_bytes, view_bytes
+from ooc.pytorch.splitting.parts import Piece, along, divisions, own_bytes, view_bytes
 
 aten = torch.ops.aten
 NONE, MEAN, SUM = 0, 1, 2  # at::Reduction

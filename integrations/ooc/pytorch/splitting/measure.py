@@ -12,6 +12,7 @@ Not everything is measured. The rules depend only on what is known, so a second 
 
 - an algorithm at a size for which its estimated workspace, or its workspace at the two sizes before, is above
   `largest_bytes` (at one size it may be that of another kernel: PyTorch takes one of its own for single samples)
+- blocks of channels where the whole channels have a workspace of at most `largest_bytes`
 - an algorithm that, without less workspace, took more than `HOPELESS` times as long as another for the two sizes
   before, or more than `HOPELESS_AT_ONCE` times as long for one
 """
@@ -26,21 +27,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ooc.pytorch.splitting import conditions
-from ooc.pytorch.splitting.kernels import BACKWARD_FILTER, CPU, Algorithm, Kernel, result_like
+from ooc.pytorch.splitting.blocks import as_tuple
+from ooc.pytorch.splitting.convolution import kernel_results
+from ooc.pytorch.splitting.kernels import CPU, IN_BLOCKS, Algorithm, Kernel
 from ooc.pytorch.splitting.verification import tensors_in
 from swapd.splitting.configurations import KernelTable, MicroConfiguration, micro_batch_sizes
-from swapd.splitting.store import Key, Store
+from swapd.splitting.store import Store
 
 HOPELESS, HOPELESS_AT_ONCE = 3.0, 10.0
 MOST_SIZES = 32  # of the policy `all`
 WHOLE = " whole"
-
-
-class MeasureError(RuntimeError):
-    """Nothing can be measured here; the message says what is missing."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,6 @@ class Measurer:
 
     Args:
         store: where measurements are kept.
-        measures: there is a session in this process; else costs are only looked up.
         largest_bytes: workspaces beyond it are of no interest.
         algorithms: the candidates.
     """
@@ -82,40 +79,24 @@ class Measurer:
     def __init__(
         self,
         store: Store,
-        *,
-        measures: bool = False,
         largest_bytes: int = 1 << 29,
         effort: Effort | None = None,
         algorithms: Sequence[Algorithm] = tuple(CPU.values()),
     ) -> None:
         self.store = store
-        self.measures = measures
         self.largest_bytes = largest_bytes
         self.effort = effort or Effort()
         self.algorithms = tuple(algorithms)
         self.measurements = 0  # made by this object
-        self.rows: list[MicroConfiguration] = []  # of all tables, measured or known
 
-    def key(self, kernel: Kernel) -> Key:
-        """The store's key for a kernel's costs. It has no batch size, so all batches use the same measurements."""
-        return conditions.key(f"convolution {kernel.kind}", str(kernel.convolution))
+    def table(self, kernel: Kernel, policy: str = "all") -> KernelTable:
+        """What is known of a kernel for its samples, after measuring what is not known.
 
-    def table(
-        self,
-        kernel: Kernel,
-        batch: int,
-        policy: str = "all",
-        name: str | None = None,
-        operands: tuple[Tensor, Tensor] | None = None,
-    ) -> KernelTable:
-        """What is known of a kernel for a batch of `batch` samples, after measuring what is not known.
-
-        `operands` of the whole batch are used for that; by default random ones are made.
-
-        Raises:
-            MeasureError: something has to be measured, and there is no session.
+        The store's key has no batch size, so all batches use the same measurements.
         """
-        known = {(row.algorithm, row.batch): row for row in self.store.cost(self.key(kernel)) or []}
+        key = conditions.key(f"convolution {kernel.kind}", kernel.shapes)
+        batch = kernel.samples.length
+        known = {(row.algorithm, row.batch): row for row in self.store.cost(key) or []}
         found: list[MicroConfiguration] = []
         for size in measured_sizes(policy, batch):
             for algorithm in self.algorithms:
@@ -124,17 +105,20 @@ class Measurer:
                 label = algorithm.name + (WHOLE if size == batch else "")
                 row = known.get((label, size))
                 if row is None:
-                    row = self._measure(kernel, algorithm, size, batch, operands)
-                    if row is None:
+                    cost = self._measure(kernel, algorithm, size)
+                    if cost is None:
                         continue
-                    self.store.put_cost(self.key(kernel), [row])
-                found.append(row)
-        self.rows += found
-        rows = tuple(replace(row, algorithm=row.algorithm.removesuffix(WHOLE)) for row in found)
-        return KernelTable(name or f"{kernel.convolution} {kernel.kind}", batch, rows)
+                    row = MicroConfiguration(size, label, *cost)
+                    self.measurements += 1
+                    self.store.put_cost(key, [row])
+                found.append(replace(row, algorithm=algorithm.name))
+        return KernelTable(f"{kernel.kind} {kernel.shapes}", batch, tuple(found))
 
     def _left_out(self, kernel: Kernel, algorithm: Algorithm, size: int, found: list[MicroConfiguration]) -> bool:
-        if algorithm.workspace_bytes(kernel, size) > self.largest_bytes:
+        if algorithm.least_bytes(kernel, size) > self.largest_bytes:
+            return True
+        here = [row for row in found if row.batch == size]
+        if algorithm in IN_BLOCKS and any(row.workspace_bytes <= self.largest_bytes for row in here):
             return True
         earlier = [row for row in found if row.algorithm == algorithm.name]
         if len(earlier) >= 2 and all(row.workspace_bytes > self.largest_bytes for row in earlier[-2:]):
@@ -143,39 +127,31 @@ class Measurer:
             return True
         return len(earlier) >= 2 and all(_is_hopeless(row, found, HOPELESS) for row in earlier[-2:])
 
-    def _measure(
-        self, kernel: Kernel, algorithm: Algorithm, size: int, batch: int, given: tuple[Tensor, Tensor] | None
-    ) -> MicroConfiguration | None:
-        """Measures an algorithm at one size. Returns None if it does not fit into the budget of this process."""
-        if not self.measures:
-            raise MeasureError(
-                f"{kernel.convolution}, {kernel.kind}: {size} samples by {algorithm.name} are not measured"
-            )
+    def _measure(self, kernel: Kernel, algorithm: Algorithm, size: int) -> tuple[float, int, float] | None:
+        """Seconds, workspace in bytes, and spread of an algorithm at one size; None if it does not fit the budget."""
         try:
-            operands = given or kernel.operands(batch, torch.Generator().manual_seed(0))
-            call = _in_turns(kernel, algorithm, size, batch, operands)
+            call = _in_turns(kernel, algorithm, size)
             workspace = workspace_bytes(call)
             median, spread = timed(call, self.effort)
         except torch.OutOfMemoryError:
             return None
-        self.measurements += 1
-        return MicroConfiguration(size, algorithm.name + (WHOLE if size == batch else ""), median, workspace, spread)
+        return median, workspace, spread
 
 
-def _in_turns(
-    kernel: Kernel, algorithm: Algorithm, size: int, batch: int, operands: tuple[Tensor, Tensor]
-) -> Callable[[], Any]:
+def _in_turns(kernel: Kernel, algorithm: Algorithm, size: int) -> Callable[[], Any]:
     """A call that computes one part, each time the next one: data that were just used may still be in the cache."""
-    if size == batch:
-        return lambda: algorithm.whole(kernel, *operands)
-    add = kernel.kind == BACKWARD_FILTER
-    result = result_like(kernel, batch).zero_()
-    begins = itertools.cycle(range(0, batch - size + 1, size))
+    samples = kernel.samples
+    if size == samples.length:
+        return lambda: algorithm.run(**kernel.named)
+    results = [None if r is None else torch.zeros_like(r, device="cpu") for r in kernel_results(kernel.named)]
+    begins = itertools.cycle(range(0, samples.length - size + 1, size))
 
     def call() -> None:
         begin = next(begins)
-        target = result if add else result[begin : begin + size]
-        algorithm.into(kernel, *kernel.part(operands, begin, begin + size), target, add)
+        for place, (result, made) in enumerate(zip(results, as_tuple(algorithm.run(**kernel.part(begin, size))))):
+            if result is not None:
+                target = samples.target(place, result, begin, size)
+                target.add_(made) if samples.sums else target.copy_(made)
 
     return call
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from torch import Tensor
 from torch._ops import OpOverload
 
+from ooc.pytorch.splitting.axes import Axis, Named
 from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.dividers import Stage, divides, divides_along, with_mask
-from ooc.pytorch.splitting.parts import PREFERRED, Axis, Named, along, other_dimensions
+from ooc.pytorch.splitting.parts import PREFERRED, along, other_dimensions
 
 ROWS = (16, 1)  # multiples
 
@@ -63,24 +63,20 @@ def _masked(mask: list[bool]) -> Callable[[Named], Named]:
 # ---- group normalisation --------------------------------------------------------------------------------------------
 
 
-def _groups(named: Named, tensors: list[str], results: dict[int, tuple[int, int]]) -> Axis:
+def _groups(named: Named, tensors: list[str], results: dict[int, int]) -> Axis:
     """The axis of groups of channels, in tensors [N, C, ...] and statistics [N, groups]."""
-    unit = named["C"] // named["group"]
-    places = {name: (1, unit) for name in tensors}
-    places |= {"weight": (0, unit), "bias": (0, unit), "mean": (1, 1), "rstd": (1, 1)}
-    takes = {name: place for name, place in places.items() if isinstance(named.get(name), Tensor)}
-    return Axis("groups", named["group"], takes, results, {"group": 1, "C": unit})
+    takes = dict.fromkeys([*tensors, "mean", "rstd"], 1) | {"weight": 0, "bias": 0}
+    return Axis("groups", named["group"], takes, results, ["group", "C"])
 
 
 def _of_result(named: Named) -> list[Axis]:
-    samples = Axis("samples", named["N"], {"input": 0}, {0: 0, 1: 0, 2: 0}, {"N": 1})
-    return [samples, _groups(named, ["input"], {0: (1, named["C"] // named["group"]), 1: (1, 1), 2: (1, 1)})]
+    samples = Axis("samples", named["N"], {"input": 0}, {0: 0, 1: 0, 2: 0}, ["N"])
+    return [samples, _groups(named, ["input"], {0: 1, 1: 1, 2: 1})]
 
 
 def _of_gradients(named: Named) -> list[Axis]:
     """Groups alone: the sums for weight and bias go over samples."""
-    unit = named["C"] // named["group"]
-    return [_groups(named, ["grad_out", "input"], {0: (1, unit), 1: (0, unit), 2: (0, unit)})]
+    return [_groups(named, ["grad_out", "input"], {0: 1, 1: 0, 2: 0})]
 
 
 divides_along("aten::native_group_norm", axes=_of_result, multiples=(1,))

@@ -8,7 +8,7 @@ from ooc.pytorch.splitting import registry
 from ooc.pytorch.splitting.registry import Handler, overload_of
 
 MODULES = """
-    attention batch_norm convolution convolution_backward embedding factories linear lists losses movement normalization
+    attention batch_norm convolution embedding factories linear lists losses movement normalization
     padding pointwise pooling random rearranging reductions
 """.split()
 

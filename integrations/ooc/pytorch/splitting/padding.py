@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ooc.pytorch.splitting import registry
 from ooc.pytorch.splitting.context import Context
-from ooc.pytorch.splitting.convolution_shapes import layout
+from ooc.pytorch.splitting.geometry import layout
 
 aten = torch.ops.aten
 

@@ -1,32 +1,31 @@
-"""Operators whose arguments and results are cut along common axes: rows, channels, planes, heads.
+"""Operators whose arguments and results are cut along common axes.
 
-An `Axis` says where in each tensor it lies. `along` makes candidates from axes: block sizes that fit, the preferred
-ones first, and a function that runs the operator once for each block. A block of a tensor is a view if that is dense
-in memory, else a compact copy: of such a view kernels would make copies of their own, or touch what lies between.
+`along` makes candidates from axes: block sizes that fit, the preferred ones first, and a function that runs the
+operator once for each block. A block of a tensor is a view if that is dense in memory, else a compact copy: of such a
+view kernels would make copies of their own, or touch what lies between.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from ooc.pytorch.splitting.calls import CannotSplit, Split, its_own_errors
+from ooc.pytorch.splitting.axes import Axis, Named, Where
+from ooc.pytorch.splitting.blocks import Blocks, as_tuple
+from ooc.pytorch.splitting.calls import Split, its_own_errors
 from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.cutting import all_meta
-from ooc.pytorch.splitting.geometry import extent, footprint, rounded
-from ooc.pytorch.splitting.grids import boxes, count, grid, label
+from ooc.pytorch.splitting.geometry import footprint, rounded
+from ooc.pytorch.splitting.grids import count, grid, label
 from ooc.pytorch.splitting.verification import map_tensors
 
 PREFERRED = (64, 32, 16, 8, 4, 1)  # blocks of these leave vector kernels the remainders that the whole has
 MOST_CANDIDATES = 8
-Named = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -38,32 +37,6 @@ class Piece(Split):
 
     part_bytes: int = 0
     rounds: bool = False
-
-
-Place = int | tuple[int, int]  # a dimension; and how many of its elements belong to one unit of the axis, if not one
-
-
-@dataclass(frozen=True)
-class Axis:
-    """What an operator can be cut along.
-
-    A tensor with one element in its dimension is broadcast, and not cut. Dimensions may count from the right.
-    """
-
-    name: str
-    length: int  # units
-    takes: Mapping[str, Place]  # arguments that are cut
-    gives: Mapping[int, Place]  # results whose parts lie one after the other
-    counts: Mapping[str, int] = field(default_factory=dict)  # integers that are its length: elements a unit
-    entries: Mapping[str, Place] = field(default_factory=dict)  # lists with its size: index, elements a unit
-    offsets: Mapping[str, int] = field(default_factory=dict)  # integers that grow so with each unit before a part
-    mirrored: bool = False  # the first part of the results is made of the arguments' last units
-    least: Sequence[int] = (1,)  # units of a block; where nothing fits with the first, the second counts, and so on
-
-
-def pair(place: Place) -> tuple[int, int]:
-    """The dimension of a place and its elements a unit."""
-    return place if isinstance(place, tuple) else (place, 1)
 
 
 # ---- calls ----------------------------------------------------------------------------------------------------------
@@ -80,11 +53,6 @@ def bind(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Name
         else:
             named[argument.name] = argument.default_value
     return named
-
-
-def as_tuple(results: Any) -> tuple[Any, ...]:
-    """The results of an operator as a tuple, though there may be only one."""
-    return tuple(results) if isinstance(results, tuple | list) else (results,)
 
 
 def _text(value: Any) -> str:
@@ -124,35 +92,6 @@ def own_bytes(context: Context, size_bytes: int) -> int:
 def view_bytes(context: Context, size_bytes: int) -> int:
     """Bytes that a dense view of a larger variable takes on the device at most."""
     return rounded(size_bytes, context.chunk_bytes) if size_bytes else 0
-
-
-@lru_cache(maxsize=4096)
-def _dense(size: torch.Size, stride: tuple[int, ...]) -> bool:
-    numel = size.numel()
-    return numel == 0 or (extent(size, stride) == numel and all(s > 0 or n == 1 for n, s in zip(size, stride)))
-
-
-def is_dense(tensor: Tensor) -> bool:
-    """Whether its elements fill its memory, each once."""
-    return _dense(tensor.shape, tensor.stride())
-
-
-def dense_stride(size: Sequence[int], like: Sequence[int]) -> tuple[int, ...]:
-    """Strides without gaps, with dimensions in the order of the strides `like` (of equal ones the later one inside)."""
-    made, step = [0] * len(size), 1
-    for dimension in sorted(range(len(size)), key=lambda d: (like[d], -d)):
-        made[dimension] = step
-        step *= max(size[dimension], 1)
-    return tuple(made)
-
-
-def compact(context: Context, view: Tensor) -> Tensor:
-    """The view itself where it lies densely in memory; else a dense copy with its dimensions in the same order."""
-    if is_dense(view):
-        return view
-    made = context.empty(size=view.shape, stride=dense_stride(view.shape, view.stride()), dtype=view.dtype)
-    context.move(made, view)
-    return made
 
 
 # ---- along axes -----------------------------------------------------------------------------------------------------
@@ -195,9 +134,7 @@ def divisions(
     return list(found.values())
 
 
-def _bound(
-    op: OpOverload, run: Callable[[Sequence[int], Named], Any], sizes: Sequence[int]
-) -> Callable[..., Any]:
+def _bound(op: OpOverload, run: Callable[[Sequence[int], Named], Any], sizes: Sequence[int]) -> Callable[..., Any]:
     return lambda *args, **kwargs: run(sizes, bind(op, args, kwargs))
 
 
@@ -221,7 +158,7 @@ def along(
     *,
     orders: Sequence[Sequence[Axis]] | None = None,
     multiples: Sequence[int] = PREFERRED,
-    workspace: Callable[[int, int], int] = lambda operands, results: 0,
+    workspace: Callable[[Part], int] = lambda part: 0,
     before: Callable[[Named], Named] | None = None,
     unread: Sequence[str] = (),
     results: Sequence[Any] | None = None,
@@ -233,10 +170,9 @@ def along(
         orders: in which orders axes are cut; each axis only as far as those before it do not suffice. By default one
             order, that of `axes`.
         multiples: block sizes are multiples of one of these; each that makes a difference gives a division.
-        workspace: gives the bytes that the kernel allocates beside a part's results, from the bytes of the part's
-            operands and of its results.
+        workspace: gives the bytes that the kernel allocates beside a part's results.
         before: changes the arguments (of the call, and of the verification) before they are cut.
-        unread: arguments of which only the sizes are looked at.
+        unread: arguments of which only the sizes and strides are looked at.
         results: what the operator would return, without memory; by default it is asked, which may take a second the
             first time, as PyTorch then imports its compiler.
     """
@@ -245,36 +181,47 @@ def along(
         return []
     if before is not None:
         named = before(named)
-    results = results_of(context, op, named) if results is None else results
-    read = {name: value for name, value in named.items() if name not in unread}
+    guessed, results = results is None, results_of(context, op, named) if results is None else results
     steps = max(len(axis.least) for axis in axes)
+    lengths = [axis.length for axis in axes]
+
+    def whole_or_within_one(sizes: Sequence[int]) -> bool:
+        single = {axis.name for axis, size in zip(axes, sizes) if size == 1}
+        known = single | ({axis.within for axis in axes} - {axis.name for axis in axes})
+        return all(size == axis.length or axis.within in known for axis, size in zip(axes, sizes))
+
     found = divisions(
         context,
         op,
         [axis.name for axis in axes],
-        [axis.length for axis in axes],
-        _Need(context, read, results, axes, workspace),
-        _Run(context, op, results, axes, before, unread),
+        lengths,
+        _Need(context, named, results, axes, workspace, unread),
+        Blocks(context, op, results, axes, before, unread, guessed),
         floors=[[axis.least[min(step, len(axis.least) - 1)] for axis in axes] for step in range(steps)],
         orders=None if orders is None else [[axes.index(a) for a in order if a in axes] for order in orders],
         multiples=multiples,
+        allowed=whole_or_within_one,
+        rounds=lambda sizes: any(axis.sums and size < n for axis, n, size in zip(axes, lengths, sizes)),
     )
     return found[:MOST_CANDIDATES]
 
 
-def _cut_dimension(tensor: Tensor, place: Place | None, length: int) -> tuple[int, int] | None:
-    """The dimension to cut and its elements a unit; None if the tensor is broadcast along the axis or lacks it."""
-    if place is None:
-        return None
-    dimension, unit = pair(place)
-    if not -tensor.dim() <= dimension < tensor.dim():
-        return None
-    size = tensor.shape[dimension]
-    if size == 1 and length * unit != 1:
-        return None
-    if size != length * unit:
-        raise CannotSplit(f"{length * unit} were expected in dimension {dimension} of a shape {tuple(tensor.shape)}")
-    return dimension % tensor.dim(), unit
+@dataclass(frozen=True)
+class Part:
+    """The largest part of a division: shapes of what is cut and made, and their bytes."""
+
+    shapes: Mapping[Where, Sequence[int]]  # of arguments by name, of results by number
+    sizes: Mapping[Where, int]  # bytes
+
+    @property
+    def operands(self) -> int:
+        """Bytes of all arguments that are read."""
+        return sum(size for where, size in self.sizes.items() if isinstance(where, str))
+
+    @property
+    def results(self) -> int:
+        """Bytes of all results."""
+        return sum(size for where, size in self.sizes.items() if isinstance(where, int))
 
 
 class _Need:
@@ -286,106 +233,30 @@ class _Need:
         named: Named,
         results: Sequence[Any],
         axes: Sequence[Axis],
-        workspace: Callable[[int, int], int],
+        workspace: Callable[[Part], int],
+        unread: Sequence[str],
     ) -> None:
-        def cuts(values: Iterable[tuple[Any, Any]], places: str) -> list[tuple[Tensor, list[tuple[int, int] | None]]]:
-            return [
-                (value, [_cut_dimension(value, getattr(axis, places).get(name), axis.length) for axis in axes])
-                for name, value in values
-                if isinstance(value, Tensor)
-            ]
-
-        self._context, self._workspace = context, workspace
-        self._arguments, self._results = cuts(named.items(), "takes"), cuts(enumerate(results), "gives")
+        self._context, self._axes, self._workspace = context, axes, workspace
+        values: list[tuple[Where, Any]] = [*named.items(), *enumerate(results)]
+        self._tensors = {where: value for where, value in values if isinstance(value, Tensor) and where not in unread}
+        self._cuts = {where: [axis.dimension(where, t) for axis in axes] for where, t in self._tensors.items()}
 
     def __call__(self, sizes: Sequence[int]) -> int:
-        total = inputs = outputs = 0
-        for tensor, cuts in self._arguments:
-            part = self._part_bytes(tensor, cuts, sizes)
-            inputs += part
-            total += view_bytes(self._context, part) if any(cuts) else footprint(tensor, self._context.chunk_bytes)
-        for tensor, cuts in self._results:
-            part = self._part_bytes(tensor, cuts, sizes)
-            outputs += part
-            total += own_bytes(self._context, part)
-        extra = self._workspace(inputs, outputs)
-        return total + (own_bytes(self._context, extra) if extra else 0)
+        shapes = {where: self._shape(where, sizes) for where in self._tensors}
+        part = Part(shapes, {w: math.prod(shape) * self._tensors[w].element_size() for w, shape in shapes.items()})
+        total = own_bytes(self._context, self._workspace(part))
+        for where, size in part.sizes.items():
+            if isinstance(where, int):
+                total += own_bytes(self._context, size)
+            elif any(cut is not None for cut in self._cuts[where]):
+                total += view_bytes(self._context, size)
+            else:
+                total += footprint(self._tensors[where], self._context.chunk_bytes)
+        return total
 
-    @staticmethod
-    def _part_bytes(tensor: Tensor, cuts: Sequence[tuple[int, int] | None], sizes: Sequence[int]) -> int:
-        lengths = list(tensor.shape)
-        for cut, size in zip(cuts, sizes):
-            if cut is not None:
-                lengths[cut[0]] = size * cut[1]
-        return math.prod(lengths) * tensor.element_size()
-
-
-@dataclass(frozen=True)
-class _Run:
-    """Runs an operator block by block."""
-
-    context: Context
-    op: OpOverload
-    results: Sequence[Any]
-    axes: Sequence[Axis]
-    before: Callable[[Named], Named] | None
-    unread: Sequence[str]
-
-    def __call__(self, sizes: Sequence[int], named: Named) -> Any:
-        if self.before is not None:
-            named = self.before(named)
-        made: list[Any] = [None] * len(self.results)
-        for box in boxes([axis.length for axis in self.axes], sizes):
-            found = as_tuple(self.op(**self._part(named, box)))
-            for i, result in enumerate(found):
-                self._keep(made, i, result, box)
-        return made[0] if len(made) == 1 else tuple(made)
-
-    def _part(self, named: Named, box: Sequence[tuple[int, int]]) -> Named:
-        part = dict(named)
-        for axis, (start, length) in zip(self.axes, box):
-            first = axis.length - start - length if axis.mirrored else start
-            for name, place in axis.takes.items():
-                if isinstance(part[name], Tensor):
-                    part[name] = _narrow(part[name], place, axis.length, first, length)
-            for name, step in axis.offsets.items():
-                part[name] += step * start
-            for name, unit in axis.counts.items():
-                part[name] = length * unit
-            for name, place in axis.entries.items():
-                index, unit = pair(place)
-                sizes = list(part[name])
-                sizes[index] = length * unit
-                part[name] = sizes
-        for name, value in part.items():
-            if isinstance(value, Tensor) and value is not named[name] and name not in self.unread:
-                part[name] = compact(self.context, value)
-        return part
-
-    def _keep(self, made: list[Any], i: int, result: Any, box: Sequence[tuple[int, int]]) -> None:
-        if not isinstance(result, Tensor):
-            return
-        if not any(i in axis.gives for axis in self.axes):
-            made[i] = result if made[i] is None else made[i]
-            return
-        if made[i] is None:
-            made[i] = self._result(self.results[i], result)
-        target = made[i]
-        for axis, (start, length) in zip(self.axes, box):
-            if i in axis.gives:
-                target = _narrow(target, axis.gives[i], axis.length, start, length)
-        self.context.move(target, result)
-
-    def _result(self, meta: Tensor, part: Tensor) -> Tensor:
-        """Memory for the whole result, like `part`: "meta" may show another type, or another order of dimensions."""
-        stride = meta.stride()
-        outside = max(part.stride(), default=0)  # elsewhere the stride of a length of one does not tell the order
-        told = (n > 1 or n == whole or step == outside for n, whole, step in zip(part.shape, meta.shape, part.stride()))
-        if is_dense(part) and all(told):
-            stride = dense_stride(meta.shape, part.stride())
-        return self.context.empty(size=meta.shape, stride=stride, dtype=part.dtype)
-
-
-def _narrow(tensor: Tensor, place: Place, whole: int, start: int, length: int) -> Tensor:
-    cut = _cut_dimension(tensor, place, whole)
-    return tensor if cut is None else tensor.narrow(cut[0], start * cut[1], length * cut[1])
+    def _shape(self, where: Where, sizes: Sequence[int]) -> list[int]:
+        shape = list(self._tensors[where].shape)
+        for axis, dimension, size in zip(self._axes, self._cuts[where], sizes):
+            if dimension is not None and size < axis.length:
+                shape[dimension] = axis.elements(where, shape[dimension], size)
+        return shape

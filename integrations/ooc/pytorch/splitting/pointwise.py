@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from ooc.pytorch.splitting import registry
+from ooc.pytorch.splitting.blocks import as_tuple
 from ooc.pytorch.splitting.calls import CannotSplit, Split, its_own_errors
 from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.cutting import Cut, all_meta, cut_elementwise, meta_results
-from ooc.pytorch.splitting.parts import as_tuple, bind
+from ooc.pytorch.splitting.parts import bind
 from ooc.pytorch.splitting.verification import map_tensors, tensors_in
 
 Overload = torch._ops.OpOverload

@@ -6,10 +6,12 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from ooc.pytorch.splitting.axes import Axis, Named
+from ooc.pytorch.splitting.blocks import as_tuple
 from ooc.pytorch.splitting.calls import its_own_errors
 from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.dividers import divides, divides_along
-from ooc.pytorch.splitting.parts import Axis, Named, Piece, along, as_tuple, results_of
+from ooc.pytorch.splitting.parts import Piece, along
 
 _OPERATORS = """
     max_pool2d_with_indices max_pool3d_with_indices adaptive_max_pool2d adaptive_max_pool3d fractional_max_pool2d
@@ -32,13 +34,13 @@ def planes(context: Context, op: OpOverload, named: Named) -> list[Piece]:
     single = any(kind in name and len(shape) == rank for kind, rank in _WITHOUT_SAMPLES.items())
     entries = ["input_size"] if named.get("input_size") is not None else []
     names = ["channels"] if single else ["samples"] if "pixel" in name else ["samples", "channels"]
-    results = _of_one_plane(context, op, named, tensors, len(names)) or results_of(context, op, named)
-    gives = range(len(results))
+    gives = range(len(op._schema.returns))
     axes = [
         Axis(of, shape[d], dict.fromkeys(tensors, d), dict.fromkeys(gives, d), entries=dict.fromkeys(entries, d))
         for d, of in enumerate(names)
     ]
     # The outermost dimension in memory is cut first: that is the samples, in every usual layout.
+    results = _of_one_plane(context, op, named, tensors, len(names))
     return along(context, op, named, axes, multiples=(16, 1), results=results)
 
 

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from ooc.pytorch.splitting import registry
+from ooc.pytorch.splitting.axes import Axis, Named
 from ooc.pytorch.splitting.calls import CannotSplit, its_own_errors
 from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.cutting import meta
 from ooc.pytorch.splitting.dividers import divides_along
 from ooc.pytorch.splitting.movement import strided
-from ooc.pytorch.splitting.parts import Axis, Named, other_dimensions
+from ooc.pytorch.splitting.parts import other_dimensions
 
 aten = torch.ops.aten
 

@@ -14,11 +14,12 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from ooc.pytorch.splitting import registry
+from ooc.pytorch.splitting.axes import Axis, Named
 from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.dividers import divides, divides_along
 from ooc.pytorch.splitting.geometry import blocks, flat, narrowed
 from ooc.pytorch.splitting.grids import spans
-from ooc.pytorch.splitting.parts import Axis, Named, Piece, along, bind, other_dimensions, view_bytes
+from ooc.pytorch.splitting.parts import Piece, along, bind, other_dimensions, view_bytes
 
 aten = torch.ops.aten
 

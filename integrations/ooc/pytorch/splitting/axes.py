@@ -1,0 +1,99 @@
+"""What an operator can be cut along: rows, channels, planes, heads."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from ooc.pytorch.splitting.calls import CannotSplit
+from ooc.pytorch.splitting.grids import equal_spans, spans
+
+if TYPE_CHECKING:
+    from ooc.pytorch.splitting.memory import Memory
+
+Named = dict[str, Any]  # the arguments of a call
+Where = str | int  # an argument, or a result
+Span = tuple[int, int]  # of a block: its first unit, and its number of units
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Where in each tensor of a call an axis lies. Dimensions may count from the right.
+
+    Each unit of the axis has the same number of elements in a tensor's dimension, in one tensor more than in another. A
+    tensor with one element there is broadcast, and not cut.
+    """
+
+    name: str
+    length: int  # units
+    takes: Mapping[str, int]  # arguments that are cut: the dimension
+    gives: Mapping[int, int]  # results whose parts lie one after the other: the dimension
+    counts: Collection[str] = ()  # integers that grow with its length
+    entries: Mapping[str, int] = field(default_factory=dict)  # lists in which one number does so: the index
+    offsets: Mapping[str, int] = field(default_factory=dict)  # integers that grow so with each unit before a part
+    mirrored: bool = False  # the first part of the results is made of the arguments' last units
+    sums: bool = False  # results that have no part of it are sums along it
+    equal: bool = False  # all blocks are of one size: the last one overlaps the one before it
+    within: str = ""  # its units are those of one unit of another axis, which comes before it
+    least: Sequence[int] = (1,)  # units of a block; where nothing fits with the first, the second counts, and so on
+
+    def spans(self, units: int) -> list[Span]:
+        """All blocks of so many units."""
+        return (equal_spans if self.equal else spans)(self.length, units)
+
+    def dimension(self, where: Where, tensor: Tensor) -> int | None:
+        """The dimension of an argument or result that is cut, from the left; None if it is not cut.
+
+        Raises:
+            CannotSplit: the units have unlike numbers of elements.
+        """
+        found = self.takes.get(where) if isinstance(where, str) else self.gives.get(where)
+        if found is None or not -tensor.dim() <= found < tensor.dim():
+            return None
+        size = tensor.shape[found]
+        if size == 1 and self.length != 1:
+            return None
+        if size % self.length:
+            raise CannotSplit(f"dimension {found} of a shape {tuple(tensor.shape)} has no {self.length} equal parts")
+        return found % tensor.dim()
+
+    def elements(self, where: Where, size: int, units: int, start: int | None = None) -> int:
+        """Of the `size` elements in that dimension, those of a block; without `start`, the most of any such block."""
+        return size * units // self.length
+
+    def part(self, memory: Memory, name: str, tensor: Tensor, start: int, units: int) -> Tensor:
+        """An argument's part."""
+        found = self.dimension(name, tensor)
+        return tensor if found is None else self._narrowed(tensor, found, self._first(start, units), units)
+
+    def numbers(self, part: Named, start: int, units: int) -> None:
+        """Changes the arguments that are no tensors to those of a block."""
+        for name in self.counts:
+            part[name] = part[name] * units // self.length
+        for name, step in self.offsets.items():
+            part[name] += step * start
+        for name, index in self.entries.items():
+            if part[name] is not None:
+                part[name] = [n * units // self.length if i == index else n for i, n in enumerate(part[name])]
+
+    def target(self, place: int, result: Tensor, start: int, units: int) -> Tensor:
+        """Where in a result a block lies."""
+        found = self.dimension(place, result)
+        return result if found is None else self._narrowed(result, found, start, units)
+
+    def own(self, place: int, part: Tensor, start: int, units: int) -> Tensor:
+        """What a block's operator returned, without what belongs to other blocks."""
+        return part
+
+    def check(self, name: str, part: Tensor) -> None:
+        """Raises CannotSplit for an argument's part with numbers for which parts would give something else."""
+
+    def _first(self, start: int, units: int) -> int:
+        return self.length - start - units if self.mirrored else start
+
+    def _narrowed(self, tensor: Tensor, dimension: int, start: int, units: int) -> Tensor:
+        unit = tensor.shape[dimension] // self.length
+        return tensor.narrow(dimension, start * unit, units * unit)
