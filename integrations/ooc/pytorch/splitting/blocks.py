@@ -68,18 +68,22 @@ class Blocks:
         loops = self._loops(cut, arguments)
         summed = [n for n, (axis, _) in enumerate(cut) if axis.sums]
         for outer in itertools.product(*(cut[n][1] for n in loops)):
-            total: list[Any] = []
+            boxes = []
             for inner in itertools.product(*(cut[n][1] for n in summed)):
                 spans = dict(zip((*loops, *summed), (*outer, *inner)))
-                box = [spans[n] for n in range(len(cut))]
-                found = as_tuple(self.op(**arguments.part(box)))
-                for one, more in zip(total, found):
-                    if isinstance(one, Tensor) and isinstance(more, Tensor):
-                        one.add_(more)
-                total = total or list(found)
-            for place, result in enumerate(total):
-                self._keep(made, place, result, [(axis, span) for (axis, _), span in zip(cut, box) if not axis.sums])
+                boxes.append([spans[n] for n in range(len(cut))])
+            self._block(made, arguments, boxes, [(axis, n) for n, (axis, _) in enumerate(cut) if not axis.sums])
         return made[0] if len(made) == 1 else tuple(made)
+
+    def _block(
+        self, made: list[Any], arguments: _Arguments, boxes: Sequence[Sequence[Span]], axes: Sequence[tuple[Axis, int]]
+    ) -> None:
+        """Runs the operator for boxes whose results are added up, and keeps the sums. Nothing of them is left then."""
+        total: list[Any] = []
+        for box in boxes:
+            total = _added(total, as_tuple(self.op(**arguments.part(box))))
+        for place, result in enumerate(total):
+            self._keep(made, place, result, [(axis, boxes[0][n]) for axis, n in axes])
 
     def _loops(self, cut: Cut, arguments: _Arguments) -> Sequence[int]:
         """The axes that are no sums, in the order of loops in which the fewest bytes are read again."""
@@ -116,6 +120,13 @@ class Blocks:
         if is_dense(part) and all(told):
             stride = dense_stride(meta.shape, part.stride())
         return self.context.empty(size=meta.shape, stride=stride, dtype=part.dtype)
+
+
+def _added(total: list[Any], found: Sequence[Any]) -> list[Any]:
+    for one, more in zip(total, found):
+        if isinstance(one, Tensor) and isinstance(more, Tensor):
+            one.add_(more)
+    return total or list(found)
 
 
 class _Arguments:

@@ -108,7 +108,8 @@ def kernels_of(call: Call) -> list[Kernel]:
     if bias and not filters:
         return []
     masks = [[True, False, False]] * data + [[False, True, bias]] * filters
-    return [Kernel(call.operator, named | {"output_mask": mask}) for mask in masks]
+    sizes = {True: named["bias_sizes"], False: None}  # without the bias's gradient they make no difference
+    return [Kernel(call.operator, named | {"output_mask": mask, "bias_sizes": sizes[mask[2]]}) for mask in masks]
 
 
 def _own(**named: Any) -> Sequence[Any]:
