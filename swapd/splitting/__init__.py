@@ -4,5 +4,4 @@ The arithmetic is in pure functions; docs/splitting.md has its sources.
 
 - `configurations`: the vocabulary. `reuse`, `pareto`, `division`: micro-batches (micro-cuDNN, Oyama et al. 2018)
 - `segments`: layers in parts (mmCNN, Li et al. 2019)
-- `batches`: uneven batches over unlike devices (micro-cuDNN, section III-E)
 """
