@@ -45,7 +45,7 @@ def point(
 ) -> dict[str, Any]:
     """One network, policy and limit."""
     limit = mib * len(measured) * MIB
-    front_seconds, fronts = median_seconds(lambda: fronts_of(measured, limit, policy), 1)
+    front_seconds, fronts = median_seconds(lambda: fronts_of(measured, limit), 1)
     made = {
         "network": name,
         "batch": batch,

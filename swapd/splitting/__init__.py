@@ -2,6 +2,7 @@
 
 The arithmetic is in pure functions; docs/splitting.md has its sources.
 
-- `configurations`: the vocabulary. `reuse`, `pareto`, `division`: micro-batches (micro-cuDNN, Oyama et al. 2018)
-- `segments`: layers in parts (mmCNN, Li et al. 2019)
+- `configurations`: the vocabulary of micro-cuDNN (Oyama et al. 2018). `micro_batches`: one kernel. `division`: all
+- `segments`: layers in parts (mmCNN, Li et al. 2019). `recorded`: the layers of a recorded iteration
+- `store`: what was measured. `limits`: the errors
 """

@@ -49,11 +49,6 @@ class Configuration:
         """M(c): the parts share one workspace."""
         return max((part.workspace_bytes for part in self.parts), default=0)
 
-    @cached_property
-    def batch(self) -> int:
-        """Samples in all."""
-        return sum(part.batch for part in self.parts)
-
     def __str__(self) -> str:
         """Such as `4 x 8 own, 2 im2col`: how many equal parts there are, with their samples and algorithm."""
         counts = Counter((part.batch, part.algorithm) for part in self.parts)
@@ -72,33 +67,17 @@ class KernelTable:
         if self.batch < 1:
             raise ValueError(f"{self.name}: a batch has at least 1 sample, not {self.batch}")
 
-    def restricted(self, policy: str) -> KernelTable:
-        """The rows whose size the policy allows.
-
-        Raises:
-            ValueError: there is no such policy.
-        """
-        sizes = set(micro_batch_sizes(policy, self.batch))
-        return KernelTable(self.name, self.batch, tuple(row for row in self.rows if row.batch in sizes))
-
-    def cautious(self, noise: float = 0.0) -> KernelTable:
-        """The same table, in which parts take longer by their `spread_seconds`, and at least by `noise` of their time.
+    def cautious(self) -> KernelTable:
+        """The same table, in which parts take longer by their `spread_seconds`.
 
         The least of many measurements is a lucky one. With the longer times, a division is chosen over the whole batch
         only if it gains more than its measurements vary. micro-cuDNN differs: it takes times as they are.
         """
-
-        def later(row: MicroConfiguration) -> MicroConfiguration:
-            if row.batch == self.batch:
-                return row
-            return replace(row, seconds=row.seconds + max(row.spread_seconds, noise * row.seconds))
-
-        return replace(self, rows=tuple(map(later, self.rows)))
-
-    def measured(self, configuration: Configuration) -> Configuration:
-        """A configuration that was made from the cautious table, with the times that were measured."""
-        seconds = {(row.batch, row.algorithm): row for row in self.rows}
-        return Configuration(tuple(seconds[part.batch, part.algorithm] for part in configuration.parts))
+        rows = [
+            replace(row, seconds=row.seconds + row.spread_seconds) if row.batch < self.batch else row
+            for row in self.rows
+        ]
+        return replace(self, rows=tuple(rows))
 
 
 def micro_batch_sizes(policy: str, batch: int) -> tuple[int, ...]:

@@ -5,7 +5,7 @@
                 sum over c of x_kc = 1 for every kernel k              (3)
                 x_kc in {0, 1}                                         (4)
 
-The configurations c of a kernel are its desirable ones (`pareto`). `multiple_choice` solves the programme, exactly.
+The configurations c of a kernel are its desirable ones (`micro_batches`). `multiple_choice` solves the programme.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 
 from swapd.splitting.configurations import Configuration, KernelTable
 from swapd.splitting.limits import LimitTooSmallError
+from swapd.splitting.micro_batches import pareto_front
 from swapd.splitting.multiple_choice import Option, choose, fractional_bound, greedy_choice
-from swapd.splitting.pareto import desirable, pareto_front
 
 Fronts = Mapping[str, Sequence[Configuration]]
 
@@ -43,9 +43,7 @@ class Division:
         return sum(configuration.workspace_bytes for configuration in self.configurations.values())
 
 
-def fronts_of(
-    tables: Sequence[KernelTable], limit_bytes: int, policy: str = "all"
-) -> dict[str, tuple[Configuration, ...]]:
+def fronts_of(tables: Sequence[KernelTable], limit_bytes: int) -> dict[str, tuple[Configuration, ...]]:
     """The desirable configurations of each kernel by its name; kernels with the same measurements share the work.
 
     A kernel keeps the configurations that fit in the limit alone; `divide_workspace` sees whether all fit together.
@@ -53,7 +51,7 @@ def fronts_of(
     Raises:
         LimitTooSmallError: a kernel does not fit even alone.
         UnreachableBatchError: a kernel's measured sizes do not add up to its batch.
-        ValueError: two kernels have the same name; an unknown policy.
+        ValueError: two kernels have the same name.
     """
     found: dict[str, tuple[Configuration, ...]] = {}
     known: dict[Any, tuple[Configuration, ...]] = {}
@@ -62,7 +60,7 @@ def fronts_of(
             raise ValueError(f"two kernels are called {table.name}")
         key = (table.batch, table.rows)
         if key not in known:
-            known[key] = pareto_front(table, limit_bytes, policy)
+            known[key] = pareto_front(table, limit_bytes)
         found[table.name] = known[key]
     return found
 
@@ -80,7 +78,7 @@ def divide_workspace(fronts: Fronts, limit_bytes: int) -> Division:
         LimitTooSmallError: the smallest configurations do not fit together.
         ValueError: a kernel without configurations.
     """
-    pruned = {name: desirable(front) for name, front in fronts.items()}
+    pruned = {name: _desirable(front) for name, front in fronts.items()}
     for name, front in pruned.items():
         if not front:
             raise ValueError(f"{name} has no configurations to choose from")
@@ -93,3 +91,11 @@ def divide_workspace(fronts: Fronts, limit_bytes: int) -> Division:
     configurations = {name: front[i] for (name, front), i in zip(pruned.items(), chosen)}
     bound = fractional_bound(options, limit_bytes)
     return Division(configurations, sum(map(len, options)), best is not None, bound)
+
+
+def _desirable(configurations: Sequence[Configuration]) -> list[Configuration]:
+    kept: list[Configuration] = []
+    for candidate in sorted(configurations, key=lambda c: (c.workspace_bytes, c.seconds)):
+        if not kept or candidate.seconds < kept[-1].seconds:
+            kept.append(candidate)
+    return kept

@@ -1,6 +1,6 @@
 """Small kernels, and every way to divide them: what the methods of `swapd.splitting` are held against."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import pytest
@@ -42,6 +42,18 @@ def all_divisions(table: KernelTable, batch: int | None = None) -> Iterator[Conf
         if row.batch <= left:
             for rest in all_divisions(table, left - row.batch):
                 yield Configuration((row, *rest.parts))
+
+
+def desirable(configurations: Iterable[Configuration]) -> tuple[Configuration, ...]:
+    """D(C) of micro-cuDNN, section III-C1: those that nothing beats, smallest first; of equals the first.
+
+    The paper's formula, read to the letter, compares a configuration with itself too, and keeps none of equals.
+    """
+    kept: list[Configuration] = []
+    for candidate in sorted(configurations, key=lambda c: (c.workspace_bytes, c.seconds)):
+        if not kept or candidate.seconds < kept[-1].seconds:
+            kept.append(candidate)
+    return tuple(kept)
 
 
 def costs(configurations: "tuple[Configuration, ...]") -> list[tuple[int, float]]:

@@ -14,7 +14,7 @@ from swapd.splitting import multiple_choice
 from swapd.splitting.configurations import Configuration, KernelTable, MicroConfiguration
 from swapd.splitting.division import divide_workspace, fronts_of
 from swapd.splitting.limits import LimitTooSmallError, UnreachableBatchError
-from swapd.splitting.reuse import fastest_division
+from swapd.splitting.micro_batches import fastest_division
 
 COST = st.tuples(st.integers(1, 64).map(lambda n: n / 16), st.integers(0, 12))
 

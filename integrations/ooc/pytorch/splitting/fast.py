@@ -33,7 +33,7 @@ from ooc_alloc import Core
 from swapd.splitting.configurations import Configuration, KernelTable
 from swapd.splitting.division import divide_workspace, fronts_of
 from swapd.splitting.limits import LimitTooSmallError, UnreachableBatchError
-from swapd.splitting.reuse import fastest_division, smallest_workspace_bytes
+from swapd.splitting.micro_batches import fastest_division, smallest_workspace_bytes
 from swapd.splitting.store import Store, Verdict
 
 log = logging.getLogger("ooc.pytorch")
