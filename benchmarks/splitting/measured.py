@@ -173,7 +173,6 @@ def _plan_record(
         "limit_bytes": plan.limit_bytes,
         "over_limit": plan.over_limit,
         "divided": sum(len(chosen.parts) > 1 for chosen in plan.configurations),
-        "proved": plan.proved,
         "predicted_seconds": sum(chosen.seconds for chosen in plan.configurations),
         "workspace_bytes": [chosen.workspace_bytes for chosen in plan.configurations],
         "executed_workspace_bytes": executed,

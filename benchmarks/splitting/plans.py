@@ -25,7 +25,6 @@ class Plan:
     limit_bytes: int
     configurations: tuple[Configuration, ...]
     over_limit: int  # kernels, undivided, of which nothing fits; their smallest algorithm is taken
-    proved: bool
 
 
 def clearly_faster(turns: Sequence[tuple[float, float]]) -> bool:
@@ -64,11 +63,11 @@ def _plan(mode: str, policy: str, limit_mib: int, limit: int, tables: Sequence[K
     cautious = [_cautious(table, policy, noise) for table in tables]
     if mode == "WR":
         found = [_fastest(table, limit) for table in cautious]
-        chosen, over, proved = [c for c, _ in found], sum(o for _, o in found), False
+        chosen, over = [c for c, _ in found], sum(o for _, o in found)
     else:
-        chosen, over, proved = _divided(cautious, limit)
+        chosen, over = _divided(cautious, limit)
     measured = tuple(_measured(table, configuration) for table, configuration in zip(tables, chosen))
-    return Plan(mode, policy, limit_mib, limit, measured, over, proved)
+    return Plan(mode, policy, limit_mib, limit, measured, over)
 
 
 def _cautious(table: KernelTable, policy: str, noise: float) -> KernelTable:
@@ -95,14 +94,12 @@ def _fastest(table: KernelTable, limit: int) -> tuple[Configuration, bool]:
         return fastest_division(table, error.smallest_bytes), True
 
 
-def _divided(tables: list[KernelTable], limit: int) -> tuple[list[Configuration], int, bool]:
+def _divided(tables: list[KernelTable], limit: int) -> tuple[list[Configuration], int]:
     named = [KernelTable(str(i), table.batch, table.rows) for i, table in enumerate(tables)]
     try:
-        division = divide_workspace(fronts_of(named, limit), limit)
+        return list(divide_workspace(fronts_of(named, limit), limit).values()), 0
     except LimitTooSmallError:
-        smallest = [fastest_division(table, smallest_workspace_bytes(table)) for table in tables]
-        return smallest, len(tables), False
-    return list(division.configurations.values()), 0, division.proved
+        return [fastest_division(table, smallest_workspace_bytes(table)) for table in tables], len(tables)
 
 
 def _confirmed(
@@ -115,4 +112,4 @@ def _confirmed(
         if len(divided.parts) > 1 and undivided.workspace_bytes <= room and not is_faster(kernel, divided, undivided):
             divided = undivided
         chosen.append(divided)
-    return Plan(plan.mode, plan.policy, plan.limit_mib, plan.limit_bytes, tuple(chosen), plan.over_limit, plan.proved)
+    return Plan(plan.mode, plan.policy, plan.limit_mib, plan.limit_bytes, tuple(chosen), plan.over_limit)

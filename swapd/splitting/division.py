@@ -5,42 +5,26 @@
                 sum over c of x_kc = 1 for every kernel k              (3)
                 x_kc in {0, 1}                                         (4)
 
-The configurations c of a kernel are its desirable ones (`micro_batches`). `multiple_choice` solves the programme.
+The configurations c of a kernel are its desirable ones (`micro_batches`). HiGHS solves the programme, in which kernels
+of the same costs are one: x then counts them. HiGHS comes with scipy (the extra `workspaces`).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
 
-from swapd.splitting.configurations import Configuration, KernelTable
+import numpy as np
+from numpy.typing import NDArray
+
+from swapd.splitting.configurations import Configuration, KernelTable, MicroConfiguration
 from swapd.splitting.limits import LimitTooSmallError
 from swapd.splitting.micro_batches import pareto_front
-from swapd.splitting.multiple_choice import Option, choose, fractional_bound, greedy_choice
 
 Fronts = Mapping[str, Sequence[Configuration]]
 
-
-@dataclass(frozen=True)
-class Division:
-    """A configuration for each kernel."""
-
-    configurations: dict[str, Configuration]
-    variables: int  # of the programme: desirable configurations of all kernels
-    proved: bool  # that no other is faster
-    bound_seconds: float  # what no division beats, within the same limit
-
-    @property
-    def seconds(self) -> float:
-        """The time of all kernels, one after the other."""
-        return math.fsum(configuration.seconds for configuration in self.configurations.values())
-
-    @property
-    def workspace_bytes(self) -> int:
-        """The workspaces of all kernels together: each kernel has a segment of its own."""
-        return sum(configuration.workspace_bytes for configuration in self.configurations.values())
+SOLVING_SECONDS = 10.0  # after them the best choice so far is taken
+_SCALE = 1e6  # of what HiGHS is given: its tolerances are 1e-6, whatever the unit
+_ATTEMPTS = 10
 
 
 def fronts_of(tables: Sequence[KernelTable], limit_bytes: int) -> dict[str, tuple[Configuration, ...]]:
@@ -54,7 +38,7 @@ def fronts_of(tables: Sequence[KernelTable], limit_bytes: int) -> dict[str, tupl
         ValueError: two kernels have the same name.
     """
     found: dict[str, tuple[Configuration, ...]] = {}
-    known: dict[Any, tuple[Configuration, ...]] = {}
+    known: dict[tuple[int, tuple[MicroConfiguration, ...]], tuple[Configuration, ...]] = {}
     for table in tables:
         if table.name in found:
             raise ValueError(f"two kernels are called {table.name}")
@@ -65,37 +49,71 @@ def fronts_of(tables: Sequence[KernelTable], limit_bytes: int) -> dict[str, tupl
     return found
 
 
-def divide_workspace(fronts: Fronts, limit_bytes: int) -> Division:
-    """The configurations of least time in all whose workspaces together are at most `limit_bytes`.
+def divide_workspace(fronts: Fronts, limit_bytes: int) -> dict[str, Configuration]:
+    """For each kernel one of its configurations: of least time in all, and of at most `limit_bytes` together.
 
-    Where the lists of `multiple_choice` become too long, the best that is known is returned, which is not `proved`.
+    Where that takes more than `SOLVING_SECONDS`, it is the best choice that was found, or the smallest one.
 
     Args:
-        fronts: by kernel, configurations to choose from, such as `fronts_of` makes. They need not be pruned.
+        fronts: by kernel, configurations to choose from, such as `fronts_of` makes.
         limit_bytes: M, for all kernels together.
 
     Raises:
+        ImportError: scipy is not there.
         LimitTooSmallError: the smallest configurations do not fit together.
-        ValueError: a kernel without configurations.
     """
-    pruned = {name: _desirable(front) for name, front in fronts.items()}
-    for name, front in pruned.items():
-        if not front:
-            raise ValueError(f"{name} has no configurations to choose from")
-    smallest = sum(front[0].workspace_bytes for front in pruned.values())
+    chosen = {name: min(front, key=lambda c: (c.workspace_bytes, c.seconds)) for name, front in fronts.items()}
+    smallest = sum(configuration.workspace_bytes for configuration in chosen.values())
     if smallest > limit_bytes:
-        raise LimitTooSmallError(f"the workspace of {len(pruned)} kernels", limit_bytes, smallest)
-    options = [[Option(c.seconds, c.workspace_bytes) for c in front] for front in pruned.values()]
-    best = choose(options, limit_bytes)
-    chosen = greedy_choice(options, limit_bytes) if best is None else best
-    configurations = {name: front[i] for (name, front), i in zip(pruned.items(), chosen)}
-    bound = fractional_bound(options, limit_bytes)
-    return Division(configurations, sum(map(len, options)), best is not None, bound)
+        raise LimitTooSmallError(f"the workspace of {len(fronts)} kernels", limit_bytes, smallest)
+    kinds: dict[tuple[tuple[int, float], ...], list[str]] = {}
+    for name, front in fronts.items():
+        least = chosen[name]
+        costs = tuple((c.workspace_bytes - least.workspace_bytes, least.seconds - c.seconds) for c in front)
+        kinds.setdefault(costs, []).append(name)
+    numbers = {costs: len(names) for costs, names in kinds.items()}
+    for names, counts in zip(kinds.values(), _solved(numbers, limit_bytes - smallest)):
+        for name, option in zip(names, np.repeat(np.arange(len(counts)), counts), strict=True):
+            chosen[name] = fronts[name][int(option)]
+    return chosen
 
 
-def _desirable(configurations: Sequence[Configuration]) -> list[Configuration]:
-    kept: list[Configuration] = []
-    for candidate in sorted(configurations, key=lambda c: (c.workspace_bytes, c.seconds)):
-        if not kept or candidate.seconds < kept[-1].seconds:
-            kept.append(candidate)
-    return kept
+def _solved(kinds: Mapping[tuple[tuple[int, float], ...], int], room: int) -> list[NDArray[np.int64]]:
+    """For each kind of kernels, how many take which option; nothing where the smallest are all that is known.
+
+    Args:
+        kinds: how many kernels have these options: bytes more, and seconds less, than the smallest.
+        room: in bytes, for what is more.
+    """
+    from scipy import optimize, sparse
+
+    options = np.array([option for costs in kinds for option in costs]).reshape(-1, 2)
+    more, saved = options[:, 0].astype(np.int64), options[:, 1]
+    if room == 0 or not (saved > 0).any():
+        return []
+    lengths = [len(costs) for costs in kinds]
+    sizes = np.array(list(kinds.values()))
+    of = np.repeat(np.arange(len(kinds)), lengths)
+    one_each = sparse.csr_array((np.ones(len(of)), (of, np.arange(len(of)))))
+    allowed = room
+    for _ in range(_ATTEMPTS):
+        result = optimize.milp(
+            -saved * (_SCALE / saved.max()),
+            integrality=np.ones(len(of)),
+            bounds=optimize.Bounds(0, np.where(more > room, 0, sizes[of])),
+            constraints=[
+                optimize.LinearConstraint(more[None, :] * (_SCALE / room), -np.inf, _SCALE * allowed / room),
+                optimize.LinearConstraint(one_each, sizes, sizes),
+            ],
+            options={"mip_rel_gap": 0.0, "time_limit": SOLVING_SECONDS},
+        )
+        over = room // 100_000 + 1
+        if result.x is not None:
+            counts = np.rint(result.x).astype(np.int64)
+            over = int(counts @ more) - room
+            if over <= 0:
+                return np.split(counts, np.cumsum(lengths)[:-1])
+        elif result.status == 1:  # out of time
+            break
+        allowed -= over  # a choice that fits by its tolerances alone is taken, or makes it find none
+    return []

@@ -200,7 +200,7 @@ class Fast:
             fronts = fronts_of(tables, total if self.limits.each is None else min(self.limits.each, total))
             division = divide_workspace(fronts, total)
             for (key, n), table in zip(owners, tables):
-                chosen = division.configurations[table.name]
+                chosen = division[table.name]
                 known = found.setdefault(key, {}).get(n)
                 # Layers that are called alike run alike: in the smallest of their segments.
                 if known is None or chosen.workspace_bytes < known.workspace_bytes:
