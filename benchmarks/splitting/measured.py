@@ -103,7 +103,7 @@ def measure_network(
     began = time.monotonic()
     kernels = [Kernel(layer, kind) for layer in layers for kind in KINDS]
     with tempfile.TemporaryDirectory() as folder:
-        store = Store(Path(folder) / "splitting.jsonl")
+        store = Store(Path(folder) / "measurements.sqlite")
         measurer = Measurer(store, measures=True, largest_bytes=LIMITS_MIB[-1] * MIB, effort=Effort(3, 0.05, 9))
         known = {kernel: measurer.table(kernel, batch) for kernel in dict.fromkeys(kernels)}
         again = Measurer(store, measures=True, largest_bytes=LIMITS_MIB[-1] * MIB)

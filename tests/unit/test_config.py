@@ -60,7 +60,7 @@ def test_every_setting_is_read_and_written_back() -> None:
         "OOC_WORKSPACE": "64MiB",
         "OOC_WORKSPACE_TOTAL": "1GiB",
         "OOC_MICRO_BATCHES": "all",
-        "OOC_SPLIT_STORE": "/x/store.jsonl",
+        "OOC_SPLIT_STORE": "/x/store.sqlite",
         "OOC_SUMMARY": "/x/s.json",
         "OOC_PROGRESS": "/x/p",
         "OOC_TRACE": "/x/t",
