@@ -5,8 +5,8 @@
                 sum over c of x_kc = 1 for every kernel k              (3)
                 x_kc in {0, 1}                                         (4)
 
-The configurations c of a kernel are its desirable ones (`micro_batches`). HiGHS solves the programme, in which kernels
-of the same costs are one: x then counts them. HiGHS comes with scipy (the extra `workspaces`).
+The configurations c of a kernel are its desirable ones (`micro_batches`). HiGHS solves the programme, which comes with
+scipy (the extra `workspaces`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from swapd.splitting.configurations import Configuration, KernelTable, MicroConfiguration
 from swapd.splitting.limits import LimitTooSmallError
@@ -22,7 +21,7 @@ from swapd.splitting.micro_batches import pareto_front
 
 Fronts = Mapping[str, Sequence[Configuration]]
 
-SOLVING_SECONDS = 10.0  # after them the best choice so far is taken
+SOLVING_SECONDS = 5.0  # after them the best choice so far is taken
 _SCALE = 1e6  # of what HiGHS is given: its tolerances are 1e-6, whatever the unit
 _ATTEMPTS = 10
 
@@ -62,58 +61,44 @@ def divide_workspace(fronts: Fronts, limit_bytes: int) -> dict[str, Configuratio
         ImportError: scipy is not there.
         LimitTooSmallError: the smallest configurations do not fit together.
     """
-    chosen = {name: min(front, key=lambda c: (c.workspace_bytes, c.seconds)) for name, front in fronts.items()}
-    smallest = sum(configuration.workspace_bytes for configuration in chosen.values())
-    if smallest > limit_bytes:
-        raise LimitTooSmallError(f"the workspace of {len(fronts)} kernels", limit_bytes, smallest)
-    kinds: dict[tuple[tuple[int, float], ...], list[str]] = {}
-    for name, front in fronts.items():
-        least = chosen[name]
-        costs = tuple((c.workspace_bytes - least.workspace_bytes, least.seconds - c.seconds) for c in front)
-        kinds.setdefault(costs, []).append(name)
-    numbers = {costs: len(names) for costs, names in kinds.items()}
-    for names, counts in zip(kinds.values(), _solved(numbers, limit_bytes - smallest)):
-        for name, option in zip(names, np.repeat(np.arange(len(counts)), counts), strict=True):
-            chosen[name] = fronts[name][int(option)]
-    return chosen
-
-
-def _solved(kinds: Mapping[tuple[tuple[int, float], ...], int], room: int) -> list[NDArray[np.int64]]:
-    """For each kind of kernels, how many take which option; nothing where the smallest are all that is known.
-
-    Args:
-        kinds: how many kernels have these options: bytes more, and seconds less, than the smallest.
-        room: in bytes, for what is more.
-    """
     from scipy import optimize, sparse
 
-    options = np.array([option for costs in kinds for option in costs]).reshape(-1, 2)
-    more, saved = options[:, 0].astype(np.int64), options[:, 1]
+    smallest = {name: min(front, key=lambda c: (c.workspace_bytes, c.seconds)) for name, front in fronts.items()}
+    room = limit_bytes - _bytes_of(smallest)
+    if room < 0:
+        raise LimitTooSmallError(f"the workspace of {len(fronts)} kernels", limit_bytes, limit_bytes - room)
+    options = [(smallest[name], c) for name, front in fronts.items() for c in front]
+    more = np.array([c.workspace_bytes - least.workspace_bytes for least, c in options])
+    saved = np.array([least.seconds - c.seconds for least, c in options])
     if room == 0 or not (saved > 0).any():
-        return []
-    lengths = [len(costs) for costs in kinds]
-    sizes = np.array(list(kinds.values()))
-    of = np.repeat(np.arange(len(kinds)), lengths)
-    one_each = sparse.csr_array((np.ones(len(of)), (of, np.arange(len(of)))))
+        return smallest
+    numbers = [len(front) for front in fronts.values()]
+    kernel = np.repeat(np.arange(len(fronts)), numbers)
+    one_each = sparse.csr_array((np.ones(len(options)), (kernel, np.arange(len(options)))))
     allowed = room
     for _ in range(_ATTEMPTS):
         result = optimize.milp(
             -saved * (_SCALE / saved.max()),
-            integrality=np.ones(len(of)),
-            bounds=optimize.Bounds(0, np.where(more > room, 0, sizes[of])),
+            integrality=np.ones(len(options)),
+            bounds=optimize.Bounds(0, more <= room),
             constraints=[
                 optimize.LinearConstraint(more[None, :] * (_SCALE / room), -np.inf, _SCALE * allowed / room),
-                optimize.LinearConstraint(one_each, sizes, sizes),
+                optimize.LinearConstraint(one_each, 1, 1),
             ],
             options={"mip_rel_gap": 0.0, "time_limit": SOLVING_SECONDS},
         )
         over = room // 100_000 + 1
         if result.x is not None:
-            counts = np.rint(result.x).astype(np.int64)
-            over = int(counts @ more) - room
+            taken = [int(x.argmax()) for x in np.split(result.x, np.cumsum(numbers)[:-1])]
+            chosen = {name: front[i] for (name, front), i in zip(fronts.items(), taken)}
+            over = _bytes_of(chosen) - limit_bytes
             if over <= 0:
-                return np.split(counts, np.cumsum(lengths)[:-1])
+                return chosen
         elif result.status == 1:  # out of time
             break
         allowed -= over  # a choice that fits by its tolerances alone is taken, or makes it find none
-    return []
+    return smallest
+
+
+def _bytes_of(chosen: Mapping[str, Configuration]) -> int:
+    return sum(configuration.workspace_bytes for configuration in chosen.values())

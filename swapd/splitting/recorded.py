@@ -7,7 +7,9 @@ it reads several and nothing else, the first of them is its input. All that anot
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,14 +25,6 @@ def is_heavy(function: str) -> bool:
     return function.partition(".")[0] in HEAVY
 
 
-def _weights(trace: Trace) -> NDArray[np.bool_]:
-    """bool[V]: variables that live across iterations and that no function of this one writes."""
-    found: NDArray[np.bool_] = (trace.born < 0) & (trace.died == trace.functions)
-    written = trace.use_variables[(trace.use_flags & WRITE) != 0]
-    found[written] = False
-    return found
-
-
 def layers_of(trace: Trace, divided: Sequence[tuple[int, int]] = ()) -> tuple[list[Layer], list[int]]:
     """The layers, and which of them each divided call is.
 
@@ -38,17 +32,12 @@ def layers_of(trace: Trace, divided: Sequence[tuple[int, int]] = ()) -> tuple[li
         trace: of whole variables, of an iteration without a backward pass.
         divided: of each call that ran in parts its first function, and the one after its last; in order, not empty.
     """
-    lasting = _weights(trace)
-    layers: list[Layer] = []
-    places: list[int] = []
-    end = 0
-    for begin, stop in [*divided, (trace.functions, trace.functions)]:
-        layers += [_layer(trace, lasting, function, function + 1) for function in range(end, begin)]
-        if stop > begin:
-            places.append(len(layers))
-            layers.append(_layer(trace, lasting, begin, stop))
-        end = stop
-    return layers, places
+    lasting = (trace.born < 0) & (trace.died == trace.functions)
+    lasting[trace.use_variables[(trace.use_flags & WRITE) != 0]] = False
+    inside = {function for begin, stop in divided for function in range(begin + 1, stop)}
+    starts = [function for function in range(trace.functions) if function not in inside]
+    layers = [_layer(trace, lasting, first, end) for first, end in pairwise([*starts, trace.functions])]
+    return layers, [bisect_left(starts, begin) for begin, _ in divided]
 
 
 def _layer(trace: Trace, lasting: NDArray[np.bool_], first: int, end: int) -> Layer:

@@ -9,7 +9,7 @@ that its Tables 3, 4 and 6 come out (docs/splitting.md).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from swapd.splitting.limits import LimitTooSmallError
 
@@ -42,12 +42,8 @@ class Layer:
 class LayerStep:
     """How one layer runs, and what it starts to bring in."""
 
-    name: str
-    self_number: int  # parts that it runs in: the larger of the next two
-    activation_parts: int
-    weight_parts: int  # 1 for a layer that is not heavy
+    self_number: int  # parts that it runs in
     conv_number: int  # parts of which one is prefetched as this layer starts; 0 if no prefetch starts here
-    prefetched_layer: str | None
     activation_part_bytes: int
     prefetched_part_bytes: int  # of the segment's last layer, there or under way while this layer runs
     weight_part_bytes: int  # of its own weights, brought in as it runs; 0 where they were prefetched
@@ -70,9 +66,7 @@ def segments_of(layers: Sequence[Layer]) -> list[tuple[Layer, ...]]:
     return segments + ([tuple(current)] if current else [])
 
 
-def schedule_layers(
-    layers: Sequence[Layer], limit_bytes: int, most_prefetch_parts: int = MOST_PREFETCH_PARTS
-) -> list[LayerStep]:
+def schedule_layers(layers: Sequence[Layer], limit_bytes: int) -> list[LayerStep]:
     """Algorithm 1: for each layer its numbers of parts, so that `peak_bytes` is nowhere above `limit_bytes`.
 
     Raises:
@@ -80,50 +74,29 @@ def schedule_layers(
     """
     if layers and limit_bytes < 2:
         raise LimitTooSmallError("a layer", limit_bytes, 2)
-    steps = []
-    for segment in segments_of(layers):  # line 2
-        steps += _schedule_segment(segment, limit_bytes, most_prefetch_parts)
-    return steps
+    return [step for segment in segments_of(layers) for step in _steps(segment, limit_bytes)]  # line 2
 
 
-def _schedule_segment(segment: Sequence[Layer], limit_bytes: int, most_prefetch_parts: int) -> list[LayerStep]:
+def _steps(segment: Sequence[Layer], limit_bytes: int) -> list[LayerStep]:
     # Line 3: pn and mem_max. The weights of a heavy layer have a byte at least.
     parts = [_fewest_parts(layer.activation_bytes, limit_bytes - bool(layer.weight_bytes)) for layer in segment]
-    most_bytes = max(_part_bytes(layer.activation_bytes, n) for layer, n in zip(segment, parts))
-    end = segment[-1]
-    if not end.weight_bytes:
-        return [_step(layer, n, 1) for layer, n in zip(segment, parts)]
-    room = limit_bytes - most_bytes
-    conv_number = _fewest_parts(end.weight_bytes, room) if room > 0 else 0  # lines 4 to 6
-    if 0 < conv_number <= most_prefetch_parts:  # line 8
-        ahead = _part_bytes(end.weight_bytes, conv_number)
-        return [
-            _step(layer, n, conv_number if layer is end else 1, conv_number if i == 0 else 0, end.name, ahead)
-            for i, (layer, n) in enumerate(zip(segment, parts))
-        ]
-    own = _fewest_parts(end.weight_bytes, limit_bytes - _part_bytes(end.activation_bytes, parts[-1]))  # line 9
-    return [_step(layer, n, own if layer is end else 1) for layer, n in zip(segment, parts)]
-
-
-def _step(
-    layer: Layer,
-    activation_parts: int,
-    weight_parts: int,
-    conv_number: int = 0,
-    ahead: str | None = None,
-    ahead_bytes: int = 0,
-) -> LayerStep:
-    return LayerStep(
-        name=layer.name,
-        self_number=max(activation_parts, weight_parts),
-        activation_parts=activation_parts,
-        weight_parts=weight_parts,
-        conv_number=conv_number,
-        prefetched_layer=ahead if conv_number else None,
-        activation_part_bytes=_part_bytes(layer.activation_bytes, activation_parts),
-        prefetched_part_bytes=ahead_bytes,
-        weight_part_bytes=0 if ahead_bytes else _part_bytes(layer.weight_bytes, weight_parts),
-    )
+    held = [_part_bytes(layer.activation_bytes, n) for layer, n in zip(segment, parts)]
+    weights, room = segment[-1].weight_bytes, limit_bytes - max(held)
+    conv_number = _fewest_parts(weights, room) if weights and room else 0  # lines 4 to 6
+    if conv_number > MOST_PREFETCH_PARTS:  # line 8
+        conv_number = 0
+    ahead = own = 0
+    if conv_number:
+        ahead = _part_bytes(weights, conv_number)
+        parts[-1] = max(parts[-1], conv_number)
+    elif weights:
+        own_parts = _fewest_parts(weights, limit_bytes - held[-1])  # line 9
+        own = _part_bytes(weights, own_parts)
+        parts[-1] = max(parts[-1], own_parts)
+    steps = [LayerStep(n, 0, size, ahead, 0) for n, size in zip(parts, held)]
+    steps[-1] = replace(steps[-1], weight_part_bytes=own)
+    steps[0] = replace(steps[0], conv_number=conv_number)
+    return steps
 
 
 def _part_bytes(size_bytes: int, parts: int) -> int:
