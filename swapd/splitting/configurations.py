@@ -25,12 +25,8 @@ class MicroConfiguration:
     spread_seconds: float = field(default=0.0, compare=False)  # between its repetitions' quartiles; 0 if not known
 
     def __post_init__(self) -> None:
-        if self.batch < 1:
-            raise ValueError(f"{self.algorithm}: a micro-batch has at least 1 sample, not {self.batch}")
-        if not (math.isfinite(self.seconds) and self.seconds >= 0):
-            raise ValueError(f"{self.algorithm}, micro-batch {self.batch}: {self.seconds} is not a time in seconds")
-        if self.workspace_bytes < 0:
-            raise ValueError(f"{self.algorithm}, micro-batch {self.batch}: a workspace of {self.workspace_bytes} bytes")
+        if self.batch < 1 or self.workspace_bytes < 0 or not 0 <= self.seconds < math.inf:
+            raise ValueError(f"{self} cannot have been measured")
 
 
 @dataclass(frozen=True)
@@ -62,10 +58,6 @@ class KernelTable:
     name: str
     batch: int  # B: what is to be divided
     rows: tuple[MicroConfiguration, ...]
-
-    def __post_init__(self) -> None:
-        if self.batch < 1:
-            raise ValueError(f"{self.name}: a batch has at least 1 sample, not {self.batch}")
 
     def cautious(self) -> KernelTable:
         """The same table, in which parts take longer by their `spread_seconds`.

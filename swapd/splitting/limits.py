@@ -1,4 +1,4 @@
-"""Errors for what has no solution. Each says what would have one."""
+"""Errors for what has no solution. Each says what would have one, and can be copied to another process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ class LimitTooSmallError(ValueError):
     """No division fits the limit. A limit of `smallest_bytes` would do, and no smaller one."""
 
     def __init__(self, what: str, limit_bytes: int, smallest_bytes: int) -> None:
-        super().__init__(what, limit_bytes, smallest_bytes)  # a copy is made with these
+        super().__init__(what, limit_bytes, smallest_bytes)
         self.limit_bytes, self.smallest_bytes = limit_bytes, smallest_bytes
 
     def __str__(self) -> str:
@@ -20,20 +20,14 @@ class LimitTooSmallError(ValueError):
 
 
 class UnreachableBatchError(ValueError):
-    """The sizes that were measured do not add up to the batch, whatever the limit.
-
-    `nearest` are the nearest of the `reached` batches, to which they do: one below and one above, if there are.
-    """
+    """The measured sizes do not add up to the batch. `nearest` are those of the `reached` ones below and above it."""
 
     def __init__(self, what: str, batch: int, reached: Iterable[int]) -> None:
         others = sorted(reached)
         self.nearest = [b for b in others if 0 < b < batch][-1:] + [b for b in others if b > batch][:1]
-        super().__init__(what, batch, self.nearest)  # a copy is made with these
+        super().__init__(what, batch, self.nearest)
 
     def __str__(self) -> str:
-        near = " and ".join(map(str, self.nearest))
-        return (
-            f"{self.args[0]}: the measured sizes do not add up to a batch of {self.args[1]}"
-            + (f"; the nearest that they reach: {near}" if near else "")
-            + ". Measure more sizes, or change the batch"
-        )
+        near = f"; the nearest that they reach: {' and '.join(map(str, self.nearest))}" if self.nearest else ""
+        short = f"{self.args[0]}: the measured sizes do not add up to a batch of {self.args[1]}"
+        return f"{short}{near}. Measure more sizes, or change the batch"

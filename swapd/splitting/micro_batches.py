@@ -34,30 +34,29 @@ def fastest_division(table: KernelTable, limit_bytes: int) -> Configuration:
     return found[0]
 
 
+def pareto_front(table: KernelTable, limit_bytes: int) -> tuple[Configuration, ...]:
+    """C(B): the desirable configurations with a workspace of at most `limit_bytes`, from the smallest to the fastest.
+
+    Raises:
+        LimitTooSmallError: no division fits.
+        UnreachableBatchError: the measured sizes do not add up to the batch.
+    """
+    sizes = {row.workspace_bytes for row in table.rows if row.workspace_bytes <= limit_bytes}
+    found = _fastest_within(table, sorted(sizes))
+    if not found:
+        raise LimitTooSmallError(table.name, limit_bytes, smallest_workspace_bytes(table))
+    return tuple(found)
+
+
 def smallest_workspace_bytes(table: KernelTable) -> int:
     """The smallest limit under which there is a division: over all divisions, the least of their workspaces.
 
     Raises:
         UnreachableBatchError: there is no division under any limit.
     """
-    return pareto_front(table)[0].workspace_bytes
-
-
-def pareto_front(table: KernelTable, limit_bytes: int | None = None) -> tuple[Configuration, ...]:
-    """C(B): the desirable configurations with a workspace of at most `limit_bytes` (None: any).
-
-    They are ordered from the smallest and slowest to the largest and fastest.
-
-    Raises:
-        LimitTooSmallError: no division fits.
-        UnreachableBatchError: the measured sizes do not add up to the batch.
-    """
-    sizes = sorted({row.workspace_bytes for row in table.rows})
-    found = _fastest_within(table, [size for size in sizes if limit_bytes is None or size <= limit_bytes])
+    found = _fastest_within(table, sorted({row.workspace_bytes for row in table.rows}))
     if found:
-        return tuple(found)
-    if limit_bytes is not None:
-        raise LimitTooSmallError(table.name, limit_bytes, smallest_workspace_bytes(table))
+        return found[0].workspace_bytes
     reached = {0}
     for b in range(1, 2 * table.batch + 1):  # a multiple of each size lies above the batch
         if any(b - row.batch in reached for row in table.rows):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from swapd.splitting.limits import LimitTooSmallError
 
@@ -25,12 +26,6 @@ class Layer:
     output_bytes: int  # 0 where it works in place
     weight_bytes: int = 0
     heavy: bool = False  # a convolution or fully connected
-
-    def __post_init__(self) -> None:
-        if min(self.input_bytes, self.output_bytes, self.weight_bytes) < 0:
-            raise ValueError(f"{self.name}: sizes are numbers of bytes from 0 on")
-        if self.weight_bytes and not self.heavy:
-            raise ValueError(f"{self.name}: weights of a layer that is not heavy belong to its input")
 
     @property
     def activation_bytes(self) -> int:
@@ -56,14 +51,8 @@ class LayerStep:
 
 def segments_of(layers: Sequence[Layer]) -> list[tuple[Layer, ...]]:
     """The segments of layers (line 1 of Algorithm 1). Layers after the last heavy one are a segment of their own."""
-    segments: list[tuple[Layer, ...]] = []
-    current: list[Layer] = []
-    for layer in layers:
-        current.append(layer)
-        if layer.heavy:
-            segments.append(tuple(current))
-            current = []
-    return segments + ([tuple(current)] if current else [])
+    ends = [number for number, layer in enumerate(layers, 1) if layer.heavy]
+    return [tuple(layers[begin:end]) for begin, end in pairwise([0, *ends, len(layers)]) if begin < end]
 
 
 def schedule_layers(layers: Sequence[Layer], limit_bytes: int) -> list[LayerStep]:

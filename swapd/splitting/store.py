@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import math
 import os
 import sqlite3
 import threading
@@ -36,12 +35,12 @@ _lock = threading.Lock()
 os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 _SCHEMA = f"""
     BEGIN IMMEDIATE;
-    CREATE TABLE IF NOT EXISTS measurements (kind, device, library, operator, shapes, first, second, fields,
-        PRIMARY KEY (kind, device, library, operator, shapes, first, second));
+    CREATE TABLE IF NOT EXISTS measurements (number INTEGER PRIMARY KEY AUTOINCREMENT,
+        kind, device, library, operator, shapes, first, second, fields,
+        UNIQUE (kind, device, library, operator, shapes, first, second));
     PRAGMA application_id = {FORMAT};
     COMMIT;
 """
-_OF_A_KEY = "SELECT * FROM measurements WHERE (kind, device, library, operator, shapes) = (?, ?, ?, ?, ?)"
 
 
 @dataclass(frozen=True)
@@ -65,11 +64,8 @@ class Verdict:
     largest_relative: float  # to the largest absolute value of the result in one piece
 
     def __post_init__(self) -> None:
-        if self.parts < 1:
-            raise ValueError(f"{self.how}: a division has at least 1 part, not {self.parts}")
-        for value in (self.largest_difference, self.largest_relative):
-            if math.isnan(value) or value < 0:
-                raise ValueError(f"{self.how}: {value} is no difference; where nothing can be compared it is infinity")
+        if self.parts < 1 or not (self.largest_difference >= 0 and self.largest_relative >= 0):
+            raise ValueError(f"{self} is no verdict; where nothing can be compared, the differences are infinity")
 
 
 _KINDS: dict[str, Callable[..., Any]] = {"cost": MicroConfiguration, "verdict": Verdict}
@@ -94,11 +90,12 @@ class Store:
         if self.path == default_path():
             with contextlib.suppress(OSError):
                 default_path().parent.mkdir(parents=True, exist_ok=True)
-        self._use(lambda file: None)  # a file that cannot be used is found out now
+        self._last = 0  # number of a row of the file that is known
+        self._update()
 
     def cost(self, key: Key) -> list[MicroConfiguration] | None:
         """Everything measured of a kernel, by size and algorithm; None if nothing was."""
-        self._read("cost", key)
+        self._update()
         known = self._known.get(("cost", key), {}).copy()
         return [row for _, row in sorted(known.items())] or None
 
@@ -109,7 +106,7 @@ class Store:
     def verdict(self, key: Key, how: str, parts: int) -> Verdict | None:
         """The verdict on a division, or None if it is not known. Only what this process has not seen is looked up."""
         if (how, parts) not in self._known.get(("verdict", key), {}):
-            self._read("verdict", key)
+            self._update()
         found: Verdict | None = self._known.get(("verdict", key), {}).get((how, parts))
         return found
 
@@ -119,41 +116,35 @@ class Store:
 
     def _put(self, kind: str, key: Key, measured: Iterable[Any]) -> None:
         fields = map(astuple, measured)
-        rows = [(kind, *astuple(key), *each[:2], json.dumps(each)) for each in fields]
-        self._use(lambda file: file.executemany("INSERT OR REPLACE INTO measurements VALUES (?,?,?,?,?,?,?,?)", rows))
-        self._learn(rows)
+        self._update([(None, kind, *astuple(key), *each[:2], json.dumps(each)) for each in fields])
 
-    def _read(self, kind: str, key: Key) -> None:
-        self._use(lambda file: self._learn(file.execute(_OF_A_KEY, (kind, *astuple(key)))))
+    def _update(self, rows: Iterable[tuple[Any, ...]] = ()) -> None:
+        """Learns what others have put into the file since the last time, and puts `rows` there, all or none of them."""
+        with _lock:
+            try:
+                if self.path is not None:
+                    with _opened(self.path) as file:
+                        new = "SELECT * FROM measurements WHERE number > ? ORDER BY number"
+                        self._learn(file.execute(new, (self._last,)))
+                        file.executemany("INSERT OR REPLACE INTO measurements VALUES (?,?,?,?,?,?,?,?,?)", rows)
+            except sqlite3.Error as error:
+                how = "measurements of this process are kept in memory"
+                log.warning("the store %s cannot be used (%s): %s", self.path, error, how)
+                self.path = None
+            self._learn(rows)
 
     def _learn(self, rows: Iterable[tuple[Any, ...]]) -> None:
-        for kind, device, library, operator, shapes, first, second, fields in rows:
+        for number, kind, device, library, operator, shapes, first, second, fields in rows:
+            self._last = number or self._last
             with contextlib.suppress(ValueError, TypeError, KeyError):
                 made = _KINDS[kind](*json.loads(fields))
                 self._known.setdefault((kind, Key(device, library, operator, shapes)), {})[first, second] = made
 
-    def _use(self, work: Callable[[sqlite3.Connection], object]) -> None:
-        """Does `work` in one transaction, if there is a file; continues in memory if that is not possible."""
-        with _lock:
-            if self.path is None:
-                return
-            try:
-                with _opened(self.path, "rwc") as file:
-                    work(file)
-            except sqlite3.Error as error:
-                how = "measurements of this process are kept in memory"
-                log.warning("the store %s cannot be used (%s): %s", self.path, error, how)
-                with contextlib.suppress(sqlite3.Error), _opened(self.path, "ro") as file:
-                    self._learn(file.execute("SELECT * FROM measurements"))
-                self.path = None
-
 
 @contextlib.contextmanager
-def _opened(path: Path, mode: str) -> Iterator[sqlite3.Connection]:
+def _opened(path: Path) -> Iterator[sqlite3.Connection]:
     """A transaction on a file of ours, which is begun if it is empty. Raises sqlite3.Error."""
-    address = f"{path.as_uri()}?mode={mode}"
-    connection = sqlite3.connect(address, BUSY_SECONDS, isolation_level="IMMEDIATE", uri=True)
-    with contextlib.closing(connection) as file, file:
+    with contextlib.closing(sqlite3.connect(path, BUSY_SECONDS, isolation_level="IMMEDIATE")) as file, file:
         if file.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,):
             file.executescript(_SCHEMA)
         if file.execute("PRAGMA application_id").fetchone() != (FORMAT,):

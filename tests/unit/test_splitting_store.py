@@ -137,7 +137,7 @@ def test_what_is_known_is_not_looked_up_again(path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("difference", [math.nan, -1.0])
 def test_no_difference_is_refused(difference: float) -> None:
-    with pytest.raises(ValueError, match="is no difference"):
+    with pytest.raises(ValueError, match="is no verdict"):
         Verdict("rows", 2, False, difference, 0.0)
 
 
@@ -241,7 +241,12 @@ verdict = Verdict("rows", 2, True, 0.0, 0.0)
 store.put_verdict(Key("d", "l", "before", ""), verdict)
 begun = threading.Event()
 ended = []
-thread = threading.Thread(target=store._use, args=(lambda file: (begun.set(), time.sleep(1), ended.append(1)),))
+def slow():
+    begun.set()
+    time.sleep(1)
+    ended.append(1)
+    yield from ()
+thread = threading.Thread(target=store._update, args=(slow(),))
 thread.start()
 begun.wait()
 child = os.fork()
