@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from swapd.splitting.configurations import POLICIES, Configuration, KernelTable, micro_batch_sizes
+from swapd.splitting.configurations import Configuration, KernelTable, micro_batch_sizes
 from swapd.splitting.division import divide_workspace, fronts_of
 from swapd.splitting.limits import LimitTooSmallError
 from swapd.splitting.micro_batches import fastest_division, smallest_workspace_bytes
 
 MIB = 1 << 20
+POLICIES = ("all", "powerOfTwo", "undivided")
 K = TypeVar("K")
 
 
@@ -72,7 +73,7 @@ def _plan(mode: str, policy: str, limit_mib: int, limit: int, tables: Sequence[K
 
 def _cautious(table: KernelTable, policy: str, noise: float) -> KernelTable:
     """The sizes of a policy, in which parts take longer by their spread, and at least by `noise` of their time."""
-    sizes = micro_batch_sizes(policy, table.batch)
+    sizes = (table.batch,) if policy == "undivided" else micro_batch_sizes(policy, table.batch)
     rows = [
         replace(row, spread_seconds=max(row.spread_seconds, noise * row.seconds))
         for row in table.rows

@@ -11,8 +11,6 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-POLICIES = ("all", "powerOfTwo", "undivided")
-
 
 @dataclass(frozen=True)
 class MicroConfiguration:
@@ -55,7 +53,7 @@ class Configuration:
 class KernelTable:
     """What was measured of one kernel: any sizes up to its batch, any algorithms, in any order."""
 
-    name: str
+    name: str = field(compare=False)
     batch: int  # B: what is to be divided
     rows: tuple[MicroConfiguration, ...]
 
@@ -75,7 +73,7 @@ class KernelTable:
 def micro_batch_sizes(policy: str, batch: int) -> tuple[int, ...]:
     """The sizes to measure, ascending (section III-B).
 
-    `powerOfTwo` ends with the batch itself, even if that is no power of two: every policy allows `undivided`.
+    `powerOfTwo` ends with the batch itself, even if that is no power of two: every policy allows the whole.
 
     Raises:
         ValueError: there is no such policy.
@@ -84,6 +82,4 @@ def micro_batch_sizes(policy: str, batch: int) -> tuple[int, ...]:
         return tuple(range(1, batch + 1))
     if policy == "powerOfTwo":
         return (*(1 << exponent for exponent in range((batch - 1).bit_length())), batch)
-    if policy == "undivided":
-        return (batch,)
-    raise ValueError(f"there is no micro-batch policy {policy!r}; there are: {', '.join(POLICIES)}")
+    raise ValueError(f"there is no micro-batch policy {policy!r}; there are: all, powerOfTwo")

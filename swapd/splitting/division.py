@@ -15,11 +15,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from swapd.splitting.configurations import Configuration, KernelTable, MicroConfiguration
+from swapd.splitting.configurations import Configuration, KernelTable
 from swapd.splitting.limits import LimitTooSmallError
 from swapd.splitting.micro_batches import pareto_front
-
-Fronts = Mapping[str, Sequence[Configuration]]
 
 SOLVING_SECONDS = 5.0  # after them the best choice so far is taken
 _SCALE = 1e6  # of what HiGHS is given: its tolerances are 1e-6, whatever the unit
@@ -27,7 +25,7 @@ _ATTEMPTS = 10
 
 
 def fronts_of(tables: Sequence[KernelTable], limit_bytes: int) -> dict[str, tuple[Configuration, ...]]:
-    """The desirable configurations of each kernel by its name; kernels with the same measurements share the work.
+    """The desirable configurations of each kernel by its name.
 
     A kernel keeps the configurations that fit in the limit alone; `divide_workspace` sees whether all fit together.
 
@@ -36,19 +34,13 @@ def fronts_of(tables: Sequence[KernelTable], limit_bytes: int) -> dict[str, tupl
         UnreachableBatchError: a kernel's measured sizes do not add up to its batch.
         ValueError: two kernels have the same name.
     """
-    found: dict[str, tuple[Configuration, ...]] = {}
-    known: dict[tuple[int, tuple[MicroConfiguration, ...]], tuple[Configuration, ...]] = {}
-    for table in tables:
-        if table.name in found:
-            raise ValueError(f"two kernels are called {table.name}")
-        key = (table.batch, table.rows)
-        if key not in known:
-            known[key] = pareto_front(table, limit_bytes)
-        found[table.name] = known[key]
-    return found
+    fronts = {table.name: pareto_front(table, limit_bytes) for table in tables}
+    if len(fronts) < len(tables):
+        raise ValueError(f"{len(tables)} kernels have {len(fronts)} names")
+    return fronts
 
 
-def divide_workspace(fronts: Fronts, limit_bytes: int) -> dict[str, Configuration]:
+def divide_workspace(fronts: Mapping[str, Sequence[Configuration]], limit_bytes: int) -> dict[str, Configuration]:
     """For each kernel one of its configurations: of least time in all, and of at most `limit_bytes` together.
 
     Where that takes more than `SOLVING_SECONDS`, it is the best choice that was found, or the smallest one.

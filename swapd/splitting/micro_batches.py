@@ -10,6 +10,7 @@ parts', so every w has such a recurrence of its own. O(B R L) for R measurements
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -34,6 +35,7 @@ def fastest_division(table: KernelTable, limit_bytes: int) -> Configuration:
     return found[0]
 
 
+@lru_cache  # layers of a network often have the same measurements
 def pareto_front(table: KernelTable, limit_bytes: int) -> tuple[Configuration, ...]:
     """C(B): the desirable configurations with a workspace of at most `limit_bytes`, from the smallest to the fastest.
 

@@ -68,31 +68,21 @@ def schedule_layers(layers: Sequence[Layer], limit_bytes: int) -> list[LayerStep
 
 def _steps(segment: Sequence[Layer], limit_bytes: int) -> list[LayerStep]:
     # Line 3: pn and mem_max. The weights of a heavy layer have a byte at least.
-    parts = [_fewest_parts(layer.activation_bytes, limit_bytes - bool(layer.weight_bytes)) for layer in segment]
-    held = [_part_bytes(layer.activation_bytes, n) for layer, n in zip(segment, parts)]
+    parts = [max(_ceil(layer.activation_bytes, limit_bytes - bool(layer.weight_bytes)), 1) for layer in segment]
+    held = [_ceil(layer.activation_bytes, n) for layer, n in zip(segment, parts)]
     weights, room = segment[-1].weight_bytes, limit_bytes - max(held)
-    conv_number = _fewest_parts(weights, room) if weights and room else 0  # lines 4 to 6
+    conv_number = _ceil(weights, room) if weights and room else 0  # lines 4 to 6
     if conv_number > MOST_PREFETCH_PARTS:  # line 8
         conv_number = 0
-    ahead = own = 0
-    if conv_number:
-        ahead = _part_bytes(weights, conv_number)
-        parts[-1] = max(parts[-1], conv_number)
-    elif weights:
-        own_parts = _fewest_parts(weights, limit_bytes - held[-1])  # line 9
-        own = _part_bytes(weights, own_parts)
-        parts[-1] = max(parts[-1], own_parts)
-    steps = [LayerStep(n, 0, size, ahead, 0) for n, size in zip(parts, held)]
-    steps[-1] = replace(steps[-1], weight_part_bytes=own)
+    weight_parts = conv_number or (_ceil(weights, limit_bytes - held[-1]) if weights else 1)  # line 9
+    part_bytes = _ceil(weights, weight_parts)
+    parts[-1] = max(parts[-1], weight_parts)
+    steps = [LayerStep(n, 0, size, part_bytes if conv_number else 0, 0) for n, size in zip(parts, held)]
+    steps[-1] = replace(steps[-1], weight_part_bytes=0 if conv_number else part_bytes)
     steps[0] = replace(steps[0], conv_number=conv_number)
     return steps
 
 
-def _part_bytes(size_bytes: int, parts: int) -> int:
-    """The largest of `parts` parts."""
-    return -(-size_bytes // parts)
-
-
-def _fewest_parts(size_bytes: int, room_bytes: int) -> int:
-    """The smallest number of parts of which each fits; there is room for a byte."""
-    return max(-(-size_bytes // room_bytes), 1)
+def _ceil(size_bytes: int, by: int) -> int:
+    """The bytes of the largest of `by` parts; and the number of parts of which each fits in `by` bytes."""
+    return -(-size_bytes // by)

@@ -1,7 +1,7 @@
 """What was measured once: times and workspaces of kernels, and whether dividing them changes a bit.
 
 One SQLite file, usable by many processes and machines at once (micro-cuDNN, section III-E, keeps its benchmarks so).
-Its only table has a row for each measurement: the kind, the key, what else tells it apart, and its fields as JSON.
+Its only table has a row for each measurement: what tells it apart, and its fields, both as JSON.
 
 - *A put is one transaction*: it is in the file whole or not at all, whenever a process is killed.
 - *A row that cannot be read* is as if it was not there; what is measured instead takes its place.
@@ -35,9 +35,7 @@ _lock = threading.Lock()
 os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 _SCHEMA = f"""
     BEGIN IMMEDIATE;
-    CREATE TABLE IF NOT EXISTS measurements (number INTEGER PRIMARY KEY AUTOINCREMENT,
-        kind, device, library, operator, shapes, first, second, fields,
-        UNIQUE (kind, device, library, operator, shapes, first, second));
+    CREATE TABLE IF NOT EXISTS measurements (number INTEGER PRIMARY KEY AUTOINCREMENT, about UNIQUE, fields);
     PRAGMA application_id = {FORMAT};
     COMMIT;
 """
@@ -116,7 +114,7 @@ class Store:
 
     def _put(self, kind: str, key: Key, measured: Iterable[Any]) -> None:
         fields = map(astuple, measured)
-        self._update([(None, kind, *astuple(key), *each[:2], json.dumps(each)) for each in fields])
+        self._update([(None, json.dumps([kind, *astuple(key), *each[:2]]), json.dumps(each)) for each in fields])
 
     def _update(self, rows: Iterable[tuple[Any, ...]] = ()) -> None:
         """Learns what others have put into the file since the last time, and puts `rows` there, all or none of them."""
@@ -126,7 +124,7 @@ class Store:
                     with _opened(self.path) as file:
                         new = "SELECT * FROM measurements WHERE number > ? ORDER BY number"
                         self._learn(file.execute(new, (self._last,)))
-                        file.executemany("INSERT OR REPLACE INTO measurements VALUES (?,?,?,?,?,?,?,?,?)", rows)
+                        file.executemany("INSERT OR REPLACE INTO measurements VALUES (?, ?, ?)", rows)
             except sqlite3.Error as error:
                 how = "measurements of this process are kept in memory"
                 log.warning("the store %s cannot be used (%s): %s", self.path, error, how)
@@ -134,11 +132,11 @@ class Store:
             self._learn(rows)
 
     def _learn(self, rows: Iterable[tuple[Any, ...]]) -> None:
-        for number, kind, device, library, operator, shapes, first, second, fields in rows:
+        for number, about, fields in rows:
             self._last = number or self._last
             with contextlib.suppress(ValueError, TypeError, KeyError):
-                made = _KINDS[kind](*json.loads(fields))
-                self._known.setdefault((kind, Key(device, library, operator, shapes)), {})[first, second] = made
+                kind, *names, first, second = json.loads(about)
+                self._known.setdefault((kind, Key(*names)), {})[first, second] = _KINDS[kind](*json.loads(fields))
 
 
 @contextlib.contextmanager

@@ -128,7 +128,7 @@ def test_what_is_known_can_be_looked_up_without_a_device(
         assert len(table.rows) == 8
         assert sum(part.batch for part in fastest_division(table, 1 << 30).parts) == 4
         with pytest.raises(MeasureError, match="6 samples"):
-            Measurer(store).table(Kernel(LARGE, FORWARD), 6, "undivided")
+            Measurer(store).table(Kernel(LARGE, FORWARD), 6, "powerOfTwo")
     finally:
         torch.set_num_threads(threads)
 

@@ -272,7 +272,7 @@ def test_no_fork_while_the_file_is_open(path: Path) -> None:
 @pytest.mark.parametrize("bad", ["garbage", "[8]", '["rows", 4, true, -1.0, 0.0]', '["rows", 0, true, 0.0, 0.0]'])
 def test_a_row_that_cannot_be_read_is_as_if_it_was_not_there(path: Path, bad: str, lines: list[str]) -> None:
     filled(path)
-    altered(path, f"UPDATE measurements SET fields = '{bad}' WHERE kind = 'verdict'")
+    altered(path, f"UPDATE measurements SET fields = '{bad}' WHERE about LIKE '%verdict%'")
     store = Store(path)
     assert store.verdict(KEY, "rows", 4) is None and store.cost(KEY) is not None
     store.put_verdict(KEY, IDENTICAL)
@@ -285,7 +285,7 @@ def test_a_database_of_something_else_or_of_a_newer_release_is_left_alone(
     path: Path, newer: bool, lines: list[str]
 ) -> None:
     filled(path)
-    altered(path, "UPDATE measurements SET second = 5")
+    altered(path, "UPDATE measurements SET about = replace(about, '4]', '5]')")
     before = altered(path, f"PRAGMA application_id = {FORMAT + 1 if newer else 0}")
     store = Store(path)
     assert store.verdict(KEY, "rows", 5) is None and store.path is None
