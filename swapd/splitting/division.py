@@ -21,7 +21,6 @@ from swapd.splitting.micro_batches import pareto_front
 
 SOLVING_SECONDS = 5.0  # after them the best choice so far is taken
 _SCALE = 1e6  # of what HiGHS is given: its tolerances are 1e-6, whatever the unit
-_ATTEMPTS = 10
 
 
 def fronts_of(tables: Sequence[KernelTable], limit_bytes: int) -> dict[str, tuple[Configuration, ...]]:
@@ -53,10 +52,10 @@ def divide_workspace(fronts: Mapping[str, Sequence[Configuration]], limit_bytes:
         ImportError: scipy is not there.
         LimitTooSmallError: the smallest configurations do not fit together.
     """
-    from scipy import optimize, sparse
+    from scipy import optimize
 
     smallest = {name: min(front, key=lambda c: (c.workspace_bytes, c.seconds)) for name, front in fronts.items()}
-    room = limit_bytes - _bytes_of(smallest)
+    room = limit_bytes - sum(c.workspace_bytes for c in smallest.values())
     if room < 0:
         raise LimitTooSmallError(f"the workspace of {len(fronts)} kernels", limit_bytes, limit_bytes - room)
     options = [(smallest[name], c) for name, front in fronts.items() for c in front]
@@ -66,16 +65,15 @@ def divide_workspace(fronts: Mapping[str, Sequence[Configuration]], limit_bytes:
         return smallest
     numbers = [len(front) for front in fronts.values()]
     kernel = np.repeat(np.arange(len(fronts)), numbers)
-    one_each = sparse.csr_array((np.ones(len(options)), (kernel, np.arange(len(options)))))
     allowed = room
-    for _ in range(_ATTEMPTS):
+    for _ in range(10):
         result = optimize.milp(
             -saved * (_SCALE / saved.max()),
             integrality=np.ones(len(options)),
             bounds=optimize.Bounds(0, more <= room),
             constraints=[
                 optimize.LinearConstraint(more[None, :] * (_SCALE / room), -np.inf, _SCALE * allowed / room),
-                optimize.LinearConstraint(one_each, 1, 1),
+                optimize.LinearConstraint(1.0 * (np.arange(len(fronts))[:, None] == kernel), 1, 1),
             ],
             options={"mip_rel_gap": 0.0, "time_limit": SOLVING_SECONDS},
         )
@@ -83,14 +81,10 @@ def divide_workspace(fronts: Mapping[str, Sequence[Configuration]], limit_bytes:
         if result.x is not None:
             taken = [int(x.argmax()) for x in np.split(result.x, np.cumsum(numbers)[:-1])]
             chosen = {name: front[i] for (name, front), i in zip(fronts.items(), taken)}
-            over = _bytes_of(chosen) - limit_bytes
+            over = sum(c.workspace_bytes for c in chosen.values()) - limit_bytes
             if over <= 0:
                 return chosen
         elif result.status == 1:  # out of time
             break
         allowed -= over  # a choice that fits by its tolerances alone is taken, or makes it find none
     return smallest
-
-
-def _bytes_of(chosen: Mapping[str, Configuration]) -> int:
-    return sum(configuration.workspace_bytes for configuration in chosen.values())

@@ -126,8 +126,7 @@ class Store:
                         self._learn(file.execute(new, (self._last,)))
                         file.executemany("INSERT OR REPLACE INTO measurements VALUES (?, ?, ?)", rows)
             except sqlite3.Error as error:
-                how = "measurements of this process are kept in memory"
-                log.warning("the store %s cannot be used (%s): %s", self.path, error, how)
+                log.warning("the store %s cannot be used (%s): what is measured stays in memory", self.path, error)
                 self.path = None
             self._learn(rows)
 
