@@ -124,7 +124,8 @@ class Store:
                     with _opened(self.path) as file:
                         new = "SELECT * FROM measurements WHERE number > ? ORDER BY number"
                         self._learn(file.execute(new, (self._last,)))
-                        file.executemany("INSERT OR REPLACE INTO measurements VALUES (?, ?, ?)", rows)
+                        if rows:  # a look takes no lock from those who write
+                            file.executemany("INSERT OR REPLACE INTO measurements VALUES (?, ?, ?)", rows)
             except sqlite3.Error as error:
                 log.warning("the store %s cannot be used (%s): what is measured stays in memory", self.path, error)
                 self.path = None

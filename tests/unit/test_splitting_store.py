@@ -415,6 +415,8 @@ def test_a_lock_that_stays_ends_in_memory(path: Path, lines: list[str], monkeypa
     with contextlib.closing(sqlite3.connect(path, isolation_level="IMMEDIATE")) as holder:
         holder.execute("BEGIN IMMEDIATE")
         store = Store(path)
+        assert store.verdict(KEY, "rows", 4) == IDENTICAL and store.verdict(KEY, "rows", 5) is None
+        assert store.path is not None  # a look needs no lock
         store.put_verdict(KEY, Verdict("batch", 2, True, 0.0, 0.0))
         assert store.path is None and store.cost(KEY) is not None and store.verdict(KEY, "batch", 2) is not None
         assert store.verdict(KEY, "rows", 4) == IDENTICAL
