@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import importlib.util
 import os
 import shutil
 import warnings
@@ -261,7 +262,7 @@ _USELESS_ALONE = (  # a setting, the setting without which it does nothing, and 
 
 
 def _check_alone(config: Config) -> None:
-    """Raises ConfigError if a setting does nothing without another one, or the certificate for metrics is unusable."""
+    """Raises ConfigError if a setting does nothing without another one, or what it needs is not there or unusable."""
     defaults = {field.name: field.default for field in dataclasses.fields(config)}
     for name, needs, example in _USELESS_ALONE:
         if getattr(config, name) != defaults[name] and getattr(config, needs) is None:
@@ -277,6 +278,8 @@ def _check_alone(config: Config) -> None:
                 f"{one.variable}={one.text(getattr(config, name))} does nothing without OOC_SPLIT=fast: set that too, "
                 "or leave it out"
             )
+    if config.workspace_total is not None and importlib.util.find_spec("scipy") is None:
+        raise ConfigError("OOC_WORKSPACE_TOTAL needs scipy, which is not there: pip install 'ooc-alloc[workspaces]'")
     if config.metrics_cert is not None:
         server_tls(config.metrics_cert, config.metrics_key)
 

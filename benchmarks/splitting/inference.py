@@ -58,7 +58,7 @@ def run(network: str, limit_mb: int | None, split: str, iterations: int, policy:
             "OOC_SMALL_LIMIT": str(CHUNK_BYTES),
             "OOC_EMULATED_GRANULARITY": str(CHUNK_BYTES),
             "OOC_SPLIT": split,
-            "OOC_SPLIT_STORE": str(Path(store.name) / "store.jsonl"),
+            "OOC_SPLIT_STORE": str(Path(store.name) / "store.sqlite"),
             "OOC_POLICY": policy,
             "OOC_PLANNING": "blocking",
         }

@@ -106,7 +106,7 @@ def measure_network(
     operands = Operands(layers, batch)
     made_of = {work: operands.of(work) for work in dict.fromkeys(works)}
     with tempfile.TemporaryDirectory() as folder:
-        store = Store(Path(folder) / "splitting.jsonl")
+        store = Store(Path(folder) / "measurements.sqlite")
         measurer = Measurer(store, LIMITS_MIB[-1] * MIB, Effort(3, 0.05, 9))
         known = {work: measurer.table(kernel) for work, kernel in made_of.items()}
         again = Measurer(store, LIMITS_MIB[-1] * MIB)
@@ -176,7 +176,6 @@ def _plan_record(
         "limit_bytes": plan.limit_bytes,
         "over_limit": plan.over_limit,
         "divided": sum(len(chosen.parts) > 1 for chosen in plan.configurations),
-        "proved": plan.proved,
         "predicted_seconds": sum(chosen.seconds for chosen in plan.configurations),
         "workspace_bytes": [chosen.workspace_bytes for chosen in plan.configurations],
         "executed_workspace_bytes": executed,

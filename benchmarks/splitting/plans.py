@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from swapd.splitting.configurations import POLICIES, Configuration, KernelTable
+from swapd.splitting.configurations import Configuration, KernelTable, micro_batch_sizes
 from swapd.splitting.division import divide_workspace, fronts_of
 from swapd.splitting.limits import LimitTooSmallError
-from swapd.splitting.pareto import pareto_front
-from swapd.splitting.reuse import fastest_division
+from swapd.splitting.micro_batches import fastest_division, smallest_workspace_bytes
 
 MIB = 1 << 20
+POLICIES = ("all", "powerOfTwo", "undivided")
 K = TypeVar("K")
 
 
@@ -26,7 +26,6 @@ class Plan:
     limit_bytes: int
     configurations: tuple[Configuration, ...]
     over_limit: int  # kernels, undivided, of which nothing fits; their smallest algorithm is taken
-    proved: bool
 
 
 def clearly_faster(turns: Sequence[tuple[float, float]]) -> bool:
@@ -46,7 +45,7 @@ def make_plans(
     Args:
         tables: what was measured, one for each kernel.
         kernels: passed on to `is_faster`, which says whether a division is really faster than the whole kernel.
-        noise: relative; a division has to gain more than that (see `KernelTable.cautious`).
+        noise: relative; a division has to gain more than that.
     """
     plans = []
     for limit_mib in limits_mib:
@@ -62,31 +61,46 @@ def make_plans(
 
 
 def _plan(mode: str, policy: str, limit_mib: int, limit: int, tables: Sequence[KernelTable], noise: float) -> Plan:
-    cautious = [table.cautious(noise) for table in tables]
+    cautious = [_cautious(table, policy, noise) for table in tables]
     if mode == "WR":
-        found = [_fastest(table, limit, policy) for table in cautious]
-        chosen, over, proved = [c for c, _ in found], sum(o for _, o in found), False
+        found = [_fastest(table, limit) for table in cautious]
+        chosen, over = [c for c, _ in found], sum(o for _, o in found)
     else:
-        chosen, over, proved = _divided(cautious, limit, policy)
-    measured = tuple(table.measured(configuration) for table, configuration in zip(tables, chosen))
-    return Plan(mode, policy, limit_mib, limit, measured, over, proved)
+        chosen, over = _divided(cautious, limit)
+    measured = tuple(_measured(table, configuration) for table, configuration in zip(tables, chosen))
+    return Plan(mode, policy, limit_mib, limit, measured, over)
 
 
-def _fastest(table: KernelTable, limit: int, policy: str) -> tuple[Configuration, bool]:
+def _cautious(table: KernelTable, policy: str, noise: float) -> KernelTable:
+    """The sizes of a policy, in which parts take longer by their spread, and at least by `noise` of their time."""
+    sizes = (table.batch,) if policy == "undivided" else micro_batch_sizes(policy, table.batch)
+    rows = [
+        replace(row, spread_seconds=max(row.spread_seconds, noise * row.seconds))
+        for row in table.rows
+        if row.batch in sizes
+    ]
+    return KernelTable(table.name, table.batch, tuple(rows)).cautious()
+
+
+def _measured(table: KernelTable, configuration: Configuration) -> Configuration:
+    """A configuration that was made from the cautious table, with the times that were measured."""
+    rows = {(row.batch, row.algorithm): row for row in table.rows}
+    return Configuration(tuple(rows[part.batch, part.algorithm] for part in configuration.parts))
+
+
+def _fastest(table: KernelTable, limit: int) -> tuple[Configuration, bool]:
     try:
-        return fastest_division(table, limit, policy), False
+        return fastest_division(table, limit), False
     except LimitTooSmallError as error:
-        return fastest_division(table, error.smallest_bytes, policy), True
+        return fastest_division(table, error.smallest_bytes), True
 
 
-def _divided(tables: list[KernelTable], limit: int, policy: str) -> tuple[list[Configuration], int, bool]:
+def _divided(tables: list[KernelTable], limit: int) -> tuple[list[Configuration], int]:
     named = [KernelTable(str(i), table.batch, table.rows) for i, table in enumerate(tables)]
     try:
-        division = divide_workspace(fronts_of(named, limit, policy), limit)
+        return list(divide_workspace(fronts_of(named, limit), limit).values()), 0
     except LimitTooSmallError:
-        smallest = [pareto_front(table, None, policy)[0] for table in tables]
-        return smallest, len(tables), False
-    return list(division.configurations.values()), 0, division.proved
+        return [fastest_division(table, smallest_workspace_bytes(table)) for table in tables], len(tables)
 
 
 def _confirmed(
@@ -99,6 +113,4 @@ def _confirmed(
         if len(divided.parts) > 1 and undivided.workspace_bytes <= room and not is_faster(kernel, divided, undivided):
             divided = undivided
         chosen.append(divided)
-    return Plan(
-        plan.mode, plan.policy, plan.limit_mib, plan.limit_bytes, tuple(chosen), plan.over_limit, plan.proved
-    )
+    return Plan(plan.mode, plan.policy, plan.limit_mib, plan.limit_bytes, tuple(chosen), plan.over_limit)

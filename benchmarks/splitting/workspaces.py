@@ -43,7 +43,7 @@ def measure(case: str, steps: int, rounds: int, target: Path) -> None:
         for turn in range(rounds):
             pair(f"our allocator, {turn}", {"OOC_ALLOC": "0", "OMP_NUM_THREADS": "2"}, EMULATED)
             for limit in LIMITS_MIB:
-                fast = EMULATED | {"OOC_SPLIT": "fast", "OOC_SPLIT_STORE": str(Path(folder) / "store.jsonl")}
+                fast = EMULATED | {"OOC_SPLIT": "fast", "OOC_SPLIT_STORE": str(Path(folder) / "store.sqlite")}
                 if limit is not None:
                     fast["OOC_WORKSPACE"] = f"{limit}MiB"
                 pair(f"{'no limit' if limit is None else f'{limit} MiB'}, {turn}", EMULATED, fast)

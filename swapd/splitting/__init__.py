@@ -1,8 +1,5 @@
-"""Functions larger than the budget: into how many parts each is divided, and how.
+"""Functions larger than the budget: into how many parts each is divided, and how (docs/splitting.md has the sources).
 
-The arithmetic is in pure functions; docs/splitting.md has its sources.
-
-- `configurations`: the vocabulary. `reuse`, `pareto`, `division`: micro-batches (micro-cuDNN, Oyama et al. 2018)
-- `segments`: layers in parts (mmCNN, Li et al. 2019)
-- `batches`: uneven batches over unlike devices (micro-cuDNN, section III-E)
+For convolutions in micro-batches read `configurations` first, then `micro_batches` and `division`; for layers in parts
+`segments`. `store` keeps what was measured.
 """

@@ -11,8 +11,6 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-POLICIES = ("all", "powerOfTwo", "undivided")
-
 
 @dataclass(frozen=True)
 class MicroConfiguration:
@@ -25,12 +23,8 @@ class MicroConfiguration:
     spread_seconds: float = field(default=0.0, compare=False)  # between its repetitions' quartiles; 0 if not known
 
     def __post_init__(self) -> None:
-        if self.batch < 1:
-            raise ValueError(f"{self.algorithm}: a micro-batch has at least 1 sample, not {self.batch}")
-        if not (math.isfinite(self.seconds) and self.seconds >= 0):
-            raise ValueError(f"{self.algorithm}, micro-batch {self.batch}: {self.seconds} is not a time in seconds")
-        if self.workspace_bytes < 0:
-            raise ValueError(f"{self.algorithm}, micro-batch {self.batch}: a workspace of {self.workspace_bytes} bytes")
+        if self.batch < 1 or self.workspace_bytes < 0 or not 0 <= self.seconds < math.inf:
+            raise ValueError(f"{self} cannot have been measured")
 
 
 @dataclass(frozen=True)
@@ -49,11 +43,6 @@ class Configuration:
         """M(c): the parts share one workspace."""
         return max((part.workspace_bytes for part in self.parts), default=0)
 
-    @cached_property
-    def batch(self) -> int:
-        """Samples in all."""
-        return sum(part.batch for part in self.parts)
-
     def __str__(self) -> str:
         """Such as `4 x 8 own, 2 im2col`: how many equal parts there are, with their samples and algorithm."""
         counts = Counter((part.batch, part.algorithm) for part in self.parts)
@@ -64,47 +53,24 @@ class Configuration:
 class KernelTable:
     """What was measured of one kernel: any sizes up to its batch, any algorithms, in any order."""
 
-    name: str
+    name: str = field(compare=False)
     batch: int  # B: what is to be divided
     rows: tuple[MicroConfiguration, ...]
 
-    def __post_init__(self) -> None:
-        if self.batch < 1:
-            raise ValueError(f"{self.name}: a batch has at least 1 sample, not {self.batch}")
-
-    def restricted(self, policy: str) -> KernelTable:
-        """The rows whose size the policy allows.
-
-        Raises:
-            ValueError: there is no such policy.
-        """
-        sizes = set(micro_batch_sizes(policy, self.batch))
-        return KernelTable(self.name, self.batch, tuple(row for row in self.rows if row.batch in sizes))
-
-    def cautious(self, noise: float = 0.0) -> KernelTable:
-        """The same table, in which parts take longer by their `spread_seconds`, and at least by `noise` of their time.
+    def cautious(self) -> KernelTable:
+        """The same table, in which parts take longer by their `spread_seconds`.
 
         The least of many measurements is a lucky one. With the longer times, a division is chosen over the whole batch
         only if it gains more than its measurements vary. micro-cuDNN differs: it takes times as they are.
         """
-
-        def later(row: MicroConfiguration) -> MicroConfiguration:
-            if row.batch == self.batch:
-                return row
-            return replace(row, seconds=row.seconds + max(row.spread_seconds, noise * row.seconds))
-
-        return replace(self, rows=tuple(map(later, self.rows)))
-
-    def measured(self, configuration: Configuration) -> Configuration:
-        """A configuration that was made from the cautious table, with the times that were measured."""
-        seconds = {(row.batch, row.algorithm): row for row in self.rows}
-        return Configuration(tuple(seconds[part.batch, part.algorithm] for part in configuration.parts))
+        later = [row.spread_seconds if row.batch < self.batch else 0.0 for row in self.rows]
+        return replace(self, rows=tuple(replace(row, seconds=row.seconds + by) for row, by in zip(self.rows, later)))
 
 
 def micro_batch_sizes(policy: str, batch: int) -> tuple[int, ...]:
     """The sizes to measure, ascending (section III-B).
 
-    `powerOfTwo` ends with the batch itself, even if that is no power of two: every policy allows `undivided`.
+    `powerOfTwo` ends with the batch itself, even if that is no power of two: every policy allows the whole.
 
     Raises:
         ValueError: there is no such policy.
@@ -113,6 +79,4 @@ def micro_batch_sizes(policy: str, batch: int) -> tuple[int, ...]:
         return tuple(range(1, batch + 1))
     if policy == "powerOfTwo":
         return (*(1 << exponent for exponent in range((batch - 1).bit_length())), batch)
-    if policy == "undivided":
-        return (batch,)
-    raise ValueError(f"there is no micro-batch policy {policy!r}; there are: {', '.join(POLICIES)}")
+    raise ValueError(f"there is no micro-batch policy {policy!r}; there are: all, powerOfTwo")

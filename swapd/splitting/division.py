@@ -5,91 +5,86 @@
                 sum over c of x_kc = 1 for every kernel k              (3)
                 x_kc in {0, 1}                                         (4)
 
-The configurations c of a kernel are its desirable ones (`pareto`). `multiple_choice` solves the programme, exactly.
+The configurations c of a kernel are its desirable ones (`micro_batches`). HiGHS solves the programme, which comes with
+scipy (the extra `workspaces`).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+
+import numpy as np
 
 from swapd.splitting.configurations import Configuration, KernelTable
 from swapd.splitting.limits import LimitTooSmallError
-from swapd.splitting.multiple_choice import Option, choose, fractional_bound, greedy_choice
-from swapd.splitting.pareto import desirable, pareto_front
+from swapd.splitting.micro_batches import pareto_front
 
-Fronts = Mapping[str, Sequence[Configuration]]
-
-
-@dataclass(frozen=True)
-class Division:
-    """A configuration for each kernel."""
-
-    configurations: dict[str, Configuration]
-    variables: int  # of the programme: desirable configurations of all kernels
-    proved: bool  # that no other is faster
-    bound_seconds: float  # what no division beats, within the same limit
-
-    @property
-    def seconds(self) -> float:
-        """The time of all kernels, one after the other."""
-        return math.fsum(configuration.seconds for configuration in self.configurations.values())
-
-    @property
-    def workspace_bytes(self) -> int:
-        """The workspaces of all kernels together: each kernel has a segment of its own."""
-        return sum(configuration.workspace_bytes for configuration in self.configurations.values())
+SOLVING_SECONDS = 5.0  # after them the best choice so far is taken
+_SCALE = 1e6  # of what HiGHS is given: its tolerances are 1e-6, whatever the unit
 
 
-def fronts_of(
-    tables: Sequence[KernelTable], limit_bytes: int, policy: str = "all"
-) -> dict[str, tuple[Configuration, ...]]:
-    """The desirable configurations of each kernel by its name; kernels with the same measurements share the work.
+def fronts_of(tables: Sequence[KernelTable], limit_bytes: int) -> dict[str, tuple[Configuration, ...]]:
+    """The desirable configurations of each kernel by its name.
 
     A kernel keeps the configurations that fit in the limit alone; `divide_workspace` sees whether all fit together.
 
     Raises:
         LimitTooSmallError: a kernel does not fit even alone.
         UnreachableBatchError: a kernel's measured sizes do not add up to its batch.
-        ValueError: two kernels have the same name; an unknown policy.
+        ValueError: two kernels have the same name.
     """
-    found: dict[str, tuple[Configuration, ...]] = {}
-    known: dict[Any, tuple[Configuration, ...]] = {}
-    for table in tables:
-        if table.name in found:
-            raise ValueError(f"two kernels are called {table.name}")
-        key = (table.batch, table.rows)
-        if key not in known:
-            known[key] = pareto_front(table, limit_bytes, policy)
-        found[table.name] = known[key]
-    return found
+    fronts = {table.name: pareto_front(table, limit_bytes) for table in tables}
+    if len(fronts) < len(tables):
+        raise ValueError(f"{len(tables)} kernels have {len(fronts)} names")
+    return fronts
 
 
-def divide_workspace(fronts: Fronts, limit_bytes: int) -> Division:
-    """The configurations of least time in all whose workspaces together are at most `limit_bytes`.
+def divide_workspace(fronts: Mapping[str, Sequence[Configuration]], limit_bytes: int) -> dict[str, Configuration]:
+    """For each kernel one of its configurations: of least time in all, and of at most `limit_bytes` together.
 
-    Where the lists of `multiple_choice` become too long, the best that is known is returned, which is not `proved`.
+    Where that takes more than `SOLVING_SECONDS`, it is the best choice that was found, or the smallest one.
 
     Args:
-        fronts: by kernel, configurations to choose from, such as `fronts_of` makes. They need not be pruned.
+        fronts: by kernel, configurations to choose from, such as `fronts_of` makes.
         limit_bytes: M, for all kernels together.
 
     Raises:
+        ImportError: scipy is not there.
         LimitTooSmallError: the smallest configurations do not fit together.
-        ValueError: a kernel without configurations.
     """
-    pruned = {name: desirable(front) for name, front in fronts.items()}
-    for name, front in pruned.items():
-        if not front:
-            raise ValueError(f"{name} has no configurations to choose from")
-    smallest = sum(front[0].workspace_bytes for front in pruned.values())
-    if smallest > limit_bytes:
-        raise LimitTooSmallError(f"the workspace of {len(pruned)} kernels", limit_bytes, smallest)
-    options = [[Option(c.seconds, c.workspace_bytes) for c in front] for front in pruned.values()]
-    best = choose(options, limit_bytes)
-    chosen = greedy_choice(options, limit_bytes) if best is None else best
-    configurations = {name: front[i] for (name, front), i in zip(pruned.items(), chosen)}
-    bound = fractional_bound(options, limit_bytes)
-    return Division(configurations, sum(map(len, options)), best is not None, bound)
+    from scipy import optimize
+
+    smallest = {name: min(front, key=lambda c: (c.workspace_bytes, c.seconds)) for name, front in fronts.items()}
+    room = limit_bytes - sum(c.workspace_bytes for c in smallest.values())
+    if room < 0:
+        raise LimitTooSmallError(f"the workspace of {len(fronts)} kernels", limit_bytes, limit_bytes - room)
+    options = [(smallest[name], c) for name, front in fronts.items() for c in front]
+    more = np.array([c.workspace_bytes - least.workspace_bytes for least, c in options])
+    saved = np.array([least.seconds - c.seconds for least, c in options])
+    if room == 0 or not (saved > 0).any():
+        return smallest
+    numbers = [len(front) for front in fronts.values()]
+    kernel = np.repeat(np.arange(len(fronts)), numbers)
+    allowed = room
+    for _ in range(10):
+        result = optimize.milp(
+            -saved * (_SCALE / saved.max()),
+            integrality=np.ones(len(options)),
+            bounds=optimize.Bounds(0, more <= room),
+            constraints=[
+                optimize.LinearConstraint(more[None, :] * (_SCALE / room), -np.inf, _SCALE * allowed / room),
+                optimize.LinearConstraint(1.0 * (np.arange(len(fronts))[:, None] == kernel), 1, 1),
+            ],
+            options={"mip_rel_gap": 0.0, "time_limit": SOLVING_SECONDS},
+        )
+        over = room // 100_000 + 1
+        if result.x is not None:
+            taken = [int(x.argmax()) for x in np.split(result.x, np.cumsum(numbers)[:-1])]
+            chosen = {name: front[i] for (name, front), i in zip(fronts.items(), taken)}
+            over = sum(c.workspace_bytes for c in chosen.values()) - limit_bytes
+            if over <= 0:
+                return chosen
+        elif result.status == 1:  # out of time
+            break
+        allowed -= over  # a choice that fits by its tolerances alone is taken, or makes it find none
+    return smallest

@@ -4,15 +4,27 @@ A *segment* ends with a heavy layer (a convolution or a fully connected one) and
 its first layer starts, the weights of its last layer start to come in, as far as there is room: 1 / `conv_number` of
 them, or none if `conv_number` is 0. Each layer runs in `self_number` parts. What the paper leaves open was chosen so
 that its Tables 3, 4 and 6 come out (docs/splitting.md).
+
+In a recorded iteration every function is a layer, and so are the functions of a call that ran in parts, together. A
+convolution or a matrix product is heavy. Its weights are what it reads of the variables that live across iterations and
+are not written; where it reads several and nothing else, the first of them is its input. All else that is read is
+input.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
 
 from swapd.splitting.limits import LimitTooSmallError
+from swapd.trace.trace import READ, WRITE, Trace
 
+HEAVY = ("aten::convolution", "aten::addmm", "aten::mm", "aten::linear")
 MOST_PREFETCH_PARTS = 5  # pn_max: in the paper's tables a prefetch in 5 parts is made, one in 7 is not
 
 
@@ -26,12 +38,6 @@ class Layer:
     weight_bytes: int = 0
     heavy: bool = False  # a convolution or fully connected
 
-    def __post_init__(self) -> None:
-        if min(self.input_bytes, self.output_bytes, self.weight_bytes) < 0:
-            raise ValueError(f"{self.name}: sizes are numbers of bytes from 0 on")
-        if self.weight_bytes and not self.heavy:
-            raise ValueError(f"{self.name}: weights of a layer that is not heavy belong to its input")
-
     @property
     def activation_bytes(self) -> int:
         """Of input and output, which are divided alike."""
@@ -42,12 +48,8 @@ class Layer:
 class LayerStep:
     """How one layer runs, and what it starts to bring in."""
 
-    name: str
-    self_number: int  # parts that it runs in: the larger of the next two
-    activation_parts: int
-    weight_parts: int  # 1 for a layer that is not heavy
+    self_number: int  # parts that it runs in
     conv_number: int  # parts of which one is prefetched as this layer starts; 0 if no prefetch starts here
-    prefetched_layer: str | None
     activation_part_bytes: int
     prefetched_part_bytes: int  # of the segment's last layer, there or under way while this layer runs
     weight_part_bytes: int  # of its own weights, brought in as it runs; 0 where they were prefetched
@@ -60,19 +62,11 @@ class LayerStep:
 
 def segments_of(layers: Sequence[Layer]) -> list[tuple[Layer, ...]]:
     """The segments of layers (line 1 of Algorithm 1). Layers after the last heavy one are a segment of their own."""
-    segments: list[tuple[Layer, ...]] = []
-    current: list[Layer] = []
-    for layer in layers:
-        current.append(layer)
-        if layer.heavy:
-            segments.append(tuple(current))
-            current = []
-    return segments + ([tuple(current)] if current else [])
+    ends = [number for number, layer in enumerate(layers, 1) if layer.heavy]
+    return [tuple(layers[begin:end]) for begin, end in pairwise([0, *ends, len(layers)]) if begin < end]
 
 
-def schedule_layers(
-    layers: Sequence[Layer], limit_bytes: int, most_prefetch_parts: int = MOST_PREFETCH_PARTS
-) -> list[LayerStep]:
+def schedule_layers(layers: Sequence[Layer], limit_bytes: int) -> list[LayerStep]:
     """Algorithm 1: for each layer its numbers of parts, so that `peak_bytes` is nowhere above `limit_bytes`.
 
     Raises:
@@ -80,57 +74,71 @@ def schedule_layers(
     """
     if layers and limit_bytes < 2:
         raise LimitTooSmallError("a layer", limit_bytes, 2)
-    steps = []
-    for segment in segments_of(layers):  # line 2
-        steps += _schedule_segment(segment, limit_bytes, most_prefetch_parts)
+    return [step for segment in segments_of(layers) for step in _steps(segment, limit_bytes)]  # line 2
+
+
+def _steps(segment: Sequence[Layer], limit_bytes: int) -> list[LayerStep]:
+    # Line 3: pn and mem_max. The weights of a heavy layer have a byte at least.
+    parts = [max(_ceil(layer.activation_bytes, limit_bytes - bool(layer.weight_bytes)), 1) for layer in segment]
+    held = [_ceil(layer.activation_bytes, n) for layer, n in zip(segment, parts)]
+    weights, room = segment[-1].weight_bytes, limit_bytes - max(held)
+    conv_number = _ceil(weights, room) if weights and room else 0  # lines 4 to 6
+    if conv_number > MOST_PREFETCH_PARTS:  # line 8
+        conv_number = 0
+    weight_parts = conv_number or (_ceil(weights, limit_bytes - held[-1]) if weights else 1)  # line 9
+    part_bytes = _ceil(weights, weight_parts)
+    parts[-1] = max(parts[-1], weight_parts)
+    steps = [LayerStep(n, 0, size, part_bytes if conv_number else 0, 0) for n, size in zip(parts, held)]
+    steps[-1] = replace(steps[-1], weight_part_bytes=0 if conv_number else part_bytes)
+    steps[0] = replace(steps[0], conv_number=conv_number)
     return steps
 
 
-def _schedule_segment(segment: Sequence[Layer], limit_bytes: int, most_prefetch_parts: int) -> list[LayerStep]:
-    # Line 3: pn and mem_max. The weights of a heavy layer have a byte at least.
-    parts = [_fewest_parts(layer.activation_bytes, limit_bytes - bool(layer.weight_bytes)) for layer in segment]
-    most_bytes = max(_part_bytes(layer.activation_bytes, n) for layer, n in zip(segment, parts))
-    end = segment[-1]
-    if not end.weight_bytes:
-        return [_step(layer, n, 1) for layer, n in zip(segment, parts)]
-    room = limit_bytes - most_bytes
-    conv_number = _fewest_parts(end.weight_bytes, room) if room > 0 else 0  # lines 4 to 6
-    if 0 < conv_number <= most_prefetch_parts:  # line 8
-        ahead = _part_bytes(end.weight_bytes, conv_number)
-        return [
-            _step(layer, n, conv_number if layer is end else 1, conv_number if i == 0 else 0, end.name, ahead)
-            for i, (layer, n) in enumerate(zip(segment, parts))
-        ]
-    own = _fewest_parts(end.weight_bytes, limit_bytes - _part_bytes(end.activation_bytes, parts[-1]))  # line 9
-    return [_step(layer, n, own if layer is end else 1) for layer, n in zip(segment, parts)]
+def _ceil(size_bytes: int, by: int) -> int:
+    """The bytes of the largest of `by` parts; and the number of parts of which each fits in `by` bytes."""
+    return -(-size_bytes // by)
 
 
-def _step(
-    layer: Layer,
-    activation_parts: int,
-    weight_parts: int,
-    conv_number: int = 0,
-    ahead: str | None = None,
-    ahead_bytes: int = 0,
-) -> LayerStep:
-    return LayerStep(
-        name=layer.name,
-        self_number=max(activation_parts, weight_parts),
-        activation_parts=activation_parts,
-        weight_parts=weight_parts,
-        conv_number=conv_number,
-        prefetched_layer=ahead if conv_number else None,
-        activation_part_bytes=_part_bytes(layer.activation_bytes, activation_parts),
-        prefetched_part_bytes=ahead_bytes,
-        weight_part_bytes=0 if ahead_bytes else _part_bytes(layer.weight_bytes, weight_parts),
+def is_heavy(function: str) -> bool:
+    """Whether a function of this name is a convolution or a matrix product."""
+    return function.partition(".")[0] in HEAVY
+
+
+def layers_of(trace: Trace, divided: Sequence[tuple[int, int]] = ()) -> tuple[list[Layer], list[int]]:
+    """The layers of a recorded iteration, and which of them each divided call is.
+
+    Args:
+        trace: of whole variables, of an iteration without a backward pass.
+        divided: of each call that ran in parts its first function, and the one after its last; in order, not empty.
+    """
+    lasting = (trace.born < 0) & (trace.died == trace.functions)
+    lasting[trace.use_variables[(trace.use_flags & WRITE) != 0]] = False
+    inside = {function for begin, stop in divided for function in range(begin + 1, stop)}
+    starts = [function for function in range(trace.functions) if function not in inside]
+    layers = [_layer(trace, lasting, first, end) for first, end in pairwise([*starts, trace.functions])]
+    return layers, [bisect_left(starts, begin) for begin, _ in divided]
+
+
+def _layer(trace: Trace, lasting: NDArray[np.bool_], first: int, end: int) -> Layer:
+    """The functions from `first` to before `end` as a layer. What is made and freed among them is no part of it."""
+    rows = slice(int(trace.use_offsets[first]), int(trace.use_offsets[end]))
+    used, flags = trace.use_variables[rows], trace.use_flags[rows]
+    before = trace.born[used] < first
+    read = list(dict.fromkeys(used[before & ((flags & READ) != 0)].tolist()))
+    written = set(used[before & ((flags & WRITE) != 0)].tolist())
+    made = np.flatnonzero((trace.born >= first) & (trace.born < end) & (trace.died >= end)).tolist()
+    heavy = next((name for name in trace.function_names[first:end] if is_heavy(name)), None)
+    kept = [v for v in read if lasting[v]] if heavy else []
+    own = kept[1:] if 1 < len(kept) == len(read) else kept  # a small input is not recorded
+    inputs = set(read) - set(own)
+
+    def size(variables: set[int] | list[int]) -> int:
+        return int(trace.variable_bytes[list(variables)].sum())
+
+    return Layer(
+        f"{first} {heavy or trace.function_names[first]}",
+        input_bytes=size(inputs),
+        output_bytes=size({*made, *written} - inputs),
+        weight_bytes=size(own),
+        heavy=heavy is not None,
     )
-
-
-def _part_bytes(size_bytes: int, parts: int) -> int:
-    """The largest of `parts` parts."""
-    return -(-size_bytes // parts)
-
-
-def _fewest_parts(size_bytes: int, room_bytes: int) -> int:
-    """The smallest number of parts of which each fits; there is room for a byte."""
-    return max(-(-size_bytes // room_bytes), 1)

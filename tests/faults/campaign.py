@@ -112,7 +112,7 @@ def run_once(
     if scenario == TORCH:
         command[0] = str(Path(__file__).with_name("torch_program.py"))
         command.insert(0, sys.executable)
-        kept |= {**TORCH_SETTINGS, "OOC_SPLIT_STORE": str(program.with_name("verdicts.jsonl"))}
+        kept |= {**TORCH_SETTINGS, "OOC_SPLIT_STORE": str(program.with_name("verdicts.sqlite"))}
         kept["PYTHONPATH"] = os.pathsep.join(sys.path)
         seconds *= 3
     else:

@@ -42,7 +42,7 @@ def both(tmp_path: Path, source: str, threads: int = 1, **variables: str) -> End
 
 def out_of_core(tmp_path: Path, source: str, threads: int = 1, **variables: str) -> Ended:
     """Runs it with a file of verdicts of its own, and checks that the limits were kept."""
-    store = {"OOC_SPLIT_STORE": str(tmp_path / "store.jsonl"), "OMP_NUM_THREADS": str(threads)}
+    store = {"OOC_SPLIT_STORE": str(tmp_path / "store.sqlite"), "OMP_NUM_THREADS": str(threads)}
     ended = run_source(tmp_path, code(COMMON, source), **{**SMALL, **store, **variables})
     if ended.summary is not None:
         check_limits(ended.summary)

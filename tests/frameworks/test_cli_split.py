@@ -64,7 +64,7 @@ def test_it_shows_what_a_program_does(script: Path, tmp_path: Path) -> None:
             ooc.pytorch.step()
             ooc.pytorch._active().split_rows()  # waits for verdicts
     """
-    path = tmp_path / "store.jsonl"
+    path = tmp_path / "store.sqlite"
     settings = {"OOC_BUDGET": "800KiB", "OOC_SPLIT_STORE": str(path), "OOC_CHUNK_SIZE": "64KiB"}
     done = run_source(tmp_path, program, **settings).check()
     arguments = ["--budget", "800KiB", "--chunk-size", "64KiB", "--batch", 2, f"{script}:make", "size=32"]
@@ -81,7 +81,7 @@ def test_it_shows_what_a_program_does(script: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_settings_count(script: Path, tmp_path: Path) -> None:
     arguments = ["--budget", "16MiB", "--batch", 16, f"{script}:make", "mode=training", "size=64"]
-    path = tmp_path / "store.jsonl"
+    path = tmp_path / "store.sqlite"
     assert facts(*arguments, store=path)["layers"] == []
     divided = facts("--split", "fast", "--workspace", "64KiB", *arguments, store=path)
     assert divided["split"] == "fast"
@@ -90,7 +90,7 @@ def test_the_settings_count(script: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_model_with_a_name_by_both_rules(tmp_path: Path) -> None:
-    path = tmp_path / "store.jsonl"
+    path = tmp_path / "store.sqlite"
     ours, theirs = (facts("--budget", "10MB", "--policy", p, "alexnet", store=path) for p in ("auto", "mmcnn"))
     for found in (ours, theirs):
         assert [row["operator"] for row in found["layers"]] == ["aten::addmm"] * 3

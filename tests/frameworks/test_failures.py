@@ -110,7 +110,7 @@ IN_PARTS = """
 @pytest.mark.parametrize("call", ["cuMemcpyDtoHAsync", "cuMemUnmap"])
 def test_a_driver_that_refuses_is_no_reason_for_smaller_parts(tmp_path: Path, call: str) -> None:
     """Parts of parts of parts fail like the whole: this did not end."""
-    variables = {"OOC_BUDGET": "8MiB", "OOC_SMALL_LIMIT": "32KiB", "OOC_SPLIT_STORE": str(tmp_path / "store.jsonl")}
+    variables = {"OOC_BUDGET": "8MiB", "OOC_SMALL_LIMIT": "32KiB", "OOC_SPLIT_STORE": str(tmp_path / "store.sqlite")}
     ended = run_source(tmp_path, IN_PARTS, OOC_EMULATED_FAULTS=call, **variables).check()
     first = ended.output.splitlines()[0]
     assert first.startswith("RuntimeError") and "the driver refused cuMem" in first, ended.output

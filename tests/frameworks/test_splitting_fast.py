@@ -68,7 +68,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> list[torch.Tensor]:
 
 
 def settings(folder: Path, **variables: str) -> dict[str, str]:
-    return {"OOC_SPLIT": "fast", "OOC_SPLIT_STORE": str(folder / "store.jsonl"), "OOC_BUDGET": "64MiB", **variables}
+    return {"OOC_SPLIT": "fast", "OOC_SPLIT_STORE": str(folder / "store.sqlite"), "OOC_BUDGET": "64MiB", **variables}
 
 
 def test_each_convolution_runs_as_its_costs_say(tmp_path: Path, plain: list[torch.Tensor]) -> None:
@@ -179,7 +179,7 @@ COLUMNS = 22 * 22 * 16 * 9 * 8  # bytes of a sample's columns
 
 def test_measured_costs_keep_the_limit_and_are_kept(tmp_path: Path) -> None:
     """PyTorch's own makes the columns of all samples at once, 4.2 MiB; no more than one sample's fit."""
-    script, store = write_script(tmp_path, MEASURED), tmp_path / "store.jsonl"
+    script, store = write_script(tmp_path, MEASURED), tmp_path / "store.sqlite"
     variables = {**EMULATED, **settings(tmp_path, OOC_WORKSPACE=f"{COLUMNS * 3 // 2}B"), "OMP_NUM_THREADS": "1"}
     took, size, layers = json.loads(run([script, store, tmp_path / "1.pt"], variables).check().output)
     ((how, parts),) = layers

@@ -72,7 +72,7 @@ print(json.dumps({"runs": found, "more": more.measurements, "exactly": workspace
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     folder = tmp_path_factory.mktemp("measured")
-    path = folder / "splitting.jsonl"
+    path = folder / "measurements.sqlite"
     ended = run(
         [write_script(folder, PROGRAM), path], {**EMULATED, "OOC_BUDGET": "256MiB", "OOC_POLICY": "demand"}
     ).check()

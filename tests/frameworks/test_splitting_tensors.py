@@ -214,7 +214,7 @@ def test_saved_loaded_and_copied(tmp_path: Path) -> None:
 def test_verdicts_are_kept(tmp_path: Path) -> None:
     """A second process verifies nothing: the file is not written."""
     source = 'show("exp", torch.randn(509, 2599).exp())'
-    store = tmp_path / "store.jsonl"
+    store = tmp_path / "store.sqlite"
     first = both(tmp_path, source)
     written = store.read_bytes()
     assert b"aten::exp" in written

@@ -220,7 +220,7 @@ def test_larger_parts_are_tried_where_small_ones_are_not_exact(tmp_path: Path) -
         split = Split("small" if small else "large", 2, run)
         return context.choose("", [split], whole).run(values)
 
-    runtime = Runtime(Core(), "exact", tmp_path / "store.jsonl")  # type: ignore[arg-type]
+    runtime = Runtime(Core(), "exact", tmp_path / "store.sqlite")  # type: ignore[arg-type]
     values = torch.randn(5000, 3)
     for _ in range(2):
         found = runtime.run("aten::sum.dim_IntList", Handler(handler), False, (values,), {})
@@ -237,7 +237,7 @@ def test_a_verdict_is_for_a_number_of_threads(tmp_path: Path) -> None:
     def handler(context: Context, values: Tensor) -> Tensor:
         return context.choose("", [division], whole).run(values)
 
-    runtime = Runtime(Core(), "exact", tmp_path / "store.jsonl")  # type: ignore[arg-type]
+    runtime = Runtime(Core(), "exact", tmp_path / "store.sqlite")  # type: ignore[arg-type]
     threads = torch.get_num_threads()
     runs = []
     try:

@@ -67,7 +67,7 @@ def test_a_verdict_is_kept_until_an_edit(folder: Path) -> None:
     def compares() -> bool:
         """In a session of its own, of all that is known only the file is there."""
         compared.clear()
-        runtime = Runtime(Core(), "exact", folder.parent / "store.jsonl")  # type: ignore[arg-type]
+        runtime = Runtime(Core(), "exact", folder.parent / "store.sqlite")  # type: ignore[arg-type]
         runtime.run("aten::sum.dim_IntList", Handler(handler), False, (torch.ones(5000, 3),), {})
         return bool(compared)
 

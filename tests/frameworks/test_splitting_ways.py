@@ -125,7 +125,7 @@ def test_nothing_changes_where_everything_fits(tmp_path: Path) -> None:
         assert (each["split_function_count"], each["split_part_count"], each["split_layers"]) == (0, 0, [])
         assert each["host_backed_function_count"] == 0 and each["swap_in_bytes"] > 0
     assert off["functions"] == exact["functions"] and off["min_budget_bytes"] == exact["min_budget_bytes"]
-    assert not (tmp_path / "store.jsonl").exists()
+    assert not (tmp_path / "store.sqlite").exists()
 
 
 def test_products_are_never_run_on_host_memory(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def main() -> None:
     if mode == "divided":
         import ooc
 
-        ooc.enable(**DIVIDED_SETTINGS, split_store=f"{folder.name}/verdicts.jsonl")
+        ooc.enable(**DIVIDED_SETTINGS, split_store=f"{folder.name}/verdicts.sqlite")
         core = ooc.pytorch._active().core
     elif mode == "strict":
         import ooc

@@ -1,9 +1,8 @@
 """Small kernels, and every way to divide them: what the methods of `swapd.splitting` are held against."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
-import pytest
 from hypothesis import strategies as st
 
 from swapd.splitting.configurations import Configuration, KernelTable, MicroConfiguration
@@ -44,6 +43,18 @@ def all_divisions(table: KernelTable, batch: int | None = None) -> Iterator[Conf
                 yield Configuration((row, *rest.parts))
 
 
+def desirable(configurations: Iterable[Configuration]) -> tuple[Configuration, ...]:
+    """D(C) of micro-cuDNN, section III-C1: those that nothing beats, smallest first; of equals the first.
+
+    The paper's formula, read to the letter, compares a configuration with itself too, and keeps none of equals.
+    """
+    kept: list[Configuration] = []
+    for candidate in sorted(configurations, key=lambda c: (c.workspace_bytes, c.seconds)):
+        if not kept or candidate.seconds < kept[-1].seconds:
+            kept.append(candidate)
+    return tuple(kept)
+
+
 def costs(configurations: "tuple[Configuration, ...]") -> list[tuple[int, float]]:
     return [(configuration.workspace_bytes, configuration.seconds) for configuration in configurations]
 
@@ -56,33 +67,17 @@ def require_division(table: KernelTable, configuration: Configuration) -> None:
     assert sizes == sorted(sizes, reverse=True)
 
 
-def solved_by_highs(fronts: Mapping[str, Sequence[Configuration]], limit_bytes: int) -> float:
-    """The least seconds of WD's programme (micro-cuDNN, Eq. 1 to 4), by scipy's HiGHS, which has to prove it.
+def least_by_mebibytes(fronts: Mapping[str, Sequence[Configuration]], limit_bytes: int) -> float:
+    """The least seconds of WD's programme (micro-cuDNN, Eq. 1 to 4): for each room the best, kernel by kernel.
 
-    HiGHS works with absolute tolerances of 1e-6. So the programme counts what each configuration saves, and takes more,
-    than the smallest of its kernel, and both are scaled. Kernels with the same front are one in it: x counts them.
+    Every workspace is a number of MiB.
     """
-    optimize, sparse = pytest.importorskip("scipy.optimize"), pytest.importorskip("scipy.sparse")
-    numbers: dict[tuple[Configuration, ...], int] = {}
+    best = np.zeros(limit_bytes // MIB + 1)
     for front in fronts.values():
-        numbers[tuple(front)] = numbers.get(tuple(front), 0) + 1
-    sizes = np.array(list(numbers.values()), float)
-    kernel = np.repeat(np.arange(len(numbers)), [len(front) for front in numbers])
-    more = np.array([c.workspace_bytes - front[0].workspace_bytes for front in numbers for c in front], float)
-    saved = np.array([front[0].seconds - c.seconds for front in numbers for c in front])
-    room = limit_bytes - sum(front[0].workspace_bytes for front in fronts.values())
-    one_each = sparse.csr_array((np.ones(len(kernel)), (kernel, np.arange(len(kernel)))))
-    result = optimize.milp(
-        -saved * (1e6 / saved.max()),
-        integrality=np.ones(len(kernel)),
-        bounds=optimize.Bounds(0, sizes[kernel]),
-        constraints=[
-            optimize.LinearConstraint(more[None, :] * (1e6 / room), -np.inf, 1e6),
-            optimize.LinearConstraint(one_each, sizes, sizes),
-        ],
-        options={"mip_rel_gap": 0.0, "time_limit": 60.0},
-    )
-    assert result.status == 0
-    counts = np.rint(result.x)
-    assert counts @ more <= room
-    return sum(front[0].seconds for front in fronts.values()) - float(counts @ saved)
+        now = np.full(len(best), np.inf)
+        for configuration in front:
+            mib = configuration.workspace_bytes // MIB
+            if mib < len(best):
+                now[mib:] = np.minimum(now[mib:], best[: len(best) - mib] + configuration.seconds)
+        best = now
+    return float(best[-1])

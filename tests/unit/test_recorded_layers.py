@@ -6,8 +6,7 @@ from planning_traces import Builder
 from swapd.planning.problem import Problem
 from swapd.policies.published.mmcnn import mmcnn
 from swapd.simulation.simulator import simulate
-from swapd.splitting.recorded import layers_of
-from swapd.splitting.segments import Layer
+from swapd.splitting.segments import Layer, layers_of
 from swapd.trace.trace import Machine, Trace
 
 

@@ -1,11 +1,12 @@
 """The store of measurements: what is put is found again, whoever else writes, dies or damages the file meanwhile."""
 
-import fcntl
+import contextlib
 import logging
 import math
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -18,7 +19,7 @@ import pytest
 from swapd.devices.profile import cache_directory
 from swapd.splitting import store as store_module
 from swapd.splitting.configurations import MicroConfiguration
-from swapd.splitting.store import HEADER, Key, Store, Verdict, default_path
+from swapd.splitting.store import FORMAT, Key, Store, Verdict, default_path
 
 KEY = Key("a processor, 2 threads", "torch 2.13.0", "aten::convolution", "f32 64x3x7x7 224x224")
 ROWS = [MicroConfiguration(8, "im2col", 0.25, 1 << 33), MicroConfiguration(1, "fft", 1e-6, 0, 2e-7)]
@@ -28,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    return tmp_path / "splitting.jsonl"
+    return tmp_path / "measurements.sqlite"
 
 
 @pytest.fixture
@@ -47,6 +48,13 @@ def filled(path: Path) -> Store:
     store.put_cost(KEY, ROWS)
     store.put_verdict(KEY, IDENTICAL)
     return store
+
+
+def altered(path: Path, statement: str) -> bytes:
+    """The file's bytes after somebody else changed it."""
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as file:
+        file.execute(statement)
+    return path.read_bytes()
 
 
 def child(code: str, *arguments: object) -> "subprocess.Popen[str]":
@@ -119,9 +127,17 @@ def test_of_several_verdicts_the_one_on_that_division(path: Path) -> None:
         assert each.verdict(KEY, "batch", 3) is None and each.verdict(KEY, "rows", 2) is None
 
 
+def test_what_is_known_is_not_looked_up_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = filled(path)
+    other = Store(path)
+    assert other.verdict(KEY, "rows", 4) == IDENTICAL
+    monkeypatch.setattr(sqlite3, "connect", None)
+    assert store.verdict(KEY, "rows", 4) == other.verdict(KEY, "rows", 4) == IDENTICAL
+
+
 @pytest.mark.parametrize("difference", [math.nan, -1.0])
 def test_no_difference_is_refused(difference: float) -> None:
-    with pytest.raises(ValueError, match="is no difference"):
+    with pytest.raises(ValueError, match="is no verdict"):
         Verdict("rows", 2, False, difference, 0.0)
 
 
@@ -129,7 +145,7 @@ def test_the_default_is_beside_the_machine_profiles(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     store = Store(default_path())
     store.put_cost(KEY, ROWS)
-    assert store.path == cache_directory() / "splitting.jsonl" and store.path.exists()
+    assert store.path == cache_directory() / "measurements.sqlite" and store.path.exists()
 
 
 def test_the_module_loads_no_framework() -> None:
@@ -218,82 +234,89 @@ def test_threads_share_a_store(path: Path) -> None:
 
 
 FORKING = """
-import os, signal, sys, threading
+import os, signal, sys, threading, time
 from swapd.splitting.store import Key, Store, Verdict
 store = Store(sys.argv[1])
 verdict = Verdict("rows", 2, True, 0.0, 0.0)
 store.put_verdict(Key("d", "l", "before", ""), verdict)
-holder = threading.Thread(target=lambda: (store._lock.acquire(), free.wait(60), store._lock.release()))
-free = threading.Event()
-holder.start()
-while store._lock.acquire(blocking=False):
-    store._lock.release()
+begun = threading.Event()
+ended = []
+def slow():
+    begun.set()
+    time.sleep(1)
+    ended.append(1)
+    yield from ()
+thread = threading.Thread(target=store._update, args=(slow(),))
+thread.start()
+begun.wait()
 child = os.fork()
 if child == 0:
-    signal.alarm(30)
+    signal.alarm(20)
     store.put_verdict(Key("d", "l", "child", ""), verdict)
-    os._exit(0 if store.verdict(Key("d", "l", "before", ""), "rows", 2) == verdict else 1)
-free.set()
-holder.join()
+    os._exit(0 if ended and store.verdict(Key("d", "l", "before", ""), "rows", 2) == verdict else 1)
+thread.join()
 assert os.waitpid(child, 0)[1] == 0
 store.put_verdict(Key("d", "l", "after", ""), verdict)
 print([store.verdict(Key("d", "l", name, ""), "rows", 2) == verdict for name in ("before", "child", "after")])
 """
 
 
-def test_a_forked_child_opens_the_file_itself(path: Path) -> None:
+def test_no_fork_while_the_file_is_open(path: Path) -> None:
+    """A child that had a connection of its parent's threads could damage the file, or would wait for ever."""
     assert output(child(FORKING, path)) == "[True, True, True]\n"
 
 
 # --- damage ----------------------------------------------------------------------------------------------------------
 
-BAD_LINES = {
-    "no JSON": b"garbage, whatever its name says\n",
-    "no text": b"\xff\xfe\0\n",
-    "another shape": b'{"costs": 1}\n',
-    "no time": b'[["d", "l", "o", "s"], "costs", [[8, "im2col", "soon", 1, 0.0]]]\n',
-    "a field less": b'[["d", "l", "o", "s"], "verdicts", [["rows", 4, true, 0.0]]]\n',
-    "a key of three": b'[["d", "l", "o"], "verdicts", [["rows", 4, true, 0.0, 0.0]]]\n',
-    "a kind of a later release": b'[["d", "l", "o", "s"], "prices", [[1]]]\n',
-}
 
-
-@pytest.mark.parametrize("bad", BAD_LINES)
-def test_a_line_that_cannot_be_read_is_left_out(path: Path, bad: str, lines: list[str]) -> None:
+@pytest.mark.parametrize("bad", ["garbage", "[8]", '["rows", 4, true, -1.0, 0.0]', '["rows", 0, true, 0.0, 0.0]'])
+def test_a_row_that_cannot_be_read_is_as_if_it_was_not_there(path: Path, bad: str, lines: list[str]) -> None:
     filled(path)
-    before = path.read_bytes()
-    path.write_bytes(before + BAD_LINES[bad])
+    altered(path, f"UPDATE measurements SET fields = '{bad}' WHERE about LIKE '%verdict%'")
     store = Store(path)
-    store.put_verdict(KEY, Verdict("batch", 2, True, 0.0, 0.0))
-    for each in (store, Store(path)):
-        assert each.verdict(KEY, "batch", 2) == Verdict("batch", 2, True, 0.0, 0.0)
-        assert each.verdict(KEY, IDENTICAL.how, IDENTICAL.parts) == IDENTICAL
-        assert each.cost(KEY) is not None and each.path is not None
-    assert path.read_bytes().startswith(before + BAD_LINES[bad])
-    assert len(lines) == 2 and all("1 of its lines" in line and str(path) in line for line in lines)
-
-
-@pytest.mark.parametrize("kept", [10, -10])
-def test_what_a_killed_process_began_is_replaced(path: Path, kept: int, lines: list[str]) -> None:
-    filled(path)
-    path.write_bytes(path.read_bytes()[:kept])  # within the first line, or within the last
-    store = Store(path)
-    assert store.verdict(KEY, "rows", 4) is None
+    assert store.verdict(KEY, "rows", 4) is None and store.cost(KEY) is not None
     store.put_verdict(KEY, IDENTICAL)
-    again = Store(path)
-    assert again.verdict(KEY, "rows", 4) == IDENTICAL and (again.cost(KEY) is None) == (kept == 10)
+    assert Store(path).verdict(KEY, "rows", 4) == IDENTICAL
     assert not lines
 
 
-@pytest.mark.parametrize("text", [b"notes\n", b"notes without an end of line", HEADER.replace(b"1", b"2") + b"[]\n"])
-def test_a_file_of_something_else_or_of_a_newer_release_is_left_alone(
-    path: Path, text: bytes, lines: list[str]
+@pytest.mark.parametrize("newer", [True, False])
+def test_a_database_of_something_else_or_of_a_newer_release_is_left_alone(
+    path: Path, newer: bool, lines: list[str]
 ) -> None:
+    filled(path)
+    altered(path, "UPDATE measurements SET about = replace(about, '4]', '5]')")
+    before = altered(path, f"PRAGMA application_id = {FORMAT + 1 if newer else 0}")
+    store = Store(path)
+    assert store.verdict(KEY, "rows", 5) is None and store.path is None
+    store.put_verdict(KEY, IDENTICAL)
+    assert store.verdict(KEY, "rows", 4) == IDENTICAL
+    assert path.read_bytes() == before
+    assert len(lines) == 1 and "no store of this release" in lines[0] and "in memory" in lines[0]
+
+
+@pytest.mark.parametrize("text", [b"notes\n", b'{"format": "ooc measurements", "version": 1}\n' * 99])
+def test_a_file_that_is_no_database_is_left_alone(path: Path, text: bytes, lines: list[str]) -> None:
     path.write_bytes(text)
     store = filled(path)
     assert store.cost(KEY) is not None and store.verdict(KEY, "rows", 4) == IDENTICAL and store.path is None
-    assert path.read_bytes() == text
-    assert len(lines) == 1 and "no store of this release" in lines[0] and "in memory" in lines[0]
+    assert path.read_bytes() == text and [p.name for p in path.parent.iterdir()] == [path.name]
+    assert len(lines) == 1 and "not a database" in lines[0] and "in memory" in lines[0]
+
+
+def test_of_a_damaged_file_what_can_be_read_is_kept(path: Path, lines: list[str]) -> None:
+    keys = [Key("d", "l", "o", f"{i:0100}") for i in range(200)]
+    for key in keys:
+        Store(path).put_verdict(key, IDENTICAL)
+    half = path.stat().st_size // 2
+    path.write_bytes(path.read_bytes()[:half] + b"\xff" * half)
+    before = path.read_bytes()
+    store = Store(path)
+    found = [key for key in keys if store.verdict(key, "rows", 4) == IDENTICAL]
+    assert store.path is None and 0 < len(found) < 200
+    store.put_verdict(KEY, IDENTICAL)
+    assert store.verdict(KEY, "rows", 4) == IDENTICAL and path.read_bytes() == before
+    assert len(lines) == 1 and "in memory" in lines[0]
 
 
 def test_a_file_that_was_deleted_is_begun_again(path: Path, lines: list[str]) -> None:
@@ -308,7 +331,7 @@ def test_a_file_that_was_deleted_is_begun_again(path: Path, lines: list[str]) ->
 # --- no way to the file ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("where", ["missing/splitting.jsonl", "file/splitting.jsonl", "."])
+@pytest.mark.parametrize("where", ["missing/store", "file/store", "."])
 def test_without_a_folder_it_works_in_memory(tmp_path: Path, where: str, lines: list[str]) -> None:
     (tmp_path / "file").write_text("no folder")
     store = filled(tmp_path / where)
@@ -344,7 +367,7 @@ print(known is not None, len(store.cost(Key("d", "l", "o", "t"))), store.path is
 def test_in_a_read_only_folder_what_is_there_is_read(exists: bool) -> None:
     folder = Path(tempfile.mkdtemp(prefix="ooc-read-only-"))  # pytest's own folders are closed to other users
     try:
-        path = folder / "splitting.jsonl"
+        path = folder / "measurements.sqlite"
         if exists:
             Store(path).put_cost(Key("d", "l", "o", "s"), ROWS)
             path.chmod(0o444)
@@ -389,9 +412,12 @@ def test_when_the_disk_is_full_it_goes_on_in_memory(path: Path, lines: list[str]
 def test_a_lock_that_stays_ends_in_memory(path: Path, lines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     filled(path)
     monkeypatch.setattr(store_module, "BUSY_SECONDS", 0.05)
-    with open(path, "ab") as holder:
-        fcntl.flock(holder, fcntl.LOCK_EX)
+    with contextlib.closing(sqlite3.connect(path, isolation_level="IMMEDIATE")) as holder:
+        holder.execute("BEGIN IMMEDIATE")
         store = Store(path)
+        assert store.verdict(KEY, "rows", 4) == IDENTICAL and store.verdict(KEY, "rows", 5) is None
+        assert store.path is not None  # a look needs no lock
         store.put_verdict(KEY, Verdict("batch", 2, True, 0.0, 0.0))
         assert store.path is None and store.cost(KEY) is not None and store.verdict(KEY, "batch", 2) is not None
+        assert store.verdict(KEY, "rows", 4) == IDENTICAL
     assert len(lines) == 1 and "locked" in lines[0]

@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from swapd.splitting.batches import best_batch_size
+from ooc.pytorch.batches import best_batch_size
 from swapd.splitting.configurations import micro_batch_sizes
 
 _REPETITIONS = 3

@@ -13,7 +13,7 @@ from swapd.planning.plan import Plan
 from swapd.planning.problem import Problem
 from swapd.policies.intervals import find_intervals
 from swapd.policies.published.absences import lay_out, resident
-from swapd.splitting.recorded import is_heavy
+from swapd.splitting.segments import is_heavy
 
 
 def mmcnn(problem: Problem) -> Plan:

@@ -31,7 +31,7 @@ from ooc_alloc import Core
 from swapd.splitting.configurations import Configuration, KernelTable
 from swapd.splitting.division import divide_workspace, fronts_of
 from swapd.splitting.limits import LimitTooSmallError, UnreachableBatchError
-from swapd.splitting.reuse import fastest_division, smallest_workspace_bytes
+from swapd.splitting.micro_batches import fastest_division, smallest_workspace_bytes
 from swapd.splitting.store import Store, Verdict
 
 log = logging.getLogger("ooc.pytorch")
@@ -191,7 +191,7 @@ class Fast:
             fronts = fronts_of(tables, total if self.limits.each is None else min(self.limits.each, total))
             division = divide_workspace(fronts, total)
             for (key, n), table in zip(owners, tables):
-                chosen = division.configurations[table.name]
+                chosen = division[table.name]
                 known = found.setdefault(key, {}).get(n)
                 # Layers that are called alike run alike: in the smallest of their segments.
                 if known is None or chosen.workspace_bytes < known.workspace_bytes:

@@ -14,8 +14,7 @@ import torch
 
 from ooc.pytorch.splitting.calls import Call
 from ooc_alloc import Core
-from swapd.splitting.recorded import HEAVY, layers_of
-from swapd.splitting.segments import schedule_layers
+from swapd.splitting.segments import HEAVY, layers_of, schedule_layers
 from swapd.trace.trace import Trace
 
 _STEPS = 64  # of the budget, to which what is free is rounded, so that small variables do not change divisions

@@ -38,7 +38,10 @@ def best_batch_size(batch: int, times: Mapping[str, Mapping[int, float]]) -> dic
                 raise ValueError(f"{name}: {seconds} seconds for a batch of {size}")
     slowest = _assign(batch, times, np.maximum)
     if slowest is None:
-        raise _unreachable(batch, times)
+        reached = {0}
+        for table in times.values():
+            reached = {total + size for total in reached for size in table}
+        raise UnreachableBatchError(f"{len(times)} devices", batch, reached)
     most = max(times[name][size] for name, size in slowest.items())
     allowed = {name: {b: t for b, t in table.items() if t <= most} for name, table in times.items()}
     batches = _assign(batch, allowed, np.add)
@@ -71,13 +74,3 @@ def _assign(batch: int, tables: Mapping[str, Mapping[int, float]], joined: np.uf
         batches[name] = int(sizes[left])
         left -= batches[name]
     return {name: batches[name] for name in tables}
-
-
-def _unreachable(batch: int, times: Mapping[str, Mapping[int, float]]) -> UnreachableBatchError:
-    """The error, which says which batches near this one the devices do reach."""
-    reached = {0}
-    for table in times.values():
-        reached = {total + size for total in reached for size in table}
-    below = max((total for total in reached if 0 < total < batch), default=None)
-    above = min((total for total in reached if total > batch), default=None)
-    return UnreachableBatchError(f"{len(times)} devices", batch, below, above)
