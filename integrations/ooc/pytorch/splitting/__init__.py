@@ -1,6 +1,6 @@
 """Functions larger than the budget, in parts: what the adapter does when an operator does not fit.
 
-    registry.py     what handlers register with; operators.py: looks for an operator's handler
+    registry.py     what handlers register with, and where an operator's handler is looked for
     runtime.py      what one session has: part sizes, mode, store; the `ooc_split::...` operators that the adapter calls
     conditions.py   what verdicts and costs depend on: processor, PyTorch, and our own code
     context.py      what a handler may ask: how large a part may be, large results, which division is exact
@@ -13,7 +13,7 @@
     embedding.py    the operators with dimensions along which a cut leaves every sum whole
 
 A handler is a function `f(context, *arguments, **keywords)` with the operator's own arguments, registered by
-`@registry.handler("aten::name")` in one of `operators.MODULES`. It runs below autograd, in range mode: the
+`@registry.handler("aten::name")` in one of `registry.MODULES`. It runs below autograd, in range mode: the
 operators that it calls are functions of their own, and a view counts as the part of its variable that it reaches. A
 handler works on plain tensors too, without a core.
 """
