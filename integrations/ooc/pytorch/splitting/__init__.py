@@ -6,7 +6,8 @@
     context.py      what a handler may ask: how large a part may be, large results, which division is exact
     geometry.py     views, the memory that they touch, and how they are cut
     verification.py random arguments, bits compared, differences; tally.py: what was split, for the summary
-    pointwise.py lists.py movement.py factories.py padding.py random.py   the operators that may be cut anywhere
+    cutting.py      where operands are cut that may be cut anywhere, and what operators return, without memory
+    pointwise.py movement.py factories.py   the operators that may be cut anywhere; those over lists among them
     dividers.py     handlers made of a divider, or of axes alone
     parts.py        cutting along rows, channels, heads, and how such parts are run; grids.py: block sizes that fit
     linear.py convolution*.py batch_norm.py normalization.py pooling.py attention.py losses.py reductions.py

@@ -15,13 +15,55 @@ from torch import Tensor
 from ooc.pytorch.splitting import registry
 from ooc.pytorch.splitting.calls import CannotSplit, Split
 from ooc.pytorch.splitting.context import Context
-from ooc.pytorch.splitting.cutting import Cut, cut_elementwise, meta
-from ooc.pytorch.splitting.geometry import blocks, extent, narrowed
+from ooc.pytorch.splitting.convolution_shapes import layout
+from ooc.pytorch.splitting.cutting import Cut, cut_elementwise, meta, on_meta
+from ooc.pytorch.splitting.dividers import divides_along
+from ooc.pytorch.splitting.geometry import extent
+from ooc.pytorch.splitting.parts import Axis, Named, other_dimensions
+from ooc.pytorch.splitting.verification import tensors_in
 
-_aten = torch.ops.aten
+aten = torch.ops.aten
+Pair = tuple[Tensor, Tensor]  # a target, and what is copied to it, which may be broadcast
+Moves = tuple[Any, Sequence[Pair]]  # an operator's result, and all that has to be copied for it, in this order
+Mover = Callable[..., Moves]
 
 
-def strided(context: Context, *tensors: Tensor) -> None:
+def moves(*names: str, repeatable: bool = False) -> Callable[[Mover], Mover]:
+    """Registers a function that gives what operators return, made but not filled, and what is to be copied."""
+
+    def register(find: Mover) -> Mover:
+        for name in names:
+            overload = registry.overload_of(name)
+            assert overload is not None
+            registry.handler(name, repeatable=repeatable)(partial(moved, find, overload))
+        return find
+
+    return register
+
+
+def moved(find: Mover, whole: Callable[..., Any], context: Context, /, *arguments: Any, **keywords: Any) -> Any:
+    """Copies in parts what `find` gives. A copy that converts is cut in a way that gives the bits of `whole`."""
+    strided(context, tensors_in((arguments, keywords)))
+    result, pairs = find(context, *arguments, **keywords)
+    if not any(_converts(source, target) for target, source in pairs):
+        context.used("blocks", sum(context.move(target, source) for target, source in pairs if target.numel()))
+        return result
+    if len(pairs) != 1:
+        raise CannotSplit("its tensors are of unlike types")
+
+    def run(cut: Cut, *given: Any, **more: Any) -> Any:
+        made, [(target, source)] = find(context, *given, **more)
+        for index in cut.indexes:
+            cut.part(target, index).copy_(cut.part(source, index))
+        return made
+
+    cuts = cut_elementwise(context, [pairs[0][0]], [pairs[0][1]])
+    splits = [Split(cut.how, len(cut.indexes), partial(run, cut)) for cut in cuts]
+    del result, pairs  # `run` makes others
+    return context.choose("", splits, whole).run(*arguments, **keywords)
+
+
+def strided(context: Context, tensors: Sequence[Tensor]) -> None:
     """Raises CannotSplit unless all tensors are strided and on the CPU or the context's device."""
     if any(t.layout != torch.strided or t.device.type not in ("cpu", context.device.type) for t in tensors):
         raise CannotSplit(f"its tensors are not strided ones on the CPU or on {context.device}")
@@ -32,164 +74,192 @@ def _converts(source: Tensor, target: Tensor) -> bool:
     return source.dtype != target.dtype and (source.is_floating_point() or source.is_complex())
 
 
-def _copied(
-    context: Context, like: Tensor, source: Tensor, whole: Callable[..., Tensor], pair: Callable[..., Any], *given: Any
-) -> Tensor:
-    """Copies `source` to a tensor like `like`. A copy that converts is cut in a way that gives the bits of the whole.
-
-    `whole` and `pair` are called as the operator is, first with `given`; `pair` returns the target, which it may make,
-    and the source.
-    """
-    if not _converts(source, like):
-        target, _ = pair(*given)
-        context.used("blocks", context.move(target, source))
-        return target  # type: ignore[no-any-return]
-
-    def run(cut: Cut, *arguments: Any, **_: Any) -> Tensor:
-        to, of = pair(*arguments)
-        for index in cut.indexes:
-            cut.part(to, index).copy_(cut.part(of, index))
-        return to  # type: ignore[no-any-return]
-
-    cuts = cut_elementwise([like], [source], context.part_bytes, context.chunk_bytes, context.threads)
-    splits = [Split(cut.how, len(cut.indexes), partial(run, cut)) for cut in cuts]
-    return context.choose("", splits, whole).run(*given)  # type: ignore[no-any-return]
+def number(target: Tensor, value: Any) -> Pair:
+    """What writes the same number everywhere."""
+    return target, torch.empty((), dtype=target.dtype, device=target.device).fill_(value).expand(target.shape)
 
 
-@registry.handler("aten::copy_", repeatable=True)
-def copy_(context: Context, target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+@moves("aten::fill_.Scalar", "aten::fill_.Tensor", "aten::zero_", repeatable=True)
+def fill(context: Context, target: Tensor, value: Any = 0) -> Moves:
+    """Writes the same number everywhere."""
+    return target, [number(target, value)]
+
+
+@moves("aten::copy_", repeatable=True)
+def copy_(context: Context, target: Tensor, source: Tensor, non_blocking: bool = False) -> Moves:
     """Copies between any two layouts and types."""
-    strided(context, target, source)
-    return _copied(context, target, source, _aten.copy_, lambda to, of, *_: (to, of), target, source)
+    return target, [(target, source)]
 
 
-@registry.handler("aten::copy", repeatable=True)
-def copy(context: Context, target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+@moves("aten::copy", repeatable=True)
+def copy(context: Context, target: Tensor, source: Tensor, non_blocking: bool = False) -> Moves:
     """Copies as `copy_` does, into a new tensor like the target."""
-    strided(context, target, source)
-
-    def pair(to: Tensor, of: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-        return context.empty(like=to, device=to.device), of
-
-    return _copied(context, target, source, _aten.copy, pair, target, source)
+    made = context.empty(like=target, device=target.device)
+    return made, [(made, source)]
 
 
-@registry.handler("aten::clone", "aten::_to_copy")
-def clone(context: Context, source: Tensor, **keywords: Any) -> Tensor:
+@moves("aten::clone", "aten::_to_copy")
+def clone(context: Context, source: Tensor, **keywords: Any) -> Moves:
     """Copies to the memory format and the type that are asked for."""
-    strided(context, source)
     device = torch.device(keywords.get("device") or source.device)
     if device.type not in ("cpu", context.device.type) or (context.on_gpu and keywords.get("pin_memory")):
         raise CannotSplit("the copy is for another device, or is to be pinned")
-    with context.plain():
-        made = context_like(_aten._to_copy(meta(source), **_known(keywords)))
-    return _copied(
-        context, made, source, _aten._to_copy, lambda of: (context.empty(like=made, device=device), of), source
-    )
+    asked = {name: keywords.get(name) for name in ("dtype", "memory_format")}
+    made = context.empty(like=on_meta(context, aten._to_copy, source, **asked), device=device)
+    return made, [(made, source)]
 
 
-def _known(keywords: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in keywords.items() if value is not None and name in ("dtype", "memory_format")}
+@moves("aten::cat")
+def cat(context: Context, tensors: Sequence[Tensor], dim: int = 0) -> Moves:
+    """Puts one tensor after the other. An empty vector is skipped, whatever the others' sizes are."""
+    made = context.empty(like=on_meta(context, aten.cat, tensors, dim))
+    given = [tensor for tensor in tensors if tensor.shape != (0,)]
+    lengths = [tensor.shape[dim] for tensor in given]
+    return made, list(zip(made.split_with_sizes(lengths, dim), given)) if given else []
 
 
-def context_like(made: Tensor) -> Tensor:
-    """Returns a result without memory. Raises CannotSplit if it is not strided."""
-    if made.layout != torch.strided:
-        raise CannotSplit("its result is not strided")
-    return made
-
-
-@registry.handler("aten::cat")
-def cat(context: Context, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """Puts one tensor after the other."""
-    return _joined(context, _aten.cat, tensors, dim, lambda tensor: tensor)
-
-
-@registry.handler("aten::stack")
-def stack(context: Context, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+@moves("aten::stack")
+def stack(context: Context, tensors: Sequence[Tensor], dim: int = 0) -> Moves:
     """Puts tensors beside each other along a new dimension."""
-    return _joined(context, _aten.stack, tensors, dim, lambda tensor: tensor.unsqueeze(dim))
+    made = context.empty(like=on_meta(context, aten.stack, tensors, dim))
+    return made, list(zip(made.unbind(dim), tensors))
 
 
-def _joined(
-    context: Context, op: Any, tensors: Sequence[Tensor], dim: int, slab: Callable[[Tensor], Tensor]
-) -> Tensor:
-    """Copies each tensor to its place in the result; `slab` gives it the result's dimensions."""
-    strided(context, *tensors)
-    with context.plain():
-        like = context_like(op([meta(t) for t in tensors], dim))
-    if any(_converts(tensor, like) for tensor in tensors):
-        raise CannotSplit("its tensors are of unlike types")
-    result, parts, start = context.empty(like=like), 0, 0
-    for tensor in tensors:
-        if tensor.dim() == 1 and tensor.shape[0] == 0:
-            continue  # an empty vector is skipped, whatever the others' sizes are
-        piece = slab(tensor)
-        length = piece.shape[dim]
-        parts += context.move(result.narrow(dim, start, length), piece)
-        start += length
-    context.used("blocks", parts)
-    return result
+# ---- around a tensor: padding, and gradients of slices --------------------------------------------------------------
 
 
-@registry.handler("aten::fill_.Scalar", "aten::fill_.Tensor", repeatable=True)
-def fill_(context: Context, target: Tensor, value: Any) -> Tensor:
-    """Writes the same number everywhere."""
-    strided(context, target)
-    context.used("blocks", fill(context, target, value))
-    return target
+def _around(
+    context: Context, size: Sequence[int], source: Tensor, value: Any, place: Callable[[Tensor], Pair]
+) -> Moves:
+    """A new tensor with the same value everywhere but at a place in it, which `place` finds, with its source."""
+    order = layout(source) if len(size) == source.dim() else torch.contiguous_format
+    made = context.empty(like=torch.empty(size, dtype=source.dtype, device="meta", memory_format=order))
+    return made, [number(made, value), place(made)]
 
 
-@registry.handler("aten::zero_", repeatable=True)
-def zero_(context: Context, target: Tensor) -> Tensor:
-    """Writes zeros everywhere."""
-    strided(context, target)
-    context.used("blocks", fill(context, target, 0))
-    return target
+@moves("aten::constant_pad_nd")
+def constant_pad(context: Context, source: Tensor, pad: Sequence[int], value: Any = 0) -> Moves:
+    """Pads by pairs of lengths, those of the last dimension first; negative lengths cut off."""
+    pairs = [(source.dim() - 1 - n, *pad[2 * n : 2 * n + 2]) for n in range(len(pad) // 2)]
+    size = list(source.shape)
+    for d, before, after in pairs:
+        size[d] += before + after
+    if min(size, default=0) < 0:
+        on_meta(context, aten.constant_pad_nd, source, pad, value)  # raises, and says what is wrong
+
+    def inside(tensor: Tensor, sign: int) -> Tensor:
+        for d, before, after in pairs:
+            start, end = max(sign * before, 0), tensor.shape[d] - max(sign * after, 0)
+            tensor = tensor.narrow(d, start, end - start)
+        return tensor
+
+    return _around(context, size, source, value, lambda made: (inside(made, 1), inside(source, -1)))
 
 
-@registry.handler(
-    "aten::set_.source_Storage",
-    "aten::set_.source_Storage_storage_offset",
-    "aten::set_.source_Tensor",
-    "aten::set_.source_Tensor_storage_offset",
-    repeatable=True,
-)
-def set_(context: Context, target: Tensor, source: Any, *place: Any) -> Tensor:
-    """Gives a tensor another storage, which touches no byte. Raises CannotSplit if the storage has to grow."""
-    item = target.element_size()
-    if place and (place[0] + extent(*place[1:])) * item > source.nbytes():
-        raise CannotSplit("its storage would have to grow")
-    with context.plain():
-        target.set_(source, *place)
-    context.used("no data", 0)
-    return target
+@moves("aten::slice_backward")
+def slice_backward(context: Context, grad: Tensor, input_sizes: Sequence[int], *place: int) -> Moves:
+    """The gradient: zeros but where the slice was."""
+    return _around(context, input_sizes, grad, 0, lambda made: (aten.slice(made, *place), grad))
+
+
+@moves("aten::select_backward")
+def select_backward(context: Context, grad: Tensor, input_sizes: Sequence[int], dim: int, index: int) -> Moves:
+    """The gradient: zeros but where the element was."""
+    return _around(context, input_sizes, grad, 0, lambda made: (made.select(dim, index), grad))
+
+
+# ---- other places: turned round, shifted, indexed -------------------------------------------------------------------
+
+
+def _turned(named: Named) -> list[Axis]:
+    """Every dimension; what is turned round in one is cut from the other end."""
+    shape = named["self"].shape
+    turned = {d % max(len(shape), 1) for d in named["dims"]}
+    return [Axis(f"dimension {d}", n, {"self": d}, {0: d}, mirrored=d in turned) for d, n in enumerate(shape)]
+
+
+def _triangle(named: Named) -> list[Axis]:
+    """Matrices of a batch, then rows: further down, the diagonal lies further to the right."""
+    shape = named["self"].shape
+    rows = Axis("rows", shape[-2], {"self": -2}, {0: -2}, offsets={"diagonal": 1})
+    return [*other_dimensions(shape, (-1, -2), ["self"]), rows]
+
+
+divides_along("aten::flip", axes=_turned, multiples=(1,), moves=True)
+divides_along("aten::tril", "aten::triu", axes=_triangle, multiples=(1,), moves=True)
+
+
+@moves("aten::roll")
+def roll(context: Context, source: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Moves:
+    """Shifts elements around the end of dimensions, or of the flattened tensor where none is given."""
+    if not dims and (len(shifts) != 1 or not source.is_contiguous()):
+        raise CannotSplit("it is flattened, and not contiguous")
+    line, along = (source, dims) if dims else (source.view(-1), [0])
+    if len(shifts) != len(along):
+        on_meta(context, aten.roll, source, shifts, dims)  # raises, and says what is wrong
+    total, like = dict.fromkeys(range(line.dim()), 0), meta(line)
+    with context.plain():  # PyTorch joins two pieces for each dimension, which decides how the result lies
+        for shift, d in zip(shifts, along):
+            total[d % line.dim()] += shift
+            first = -shift % like.shape[d]
+            like = aten.cat(like.split_with_sizes([first, like.shape[d] - first], d)[::-1], d)
+    made = context.empty(like=like)
+    pairs = [(made, line)]
+    for d, shift in total.items():  # the end of what was there comes first
+        back = shift % line.shape[d]
+        lengths = [line.shape[d] - back, back]
+        pairs = [
+            pair
+            for to, of in pairs
+            for pair in zip(to.split_with_sizes(lengths[::-1], d)[::-1], of.split_with_sizes(lengths, d))
+        ]
+    return made.view(source.shape) if not dims else made, pairs
+
+
+@registry.handler("aten::index.Tensor")
+def index(context: Context, source: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
+    """Elements at places that one tensor of indexes or of truth values gives, which is a selection of rows."""
+    strided(context, [source])
+    given = [(d, tensor) for d, tensor in enumerate(indices) if tensor is not None]
+    if len(given) != 1 or not source.is_contiguous():
+        raise CannotSplit("it has several tensors of indexes, or is not contiguous")
+    (d, places), rows = given[0], source
+    if places.dtype in (torch.bool, torch.uint8):
+        if places.shape != source.shape[d : d + places.dim()]:
+            on_meta(context, aten.index.Tensor, source, indices)  # raises, and says what is wrong
+        rows = source.flatten(d, d + places.dim() - 1) if places.dim() > 1 else source
+        places = places.flatten().nonzero().flatten()
+    wanted = places.flatten().to(torch.int64)
+    size = rows.shape[d]
+    if wanted.numel() and not -size <= int(wanted.min()) <= int(wanted.max()) < size:
+        raise IndexError(f"index is out of bounds for dimension {d} with size {size}")
+    made: Any = aten.index_select(rows, d, torch.where(wanted < 0, wanted + size, wanted))
+    context.used("selected rows", 1)
+    return made.view(*rows.shape[:d], *places.shape, *rows.shape[d + 1 :])  # type: ignore[no-any-return]
+
+
+# ---- no data --------------------------------------------------------------------------------------------------------
 
 
 def _no_data(name: str) -> registry.Function:
-    def change(context: Context, *arguments: Any, **keywords: Any) -> Any:
-        overload = registry.overload_of(name)
-        assert overload is not None
+    def change(context: Context, target: Tensor, *arguments: Any, **keywords: Any) -> Any:
+        if name.startswith("aten::set_") and len(arguments) > 1:
+            source, offset, *sizes = arguments
+            storage = source.untyped_storage() if isinstance(source, Tensor) else source
+            if (offset + extent(*sizes)) * target.element_size() > storage.nbytes():
+                raise CannotSplit("its storage would have to grow")
         with context.plain():  # where no operator is a function
-            result = overload(*arguments, **keywords)
+            result = registry.overload_of(name)(target, *arguments, **keywords)  # type: ignore[misc]
         context.used("no data", 0)
         return result
 
     return change
 
 
-# Views whose schema does not say so, and changes of sizes and strides in place.
+# Views whose schema does not say so, and changes of storages, sizes and strides in place.
 for _name in """
-    _unsafe_view as_strided_ detach_ squeeze_ squeeze_.dim squeeze_.dims swapaxes_ swapdims_ t_ transpose_
+    _unsafe_view as_strided_ detach_ set_.source_Storage set_.source_Storage_storage_offset set_.source_Tensor
+    set_.source_Tensor_storage_offset squeeze_ squeeze_.dim squeeze_.dims swapaxes_ swapdims_ t_ transpose_
     unsafe_split.Tensor unsafe_split_with_sizes unsqueeze_
 """.split():
     registry.handler(f"aten::{_name}", repeatable=True)(_no_data(f"aten::{_name}"))
-
-
-def fill(context: Context, target: Tensor, value: Any) -> int:
-    """Fills a tensor in parts; returns how many parts."""
-    parts = 0
-    for index in blocks([target], context.part_bytes, context.chunk_bytes):
-        narrowed(target, index).fill_(value)
-        parts += 1
-    return parts
