@@ -5,23 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ooc.pytorch.splitting.calls import Sample
+from ooc.pytorch.splitting.axes import table
+from ooc.pytorch.splitting.calls import Given, Sample
 from ooc.pytorch.splitting.dividers import PRODUCTS, divides_along
-from ooc.pytorch.splitting.parts import Axis, Named
+from ooc.pytorch.splitting.parts import Named
 from ooc.pytorch.splitting.verification import random_like
 
 aten = torch.ops.aten
-
-
-def _axes(named: Named, tensors: list[str], results: range) -> list[Axis]:
-    query, key = named["query"], named["key"]
-    mask = named.get("attn_mask")
-    masks = ["attn_mask"] if mask is not None and mask.dim() == 4 else []
-    places = dict.fromkeys(tensors + masks, 0), dict.fromkeys(tensors + masks, 1)
-    axes = [Axis("sequences", query.shape[0], places[0], dict.fromkeys(results, 0))]
-    if query.shape[1] == key.shape[1]:
-        axes.append(Axis("heads", query.shape[1], places[1], dict.fromkeys(results, 1)))
-    return axes
 
 
 def _scores() -> int:
@@ -32,7 +22,7 @@ def _scores() -> int:
 def _sample(named: Named) -> Sample:
     """Random arguments whose `logsumexp` belongs to the queries and keys: with any other, exponentials overflow."""
 
-    def make(generator: torch.Generator) -> tuple[tuple[object, ...], dict[str, object]]:
+    def make(generator: torch.Generator) -> Given:
         names = ("query", "key", "value", "grad_out")
         query, key, value, grad = (random_like(named[name], generator, Tensor.copy_) for name in names)
         options = {name: named[name] for name in ("attn_mask", "scale")}
@@ -47,17 +37,20 @@ def _sample(named: Named) -> Sample:
     return make
 
 
-# Query, key and value are [B, H, S, D] each.
+# Query, key and value are [B, H, S, D] each. A mask may be [S, S] alone.
 divides_along(
     "aten::_scaled_dot_product_flash_attention_for_cpu",
-    axes=lambda named: _axes(named, ["query", "key", "value"], range(2)),
+    axes=table("sequences query key value:0 attn_mask*:-4 -> 0 0", "heads query key value:1 attn_mask*:-3 -> 1 1"),
     multiples=(1,),
     workspace=lambda operands, results: _scores(),
     specials=PRODUCTS,
 )
 divides_along(
     "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
-    axes=lambda named: _axes(named, ["grad_out", "query", "key", "value", "out", "logsumexp"], range(3)),
+    axes=table(
+        "sequences grad_out query key value out logsumexp:0 attn_mask*:-4 -> 0 0 0",
+        "heads grad_out query key value out logsumexp:1 attn_mask*:-3 -> 1 1 1",
+    ),
     multiples=(1,),
     workspace=lambda operands, results: results + _scores(),
     sample=_sample,

@@ -1,39 +1,28 @@
-"""Tables of rows larger than the device: embeddings, their gradients, other ways to select and to spread elements."""
+"""Tables of rows larger than the device: embeddings, selections of rows, and the gradients of embeddings."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from ooc.pytorch.splitting.axes import beside
 from ooc.pytorch.splitting.context import Context
-from ooc.pytorch.splitting.dividers import divides, divides_along
+from ooc.pytorch.splitting.dividers import divides
 from ooc.pytorch.splitting.grids import spans
-from ooc.pytorch.splitting.parts import (
-    Axis,
-    Named,
-    Piece,
-    along,
-    bytes_of,
-    compact,
-    divisions,
-    other_dimensions,
-    own_bytes,
-    view_bytes,
-)
-
-aten = torch.ops.aten
+from ooc.pytorch.splitting.parts import Named, Piece, along, bytes_of, compact, divisions, own_bytes, view_bytes
 
 
 @divides("aten::embedding", "aten::index_select", moves=True)
 def select_rows(context: Context, op: OpOverload, named: Named) -> list[Piece]:
     """Selects rows of a table [n, ...], by blocks of results and, for each, the blocks of the table with its rows."""
-    table, indices = (named["weight"], named["indices"]) if "weight" in named else (named["self"], named["index"])
+    source, wanted = ("weight", "indices") if "weight" in named else ("self", "index")
+    table, indices = named[source], named[wanted]
     if table.dim() < 1 or named.get("dim", 0) % table.dim() != 0:
-        return along(context, op, named, other_dimensions(table.shape, named["dim"], ["self"]), multiples=(1,))
+        return along(context, op, named, beside(named, source, named["dim"]), multiples=(1,))
     row = bytes_of(table) // max(table.shape[0], 1)
     lengths = (indices.numel(), table.shape[0])
 
@@ -41,33 +30,32 @@ def select_rows(context: Context, op: OpOverload, named: Named) -> list[Piece]:
         return 2 * view_bytes(context, sizes[0] * row) + view_bytes(context, sizes[1] * row)
 
     def run(sizes: Sequence[int], call: Named) -> Tensor:
-        source, wanted = (call["weight"], call["indices"]) if "weight" in call else (call["self"], call["index"])
-        made = wanted.shape if "weight" in call else [wanted.numel()]
-        result = context.empty(size=[*made, *source.shape[1:]], dtype=source.dtype)
-        _gather_rows(context, source, wanted.reshape(-1), result.view(-1, *source.shape[1:]), sizes)
-        return result
+        rows = _gathered(context, call[source], call[wanted].reshape(-1), sizes)
+        return rows.view(*call[wanted].shape, *rows.shape[1:]) if source == "weight" else rows
 
     half = [min(lengths[0], max(1, (context.part_bytes // 4 - 2 * context.chunk_bytes) // max(row, 1))), 1]
     return divisions(context, op, ("results", "table"), lengths, need, run, floors=[half]) if row else []
 
 
-def _gather_rows(context: Context, table: Tensor, indices: Tensor, result: Tensor, sizes: Sequence[int]) -> None:
-    number = table.shape[0]
-    if indices.numel() and (int(indices.min()) < 0 or int(indices.max()) >= number):
+def _gathered(context: Context, table: Tensor, indices: Tensor, sizes: Sequence[int]) -> Tensor:
+    """The rows at the indexes, in blocks of so many, from blocks of the table of so many rows."""
+    if indices.numel() and (int(indices.min()) < 0 or int(indices.max()) >= table.shape[0]):
         raise IndexError("index out of range in self")
-    for start, length in spans(indices.numel(), sizes[0]):
-        target, wanted = result.narrow(0, start, length), indices.narrow(0, start, length)
-        for first, places in _by_block(wanted, sizes[1]):
-            block = compact(context, table.narrow(0, first, min(sizes[1], number - first)))
+    result = context.empty(size=[indices.numel(), *table.shape[1:]], dtype=table.dtype)
+    for start, length in spans(indices.numel(), max(sizes[0], 1)):
+        wanted = indices.narrow(0, start, length)
+        of_block = wanted.div(sizes[1], rounding_mode="floor")
+        for number in torch.unique(of_block).tolist():
+            places, first = (of_block == number).nonzero().flatten(), int(number) * sizes[1]
+            block = compact(context, table.narrow(0, first, min(sizes[1], table.shape[0] - first)))
             rows = block.index_select(0, wanted[places] - first)
-            target.index_copy_(0, places, rows) if places.numel() < length else context.move(target, rows)
-
-
-def _by_block(indices: Tensor, size: int) -> Iterator[tuple[int, Tensor]]:
-    """The first row of each needed block of the table, and the places in `indices` that point into it, in order."""
-    block = indices.div(size, rounding_mode="floor")
-    for number in torch.unique(block).tolist():
-        yield int(number) * size, (block == number).nonzero().flatten()
+            begin, end = int(places[0]), int(places[-1]) + 1
+            target = result.narrow(0, start + begin, end - begin)
+            if places.numel() == end - begin:
+                context.move(target, rows)
+            else:
+                target.index_copy_(0, places - begin, rows)
+    return result
 
 
 @divides("aten::embedding_dense_backward")
@@ -86,7 +74,7 @@ def embedding_backward(context: Context, op: OpOverload, named: Named) -> list[P
 
 
 def _spread(context: Context, op: OpOverload, sizes: Sequence[int], named: Named) -> Tensor:
-    """Runs `embedding_dense_backward` for blocks of the table."""
+    """Runs `embedding_dense_backward` for blocks of the table, with the gradients of their rows in their order."""
     indices, padding = named["indices"].reshape(-1), named["padding_idx"]
     grad = named["grad_output"].reshape(indices.numel(), -1)
     result = context.empty(size=[named["num_weights"], grad.shape[1]], dtype=grad.dtype)
@@ -95,51 +83,8 @@ def _spread(context: Context, op: OpOverload, sizes: Sequence[int], named: Named
         own = indices[places] - first
         skipped = padding - first if first <= padding < first + rows else -1
         for column, width in spans(grad.shape[1], sizes[1]):
-            part = _rows(context, grad.narrow(1, column, width), places)
+            block = (context.part_bytes - 3 * context.chunk_bytes) // (2 * width * grad.element_size())
+            part = _gathered(context, grad.narrow(1, column, width), places, (places.numel(), max(block, 1)))
             made = op(part, own, rows, skipped, named["scale_grad_by_freq"])
             context.move(result.narrow(0, first, rows).narrow(1, column, width), made)
     return result
-
-
-def _rows(context: Context, grad: Tensor, places: Tensor) -> Tensor:
-    """Gathers the rows of a gradient at `places`, in their order, block by block."""
-    made = context.empty(size=[places.numel(), grad.shape[1]], dtype=grad.dtype)
-    row = 2 * max(1, grad.shape[1] * grad.element_size())
-    size = max(1, (context.part_bytes - 3 * context.chunk_bytes) // row)
-    done = 0
-    for start, length in spans(grad.shape[0], size):
-        here = places[(places >= start) & (places < start + length)] - start
-        if here.numel():
-            block = compact(context, grad.narrow(0, start, length))
-            made.narrow(0, done, here.numel()).copy_(block.index_select(0, here))
-            done += here.numel()
-    return made
-
-
-def _unselected(named: Named) -> list[Axis]:
-    """The dimensions in which all tensors are of one size, but the one that is gathered or scattered along."""
-    tensors = [name for name in ("self", "index", "src") if isinstance(named.get(name), Tensor)]
-    shapes = [named[name].shape for name in tensors]
-    unlike = [d for d, n in enumerate(shapes[0]) if any(shape[d] != n for shape in shapes)]
-    return other_dimensions(shapes[0], [named["dim"], *unlike], tensors)
-
-
-divides_along(
-    "aten::gather", "aten::scatter_add", "aten::scatter.src", "aten::scatter.value", "aten::scatter_reduce.two",
-    axes=_unselected, multiples=(1,),
-)  # fmt: skip
-
-
-def _beside(named: Named) -> list[Axis]:
-    """The dimensions but that in which the index counts."""
-    tensors = [name for name in ("self", "source") if isinstance(named.get(name), Tensor)]
-    return other_dimensions(named["self"].shape, named["dim"], tensors)
-
-
-divides_along(
-    "aten::index_add", "aten::index_copy", "aten::index_fill.int_Scalar", "aten::index_fill.int_Tensor",
-    axes=_beside, multiples=(1,),
-)  # fmt: skip
-divides_along(
-    "aten::bucketize.Tensor", axes=lambda named: other_dimensions(named["self"].shape, [], ["self"]), multiples=(1,)
-)

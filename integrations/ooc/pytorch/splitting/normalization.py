@@ -1,49 +1,108 @@
-"""Layer and group normalisation, forward and backward, and softmax. Batch normalisation is in batch_norm.py."""
+"""Batch, layer and group normalisation, forward and backward, and softmax: what is normalised together stays whole."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
+import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from ooc.pytorch.splitting.axes import beside, table
+from ooc.pytorch.splitting.calls import Given, Sample
 from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.dividers import Stage, divides, divides_along, with_mask
-from ooc.pytorch.splitting.parts import PREFERRED, Axis, Named, along, other_dimensions
+from ooc.pytorch.splitting.parts import PREFERRED, Axis, Named, Piece, along, bind
+from ooc.pytorch.splitting.verification import map_tensors, random_like
 
 ROWS = (16, 1)  # multiples
+CHANNELS = (16, 8, 4, 1)
 
 divides_along(
     "aten::_softmax", "aten::_log_softmax", "aten::_safe_softmax",
-    axes=lambda named: other_dimensions(named["self"].shape, named["dim"], ["self"]), multiples=ROWS,
+    axes=lambda named: beside(named, "self", named["dim"]), multiples=ROWS,
 )  # fmt: skip
 divides_along(
     "aten::_softmax_backward_data", "aten::_log_softmax_backward_data",
-    axes=lambda named: other_dimensions(named["output"].shape, named["dim"], ["grad_output", "output"]), multiples=ROWS,
+    axes=lambda named: beside(named, "grad_output output", named["dim"]), multiples=ROWS,
 )  # fmt: skip
+
+
+# ---- batch normalisation --------------------------------------------------------------------------------------------
+
+_trained = table("channels input:1 weight bias running_mean running_var:0 -> 1 0 0")
+_evaluated = table("samples input:0 -> 0", "channels input:1 weight bias running_mean running_var:0 -> 1")
+
+
+def _sample(named: Named) -> Sample:
+    """Random arguments, of which the variances are positive."""
+
+    def make(generator: torch.Generator) -> Given:
+        made = map_tensors(dict(named), lambda tensor: random_like(tensor, generator, Tensor.copy_))
+        for name in ("running_var", "save_var", "save_invstd"):
+            if isinstance(made.get(name), Tensor):
+                made[name].abs_().add_(0.1)
+        return (), made
+
+    return make
+
+
+@divides(
+    "aten::native_batch_norm", "aten::_native_batch_norm_legit", "aten::_native_batch_norm_legit.no_stats",
+    "aten::_native_batch_norm_legit_no_training", sample=_sample,
+)  # fmt: skip
+def batch_norm(context: Context, op: OpOverload, named: Named) -> list[Piece]:
+    """Result, means and inverse deviations for an input [N, C, ...]; the last two are empty in an evaluation."""
+    if not named.get("training", False):
+        return along(context, op, named, _evaluated(named), multiples=(1,))
+    found = along(context, op, named, _trained(named), multiples=CHANNELS)
+    return [replace(piece, run=_running_once(op, piece.run)) for piece in found]
+
+
+def _running_once(op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:
+    """Writes running statistics only when all parts are done: the parts may be tried again with less memory."""
+
+    def once(*args: Any, **kwargs: Any) -> Any:
+        named = bind(op, args, kwargs)
+        kept = [name for name in ("running_mean", "running_var") if isinstance(named.get(name), Tensor)]
+        copies = {name: named[name].clone() for name in kept}
+        result = run(**(named | copies))
+        for name, copy in copies.items():
+            named[name].copy_(copy)
+        return result
+
+    return once
+
+
+divides_along(
+    "aten::native_batch_norm_backward",
+    axes=table("channels grad_out input:1 weight running_mean running_var save_mean save_invstd:0 -> 1 0 0"),
+    multiples=CHANNELS,
+    sample=_sample,
+)
 
 
 # ---- layer normalisation --------------------------------------------------------------------------------------------
 
-
-def _rows(named: Named, tensors: list[str], results: int) -> list[Axis]:
-    normalized = range(-len(named["normalized_shape"]), 0)
-    return other_dimensions(named["input"].shape, normalized, tensors, results)
+_columns = table("columns grad_out input:-1 weight bias:0 -> - 0 0")
 
 
-divides_along("aten::native_layer_norm", axes=lambda named: _rows(named, ["input"], 3), multiples=ROWS)
-divides_along("aten::_fused_rms_norm", axes=lambda named: _rows(named, ["input"], 2), multiples=ROWS)
+def _rows(named: Named, tensors: str, results: int) -> list[Axis]:
+    return beside(named, tensors, range(-len(named["normalized_shape"]), 0), results=results)
+
+
+divides_along("aten::native_layer_norm", axes=lambda named: _rows(named, "input", 3), multiples=ROWS)
+divides_along("aten::_fused_rms_norm", axes=lambda named: _rows(named, "input", 2), multiples=ROWS)
 
 
 @divides("aten::native_layer_norm_backward")
 def layer_norm_backward(context: Context, op: OpOverload, named: Named) -> list[Stage]:
     """The input's gradient by rows; those of weight and bias, sums over rows, by columns, so that sums stay whole."""
-    rows = _rows(named, ["grad_out", "input", "mean", "rstd"], 1)
-    columns = []
-    if len(named["normalized_shape"]) == 1:
-        tensors = dict.fromkeys(("grad_out", "input"), -1) | dict.fromkeys(("weight", "bias"), 0)
-        size = named["normalized_shape"][0]
-        columns = [Axis("columns", size, tensors, {1: 0, 2: 0}, entries={"normalized_shape": 0})]
+    rows = _rows(named, "input grad_out mean rstd", 1)
+    columns = _columns(named) if len(named["normalized_shape"]) == 1 else []
+    columns = [replace(axis, entries={"normalized_shape": 0}) for axis in columns]
     stages = []
     for name, results, axes, multiples in (
         ("data gradient", (0,), rows, ROWS),
@@ -63,25 +122,19 @@ def _masked(mask: list[bool]) -> Callable[[Named], Named]:
 # ---- group normalisation --------------------------------------------------------------------------------------------
 
 
-def _groups(named: Named, tensors: list[str], results: dict[int, tuple[int, int]]) -> Axis:
-    """The axis of groups of channels, in tensors [N, C, ...] and statistics [N, groups]."""
-    unit = named["C"] // named["group"]
-    places = {name: (1, unit) for name in tensors}
-    places |= {"weight": (0, unit), "bias": (0, unit), "mean": (1, 1), "rstd": (1, 1)}
+def _groups(named: Named) -> list[Axis]:
+    """Samples, and groups of channels, in tensors [N, C, ...] and statistics [N, groups]; of gradients groups alone.
+
+    The sums for weight and bias go over samples.
+    """
+    unit, backward = named["C"] // named["group"], "grad_out" in named
+    images, vectors, statistics = (1, unit), (0, unit), (1, 1)
+    places = dict.fromkeys(("input", "grad_out"), images) | dict.fromkeys(("weight", "bias"), vectors)
+    places |= dict.fromkeys(("mean", "rstd"), statistics)
     takes = {name: place for name, place in places.items() if isinstance(named.get(name), Tensor)}
-    return Axis("groups", named["group"], takes, results, {"group": 1, "C": unit})
+    gives = {0: images} | dict.fromkeys((1, 2), vectors if backward else statistics)
+    samples = Axis("samples", named["N"], {"input": 0}, dict.fromkeys(range(3), 0), {"N": 1})
+    return [*([] if backward else [samples]), Axis("groups", named["group"], takes, gives, {"group": 1, "C": unit})]
 
 
-def _of_result(named: Named) -> list[Axis]:
-    samples = Axis("samples", named["N"], {"input": 0}, {0: 0, 1: 0, 2: 0}, {"N": 1})
-    return [samples, _groups(named, ["input"], {0: (1, named["C"] // named["group"]), 1: (1, 1), 2: (1, 1)})]
-
-
-def _of_gradients(named: Named) -> list[Axis]:
-    """Groups alone: the sums for weight and bias go over samples."""
-    unit = named["C"] // named["group"]
-    return [_groups(named, ["grad_out", "input"], {0: (1, unit), 1: (0, unit), 2: (0, unit)})]
-
-
-divides_along("aten::native_group_norm", axes=_of_result, multiples=(1,))
-divides_along("aten::native_group_norm_backward", axes=_of_gradients, multiples=(1,))
+divides_along("aten::native_group_norm", "aten::native_group_norm_backward", axes=_groups, multiples=(1,))

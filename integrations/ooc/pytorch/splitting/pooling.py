@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from ooc.pytorch.splitting.axes import table
 from ooc.pytorch.splitting.calls import its_own_errors
 from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.dividers import divides, divides_along
@@ -62,23 +63,12 @@ def _of_one_plane(
         return tuple(torch.empty(*leading, *t.shape[2:], dtype=t.dtype, device="meta") for t in found)
 
 
-def _places(named: Named) -> list[Axis]:
-    """Samples, channels, and the first dimension of the places where they are wanted."""
-    given, grid = named["input"], named["grid"]
-    return [
-        Axis("samples", given.shape[0], {"input": 0, "grid": 0}, {0: 0}),
-        Axis("channels", given.shape[1], {"input": 1}, {0: 1}),
-        Axis("rows", grid.shape[1], {"grid": 1}, {0: 2}),
-    ]
-
-
-divides_along("aten::grid_sampler_2d", "aten::grid_sampler_3d", axes=_places, multiples=(16, 1))
-
-
-def _samples(named: Named) -> list[Axis]:
-    """Samples alone: the gradients of places are sums over channels, those of channels sums over places."""
-    tensors = dict.fromkeys(("grad_output", "input", "grid"), 0)
-    return [Axis("samples", named["input"].shape[0], tensors, {0: 0, 1: 0})]
-
-
-divides_along("aten::grid_sampler_2d_backward", "aten::grid_sampler_3d_backward", axes=_samples, multiples=(1,))
+# Of gradients samples alone: those of places are sums over channels, those of channels sums over places.
+divides_along(
+    "aten::grid_sampler_2d", "aten::grid_sampler_3d", multiples=(16, 1),
+    axes=table("samples input grid:0 -> 0", "channels input:1 -> 1", "rows grid:1 -> 2"),
+)  # fmt: skip
+divides_along(
+    "aten::grid_sampler_2d_backward", "aten::grid_sampler_3d_backward", multiples=(1,),
+    axes=table("samples grad_output input grid:0 -> 0 0"),
+)  # fmt: skip

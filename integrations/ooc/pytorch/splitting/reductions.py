@@ -14,11 +14,12 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from ooc.pytorch.splitting import registry
+from ooc.pytorch.splitting.axes import beside
 from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.dividers import divides, divides_along
 from ooc.pytorch.splitting.geometry import blocks, flat, narrowed
 from ooc.pytorch.splitting.grids import spans
-from ooc.pytorch.splitting.parts import Axis, Named, Piece, along, bind, other_dimensions, view_bytes
+from ooc.pytorch.splitting.parts import Axis, Named, Piece, along, bind, view_bytes
 
 aten = torch.ops.aten
 
@@ -31,53 +32,39 @@ REMOVES = (
 KEEPS = ("cumsum", "cumprod", "logcumsumexp", "cummax", "cummin", "sort", "sort.stable", "topk")
 
 
-def _reduced(named: Named, rank: int) -> set[int]:
-    """Dimensions that the reduction goes along; all of them where none is given."""
-    dims = named["dim"]
-    given = [dims] if isinstance(dims, int) else list(dims or [])
-    return {d % rank for d in given} if given else set(range(rank))
-
-
-def _axes(named: Named, reduced: set[int], removed: bool) -> list[Axis]:
-    """An axis for every dimension that is kept, the outermost in memory first."""
-    tensor: Tensor = named["self"]
-    strides = tensor.stride()
-    kept = sorted((d for d in range(tensor.dim()) if d not in reduced), key=lambda d: -strides[d])
-    axes = []
-    for d in kept:
-        place = d - sum(r < d for r in reduced) if removed else d
-        axes.append(Axis(f"dimension {d}", tensor.shape[d], {"self": d}, {0: place, 1: place}))
-    return axes
-
-
 @divides(*(f"aten::{name}" for name in REMOVES))
 def reduction(context: Context, op: OpOverload, named: Named) -> list[Piece]:
-    """Reductions along some dimensions."""
-    tensor: Tensor = named["self"]
-    if tensor.dim() == 0:
-        return []
-    reduced = _reduced(named, tensor.dim())
-    if len(reduced) == tensor.dim():
-        return joined(context, op, named)
-    removed = not named.get("keepdim", False)
-    found = along(context, op, named, _axes(named, reduced, removed))
-    return found or joined(context, op, named)
+    """Reductions along some dimensions, or along all of them where none is given."""
+    tensor, dims = named["self"], named["dim"]
+    every = list(range(tensor.dim()))
+    own = {d % max(tensor.dim(), 1) for d in ([dims] if isinstance(dims, int) else dims or every)}
+    found = along(context, op, named, beside(named, "self", own, removed=not named.get("keepdim", False)))
+    return found or (joined(context, op, named) if every else [])
 
 
-# Running sums and the like, and sorting, keep their dimension.
+# What goes along dimensions that it keeps: running sums and the like, sorting, Fourier transforms, cross products, ...
 divides_along(
-    *(f"aten::{name}" for name in KEEPS),
-    axes=lambda named: _axes(named, {named["dim"] % max(named["self"].dim(), 1)}, removed=False),
-)
-
-# So do Fourier transforms, of one dimension or of several.
-divides_along(
-    "aten::_fft_c2c", "aten::_fft_r2c", "aten::_fft_c2r",
-    axes=lambda named: other_dimensions(named["self"].shape, named["dim"], ["self"]),
+    *(f"aten::{name}" for name in KEEPS), "aten::_fft_c2c", "aten::_fft_r2c", "aten::_fft_c2r", "aten::linalg_cross",
+    axes=lambda named: beside(named, "self other", named["dim"]),
 )  # fmt: skip
 divides_along(
-    "aten::linalg_cross", axes=lambda named: other_dimensions(named["self"].shape, named["dim"], ["self", "other"])
-)
+    "aten::index_add", "aten::index_copy", "aten::index_fill.int_Scalar", "aten::index_fill.int_Tensor",
+    axes=lambda named: beside(named, "self source", named["dim"]), multiples=(1,),
+)  # fmt: skip
+divides_along("aten::bucketize.Tensor", axes=lambda named: beside(named, "self", []), multiples=(1,))
+
+
+def _unselected(named: Named) -> list[Axis]:
+    """The dimensions in which all tensors are of one size, but the one that is gathered or scattered along."""
+    shapes = [named[name].shape for name in ("self", "index", "src") if isinstance(named.get(name), Tensor)]
+    unlike = [d for d, n in enumerate(shapes[0]) if any(shape[d] != n for shape in shapes)]
+    return beside(named, "self index src", [named["dim"], *unlike])
+
+
+divides_along(
+    "aten::gather", "aten::scatter_add", "aten::scatter.src", "aten::scatter.value", "aten::scatter_reduce.two",
+    axes=_unselected, multiples=(1,),
+)  # fmt: skip
 
 
 def _slices(named: Named) -> list[Axis]:

@@ -12,7 +12,7 @@ import torch
 Function = Callable[..., Any]  # f(context, *arguments, **keywords), as the operator is called
 Finder = Callable[[torch._ops.OpOverload], Function | None]
 MODULES = """
-    attention batch_norm convolution convolution_backward embedding factories linear losses movement normalization
+    attention convolution convolution_backward embedding factories linear losses movement normalization
     pointwise pooling reductions
 """.split()
 
