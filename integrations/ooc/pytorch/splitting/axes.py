@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from torch import Tensor
@@ -17,7 +18,12 @@ def table(*rows: str, least: Mapping[str, Sequence[int]] | None = None) -> Calla
     if those that count are of unlike sizes there, except for those with a star, which may be broadcast. `least` is by
     name, as in `Axis`.
     """
-    parsed = [_parsed(row) for row in rows]
+    parsed = []
+    for row in rows:
+        name, left, right = re.split(" (.*) -> ", row)
+        groups = re.findall(r"([^:]+):(-?\d+)", left)
+        takes = {argument: int(d) for group, d in groups for argument in group.split()}
+        parsed.append((name, takes, {result: int(d) for result, d in enumerate(right.split()) if d != "-"}))
 
     def axes(named: Named) -> list[Axis]:
         found = []
@@ -32,27 +38,11 @@ def table(*rows: str, least: Mapping[str, Sequence[int]] | None = None) -> Calla
     return axes
 
 
-def _parsed(row: str) -> tuple[str, dict[str, int], dict[int, int]]:
-    left, _, right = row.partition(" -> ")
-    name, *words = left.split()
-    takes: dict[str, int] = {}
-    group: list[str] = []
-    for word in words:
-        argument, colon, dimension = word.partition(":")
-        group.append(argument)
-        if colon:
-            takes |= dict.fromkeys(group, int(dimension))
-            group = []
-    return name, takes, {result: int(d) for result, d in enumerate(right.split()) if d != "-"}
-
-
 def _has(value: object, dimension: int) -> bool:
     return isinstance(value, Tensor) and -value.dim() <= dimension < value.dim() and value.shape[dimension] > 0
 
 
-def beside(
-    named: Named, takes: str, own: int | Iterable[int], removed: bool = False, results: int = 2
-) -> list[Axis]:
+def beside(named: Named, takes: str, own: int | Iterable[int], removed: bool = False, results: int = 2) -> list[Axis]:
     """An axis for each dimension of arguments of one shape but the operator's own, the outermost in memory first.
 
     `removed`: the results lack the operator's own dimensions.

@@ -35,14 +35,9 @@ class Cut:
 
     def part(self, tensor: Tensor, index: Index) -> Tensor:
         """The part of an operand that belongs to a part of the result; a single number belongs to every part."""
-        if not self.flat:
-            return geometry.narrowed(tensor, index)
-        if tensor.numel() <= 1:
-            return tensor.as_strided((1,), (1,)) if tensor.dim() and tensor.numel() else tensor
-        line = geometry.flat(tensor)
+        line = geometry.flat(tensor) if self.flat and tensor.dim() else tensor
         assert line is not None
-        _, start, length = index[0]
-        return line.narrow(0, start, length)
+        return geometry.narrowed(line, index)
 
 
 def cut_elementwise(context: Context, results: Sequence[Tensor], operands: Sequence[Tensor]) -> list[Cut]:
@@ -58,11 +53,9 @@ def cut_elementwise(context: Context, results: Sequence[Tensor], operands: Seque
     if alike and geometry.flat(first) is not None:
         each = temporary + sum(t.element_size() for t in everything)
         most = (context.part_bytes - 2 * context.chunk_bytes * len(everything)) // each
-        cuts = []
-        for joined in (False, True):
-            lines = aligned_lines(first.numel(), most, context.threads, joined)
-            cuts.append(Cut(True, tuple(((0, start, length),) for start, length in lines), joined))
-        return cuts if cuts[0].indexes != cuts[1].indexes else cuts[:1]
+        ways = [aligned_lines(first.numel(), most, context.threads, joined) for joined in (False, True)]
+        cuts = [Cut(True, tuple(((-1, *line),) for line in lines), lines is ways[1]) for lines in ways]
+        return cuts if ways[0] != ways[1] else cuts[:1]
     return [Cut(False, tuple(geometry.blocks(everything, context.part_bytes, context.chunk_bytes, temporary)))]
 
 
@@ -92,12 +85,8 @@ def _threads_of(length: int, threads: int) -> int:
 
 def _even(length: int, threads: int) -> int:
     """The largest number of elements up to `length` of which each thread that is used gets an equal, aligned run."""
-    while True:
-        step = _ALIGNED * _threads_of(length, threads)
-        rounded = max(length // step * step, _ALIGNED)
-        if rounded % (_ALIGNED * _threads_of(rounded, threads)) == 0:
-            return rounded
-        length = rounded
+    sizes = range(max(length // _ALIGNED, 1) * _ALIGNED, 0, -_ALIGNED)
+    return next(size for size in sizes if size % (_ALIGNED * _threads_of(size, threads)) == 0)
 
 
 # ---- results without memory -----------------------------------------------------------------------------------------
@@ -141,24 +130,25 @@ def meta_results(context: Context, op: torch._ops.OpOverload, named: Mapping[str
     def asked(change: Callable[[Tensor], Tensor]) -> list[Tensor]:
         return tensors_in([op(**map_tensors(dict(named), change))])
 
-    tensors = [t for t in tensors_in(dict(named)) if t.dim()]
+    operands = tensors_in(dict(named))
+    tensors = [t for t in operands if t.dim()]
     with context.plain(), its_own_errors():
-        if torch.Tag.nondeterministic_seeded not in op.tags and _lie_alike(tensors):
-            first, found = tensors[0], asked(_one)
-            stride = geometry.contiguous(first.shape) if first.is_contiguous() else first.stride()
-            if all(list(t.shape) == [1] * first.dim() for t in found):
-                return [torch.empty_strided(first.shape, stride, dtype=t.dtype, device="meta") for t in found]
+        if torch.Tag.nondeterministic_seeded not in op.tags and (stride := _stride_of_all(tensors)) is not None:
+            size, found = tensors[0].shape, asked(_one)
+            if all(list(t.shape) == [1] * len(size) for t in found):
+                return [torch.empty_strided(size, stride, dtype=t.dtype, device="meta") for t in found]
         try:
             return asked(meta)
         except RuntimeError:
-            if len(tensors) == len(tensors_in(dict(named))):
+            if len(tensors) == len(operands):
                 raise
         return [t.to(real.dtype) for t, real in zip(asked(all_meta), asked(_one))]
 
 
-def _lie_alike(tensors: Sequence[Tensor]) -> bool:
-    """Whether results of an element-wise operator lie as all of the tensors do."""
-    return bool(tensors) and (
-        (tensors[0].is_contiguous() or (geometry.flat(tensors[0]) is not None and 1 not in tensors[0].shape))
-        and all(t.shape == tensors[0].shape and t.stride() == tensors[0].stride() for t in tensors)
-    )
+def _stride_of_all(tensors: Sequence[Tensor]) -> Sequence[int] | None:
+    """How a result of an element-wise operator lies if all tensors lie alike; None if they do not."""
+    if not tensors or any(t.shape != tensors[0].shape or t.stride() != tensors[0].stride() for t in tensors):
+        return None
+    if tensors[0].is_contiguous():
+        return geometry.contiguous(tensors[0].shape)
+    return None if 1 in tensors[0].shape or geometry.flat(tensors[0]) is None else tensors[0].stride()

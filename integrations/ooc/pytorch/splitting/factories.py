@@ -94,13 +94,12 @@ def _drawn(name: str) -> registry.Function:
         ends = [*range(0, max(target.numel() - _UNIT + 1, 1), size), target.numel()]
 
         def run(ends: Sequence[int], tensor: Tensor, *given: Any, **named: Any) -> Any:
-            generator = named.get("generator")
             if context.verifying:  # so that the program's generator is not touched
-                generator = torch.Generator().manual_seed(_SEED)
+                named["generator"] = torch.Generator().manual_seed(_SEED)
             line = geometry.flat(tensor) if ends else None
             for part in [tensor] if line is None else [line[start:end] for start, end in pairwise(ends)]:
-                overload(part, *given, **{**named, "generator": generator})
-            return (tensor, generator.get_state()) if context.verifying and generator is not None else tensor
+                overload(part, *given, **named)
+            return (tensor, named["generator"].get_state()) if context.verifying else tensor
 
         splits = [Split("lines of memory", len(ends) - 1, partial(run, ends))]
         chosen = context.choose("", splits, partial(run, ()), specials=Specials(()))

@@ -1,4 +1,4 @@
-"""Matrix products in parts: by columns and rows of the result, where sums stay whole.
+"""Matrix products in parts: by columns and rows of the result, where sums stay whole; attention by sequences and heads.
 
 Blocks are multiples of 64 where that is possible: BLAS kernels work on tiles, and a block that ends within one takes
 another path than the whole takes (measured with MKL: multiples of 64 columns and of 4 rows were bit-identical).
@@ -11,9 +11,11 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from ooc.pytorch.splitting.axes import table
+from ooc.pytorch.splitting.calls import Given, Sample
 from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.dividers import PRODUCTS, divides, divides_along
 from ooc.pytorch.splitting.parts import Named, Piece, along, bytes_of
+from ooc.pytorch.splitting.verification import map_tensors, random_like
 
 _LEAST = {"columns": (64, 32, 16, 16, 16), "rows": (64, 32, 16, 8, 4)}
 _product = table("matrices self mat2:-3 -> -3", "columns mat2:-1 -> -1", "rows self:-2 -> -2", least=_LEAST)
@@ -47,3 +49,46 @@ divides_along("aten::addbmm", "aten::addr", axes=_sum, specials=PRODUCTS)
 divides_along("aten::mv", axes=table("rows self:0 -> 0", least=_LEAST), specials=PRODUCTS)
 divides_along("aten::addmv", axes=table("rows mat:0 self*:0 -> 0", least=_LEAST), specials=PRODUCTS)
 divides_along("aten::_cdist_forward", axes=table("rows x1:-2 -> -2", "columns x2:-2 -> -1"))
+
+
+# ---- attention ------------------------------------------------------------------------------------------------------
+
+
+def _scores() -> int:
+    """Bytes of the blocks of scores and their sums that the kernel keeps for every thread: 768 queries by 512 keys."""
+    return 2 * 512 * 768 * 4 * torch.get_num_threads()
+
+
+def _sample(named: Named) -> Sample:
+    """Random arguments whose `logsumexp` belongs to the queries and keys: with any other, exponentials overflow."""
+
+    def make(generator: torch.Generator) -> Given:
+        made = map_tensors(dict(named), lambda tensor: random_like(tensor, generator, Tensor.copy_))
+        if made["attn_mask"] is not None:
+            made["attn_mask"] = torch.zeros_like(made["attn_mask"], memory_format=torch.contiguous_format)
+        forward = {name: value for name, value in made.items() if name not in ("grad_out", "out", "logsumexp")}
+        made["out"], made["logsumexp"] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(**forward)
+        return (), made
+
+    return make
+
+
+# Query, key and value are [B, H, S, D] each. A mask may be [S, S] alone.
+divides_along(
+    "aten::_scaled_dot_product_flash_attention_for_cpu",
+    axes=table("sequences query key value:0 attn_mask*:-4 -> 0 0", "heads query key value:1 attn_mask*:-3 -> 1 1"),
+    multiples=(1,),
+    workspace=lambda operands, results: _scores(),
+    specials=PRODUCTS,
+)
+divides_along(
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
+    axes=table(
+        "sequences grad_out query key value out logsumexp:0 attn_mask*:-4 -> 0 0 0",
+        "heads grad_out query key value out logsumexp:1 attn_mask*:-3 -> 1 1 1",
+    ),
+    multiples=(1,),
+    workspace=lambda operands, results: results + _scores(),
+    sample=_sample,
+    specials=PRODUCTS,
+)

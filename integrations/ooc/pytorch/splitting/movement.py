@@ -45,7 +45,8 @@ def moved(find: Mover, whole: Callable[..., Any], context: Context, /, *argument
     """Copies in parts what `find` gives. A copy that converts is cut in a way that gives the bits of `whole`."""
     strided(context, tensors_in((arguments, keywords)))
     result, pairs = find(context, *arguments, **keywords)
-    if not any(_converts(source, target) for target, source in pairs):
+    types = [(target.dtype, source.dtype) for target, source in pairs]
+    if not any(to != of and (of.is_floating_point or of.is_complex) for to, of in types):
         context.used("blocks", sum(context.move(target, source) for target, source in pairs if target.numel()))
         return result
     if len(pairs) != 1:
@@ -67,11 +68,6 @@ def strided(context: Context, tensors: Sequence[Tensor]) -> None:
     """Raises CannotSplit unless all tensors are strided and on the CPU or the context's device."""
     if any(t.layout != torch.strided or t.device.type not in ("cpu", context.device.type) for t in tensors):
         raise CannotSplit(f"its tensors are not strided ones on the CPU or on {context.device}")
-
-
-def _converts(source: Tensor, target: Tensor) -> bool:
-    """Whether a copy converts numbers that may be NaN or infinite."""
-    return source.dtype != target.dtype and (source.is_floating_point() or source.is_complex())
 
 
 def number(target: Tensor, value: Any) -> Pair:

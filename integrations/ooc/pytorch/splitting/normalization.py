@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -103,20 +103,15 @@ def layer_norm_backward(context: Context, op: OpOverload, named: Named) -> list[
     rows = _rows(named, "input grad_out mean rstd", 1)
     columns = _columns(named) if len(named["normalized_shape"]) == 1 else []
     columns = [replace(axis, entries={"normalized_shape": 0}) for axis in columns]
-    stages = []
-    for name, results, axes, multiples in (
-        ("data gradient", (0,), rows, ROWS),
-        ("weight gradient", (1, 2), columns, PREFERRED),
-    ):
+
+    def stage(name: str, results: Sequence[int], axes: list[Axis], multiples: Sequence[int]) -> list[Stage]:
         mask = [wanted and place in results for place, wanted in enumerate(named["output_mask"])]
-        if any(mask):
-            found = along(context, op, named, axes, multiples=multiples, before=_masked(mask))
-            stages.append(Stage(name, results, with_mask(op, mask), found))
-    return stages
+        if not any(mask):
+            return []
+        found = along(context, op, named, axes, multiples=multiples, before=lambda given: given | {"output_mask": mask})
+        return [Stage(name, tuple(results), with_mask(op, mask), found)]
 
-
-def _masked(mask: list[bool]) -> Callable[[Named], Named]:
-    return lambda named: named | {"output_mask": mask}
+    return [*stage("data gradient", [0], rows, ROWS), *stage("weight gradient", [1, 2], columns, PREFERRED)]
 
 
 # ---- group normalisation --------------------------------------------------------------------------------------------

@@ -84,12 +84,11 @@ class _Call:
         operands, written = tensors_in(self.named), self.written
         if any(t.layout != torch.strided for t in operands):
             raise CannotSplit("its tensors are not strided")
-        expected: list[Tensor] = []
         if self.overload._schema.returns:
             expected = meta_results(context, self.overload, self.named)
             shape = expected[0].shape
         else:  # single numbers, as of steps, may be among what is written, and have another shape
-            written = [t for t in written if t is written[0] or t.numel() != 1]
+            expected, written = [], [t for t in written if t is written[0] or t.numel() != 1]
             shapes = [t.shape for t in operands if t is written[0] or t.numel() != 1]
             with its_own_errors():
                 shape = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
@@ -141,30 +140,27 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, list | tuple) and bool(value) and isinstance(value[0], Tensor)
 
 
-def _inputs(overload: Overload) -> list[tuple[str, str]]:
-    """Names and types of the arguments, without those for results."""
-    return [(a.name, str(a.type)) for a in overload._schema.arguments if not a.is_out]
+def _variants(overload: Overload, packet: Any) -> list[Overload]:
+    """The variants of an operator with the same arguments, beside those for results."""
+
+    def inputs(variant: Overload) -> list[tuple[str, str]]:
+        return [(a.name, str(a.type)) for a in variant._schema.arguments if not a.is_out]
+
+    found = [getattr(packet, name) for name in packet.overloads()]
+    return [variant for variant in found if inputs(variant) == inputs(overload)]
 
 
 def _writes_pointwise(overload: Overload) -> bool:
-    packet: Any = overload._overloadpacket
-    wanted = _inputs(overload)
-    if len(wanted) == len(overload._schema.arguments):  # it has no `out`, so it writes nothing or its first argument
-        name = overload._schema.name.removeprefix("aten::")
-        if not (name.endswith("_") and overload._schema.is_mutable and hasattr(torch.ops.aten, name[:-1])):
-            return False
-        packet = getattr(torch.ops.aten, name[:-1])
-    others = (getattr(packet, name) for name in packet.overloads())
-    alike = (o for o in others if _inputs(o) == wanted and len(o._schema.arguments) == len(wanted))
-    return any(torch.Tag.pointwise in other.tags for other in alike)
+    """Whether it writes what a tagged one would return, into its first argument or into a given result."""
+    name = overload._schema.name.removeprefix("aten::")
+    packet = getattr(torch.ops.aten, name if name.endswith("__") else name.removesuffix("_"), None)
+    writes = packet is not None and overload._schema.is_mutable
+    return writes and any(torch.Tag.pointwise in other.tags for other in _variants(overload, packet))
 
 
 def _out_overload(overload: Overload) -> tuple[Overload, list[str]] | None:
     """The variant of an operator that writes into given results, with their names; None if there is none."""
-    packet: Any = overload._overloadpacket
-    for name in packet.overloads():
-        other = getattr(packet, name)
-        outs = [a.name for a in other._schema.arguments if a.is_out and str(a.type) == "Tensor"]
-        if outs and _inputs(other) == _inputs(overload):
+    for other in _variants(overload, overload._overloadpacket):
+        if outs := [a.name for a in other._schema.arguments if a.is_out and str(a.type) == "Tensor"]:
             return other, outs
     return None

@@ -6,8 +6,7 @@ the rounding of sums and norms, but not a largest element.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -18,8 +17,8 @@ from ooc.pytorch.splitting.axes import beside
 from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.dividers import divides, divides_along
 from ooc.pytorch.splitting.geometry import blocks, flat, narrowed
-from ooc.pytorch.splitting.grids import spans
-from ooc.pytorch.splitting.parts import Axis, Named, Piece, along, bind, view_bytes
+from ooc.pytorch.splitting.grids import count, spans
+from ooc.pytorch.splitting.parts import Axis, Named, Piece, along, divisions, view_bytes
 
 aten = torch.ops.aten
 
@@ -47,24 +46,6 @@ divides_along(
     *(f"aten::{name}" for name in KEEPS), "aten::_fft_c2c", "aten::_fft_r2c", "aten::_fft_c2r", "aten::linalg_cross",
     axes=lambda named: beside(named, "self other", named["dim"]),
 )  # fmt: skip
-divides_along(
-    "aten::index_add", "aten::index_copy", "aten::index_fill.int_Scalar", "aten::index_fill.int_Tensor",
-    axes=lambda named: beside(named, "self source", named["dim"]), multiples=(1,),
-)  # fmt: skip
-divides_along("aten::bucketize.Tensor", axes=lambda named: beside(named, "self", []), multiples=(1,))
-
-
-def _unselected(named: Named) -> list[Axis]:
-    """The dimensions in which all tensors are of one size, but the one that is gathered or scattered along."""
-    shapes = [named[name].shape for name in ("self", "index", "src") if isinstance(named.get(name), Tensor)]
-    unlike = [d for d, n in enumerate(shapes[0]) if any(shape[d] != n for shape in shapes)]
-    return beside(named, "self index src", [named["dim"], *unlike])
-
-
-divides_along(
-    "aten::gather", "aten::scatter_add", "aten::scatter.src", "aten::scatter.value", "aten::scatter_reduce.two",
-    axes=_unselected, multiples=(1,),
-)  # fmt: skip
 
 
 def _slices(named: Named) -> list[Axis]:
@@ -77,51 +58,35 @@ divides_along("aten::renorm", axes=_slices)
 
 # ---- to one number --------------------------------------------------------------------------------------------------
 
-_EXACT = ("max", "min", "all", "any")  # these choose, and do not round
-
-# By operator: the kind of reduction of a part, and of the parts' results. A mean divides the sum at last.
-_WHOLE = {
-    "sum": "sum", "sum.dim_IntList": "sum", "mean": "sum", "mean.dim": "sum", "prod": "prod", "max": "max",
-    "min": "min", "amax": "max", "amin": "min", "all": "all", "any": "any", "linalg_vector_norm": "linalg_vector_norm",
-}  # fmt: skip
+_JOINED = {"sum", "prod", "max", "min", "all", "any", "linalg_vector_norm"}
+_EXACT = {"max", "min", "all", "any"}  # these choose, and do not round
 
 
 @divides(*(f"aten::{name}" for name in ("sum", "mean", "prod", "max", "min", "all", "any")))
 def joined(context: Context, op: OpOverload, named: Named) -> list[Piece]:
-    """Reductions of all elements to one."""
-    name = op._schema.name.removeprefix("aten::") + (f".{op._overloadname}" if op._overloadname != "default" else "")
-    tensor: Tensor = named["self"]
-    order = named.get("ord", 2)
-    if name not in _WHOLE or flat(tensor) is None or (name == "linalg_vector_norm" and order == 0):
+    """Reductions of all elements to one, in parts whose results are reduced in the same way. A mean divides at last."""
+    name = op._schema.name.removeprefix("aten::")
+    kind = {"mean": "sum", "amax": "max", "amin": "min"}.get(name, name)
+    tensor, order = named["self"], {"ord": named["ord"]} if "ord" in named else {}
+    if kind not in _JOINED or len(op._schema.returns) > 1 or flat(tensor) is None or order == {"ord": 0}:
         return []
-    kind = _WHOLE[name]
-    item = tensor.element_size()
-    elements = (context.part_bytes - 2 * context.chunk_bytes - 64) // item // 64 * 64
-    if elements < 1 or view_bytes(context, item * min(elements, tensor.numel())) > context.part_bytes:
-        return []
-    parts = -(-tensor.numel() // elements)
+    reduce = getattr(aten, kind)
 
-    def run(*args: Any, **kwargs: Any) -> Tensor:
-        call = bind(op, args, kwargs)
+    def need(sizes: Sequence[int]) -> int:
+        return view_bytes(context, sizes[0] * tensor.element_size()) + 64 + 8 * count([tensor.numel()], sizes)
+
+    def run(sizes: Sequence[int], call: Named) -> Tensor:
         line = flat(call["self"])
         assert line is not None
-        found = [_part(kind, line.narrow(0, start, length), call) for start, length in spans(line.numel(), elements)]
-        made = _part(kind, torch.stack(found), {"ord": order})
-        if name.startswith("mean"):
+        options = order | ({"dtype": call["dtype"]} if call.get("dtype") is not None else {})
+        found = [reduce(line.narrow(0, *span), **options) for span in spans(line.numel(), sizes[0])]
+        made = reduce(torch.stack(found), **order)
+        if name == "mean":
             made = made / line.numel()
-        shape = [1] * tensor.dim() if call.get("keepdim") else []
-        return made.to(found[0].dtype).view(shape)
+        return made.to(found[0].dtype).view([1] * tensor.dim() if call.get("keepdim") else [])  # type: ignore[no-any-return]
 
-    need = view_bytes(context, elements * item) + item * parts
-    return [Piece(f"elements by {elements}", parts, run, need, rounds=kind not in _EXACT)]
-
-
-def _part(kind: str, line: Tensor, call: Named) -> Tensor:
-    options = {"dtype": call["dtype"]} if call.get("dtype") is not None else {}
-    if kind == "linalg_vector_norm":
-        return aten.linalg_vector_norm(line, call["ord"], **options)  # type: ignore[no-any-return]
-    function: Callable[..., Tensor] = getattr(torch, kind)
-    return function(line, **options)
+    lengths, rounds = [tensor.numel()], kind not in _EXACT
+    return divisions(context, op, ["elements"], lengths, need, run, multiples=[64], rounds=lambda sizes: rounds)
 
 
 @registry.handler("aten::equal")

@@ -12,8 +12,7 @@ import torch
 Function = Callable[..., Any]  # f(context, *arguments, **keywords), as the operator is called
 Finder = Callable[[torch._ops.OpOverload], Function | None]
 MODULES = """
-    attention convolution convolution_backward embedding factories linear losses movement normalization
-    pointwise pooling reductions
+    convolution convolution_backward factories linear movement normalization pointwise pooling reductions selection
 """.split()
 
 
