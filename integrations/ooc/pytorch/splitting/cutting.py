@@ -26,12 +26,7 @@ class Cut:
 
     flat: bool
     indexes: tuple[Index, ...]
-    joined: bool = False
-
-    @property
-    def how(self) -> str:
-        """What a verdict calls this cut."""
-        return ("lines of memory, joined" if self.joined else "lines of memory") if self.flat else "blocks"
+    how: str  # what a verdict calls this cut
 
     def part(self, tensor: Tensor, index: Index) -> Tensor:
         """The part of an operand that belongs to a part of the result; a single number belongs to every part."""
@@ -53,10 +48,13 @@ def cut_elementwise(context: Context, results: Sequence[Tensor], operands: Seque
     if alike and geometry.flat(first) is not None:
         each = temporary + sum(t.element_size() for t in everything)
         most = (context.part_bytes - 2 * context.chunk_bytes * len(everything)) // each
-        ways = [aligned_lines(first.numel(), most, context.threads, joined) for joined in (False, True)]
-        cuts = [Cut(True, tuple(((-1, *line),) for line in lines), lines is ways[1]) for lines in ways]
-        return cuts if ways[0] != ways[1] else cuts[:1]
-    return [Cut(False, tuple(geometry.blocks(everything, context.part_bytes, context.chunk_bytes, temporary)))]
+        cuts = []
+        for joined, how in enumerate(("lines of memory", "lines of memory, joined")):
+            lines = aligned_lines(first.numel(), most, context.threads, bool(joined))
+            cuts.append(Cut(True, tuple(((-1, *line),) for line in lines), how))
+        return cuts if cuts[0].indexes != cuts[1].indexes else cuts[:1]
+    blocks = geometry.blocks(everything, context.part_bytes, context.chunk_bytes, temporary)
+    return [Cut(False, tuple(blocks), "blocks")]
 
 
 def aligned_lines(length: int, most: int, threads: int, joined: bool = False) -> list[tuple[int, int]]:

@@ -33,15 +33,13 @@ def moves(*names: str, repeatable: bool = False) -> Callable[[Mover], Mover]:
 
     def register(find: Mover) -> Mover:
         for name in names:
-            overload = registry.overload_of(name)
-            assert overload is not None
-            registry.handler(name, repeatable=repeatable)(partial(moved, find, overload))
+            registry.handler(name, repeatable=repeatable)(partial(moved, find, registry.overload_of(name)))
         return find
 
     return register
 
 
-def moved(find: Mover, whole: Callable[..., Any], context: Context, /, *arguments: Any, **keywords: Any) -> Any:
+def moved(find: Mover, whole: Any, context: Context, /, *arguments: Any, **keywords: Any) -> Any:
     """Copies in parts what `find` gives. A copy that converts is cut in a way that gives the bits of `whole`."""
     strided(context, tensors_in((arguments, keywords)))
     result, pairs = find(context, *arguments, **keywords)
@@ -164,7 +162,7 @@ def select_backward(context: Context, grad: Tensor, input_sizes: Sequence[int], 
     return _around(context, input_sizes, grad, 0, lambda made: (made.select(dim, index), grad))
 
 
-# ---- other places: turned round, shifted, indexed -------------------------------------------------------------------
+# ---- other places: turned round, shifted ----------------------------------------------------------------------------
 
 
 def _turned(named: Named) -> list[Axis]:
@@ -193,45 +191,19 @@ def roll(context: Context, source: Tensor, shifts: Sequence[int], dims: Sequence
     line, along = (source, dims) if dims else (source.view(-1), [0])
     if len(shifts) != len(along):
         on_meta(context, aten.roll, source, shifts, dims)  # raises, and says what is wrong
-    total, like = dict.fromkeys(range(line.dim()), 0), meta(line)
+    total, like, split = [0] * line.dim(), meta(line), aten.split_with_sizes
     with context.plain():  # PyTorch joins two pieces for each dimension, which decides how the result lies
         for shift, d in zip(shifts, along):
-            total[d % line.dim()] += shift
+            total[d] += shift
             first = -shift % like.shape[d]
-            like = aten.cat(like.split_with_sizes([first, like.shape[d] - first], d)[::-1], d)
+            like = aten.cat(split(like, [first, like.shape[d] - first], d)[::-1], d)
     made = context.empty(like=like)
     pairs = [(made, line)]
-    for d, shift in total.items():  # the end of what was there comes first
+    for d, shift in enumerate(total):  # the end of what was there comes first
         back = shift % line.shape[d]
-        lengths = [line.shape[d] - back, back]
-        pairs = [
-            pair
-            for to, of in pairs
-            for pair in zip(to.split_with_sizes(lengths[::-1], d)[::-1], of.split_with_sizes(lengths, d))
-        ]
+        sizes = [line.shape[d] - back, back]
+        pairs = [p for to, of in pairs for p in zip(split(to, sizes[::-1], d)[::-1], split(of, sizes, d))]
     return made.view(source.shape) if not dims else made, pairs
-
-
-@registry.handler("aten::index.Tensor")
-def index(context: Context, source: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
-    """Elements at places that one tensor of indexes or of truth values gives, which is a selection of rows."""
-    strided(context, [source])
-    given = [(d, tensor) for d, tensor in enumerate(indices) if tensor is not None]
-    if len(given) != 1 or not source.is_contiguous():
-        raise CannotSplit("it has several tensors of indexes, or is not contiguous")
-    (d, places), rows = given[0], source
-    if places.dtype in (torch.bool, torch.uint8):
-        if places.shape != source.shape[d : d + places.dim()]:
-            on_meta(context, aten.index.Tensor, source, indices)  # raises, and says what is wrong
-        rows = source.flatten(d, d + places.dim() - 1) if places.dim() > 1 else source
-        places = places.flatten().nonzero().flatten()
-    wanted = places.flatten().to(torch.int64)
-    size = rows.shape[d]
-    if wanted.numel() and not -size <= int(wanted.min()) <= int(wanted.max()) < size:
-        raise IndexError(f"index is out of bounds for dimension {d} with size {size}")
-    made: Any = aten.index_select(rows, d, torch.where(wanted < 0, wanted + size, wanted))
-    context.used("selected rows", 1)
-    return made.view(*rows.shape[:d], *places.shape, *rows.shape[d + 1 :])  # type: ignore[no-any-return]
 
 
 # ---- no data --------------------------------------------------------------------------------------------------------

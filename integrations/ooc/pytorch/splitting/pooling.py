@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
@@ -10,7 +12,7 @@ from ooc.pytorch.splitting.axes import table
 from ooc.pytorch.splitting.calls import its_own_errors
 from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.dividers import divides, divides_along
-from ooc.pytorch.splitting.parts import Axis, Named, Piece, along, as_tuple, results_of
+from ooc.pytorch.splitting.parts import Named, Piece, along, as_tuple, results_of
 
 _OPERATORS = """
     max_pool2d_with_indices max_pool3d_with_indices adaptive_max_pool2d adaptive_max_pool3d fractional_max_pool2d
@@ -20,26 +22,22 @@ _OPERATORS = """
     upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d _upsample_bilinear2d_aa
     _upsample_bicubic2d_aa pixel_shuffle pixel_unshuffle
 """.split()
-_PLANES = {"self", "input", "grad_output", "indices", "random_samples"}
+_TENSORS = "self input grad_output indices random_samples"
 _WITHOUT_SAMPLES = {"1d": 2, "2d": 3, "3d": 4}  # dimensions of an argument that is one sample
+_of_sample = table(f"channels {_TENSORS}:0 -> 0 0")
+# The outermost dimension in memory is cut first: that is the samples, in every usual layout.
+_of_images = table(f"samples {_TENSORS}:0 -> 0 0", f"channels {_TENSORS}:1 -> 1 1")
 
 
 @divides(*(f"aten::{name}{ending}" for name in _OPERATORS for ending in ("", "_backward", ".vec")))
 def planes(context: Context, op: OpOverload, named: Named) -> list[Piece]:
     """The result for [N, C, ...] or [C, ...], by samples, then by channels."""
-    tensors = [name for name in named if name in _PLANES and named[name] is not None]
-    shape = named[tensors[0]].shape
-    name = op._schema.name
-    single = any(kind in name and len(shape) == rank for kind, rank in _WITHOUT_SAMPLES.items())
-    entries = ["input_size"] if named.get("input_size") is not None else []
-    names = ["channels"] if single else ["samples"] if "pixel" in name else ["samples", "channels"]
-    results = _of_one_plane(context, op, named, tensors, len(names)) or results_of(context, op, named)
-    gives = range(len(results))
-    axes = [
-        Axis(of, shape[d], dict.fromkeys(tensors, d), dict.fromkeys(gives, d), entries=dict.fromkeys(entries, d))
-        for d, of in enumerate(names)
-    ]
-    # The outermost dimension in memory is cut first: that is the samples, in every usual layout.
+    name, tensors = op._schema.name, [one for one in _TENSORS.split() if isinstance(named.get(one), Tensor)]
+    single = any(kind in name and named[tensors[0]].dim() == rank for kind, rank in _WITHOUT_SAMPLES.items())
+    axes = _of_sample(named) if single else _of_images(named)[: 1 if "pixel" in name else 2]
+    if named.get("input_size") is not None:
+        axes = [replace(axis, entries={"input_size": d}) for d, axis in enumerate(axes)]
+    results = _of_one_plane(context, op, named, tensors, len(axes)) or results_of(context, op, named)
     return along(context, op, named, axes, multiples=(16, 1), results=results)
 
 

@@ -15,10 +15,14 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from ooc.pytorch.splitting import registry
 from ooc.pytorch.splitting.axes import beside, table
+from ooc.pytorch.splitting.calls import CannotSplit
 from ooc.pytorch.splitting.context import Context
+from ooc.pytorch.splitting.cutting import on_meta
 from ooc.pytorch.splitting.dividers import divides, divides_along
 from ooc.pytorch.splitting.grids import spans
+from ooc.pytorch.splitting.movement import strided
 from ooc.pytorch.splitting.parts import Axis, Named, Piece, along, bind, compact, divisions, own_bytes, view_bytes
 
 aten = torch.ops.aten
@@ -86,6 +90,28 @@ def _gathered(context: Context, table: Tensor, indices: Tensor, sizes: Sequence[
             else:
                 target.index_copy_(0, places - begin, rows)
     return result
+
+
+@registry.handler("aten::index.Tensor")
+def index(context: Context, source: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
+    """Elements at places that one tensor of indexes or of truth values gives, which is a selection of rows."""
+    strided(context, [source])
+    given = [(d, tensor) for d, tensor in enumerate(indices) if tensor is not None]
+    if len(given) != 1 or not source.is_contiguous():
+        raise CannotSplit("it has several tensors of indexes, or is not contiguous")
+    (d, places), rows = given[0], source
+    if places.dtype in (torch.bool, torch.uint8):
+        if places.shape != source.shape[d : d + places.dim()]:
+            on_meta(context, aten.index.Tensor, source, indices)  # raises, and says what is wrong
+        rows = source.flatten(d, d + places.dim() - 1) if places.dim() > 1 else source
+        places = places.flatten().nonzero().flatten()
+    wanted = places.flatten().to(torch.int64)
+    size = rows.shape[d]
+    if wanted.numel() and not -size <= int(wanted.min()) <= int(wanted.max()) < size:
+        raise IndexError(f"index is out of bounds for dimension {d} with size {size}")
+    made: Any = aten.index_select(rows, d, torch.where(wanted < 0, wanted + size, wanted))
+    context.used("selected rows", 1)
+    return made.view(*rows.shape[:d], *places.shape, *rows.shape[d + 1 :])  # type: ignore[no-any-return]
 
 
 @divides("aten::embedding_dense_backward")
