@@ -10,17 +10,15 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from ooc.pytorch.splitting.axes import table
 from ooc.pytorch.splitting.calls import Given, Sample
 from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.dividers import PRODUCTS, divides, divides_along
 from ooc.pytorch.splitting.parts import Named, Piece, along, bytes_of
+from ooc.pytorch.splitting.tables import LEAST, factors, table
 from ooc.pytorch.splitting.verification import map_tensors, random_like
 
-_LEAST = {"columns": (64, 32, 16, 16, 16), "rows": (64, 32, 16, 8, 4)}
-_product = table("matrices self mat2:-3 -> -3", "columns mat2:-1 -> -1", "rows self:-2 -> -2", least=_LEAST)
-_sum = table("columns batch2 mat2 vec2:-1 self*:-1 -> -1", "rows batch1 mat1:-2 vec1:-1 self*:-2 -> -2", least=_LEAST)
-_added = table("matrices batch1 batch2:-3 self*:-3 -> -3")  # to the axes of a sum
+_products = table("matrices self mat2:-3 -> -3", "columns mat2:-1 -> -1", "rows self:-2 -> -2", least=LEAST)
+_matrices = table("matrices batch1 batch2:-3 self*:-3 -> -3")
 
 
 @divides("aten::mm", "aten::addmm", "aten::_addmm_activation", "aten::bmm", "aten::baddbmm", specials=PRODUCTS)
@@ -28,7 +26,7 @@ def product(context: Context, op: OpOverload, named: Named) -> list[Piece]:
     """The product of [.., n, k] and [.., k, m]: by matrices of the batch, by columns (m), by rows (n)."""
     first = next(named[name] for name in ("batch1", "mat1", "self") if name in named)
     second = next(named[name] for name in ("batch2", "mat2") if name in named)
-    axes = [*_added(named), *_sum(named)] if "beta" in named else _product(named)
+    axes = [*_matrices(named), *factors(named)] if "beta" in named else _products(named)
     *batch, columns, rows = axes
     orders = [axes, [*batch, rows, columns]]
     if not batch and bytes_of(first) > bytes_of(second):  # so that the larger factor is read once
@@ -43,12 +41,6 @@ def product(context: Context, op: OpOverload, named: Named) -> list[Piece]:
 def _blas(matrix: Tensor) -> bool:
     rows, columns = matrix.stride()[-2:]
     return columns == 1 or rows == 1
-
-
-divides_along("aten::addbmm", "aten::addr", axes=_sum, specials=PRODUCTS)
-divides_along("aten::mv", axes=table("rows self:0 -> 0", least=_LEAST), specials=PRODUCTS)
-divides_along("aten::addmv", axes=table("rows mat:0 self*:0 -> 0", least=_LEAST), specials=PRODUCTS)
-divides_along("aten::_cdist_forward", axes=table("rows x1:-2 -> -2", "columns x2:-2 -> -1"))
 
 
 # ---- attention ------------------------------------------------------------------------------------------------------

@@ -17,9 +17,7 @@ from ooc.pytorch.splitting.calls import CannotSplit, Split
 from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.convolution_shapes import layout
 from ooc.pytorch.splitting.cutting import Cut, cut_elementwise, meta, on_meta
-from ooc.pytorch.splitting.dividers import divides_along
 from ooc.pytorch.splitting.geometry import extent
-from ooc.pytorch.splitting.parts import Axis, Named, other_dimensions
 from ooc.pytorch.splitting.verification import tensors_in
 
 aten = torch.ops.aten
@@ -163,24 +161,6 @@ def select_backward(context: Context, grad: Tensor, input_sizes: Sequence[int], 
 
 
 # ---- other places: turned round, shifted ----------------------------------------------------------------------------
-
-
-def _turned(named: Named) -> list[Axis]:
-    """Every dimension; what is turned round in one is cut from the other end."""
-    shape = named["self"].shape
-    turned = {d % max(len(shape), 1) for d in named["dims"]}
-    return [Axis(f"dimension {d}", n, {"self": d}, {0: d}, mirrored=d in turned) for d, n in enumerate(shape)]
-
-
-def _triangle(named: Named) -> list[Axis]:
-    """Matrices of a batch, then rows: further down, the diagonal lies further to the right."""
-    shape = named["self"].shape
-    rows = Axis("rows", shape[-2], {"self": -2}, {0: -2}, offsets={"diagonal": 1})
-    return [*other_dimensions(shape, (-1, -2), ["self"]), rows]
-
-
-divides_along("aten::flip", axes=_turned, multiples=(1,), moves=True)
-divides_along("aten::tril", "aten::triu", axes=_triangle, multiples=(1,), moves=True)
 
 
 @moves("aten::roll")

@@ -10,24 +10,15 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from ooc.pytorch.splitting.axes import beside, table
 from ooc.pytorch.splitting.calls import Given, Sample
 from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.dividers import Stage, divides, divides_along, with_mask
 from ooc.pytorch.splitting.parts import PREFERRED, Axis, Named, Piece, along, bind
+from ooc.pytorch.splitting.tables import beside, table
 from ooc.pytorch.splitting.verification import map_tensors, random_like
 
 ROWS = (16, 1)  # multiples
 CHANNELS = (16, 8, 4, 1)
-
-divides_along(
-    "aten::_softmax", "aten::_log_softmax", "aten::_safe_softmax",
-    axes=lambda named: beside(named, "self", named["dim"]), multiples=ROWS,
-)  # fmt: skip
-divides_along(
-    "aten::_softmax_backward_data", "aten::_log_softmax_backward_data",
-    axes=lambda named: beside(named, "grad_output output", named["dim"]), multiples=ROWS,
-)  # fmt: skip
 
 
 # ---- batch normalisation --------------------------------------------------------------------------------------------
@@ -89,18 +80,10 @@ divides_along(
 _columns = table("columns grad_out input:-1 weight bias:0 -> - 0 0")
 
 
-def _rows(named: Named, tensors: str, results: int) -> list[Axis]:
-    return beside(named, tensors, range(-len(named["normalized_shape"]), 0), results=results)
-
-
-divides_along("aten::native_layer_norm", axes=lambda named: _rows(named, "input", 3), multiples=ROWS)
-divides_along("aten::_fused_rms_norm", axes=lambda named: _rows(named, "input", 2), multiples=ROWS)
-
-
 @divides("aten::native_layer_norm_backward")
 def layer_norm_backward(context: Context, op: OpOverload, named: Named) -> list[Stage]:
     """The input's gradient by rows; those of weight and bias, sums over rows, by columns, so that sums stay whole."""
-    rows = _rows(named, "input grad_out mean rstd", 1)
+    rows = beside(named, "input grad_out mean rstd", range(-len(named["normalized_shape"]), 0), results=1)
     columns = _columns(named) if len(named["normalized_shape"]) == 1 else []
     columns = [replace(axis, entries={"normalized_shape": 0}) for axis in columns]
 

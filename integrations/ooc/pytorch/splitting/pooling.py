@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from ooc.pytorch.splitting.axes import table
 from ooc.pytorch.splitting.calls import its_own_errors
 from ooc.pytorch.splitting.context import Context
-from ooc.pytorch.splitting.dividers import divides, divides_along
+from ooc.pytorch.splitting.dividers import divides
 from ooc.pytorch.splitting.parts import Named, Piece, along, as_tuple, results_of
+from ooc.pytorch.splitting.tables import table
 
 _OPERATORS = """
     max_pool2d_with_indices max_pool3d_with_indices adaptive_max_pool2d adaptive_max_pool3d fractional_max_pool2d
@@ -59,14 +59,3 @@ def _of_one_plane(
             plane["input_size"] = [1, 1, *named["input_size"][2:]]
         found = as_tuple(op(**plane))
         return tuple(torch.empty(*leading, *t.shape[2:], dtype=t.dtype, device="meta") for t in found)
-
-
-# Of gradients samples alone: those of places are sums over channels, those of channels sums over places.
-divides_along(
-    "aten::grid_sampler_2d", "aten::grid_sampler_3d", multiples=(16, 1),
-    axes=table("samples input grid:0 -> 0", "channels input:1 -> 1", "rows grid:1 -> 2"),
-)  # fmt: skip
-divides_along(
-    "aten::grid_sampler_2d_backward", "aten::grid_sampler_3d_backward", multiples=(1,),
-    axes=table("samples grad_output input grid:0 -> 0 0"),
-)  # fmt: skip

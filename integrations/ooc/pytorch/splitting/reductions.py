@@ -13,12 +13,12 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from ooc.pytorch.splitting import registry
-from ooc.pytorch.splitting.axes import beside
 from ooc.pytorch.splitting.context import Context
-from ooc.pytorch.splitting.dividers import divides, divides_along
+from ooc.pytorch.splitting.dividers import divides
 from ooc.pytorch.splitting.geometry import blocks, flat, narrowed
 from ooc.pytorch.splitting.grids import count, spans
-from ooc.pytorch.splitting.parts import Axis, Named, Piece, along, divisions, view_bytes
+from ooc.pytorch.splitting.parts import Named, Piece, along, divisions, view_bytes
+from ooc.pytorch.splitting.tables import beside
 
 aten = torch.ops.aten
 
@@ -28,7 +28,6 @@ REMOVES = (
     "linalg_vector_norm", "norm.ScalarOpt_dim", "argmax", "argmin", "max.dim", "min.dim", "median.dim", "nanmedian.dim",
     "mode", "kthvalue", "count_nonzero.dim_IntList",
 )  # fmt: skip
-KEEPS = ("cumsum", "cumprod", "logcumsumexp", "cummax", "cummin", "sort", "sort.stable", "topk")
 
 
 @divides(*(f"aten::{name}" for name in REMOVES))
@@ -39,21 +38,6 @@ def reduction(context: Context, op: OpOverload, named: Named) -> list[Piece]:
     own = {d % max(tensor.dim(), 1) for d in ([dims] if isinstance(dims, int) else dims or every)}
     found = along(context, op, named, beside(named, "self", own, removed=not named.get("keepdim", False)))
     return found or (joined(context, op, named) if every else [])
-
-
-# What goes along dimensions that it keeps: running sums and the like, sorting, Fourier transforms, cross products, ...
-divides_along(
-    *(f"aten::{name}" for name in KEEPS), "aten::_fft_c2c", "aten::_fft_r2c", "aten::_fft_c2r", "aten::linalg_cross",
-    axes=lambda named: beside(named, "self other", named["dim"]),
-)  # fmt: skip
-
-
-def _slices(named: Named) -> list[Axis]:
-    d = named["dim"]
-    return [Axis("slices", named["self"].shape[d], {"self": d}, {0: d})]
-
-
-divides_along("aten::renorm", axes=_slices)
 
 
 # ---- to one number --------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ Function = Callable[..., Any]  # f(context, *arguments, **keywords), as the oper
 Finder = Callable[[torch._ops.OpOverload], Function | None]
 MODULES = """
     convolution convolution_backward factories linear movement normalization pointwise pooling reductions selection
+    tables
 """.split()
 
 

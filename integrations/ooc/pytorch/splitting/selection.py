@@ -16,38 +16,16 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from ooc.pytorch.splitting import registry
-from ooc.pytorch.splitting.axes import beside, table
 from ooc.pytorch.splitting.calls import CannotSplit
 from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.cutting import on_meta
 from ooc.pytorch.splitting.dividers import divides, divides_along
 from ooc.pytorch.splitting.grids import spans
 from ooc.pytorch.splitting.movement import strided
-from ooc.pytorch.splitting.parts import Axis, Named, Piece, along, bind, compact, divisions, own_bytes, view_bytes
+from ooc.pytorch.splitting.parts import Named, Piece, along, bind, compact, divisions, own_bytes, view_bytes
+from ooc.pytorch.splitting.tables import beside, table
 
 aten = torch.ops.aten
-
-divides_along(
-    "aten::index_add", "aten::index_copy", "aten::index_fill.int_Scalar", "aten::index_fill.int_Tensor",
-    axes=lambda named: beside(named, "self source", named["dim"]), multiples=(1,),
-)  # fmt: skip
-divides_along("aten::bucketize.Tensor", axes=lambda named: beside(named, "self", []), multiples=(1,))
-
-
-def _unselected(named: Named) -> list[Axis]:
-    """The dimensions in which all tensors are of one size, but the one that is gathered or scattered along."""
-    shapes = [named[name].shape for name in ("self", "index", "src") if isinstance(named.get(name), Tensor)]
-    unlike = [d for d, n in enumerate(shapes[0]) if any(shape[d] != n for shape in shapes)]
-    return beside(named, "self index src", [named["dim"], *unlike])
-
-
-divides_along(
-    "aten::gather", "aten::scatter_add", "aten::scatter.src", "aten::scatter.value", "aten::scatter_reduce.two",
-    axes=_unselected, multiples=(1,),
-)  # fmt: skip
-
-
-# ---- rows of tables -------------------------------------------------------------------------------------------------
 
 
 @divides("aten::embedding", "aten::index_select", moves=True)
