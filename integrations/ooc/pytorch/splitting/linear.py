@@ -27,9 +27,8 @@ def product(context: Context, op: OpOverload, named: Named) -> list[Piece]:
     first = next(named[name] for name in ("batch1", "mat1", "self") if name in named)
     second = next(named[name] for name in ("batch2", "mat2") if name in named)
     axes = [*_matrices(named), *factors(named)] if "beta" in named else _products(named)
-    *batch, columns, rows = axes
-    orders = [axes, [*batch, rows, columns]]
-    if not batch and bytes_of(first) > bytes_of(second):  # so that the larger factor is read once
+    orders = [axes, [*axes[:-2], *axes[:-3:-1]]]
+    if first.dim() == 2 and bytes_of(first) > bytes_of(second):  # so that the larger factor is read once
         orders.reverse()
     # BLAS copies a factor whose layout it does not take; oneDNN reorders both factors of short types.
     doubled = not (_blas(first) and _blas(second)) or first.element_size() < 4

@@ -1,10 +1,12 @@
-"""Operators that only move data, which is exact however they are cut, or convert its type, which is not.
+"""Operators that only move data, or make a tensor from nothing, which is exact however they are cut.
 
-A kernel may convert a NaN to one thing in a vector register, and to another where it converts elements one by one.
+A new tensor's variable begins with nothing on the device, and is filled in parts. Where a copy converts the type, a
+kernel may convert a NaN to one thing in a vector register, and to another where it converts elements one by one.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -18,6 +20,7 @@ from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.convolution_shapes import layout
 from ooc.pytorch.splitting.cutting import Cut, cut_elementwise, meta, on_meta
 from ooc.pytorch.splitting.geometry import extent
+from ooc.pytorch.splitting.parts import Named, bind
 from ooc.pytorch.splitting.verification import tensors_in
 
 aten = torch.ops.aten
@@ -148,16 +151,13 @@ def constant_pad(context: Context, source: Tensor, pad: Sequence[int], value: An
     return _around(context, size, source, value, lambda made: (inside(made, 1), inside(source, -1)))
 
 
-@moves("aten::slice_backward")
-def slice_backward(context: Context, grad: Tensor, input_sizes: Sequence[int], *place: int) -> Moves:
-    """The gradient: zeros but where the slice was."""
-    return _around(context, input_sizes, grad, 0, lambda made: (aten.slice(made, *place), grad))
+def _gradient(view: Callable[..., Tensor], context: Context, grad: Tensor, sizes: Sequence[int], *place: int) -> Moves:
+    """The gradient of a tensor of which there was a view: zeros but where the view was."""
+    return _around(context, sizes, grad, 0, lambda made: (view(made, *place), grad))
 
 
-@moves("aten::select_backward")
-def select_backward(context: Context, grad: Tensor, input_sizes: Sequence[int], dim: int, index: int) -> Moves:
-    """The gradient: zeros but where the element was."""
-    return _around(context, input_sizes, grad, 0, lambda made: (made.select(dim, index), grad))
+for _view in ("slice", "select", "diagonal"):
+    moves(f"aten::{_view}_backward")(partial(_gradient, getattr(aten, _view)))
 
 
 # ---- other places: turned round, shifted ----------------------------------------------------------------------------
@@ -184,6 +184,60 @@ def roll(context: Context, source: Tensor, shifts: Sequence[int], dims: Sequence
         sizes = [line.shape[d] - back, back]
         pairs = [p for to, of in pairs for p in zip(split(to, sizes[::-1], d)[::-1], split(of, sizes, d))]
     return made.view(source.shape) if not dims else made, pairs
+
+
+# ---- new tensors ----------------------------------------------------------------------------------------------------
+
+
+@registry.finder
+def factory(overload: torch._ops.OpOverload) -> registry.Function | None:
+    """Finds operators that make a tensor of one number, of random numbers, or not initialised."""
+    space, _, name = overload._schema.name.partition("::")
+    fill = _FILL.get(name.removesuffix("_like").removeprefix("new_"))
+    makes = "device" in {a.name for a in overload._schema.arguments} and not overload._schema.is_mutable
+    return partial(moved, partial(_made, overload, fill), overload) if fill and makes and space == "aten" else None
+
+
+_Fill = Callable[[Tensor, Named], Any]  # of a result, with the call's arguments
+
+
+def _made(overload: torch._ops.OpOverload, fill: _Fill, context: Context, /, *arguments: Any, **keywords: Any) -> Moves:
+    """The result with the sizes, strides and type that the operator gives on "meta", where no generator is of use."""
+    given = bind(overload, arguments, keywords)
+    if given["device"] is not None and torch.device(given["device"]).type != context.device.type:
+        raise CannotSplit("it is for another device")
+    if given["layout"] not in (None, torch.strided) or given["pin_memory"]:
+        raise CannotSplit("its result is not strided, or is to be pinned")
+    others = dict.fromkeys(given.keys() & {"generator", "pin_memory"}) | {"device": torch.device("meta")}
+    result = context.empty(like=on_meta(context, overload, **(given | others)))
+    filled = fill(result, given)
+    return result, [] if filled is result else [number(result, filled)]
+
+
+def _not_initialised(result: Tensor, given: Named) -> Any:
+    """Leaves memory as it is, unless PyTorch is set to fill such memory; then fills it with the same numbers."""
+    if not (torch.are_deterministic_algorithms_enabled() and torch._C._get_deterministic_fill_uninitialized_memory()):
+        return result
+    if result.is_floating_point() or result.is_complex():
+        return math.nan
+    return True if result.dtype == torch.bool else torch.iinfo(result.dtype).max
+
+
+# By operator, `x` also for `x_like` and `new_x`: the number that fills the result; or the result, filled by an operator
+# on a large tensor, which is split and counted by itself.
+_FILL: dict[str, _Fill] = {
+    "empty": _not_initialised,
+    "empty_strided": _not_initialised,
+    "empty_permuted": _not_initialised,
+    "zeros": lambda result, given: 0,
+    "ones": lambda result, given: 1,
+    "full": lambda result, given: given["fill_value"],
+    "rand": lambda result, given: result.uniform_(0, 1, generator=given.get("generator")),
+    "randn": lambda result, given: result.normal_(0, 1, generator=given.get("generator")),
+    "randint": lambda result, given: result.random_(
+        given.get("low", 0), given["high"], generator=given.get("generator")
+    ),
+}
 
 
 # ---- no data --------------------------------------------------------------------------------------------------------

@@ -3,18 +3,25 @@
 PyTorch itself says which operators those are (`torch.Tag.pointwise`). So are those over lists of tensors (`_foreach_*`,
 fused optimizers): for each place of the lists they are called with lists of one element, of which at least one does not
 fit. The adapter has cut the lists before, so what is left of their other elements fits.
+
+Random numbers come in parts that get the same numbers as in one piece: PyTorch's generator of the CPU is a sequence,
+and operators take from it in the order of memory. `normal_` works in blocks of 16: it draws for all elements, and then
+once more for the last 16. So parts end at multiples of 16, and the last one is not shorter than 16. Whether the
+numbers, and the generator's state afterwards, are the same is verified.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ooc.pytorch.splitting import registry
-from ooc.pytorch.splitting.calls import CannotSplit, Given, Split, its_own_errors
+from ooc.pytorch.splitting import geometry, registry
+from ooc.pytorch.splitting.calls import CannotSplit, Given, Specials, Split, its_own_errors
 from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.cutting import Cut, all_meta, cut_elementwise, meta_results
 from ooc.pytorch.splitting.parts import Named, bind
@@ -164,3 +171,40 @@ def _out_overload(overload: Overload) -> tuple[Overload, list[str]] | None:
         if outs := [a.name for a in other._schema.arguments if a.is_out and str(a.type) == "Tensor"]:
             return other, outs
     return None
+
+
+# ---- random numbers in place ----------------------------------------------------------------------------------------
+
+_UNIT = 16
+_SEED = 1
+
+
+def _drawn(name: str) -> registry.Function:
+    def draw(context: Context, target: Tensor, *arguments: Any, **keywords: Any) -> Tensor:
+        overload = registry.overload_of(name)
+        assert overload is not None
+        if geometry.flat(target) is None:
+            raise CannotSplit("its memory has gaps")
+        most = (context.part_bytes - 2 * context.chunk_bytes) // (2 * target.element_size())  # with room for a copy
+        size = max(most // _UNIT, 4) * _UNIT
+        ends = [*range(0, max(target.numel() - _UNIT + 1, 1), size), target.numel()]
+
+        def run(ends: Sequence[int], tensor: Tensor, *given: Any, **named: Any) -> Any:
+            if context.verifying:  # so that the program's generator is not touched
+                named["generator"] = torch.Generator().manual_seed(_SEED)
+            line = geometry.flat(tensor) if ends else None
+            for part in [tensor] if line is None else [line[start:end] for start, end in pairwise(ends)]:
+                overload(part, *given, **named)
+            return (tensor, named["generator"].get_state()) if context.verifying else tensor
+
+        splits = [Split("lines of memory", len(ends) - 1, partial(run, ends))]
+        chosen = context.choose("", splits, partial(run, ()), specials=Specials(()))
+        return chosen.run(target, *arguments, **keywords)  # type: ignore[no-any-return]
+
+    return draw
+
+
+for _name in """
+    normal_ uniform_ random_ random_.from random_.to bernoulli_.float exponential_ geometric_ cauchy_ log_normal_
+""".split():
+    registry.handler(f"aten::{_name}", repeatable=True)(_drawn(f"aten::{_name}"))
