@@ -7,11 +7,12 @@
     geometry.py     views, the memory that they touch, and how they are cut
     verification.py random arguments, bits compared, differences; tally.py: what was split, for the summary
     cutting.py      where operands are cut that may be cut anywhere, and what operators return, without memory
-    pointwise.py movement.py factories.py   the operators that may be cut anywhere; those over lists among them
+    pointwise.py    the operators that compute each element by itself, also over lists, or draw random numbers
+    movement.py     those that only move data, and those that make tensors
     dividers.py     handlers made of a divider, or of axes alone
     parts.py        cutting along rows, channels, heads, and how such parts are run; grids.py: block sizes that fit
-    linear.py convolution*.py batch_norm.py normalization.py pooling.py attention.py losses.py reductions.py
-    embedding.py    the operators with dimensions along which a cut leaves every sum whole
+    tables.py       axes from tables, and the operators that need no more
+    linear.py convolution*.py reductions.py selection.py   those with dimensions along which a cut leaves sums whole
 
 A handler is a function `f(context, *arguments, **keywords)` with the operator's own arguments, registered by
 `@registry.handler("aten::name")` in one of `registry.MODULES`. It runs below autograd, in range mode: the

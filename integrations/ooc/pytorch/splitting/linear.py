@@ -31,15 +31,12 @@ def product(context: Context, op: OpOverload, named: Named) -> list[Piece]:
     if first.dim() == 2 and bytes_of(first) > bytes_of(second):  # so that the larger factor is read once
         orders.reverse()
     # BLAS copies a factor whose layout it does not take; oneDNN reorders both factors of short types.
-    doubled = not (_blas(first) and _blas(second)) or first.element_size() < 4
-    copied = (lambda operands, results: operands + results) if doubled else (lambda operands, results: 0)
+    doubled = first.element_size() < 4 or not all(1 in factor.stride()[-2:] for factor in (first, second))
     made = torch.empty(*first.shape[:-1], second.shape[-1], dtype=first.dtype, device="meta")
-    return along(context, op, named, axes, orders=orders, workspace=copied, results=[made])
-
-
-def _blas(matrix: Tensor) -> bool:
-    rows, columns = matrix.stride()[-2:]
-    return columns == 1 or rows == 1
+    return along(
+        context, op, named, axes, orders=orders, results=[made],
+        workspace=lambda operands, results: operands + results if doubled else 0,
+    )  # fmt: skip
 
 
 # ---- attention ------------------------------------------------------------------------------------------------------
@@ -65,21 +62,15 @@ def _sample(named: Named) -> Sample:
 
 
 # Query, key and value are [B, H, S, D] each. A mask may be [S, S] alone.
+_sequences_and_heads = table(
+    "sequences grad_out query key value out logsumexp:0 attn_mask*:-4 -> 0 0 0",
+    "heads grad_out query key value out logsumexp:1 attn_mask*:-3 -> 1 1 1",
+)
 divides_along(
-    "aten::_scaled_dot_product_flash_attention_for_cpu",
-    axes=table("sequences query key value:0 attn_mask*:-4 -> 0 0", "heads query key value:1 attn_mask*:-3 -> 1 1"),
-    multiples=(1,),
+    "aten::_scaled_dot_product_flash_attention_for_cpu", axes=_sequences_and_heads, multiples=(1,), specials=PRODUCTS,
     workspace=lambda operands, results: _scores(),
-    specials=PRODUCTS,
-)
+)  # fmt: skip
 divides_along(
-    "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
-    axes=table(
-        "sequences grad_out query key value out logsumexp:0 attn_mask*:-4 -> 0 0 0",
-        "heads grad_out query key value out logsumexp:1 attn_mask*:-3 -> 1 1 1",
-    ),
-    multiples=(1,),
-    workspace=lambda operands, results: results + _scores(),
-    sample=_sample,
-    specials=PRODUCTS,
-)
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward", axes=_sequences_and_heads, multiples=(1,),
+    specials=PRODUCTS, sample=_sample, workspace=lambda operands, results: results + _scores(),
+)  # fmt: skip

@@ -6,7 +6,6 @@ kernel may convert a NaN to one thing in a vector register, and to another where
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -27,6 +26,7 @@ aten = torch.ops.aten
 Pair = tuple[Tensor, Tensor]  # a target, and what is copied to it, which may be broadcast
 Moves = tuple[Any, Sequence[Pair]]  # an operator's result, and all that has to be copied for it, in this order
 Mover = Callable[..., Moves]
+Filler = Callable[[Tensor, Named], Any]  # of a new tensor, with the call's arguments
 
 
 def moves(*names: str, repeatable: bool = False) -> Callable[[Mover], Mover]:
@@ -109,8 +109,7 @@ def cat(context: Context, tensors: Sequence[Tensor], dim: int = 0) -> Moves:
     """Puts one tensor after the other. An empty vector is skipped, whatever the others' sizes are."""
     made = context.empty(like=on_meta(context, aten.cat, tensors, dim))
     given = [tensor for tensor in tensors if tensor.shape != (0,)]
-    lengths = [tensor.shape[dim] for tensor in given]
-    return made, list(zip(made.split_with_sizes(lengths, dim), given)) if given else []
+    return made, list(zip(made.split_with_sizes([t.shape[dim] for t in given], dim), given)) if given else []
 
 
 @moves("aten::stack")
@@ -120,7 +119,7 @@ def stack(context: Context, tensors: Sequence[Tensor], dim: int = 0) -> Moves:
     return made, list(zip(made.unbind(dim), tensors))
 
 
-# ---- around a tensor: padding, and gradients of slices --------------------------------------------------------------
+# ---- padding, gradients of views, and shifts ------------------------------------------------------------------------
 
 
 def _around(
@@ -160,9 +159,6 @@ for _view in ("slice", "select", "diagonal"):
     moves(f"aten::{_view}_backward")(partial(_gradient, getattr(aten, _view)))
 
 
-# ---- other places: turned round, shifted ----------------------------------------------------------------------------
-
-
 @moves("aten::roll")
 def roll(context: Context, source: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Moves:
     """Shifts elements around the end of dimensions, or of the flattened tensor where none is given."""
@@ -180,8 +176,7 @@ def roll(context: Context, source: Tensor, shifts: Sequence[int], dims: Sequence
     made = context.empty(like=like)
     pairs = [(made, line)]
     for d, shift in enumerate(total):  # the end of what was there comes first
-        back = shift % line.shape[d]
-        sizes = [line.shape[d] - back, back]
+        sizes = [line.shape[d] - shift % line.shape[d], shift % line.shape[d]]
         pairs = [p for to, of in pairs for p in zip(split(to, sizes[::-1], d)[::-1], split(of, sizes, d))]
     return made.view(source.shape) if not dims else made, pairs
 
@@ -193,15 +188,14 @@ def roll(context: Context, source: Tensor, shifts: Sequence[int], dims: Sequence
 def factory(overload: torch._ops.OpOverload) -> registry.Function | None:
     """Finds operators that make a tensor of one number, of random numbers, or not initialised."""
     space, _, name = overload._schema.name.partition("::")
-    fill = _FILL.get(name.removesuffix("_like").removeprefix("new_"))
+    filler = _FILL.get(name.removesuffix("_like").removeprefix("new_"))
     makes = "device" in {a.name for a in overload._schema.arguments} and not overload._schema.is_mutable
-    return partial(moved, partial(_made, overload, fill), overload) if fill and makes and space == "aten" else None
+    if filler is None or not makes or space != "aten":
+        return None
+    return partial(moved, partial(_made, overload, filler), overload)
 
 
-_Fill = Callable[[Tensor, Named], Any]  # of a result, with the call's arguments
-
-
-def _made(overload: torch._ops.OpOverload, fill: _Fill, context: Context, /, *arguments: Any, **keywords: Any) -> Moves:
+def _made(overload: Any, fill: Filler, context: Context, /, *arguments: Any, **keywords: Any) -> Moves:
     """The result with the sizes, strides and type that the operator gives on "meta", where no generator is of use."""
     given = bind(overload, arguments, keywords)
     if given["device"] is not None and torch.device(given["device"]).type != context.device.type:
@@ -219,43 +213,34 @@ def _not_initialised(result: Tensor, given: Named) -> Any:
     if not (torch.are_deterministic_algorithms_enabled() and torch._C._get_deterministic_fill_uninitialized_memory()):
         return result
     if result.is_floating_point() or result.is_complex():
-        return math.nan
+        return float("nan")
     return True if result.dtype == torch.bool else torch.iinfo(result.dtype).max
 
 
 # By operator, `x` also for `x_like` and `new_x`: the number that fills the result; or the result, filled by an operator
 # on a large tensor, which is split and counted by itself.
-_FILL: dict[str, _Fill] = {
-    "empty": _not_initialised,
-    "empty_strided": _not_initialised,
-    "empty_permuted": _not_initialised,
-    "zeros": lambda result, given: 0,
-    "ones": lambda result, given: 1,
-    "full": lambda result, given: given["fill_value"],
-    "rand": lambda result, given: result.uniform_(0, 1, generator=given.get("generator")),
-    "randn": lambda result, given: result.normal_(0, 1, generator=given.get("generator")),
-    "randint": lambda result, given: result.random_(
-        given.get("low", 0), given["high"], generator=given.get("generator")
-    ),
+_FILL: dict[str, Filler] = dict.fromkeys(("empty", "empty_strided", "empty_permuted"), _not_initialised) | {
+    "zeros": lambda made, given: 0,
+    "ones": lambda made, given: 1,
+    "full": lambda made, given: given["fill_value"],
+    "rand": lambda made, given: made.uniform_(0, 1, generator=given.get("generator")),
+    "randn": lambda made, given: made.normal_(0, 1, generator=given.get("generator")),
+    "randint": lambda made, given: made.random_(given.get("low", 0), given["high"], generator=given.get("generator")),
 }
 
 
 # ---- no data --------------------------------------------------------------------------------------------------------
 
 
-def _no_data(name: str) -> registry.Function:
-    def change(context: Context, target: Tensor, *arguments: Any, **keywords: Any) -> Any:
-        if name.startswith("aten::set_") and len(arguments) > 1:
-            source, offset, *sizes = arguments
-            storage = source.untyped_storage() if isinstance(source, Tensor) else source
-            if (offset + extent(*sizes)) * target.element_size() > storage.nbytes():
-                raise CannotSplit("its storage would have to grow")
-        with context.plain():  # where no operator is a function
-            result = registry.overload_of(name)(target, *arguments, **keywords)  # type: ignore[misc]
-        context.used("no data", 0)
-        return result
-
-    return change
+def _no_data(overload: Any, context: Context, /, target: Tensor, *arguments: Any, **keywords: Any) -> Any:
+    if overload._schema.name == "aten::set_" and len(arguments) > 1:
+        source, offset, *sizes = arguments
+        storage = source.untyped_storage() if isinstance(source, Tensor) else source
+        if (offset + extent(*sizes)) * target.element_size() > storage.nbytes():
+            raise CannotSplit("its storage would have to grow")
+    context.used("no data", 0)
+    with context.plain():  # where no operator is a function
+        return overload(target, *arguments, **keywords)
 
 
 # Views whose schema does not say so, and changes of storages, sizes and strides in place.
@@ -264,4 +249,4 @@ for _name in """
     set_.source_Tensor_storage_offset squeeze_ squeeze_.dim squeeze_.dims swapaxes_ swapdims_ t_ transpose_
     unsafe_split.Tensor unsafe_split_with_sizes unsqueeze_
 """.split():
-    registry.handler(f"aten::{_name}", repeatable=True)(_no_data(f"aten::{_name}"))
+    registry.handler(f"aten::{_name}", repeatable=True)(partial(_no_data, registry.overload_of(f"aten::{_name}")))

@@ -44,11 +44,10 @@ _FUSED = ("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_")
 def pointwise(overload: Overload) -> registry.Function | None:
     """Finds operators that are tagged as pointwise, write what a tagged one would return, or are known as such."""
     name = overload._schema.name.removeprefix("aten::")
-    if name in _FUSED or (name.startswith("_foreach_") and name.removeprefix("_foreach_").rstrip("_") not in _NOT_EACH):
-        given = any(a.is_out for a in overload._schema.arguments)
-        return None if given else partial(_elementwise, overload, True)
-    if torch.Tag.pointwise in overload.tags or name in _MORE or _writes_pointwise(overload):
-        return partial(_elementwise, overload, False)
+    each = name.startswith("_foreach_") and name.removeprefix("_foreach_").rstrip("_") not in _NOT_EACH
+    lists = (each or name in _FUSED) and not any(a.is_out for a in overload._schema.arguments)
+    if lists or torch.Tag.pointwise in overload.tags or name in _MORE or _writes_pointwise(overload):
+        return partial(_elementwise, overload, lists)
     return None
 
 
@@ -60,7 +59,7 @@ def _elementwise(overload: Overload, lists: bool, context: Context, /, *argument
 
     each = calls(arguments, keywords)
     results = [call.results(context) for call in each]
-    cuts = [cut_elementwise(context, made, call.read()) for made, call in zip(results, each)]
+    cuts = [cut_elementwise(context, made, call.read) for made, call in zip(results, each)]
     ways = [[found[min(way, len(found) - 1)] for found in cuts] for way in range(max(map(len, cuts)))]
 
     def run(way: list[Cut], *given: Any, **more: Any) -> Any:
@@ -81,10 +80,7 @@ class _Call:
         self.overload, self.named = overload, named
         writes = [a.name for a in overload._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
         self.written = tensors_in([named[name] for name in writes])
-
-    def read(self) -> list[Tensor]:
-        """The tensors that are not written."""
-        return [t for t in tensors_in(self.named) if not any(t is w for w in self.written)]
+        self.read = [t for t in tensors_in(named) if not any(t is w for w in self.written)]
 
     def results(self, context: Context) -> list[Tensor]:
         """What the operator writes or returns, all of one shape, without memory."""
@@ -123,9 +119,10 @@ def _each(overload: Overload, named: Named) -> list[_Call]:
     """For each place of the lists the call with their elements, in lists of one."""
     if isinstance(named.get("scalars"), Tensor):
         overload, named = overload._overloadpacket.ScalarList, named | {"scalars": named["scalars"].tolist()}
-    length = next((len(value) for value in named.values() if _is_list(value)), 0)
-    if not length:
+    lists = [value for value in named.values() if isinstance(value, list | tuple) and tensors_in(value)]
+    if not lists:
         raise CannotSplit("it has no list of tensors")
+    length = len(lists[0])
 
     def of(value: Any, place: int) -> Any:
         return [value[place]] if isinstance(value, list | tuple) and len(value) == length else value
@@ -137,14 +134,9 @@ def _positive(context: Context, generator: torch.Generator) -> Given:
     """Random lists; those after the second are positive, as sums of squares and numbers of steps are."""
     given = (context.call.arguments, context.call.keywords)
     made: Given = map_tensors(given, lambda t: random_like(t, generator, context.copy_out))
-    for value in made[0][2:]:
-        for tensor in value if _is_list(value) else ():
-            tensor.abs_().add_(1)
+    for tensor in tensors_in([value for value in made[0][2:] if isinstance(value, list | tuple)]):
+        tensor.abs_().add_(1)
     return made
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list | tuple) and bool(value) and isinstance(value[0], Tensor)
 
 
 def _variants(overload: Overload, packet: Any) -> list[Overload]:
@@ -179,32 +171,28 @@ _UNIT = 16
 _SEED = 1
 
 
-def _drawn(name: str) -> registry.Function:
-    def draw(context: Context, target: Tensor, *arguments: Any, **keywords: Any) -> Tensor:
-        overload = registry.overload_of(name)
-        assert overload is not None
-        if geometry.flat(target) is None:
-            raise CannotSplit("its memory has gaps")
-        most = (context.part_bytes - 2 * context.chunk_bytes) // (2 * target.element_size())  # with room for a copy
-        size = max(most // _UNIT, 4) * _UNIT
-        ends = [*range(0, max(target.numel() - _UNIT + 1, 1), size), target.numel()]
+def _drawn(name: str, context: Context, /, target: Tensor, *arguments: Any, **keywords: Any) -> Any:
+    overload: Any = registry.overload_of(name)
+    if geometry.flat(target) is None:
+        raise CannotSplit("its memory has gaps")
+    most = (context.part_bytes - 2 * context.chunk_bytes) // (2 * target.element_size())  # with room for a copy
+    size = max(most // _UNIT, 4) * _UNIT
+    ends = [*range(0, max(target.numel() - _UNIT + 1, 1), size), target.numel()]
 
-        def run(ends: Sequence[int], tensor: Tensor, *given: Any, **named: Any) -> Any:
-            if context.verifying:  # so that the program's generator is not touched
-                named["generator"] = torch.Generator().manual_seed(_SEED)
-            line = geometry.flat(tensor) if ends else None
-            for part in [tensor] if line is None else [line[start:end] for start, end in pairwise(ends)]:
-                overload(part, *given, **named)
-            return (tensor, named["generator"].get_state()) if context.verifying else tensor
+    def run(ends: Sequence[int], tensor: Tensor, *given: Any, **named: Any) -> Any:
+        if context.verifying:  # so that the program's generator is not touched
+            named["generator"] = torch.Generator().manual_seed(_SEED)
+        line = geometry.flat(tensor) if ends else None
+        for part in [tensor] if line is None else [line[start:end] for start, end in pairwise(ends)]:
+            overload(part, *given, **named)
+        return (tensor, named["generator"].get_state()) if context.verifying else tensor
 
-        splits = [Split("lines of memory", len(ends) - 1, partial(run, ends))]
-        chosen = context.choose("", splits, partial(run, ()), specials=Specials(()))
-        return chosen.run(target, *arguments, **keywords)  # type: ignore[no-any-return]
-
-    return draw
+    splits = [Split("lines of memory", len(ends) - 1, partial(run, ends))]
+    chosen = context.choose("", splits, partial(run, ()), specials=Specials(()))
+    return chosen.run(target, *arguments, **keywords)
 
 
 for _name in """
     normal_ uniform_ random_ random_.from random_.to bernoulli_.float exponential_ geometric_ cauchy_ log_normal_
 """.split():
-    registry.handler(f"aten::{_name}", repeatable=True)(_drawn(f"aten::{_name}"))
+    registry.handler(f"aten::{_name}", repeatable=True)(partial(_drawn, f"aten::{_name}"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -87,7 +88,7 @@ def equal(context: Context, one: Tensor, other: Tensor) -> bool:
     return all(bool(aten.equal(narrowed(one, index), narrowed(other, index))) for index in indexes)
 
 
-# ---- batch normalisation --------------------------------------------------------------------------------------------
+# ---- normalisation --------------------------------------------------------------------------------------------------
 
 _CHANNELS = (16, 8, 4, 1)  # multiples
 _trained = table("channels input:1 weight bias running_mean running_var:0 -> 1 0 0")
@@ -115,23 +116,19 @@ def batch_norm(context: Context, op: OpOverload, named: Named) -> list[Piece]:
     """Result, means and inverse deviations for an input [N, C, ...]; the last two are empty in an evaluation."""
     if not named.get("training", False):
         return along(context, op, named, _evaluated(named), multiples=(1,))
-    found = along(context, op, named, _trained(named), multiples=_CHANNELS)
-    return [replace(piece, run=_running_once(op, piece.run)) for piece in found]
 
-
-def _running_once(op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:
-    """Writes running statistics only when all parts are done: the parts may be tried again with less memory."""
-
-    def once(*args: Any, **kwargs: Any) -> Any:
-        named = bind(op, args, kwargs)
-        kept = [name for name in ("running_mean", "running_var") if isinstance(named.get(name), Tensor)]
-        copies = {name: named[name].clone() for name in kept}
-        result = run(**(named | copies))
+    def once(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Writes running statistics only when all parts are done: the parts may be tried again with less memory."""
+        call = bind(op, args, kwargs)
+        kept = [name for name in ("running_mean", "running_var") if isinstance(call.get(name), Tensor)]
+        copies = {name: call[name].clone() for name in kept}
+        result = run(**(call | copies))
         for name, copy in copies.items():
-            named[name].copy_(copy)
+            call[name].copy_(copy)
         return result
 
-    return once
+    found = along(context, op, named, _trained(named), multiples=_CHANNELS)
+    return [replace(piece, run=partial(once, piece.run)) for piece in found]
 
 
 divides_along(
@@ -141,8 +138,6 @@ divides_along(
     sample=_sample,
 )
 
-
-# ---- layer normalisation --------------------------------------------------------------------------------------------
 
 _columns = table("columns grad_out input:-1 weight bias:0 -> - 0 0")
 
@@ -162,9 +157,6 @@ def layer_norm_backward(context: Context, op: OpOverload, named: Named) -> list[
         return [Stage(name, tuple(results), with_mask(op, mask), found)]
 
     return [*stage("data gradient", [0], rows, [16, 1]), *stage("weight gradient", [1, 2], columns, PREFERRED)]
-
-
-# ---- group normalisation --------------------------------------------------------------------------------------------
 
 
 def _groups(named: Named) -> list[Axis]:

@@ -11,7 +11,7 @@ import torch
 
 Function = Callable[..., Any]  # f(context, *arguments, **keywords), as the operator is called
 Finder = Callable[[torch._ops.OpOverload], Function | None]
-MODULES = "convolution convolution_backward linear movement pointwise pooling reductions selection tables".split()
+MODULES = "convolution convolution_backward linear movement pointwise reductions selection tables".split()
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,23 @@
 """Axes from tables: which dimension of which argument, and of which result, each is; operators that need no more.
 
-All of them leave whole what is computed together: sums, sorted rows, and what one index selects.
+All of them leave whole what is computed together: sums, sorted rows, what one index selects, planes of images.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
-from ooc.pytorch.splitting.dividers import PRODUCTS, divides_along
-from ooc.pytorch.splitting.parts import Axis, Named
+from ooc.pytorch.splitting.calls import its_own_errors
+from ooc.pytorch.splitting.context import Context
+from ooc.pytorch.splitting.dividers import PRODUCTS, divides, divides_along
+from ooc.pytorch.splitting.parts import Axis, Named, Piece, along, as_tuple, results_of
 
 Axes = Callable[[Named], list[Axis]]
 
@@ -28,8 +33,7 @@ def table(*rows: str, least: Mapping[str, Sequence[int]] | None = None) -> Axes:
     parsed = []
     for row in rows:
         name, left, right = re.split(" (.*) -> ", row)
-        groups = re.findall(r"([^:]+):(-?\d+)", left)
-        takes = {argument: int(d) for group, d in groups for argument in group.split()}
+        takes = {argument: int(d) for group, d in re.findall(r"([^:]+):(-?\d+)", left) for argument in group.split()}
         parsed.append((name, takes, {result: int(d) for result, d in enumerate(right.split()) if d != "-"}))
 
     def axes(named: Named) -> list[Axis]:
@@ -89,9 +93,8 @@ def _slices(named: Named) -> list[Axis]:
 
 def _turned(named: Named) -> list[Axis]:
     """Every dimension; what is turned round in one is cut from the other end."""
-    shape = named["self"].shape
-    turned = {d % max(len(shape), 1) for d in named["dims"]}
-    return [Axis(f"dimension {d}", n, {"self": d}, {0: d}, mirrored=d in turned) for d, n in enumerate(shape)]
+    turned = {d % max(named["self"].dim(), 1) for d in named["dims"]}
+    return [replace(axis, mirrored=axis.takes["self"] in turned) for axis in beside(named, "self", [])]
 
 
 def _triangle(named: Named) -> list[Axis]:
@@ -102,6 +105,7 @@ def _triangle(named: Named) -> list[Axis]:
 
 LEAST = {"columns": (64, 32, 16, 16, 16), "rows": (64, 32, 16, 8, 4)}  # of products: tiles of the library, if they fit
 factors = table("columns batch2 mat2 vec2:-1 self*:-1 -> -1", "rows batch1 mat1:-2 vec1:-1 self*:-2 -> -2", least=LEAST)
+_places = table("samples input grid:0 -> 0", "channels input:1 -> 1", "rows grid:1 -> 2")
 _ONE: dict[str, Any] = {"multiples": (1,)}
 _ROWS: dict[str, Any] = {"multiples": (16, 1)}
 _MOVED: dict[str, Any] = {"multiples": (1,), "moves": True}
@@ -110,8 +114,7 @@ _PRODUCTS: dict[str, Any] = {"specials": PRODUCTS}
 # Names, axes, and what else `divides_along` is told.
 _TABLE: list[tuple[str, Axes, dict[str, Any]]] = [
     ("cumsum cumprod logcumsumexp cummax cummin sort sort.stable topk", _keeps("self"), {}),
-    ("_fft_c2c _fft_r2c _fft_c2r", _keeps("self"), {}),
-    ("linalg_cross", _keeps("self other"), {}),
+    ("_fft_c2c _fft_r2c _fft_c2r linalg_cross", _keeps("self other"), {}),
     ("renorm", _slices, {}),
     ("_softmax _log_softmax _safe_softmax", _keeps("self"), _ROWS),
     ("_softmax_backward_data _log_softmax_backward_data", _keeps("grad_output output"), _ROWS),
@@ -125,14 +128,56 @@ _TABLE: list[tuple[str, Axes, dict[str, Any]]] = [
     ("mv", table("rows self:0 -> 0", least=LEAST), _PRODUCTS),
     ("addmv", table("rows mat:0 self*:0 -> 0", least=LEAST), _PRODUCTS),
     ("_cdist_forward", table("rows x1:-2 -> -2", "columns x2:-2 -> -1"), {}),
-    (
-        "grid_sampler_2d grid_sampler_3d",
-        table("samples input grid:0 -> 0", "channels input:1 -> 1", "rows grid:1 -> 2"),
-        _ROWS,
-    ),
+    ("grid_sampler_2d grid_sampler_3d", _places, _ROWS),
     # Samples alone: the gradients of places are sums over channels, those of channels sums over places.
     ("grid_sampler_2d_backward grid_sampler_3d_backward", table("samples grad_output input grid:0 -> 0 0"), _ONE),
 ]
 
 for _names, _axes, _options in _TABLE:
     divides_along(*(f"aten::{name}" for name in _names.split()), axes=_axes, **_options)
+
+
+# ---- planes, each of which is computed by itself: pooling, interpolation, padding -----------------------------------
+
+_PLANES = """
+    max_pool2d_with_indices max_pool3d_with_indices adaptive_max_pool2d adaptive_max_pool3d fractional_max_pool2d
+    avg_pool2d avg_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d max_unpool2d reflection_pad1d reflection_pad2d
+    reflection_pad3d replication_pad1d replication_pad2d replication_pad3d upsample_nearest1d upsample_nearest2d
+    upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d
+    upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d _upsample_bilinear2d_aa
+    _upsample_bicubic2d_aa pixel_shuffle pixel_unshuffle
+""".split()
+_TENSORS = "self input grad_output indices random_samples"
+_WITHOUT_SAMPLES = {"1d": 2, "2d": 3, "3d": 4}  # dimensions of an argument that is one sample
+_of_sample = table(f"channels {_TENSORS}:0 -> 0 0")
+# The outermost dimension in memory is cut first: that is the samples, in every usual layout.
+_of_images = table(f"samples {_TENSORS}:0 -> 0 0", f"channels {_TENSORS}:1 -> 1 1")
+
+
+@divides(*(f"aten::{name}{ending}" for name in _PLANES for ending in ("", "_backward", ".vec")))
+def planes(context: Context, op: OpOverload, named: Named) -> list[Piece]:
+    """The result for [N, C, ...] or [C, ...], by samples, then by channels."""
+    name, tensors = op._schema.name, [one for one in _TENSORS.split() if isinstance(named.get(one), Tensor)]
+    single = any(kind in name and named[tensors[0]].dim() == rank for kind, rank in _WITHOUT_SAMPLES.items())
+    axes = _of_sample(named) if single else _of_images(named)[: 1 if "pixel" in name else 2]
+    if named.get("input_size") is not None:
+        axes = [replace(axis, entries={"input_size": d}) for d, axis in enumerate(axes)]
+    results = _of_one_plane(context, op, named, tensors, len(axes)) or results_of(context, op, named)
+    return along(context, op, named, axes, multiples=(16, 1), results=results)
+
+
+def _of_one_plane(
+    context: Context, op: OpOverload, named: Named, tensors: list[str], cut: int
+) -> tuple[Tensor, ...] | None:
+    """What the operator would return, without memory, from what it returns for one plane of zeros.
+
+    The device "meta" would import PyTorch's symbolic shapes, which takes most of a second. None where layouts count.
+    """
+    leading = named[tensors[0]].shape[:cut]
+    if cut < 2 or not all(named[name].is_contiguous() and named[name].shape[:cut] == leading for name in tensors):
+        return None
+    with context.plain(), its_own_errors():
+        plane = {name: torch.zeros(1, 1, *named[name].shape[2:], dtype=named[name].dtype) for name in tensors}
+        sizes = {} if named.get("input_size") is None else {"input_size": [1, 1, *named["input_size"][2:]]}
+        found = as_tuple(op(**(named | plane | sizes)))
+        return tuple(torch.empty(*leading, *t.shape[2:], dtype=t.dtype, device="meta") for t in found)
