@@ -39,9 +39,6 @@ def product(context: Context, op: OpOverload, named: Named) -> list[Piece]:
     )  # fmt: skip
 
 
-# ---- attention ------------------------------------------------------------------------------------------------------
-
-
 def _scores() -> int:
     """Bytes of the blocks of scores and their sums that the kernel keeps for every thread: 768 queries by 512 keys."""
     return 2 * 512 * 768 * 4 * torch.get_num_threads()

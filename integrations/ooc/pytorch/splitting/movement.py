@@ -18,15 +18,14 @@ from ooc.pytorch.splitting.calls import CannotSplit, Split
 from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.convolution_shapes import layout
 from ooc.pytorch.splitting.cutting import Cut, cut_elementwise, meta, on_meta
-from ooc.pytorch.splitting.geometry import extent
+from ooc.pytorch.splitting.geometry import blocks, extent, narrowed
 from ooc.pytorch.splitting.parts import Named, bind
 from ooc.pytorch.splitting.verification import tensors_in
 
 aten = torch.ops.aten
-Pair = tuple[Tensor, Tensor]  # a target, and what is copied to it, which may be broadcast
+Pair = tuple[Tensor, Any]  # a target, and what is copied to it: a tensor, which may be broadcast, or one number
 Moves = tuple[Any, Sequence[Pair]]  # an operator's result, and all that has to be copied for it, in this order
 Mover = Callable[..., Moves]
-Filler = Callable[[Tensor, Named], Any]  # of a new tensor, with the call's arguments
 
 
 def moves(*names: str, repeatable: bool = False) -> Callable[[Mover], Mover]:
@@ -42,11 +41,15 @@ def moves(*names: str, repeatable: bool = False) -> Callable[[Mover], Mover]:
 
 def moved(find: Mover, whole: Any, context: Context, /, *arguments: Any, **keywords: Any) -> Any:
     """Copies in parts what `find` gives. A copy that converts is cut in a way that gives the bits of `whole`."""
-    strided(context, tensors_in((arguments, keywords)))
+    tensors = tensors_in((arguments, keywords))
+    makes_data = torch.device(keywords.get("device") or "meta").type != "meta"
+    if any(tensor.is_meta for tensor in tensors) and not makes_data:
+        return _no_data(whole, context, *arguments, **keywords)
+    strided(context, tensors)
     result, pairs = find(context, *arguments, **keywords)
-    types = [(target.dtype, source.dtype) for target, source in pairs]
+    types = [(target.dtype, source.dtype) for target, source in pairs if isinstance(source, Tensor)]
     if not any(to != of and (of.is_floating_point or of.is_complex) for to, of in types):
-        context.used("blocks", sum(context.move(target, source) for target, source in pairs if target.numel()))
+        context.used("blocks", sum(_written(context, *pair) for pair in pairs if pair[0].numel()))
         return result
     if len(pairs) != 1:
         raise CannotSplit("its tensors are of unlike types")
@@ -64,20 +67,26 @@ def moved(find: Mover, whole: Any, context: Context, /, *arguments: Any, **keywo
 
 
 def strided(context: Context, tensors: Sequence[Tensor]) -> None:
-    """Raises CannotSplit unless all tensors are strided and on the CPU or the context's device."""
-    if any(t.layout != torch.strided or t.device.type not in ("cpu", context.device.type) for t in tensors):
+    """Raises CannotSplit unless all tensors are strided and on the CPU or the context's device, or have no data."""
+    if any(t.layout != torch.strided or t.device.type not in ("cpu", "meta", context.device.type) for t in tensors):
         raise CannotSplit(f"its tensors are not strided ones on the CPU or on {context.device}")
 
 
-def number(target: Tensor, value: Any) -> Pair:
-    """What writes the same number everywhere."""
-    return target, torch.empty((), dtype=target.dtype, device=target.device).fill_(value).expand(target.shape)
+def _written(context: Context, target: Tensor, source: Any) -> int:
+    if isinstance(source, Tensor):
+        return context.move(target, source)
+    indexes = list(blocks([target], context.part_bytes, context.chunk_bytes))
+    for index in indexes:
+        narrowed(target, index).fill_(source)
+    return len(indexes)
 
 
 @moves("aten::fill_.Scalar", "aten::fill_.Tensor", "aten::zero_", repeatable=True)
 def fill(context: Context, target: Tensor, value: Any = 0) -> Moves:
     """Writes the same number everywhere."""
-    return target, [number(target, value)]
+    if isinstance(value, Tensor):
+        value = on_meta(context, aten.fill_, target, value) if value.dim() else value.item()  # the first raises
+    return target, [(target, value)]
 
 
 @moves("aten::copy_", repeatable=True)
@@ -128,7 +137,7 @@ def _around(
     """A new tensor with the same value everywhere but at a place in it, which `place` finds, with its source."""
     order = layout(source) if len(size) == source.dim() else torch.contiguous_format
     made = context.empty(like=torch.empty(size, dtype=source.dtype, device="meta", memory_format=order))
-    return made, [number(made, value), place(made)]
+    return made, [(made, value), place(made)]
 
 
 @moves("aten::constant_pad_nd")
@@ -143,8 +152,8 @@ def constant_pad(context: Context, source: Tensor, pad: Sequence[int], value: An
 
     def inside(tensor: Tensor, sign: int) -> Tensor:
         for d, before, after in pairs:
-            start, end = max(sign * before, 0), tensor.shape[d] - max(sign * after, 0)
-            tensor = tensor.narrow(d, start, end - start)
+            start = max(sign * before, 0)
+            tensor = tensor.narrow(d, start, tensor.shape[d] - start - max(sign * after, 0))
         return tensor
 
     return _around(context, size, source, value, lambda made: (inside(made, 1), inside(source, -1)))
@@ -195,17 +204,16 @@ def factory(overload: torch._ops.OpOverload) -> registry.Function | None:
     return partial(moved, partial(_made, overload, filler), overload)
 
 
-def _made(overload: Any, fill: Filler, context: Context, /, *arguments: Any, **keywords: Any) -> Moves:
+def _made(overload: Any, fill: Any, context: Context, /, *arguments: Any, **keywords: Any) -> Moves:
     """The result with the sizes, strides and type that the operator gives on "meta", where no generator is of use."""
     given = bind(overload, arguments, keywords)
-    if given["device"] is not None and torch.device(given["device"]).type != context.device.type:
-        raise CannotSplit("it is for another device")
-    if given["layout"] not in (None, torch.strided) or given["pin_memory"]:
-        raise CannotSplit("its result is not strided, or is to be pinned")
+    device = torch.device(given["device"] or context.device)
+    if device.type != context.device.type or given["layout"] not in (None, torch.strided) or given["pin_memory"]:
+        raise CannotSplit("its result is for another device, or not strided, or is to be pinned")
     others = dict.fromkeys(given.keys() & {"generator", "pin_memory"}) | {"device": torch.device("meta")}
     result = context.empty(like=on_meta(context, overload, **(given | others)))
     filled = fill(result, given)
-    return result, [] if filled is result else [number(result, filled)]
+    return result, [] if filled is result else [(result, filled)]
 
 
 def _not_initialised(result: Tensor, given: Named) -> Any:
@@ -219,7 +227,7 @@ def _not_initialised(result: Tensor, given: Named) -> Any:
 
 # By operator, `x` also for `x_like` and `new_x`: the number that fills the result; or the result, filled by an operator
 # on a large tensor, which is split and counted by itself.
-_FILL: dict[str, Filler] = dict.fromkeys(("empty", "empty_strided", "empty_permuted"), _not_initialised) | {
+_FILL: dict[str, Any] = dict.fromkeys(("empty", "empty_strided", "empty_permuted"), _not_initialised) | {
     "zeros": lambda made, given: 0,
     "ones": lambda made, given: 1,
     "full": lambda made, given: given["fill_value"],

@@ -167,8 +167,7 @@ def _out_overload(overload: Overload) -> tuple[Overload, list[str]] | None:
 
 # ---- random numbers in place ----------------------------------------------------------------------------------------
 
-_UNIT = 16
-_SEED = 1
+_UNIT, _SEED = 16, 1
 
 
 def _drawn(name: str, context: Context, /, target: Tensor, *arguments: Any, **keywords: Any) -> Any:

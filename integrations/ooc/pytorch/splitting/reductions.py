@@ -120,7 +120,7 @@ def batch_norm(context: Context, op: OpOverload, named: Named) -> list[Piece]:
     def once(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Writes running statistics only when all parts are done: the parts may be tried again with less memory."""
         call = bind(op, args, kwargs)
-        kept = [name for name in ("running_mean", "running_var") if isinstance(call.get(name), Tensor)]
+        kept = (name for name in ("running_mean", "running_var") if isinstance(call.get(name), Tensor))
         copies = {name: call[name].clone() for name in kept}
         result = run(**(call | copies))
         for name, copy in copies.items():
@@ -160,10 +160,7 @@ def layer_norm_backward(context: Context, op: OpOverload, named: Named) -> list[
 
 
 def _groups(named: Named) -> list[Axis]:
-    """Samples, and groups of channels, in tensors [N, C, ...] and statistics [N, groups]; of gradients groups alone.
-
-    The sums for weight and bias go over samples.
-    """
+    """Samples, unless gradients are sums over them, and groups of channels: of images and of statistics [N, groups]."""
     unit, backward = named["C"] // named["group"], "grad_out" in named
     images, vectors, statistics = (1, unit), (0, unit), (1, 1)
     places = dict.fromkeys(("input", "grad_out"), images) | dict.fromkeys(("weight", "bias"), vectors)
