@@ -120,8 +120,7 @@ def batch_norm(context: Context, op: OpOverload, named: Named) -> list[Piece]:
     def once(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Writes running statistics only when all parts are done: the parts may be tried again with less memory."""
         call = bind(op, args, kwargs)
-        kept = (name for name in ("running_mean", "running_var") if isinstance(call.get(name), Tensor))
-        copies = {name: call[name].clone() for name in kept}
+        copies = {n: call[n].clone() for n in ("running_mean", "running_var") if isinstance(call.get(n), Tensor)}
         result = run(**(call | copies))
         for name, copy in copies.items():
             call[name].copy_(copy)
