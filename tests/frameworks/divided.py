@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ooc.pytorch.splitting import operators, registry
+from ooc.pytorch.splitting import registry
 from ooc.pytorch.splitting.calls import Call, CannotSplit, Split
 from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.dividers import Divided, Stage
@@ -16,7 +16,7 @@ from ooc.pytorch.splitting.geometry import footprint
 from ooc.pytorch.splitting.parts import bind
 from ooc.pytorch.splitting.verification import difference, duplicate, tensors_in
 
-operators.find("aten::add.Tensor")  # imports all modules with handlers
+registry.find("aten::add.Tensor")  # imports all modules with handlers
 DIVIDED = {name: found.function for name, found in registry.named.items() if isinstance(found.function, Divided)}
 SMALL_BYTES = 4096  # numbers and vectors that are there anyway
 
@@ -98,7 +98,7 @@ def whole_and_parts(
     name: str, args: Sequence[Any], part_bytes: int, mode: str, **kwargs: Any
 ) -> tuple[Any, Any, Split | None]:
     """The result in one piece, in parts as the context chooses (None where it cannot), and the context's choice."""
-    handler = operators.find(name)
+    handler = registry.find(name)
     assert handler is not None
     context = Context(Call(name, tuple(args), kwargs), part_bytes, mode=mode)
     mine = duplicate((list(args), kwargs))

@@ -17,7 +17,7 @@ from processes import code, run, write_script
 from splitting_runs import COMMON, SMALL, both
 from torch import Tensor
 
-from ooc.pytorch.splitting import operators
+from ooc.pytorch.splitting import registry
 from ooc.pytorch.splitting.calls import Call, CannotSplit, NotYet, Split
 from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.verifier import Verifier
@@ -160,7 +160,7 @@ def test_indexes_are_those_of_the_call() -> None:
 
 
 def test_both_gradients_are_asked_for_at_once() -> None:
-    found = operators.find("aten::convolution_backward")
+    found = registry.find("aten::convolution_backward")
     assert found is not None
     asked, store = Jobs(), Store(None)
     grad, x, w = torch.randn(4, 64, 16, 16), torch.randn(4, 64, 16, 16), torch.randn(64, 64, 3, 3)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ooc.pytorch import build
-from ooc.pytorch.splitting import operators, registry, verification
+from ooc.pytorch.splitting import registry, verification
 from ooc.pytorch.splitting.calls import Call, CannotSplit, Split
 from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.registry import Handler
@@ -63,7 +63,7 @@ def test_the_generator_must_end_in_the_same_state(monkeypatch: pytest.MonkeyPatc
         if part.numel() < 100_000 and part.storage_offset() + part.numel() == 100_000:
             torch.rand(1, generator=generator)
 
-    handler = operators.find("aten::uniform_")
+    handler = registry.find("aten::uniform_")
     assert handler is not None
     values, generator = torch.empty(100_000), torch.Generator()
     call = Call("aten::uniform_", (values,), {"generator": generator})

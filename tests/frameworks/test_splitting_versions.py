@@ -89,7 +89,7 @@ def test_each_operator_is_registered_once() -> None:
         import pkgutil
         import sys
         import ooc.pytorch.splitting as package
-        from ooc.pytorch.splitting import operators, registry
+        from ooc.pytorch.splitting import registry
 
         class Once(dict):
             def __setitem__(self, name, handler):
@@ -97,8 +97,8 @@ def test_each_operator_is_registered_once() -> None:
                 super().__setitem__(name, handler)
 
         registry.named = Once()
-        assert not any(f"{package.__name__}.{name}" in sys.modules for name in operators.MODULES)
-        operators.find("aten::dot")
+        assert not any(f"{package.__name__}.{name}" in sys.modules for name in registry.MODULES)
+        registry.find("aten::dot")
         assert len(registry.named) > 100
         known = set(registry.named), list(registry.finders)
         for module in pkgutil.iter_modules(package.__path__):
@@ -114,8 +114,8 @@ def test_no_operator_is_of_two_families() -> None:
     """Else it would depend on the order of imports who divides it."""
     answer = child("""
         import torch
-        from ooc.pytorch.splitting import operators, registry
-        operators.find("aten::dot")
+        from ooc.pytorch.splitting import registry
+        registry.find("aten::dot")
         known = 0
         for name in torch._C._dispatch_get_all_op_names():
             overload = registry.overload_of(name)

@@ -175,12 +175,12 @@ def main() -> None:
 
     from ooc import pytorch  # noqa: F401
     from ooc.pytorch import build, session  # noqa: F401
-    from ooc.pytorch.splitting import operators
+    from ooc.pytorch.splitting import registry
 
     torch.optim.AdamW([torch.nn.Parameter(torch.empty(0))], fused=True)  # imports what is imported late
     torch.use_deterministic_algorithms(False)  # so does this
     build.load()
-    for module in operators.MODULES:
+    for module in registry.MODULES:
         importlib.import_module(f"ooc.pytorch.splitting.{module}")
     # Called first by two threads, MKL gives other bits now and then: for tanh in 1 of 2,000 plain processes.
     for kind in (torch.float32, torch.float64):

@@ -1,4 +1,4 @@
-"""Matrix products in parts: by columns and rows of the result, where sums stay whole.
+"""Matrix products in parts: by columns and rows of the result, where sums stay whole; attention by sequences and heads.
 
 Blocks are multiples of 64 where that is possible: BLAS kernels work on tiles, and a block that ends within one takes
 another path than the whole takes (measured with MKL: multiples of 64 columns and of 4 rows were bit-identical).
@@ -10,68 +10,65 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from ooc.pytorch.splitting.axes import Axis, Named
+from ooc.pytorch.splitting.axes import Named
+from ooc.pytorch.splitting.calls import Given, Sample
 from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.dividers import PRODUCTS, divides, divides_along
 from ooc.pytorch.splitting.parts import Piece, along, bytes_of
+from ooc.pytorch.splitting.tables import LEAST, factors, table
+from ooc.pytorch.splitting.verification import map_tensors, random_like
 
-_FACTORS = (("batch1", "batch2"), ("mat1", "mat2"), ("self", "mat2"))
-LEAST_COLUMNS, LEAST_ROWS = (64, 32, 16, 16, 16), (64, 32, 16, 8, 4)
+_products = table("matrices self mat2:-3 -> -3", "columns mat2:-1 -> -1", "rows self:-2 -> -2", least=LEAST)
+_matrices = table("matrices batch1 batch2:-3 self*:-3 -> -3")
 
 
 @divides("aten::mm", "aten::addmm", "aten::_addmm_activation", "aten::bmm", "aten::baddbmm", specials=PRODUCTS)
 def product(context: Context, op: OpOverload, named: Named) -> list[Piece]:
     """The product of [.., n, k] and [.., k, m]: by matrices of the batch, by columns (m), by rows (n)."""
-    left, right = next(two for two in _FACTORS if two[0] in named)
-    first, second = named[left], named[right]
-    added = [] if left == "self" else ["self"]
-    columns = Axis("columns", second.shape[-1], dict.fromkeys([right, *added], -1), {0: -1}, least=LEAST_COLUMNS)
-    rows = Axis("rows", first.shape[-2], dict.fromkeys([left, *added], -2), {0: -2}, least=LEAST_ROWS)
-    batch = []
-    if first.dim() == 3:
-        batch = [Axis("matrices", first.shape[0], {left: 0, right: 0} | dict.fromkeys(added, -3), {0: 0})]
-    orders = [[*batch, columns, rows], [*batch, rows, columns]]
-    if not batch and bytes_of(first) > bytes_of(second):  # so that the larger factor is read once
+    first = next(named[name] for name in ("batch1", "mat1", "self") if name in named)
+    second = next(named[name] for name in ("batch2", "mat2") if name in named)
+    axes = [*_matrices(named), *factors(named)] if "beta" in named else _products(named)
+    orders = [axes, [*axes[:-2], *axes[:-3:-1]]]
+    if first.dim() == 2 and bytes_of(first) > bytes_of(second):  # so that the larger factor is read once
         orders.reverse()
     # BLAS copies a factor whose layout it does not take; oneDNN reorders both factors of short types.
-    doubled = not (_blas(first) and _blas(second)) or first.element_size() < 4
-    copied = (lambda part: part.operands + part.results) if doubled else (lambda part: 0)
+    doubled = first.element_size() < 4 or not all(1 in factor.stride()[-2:] for factor in (first, second))
     made = torch.empty(*first.shape[:-1], second.shape[-1], dtype=first.dtype, device="meta")
-    axes = [*batch, columns, rows]
-    return along(context, op, named, axes, orders=orders, workspace=copied, results=[made])
+    return along(
+        context, op, named, axes, orders=orders, results=[made],
+        workspace=lambda part: part.operands + part.results if doubled else 0,
+    )  # fmt: skip
 
 
-def _blas(matrix: Tensor) -> bool:
-    rows, columns = matrix.stride()[-2:]
-    return columns == 1 or rows == 1
+def _scores() -> int:
+    """Bytes of the blocks of scores and their sums that the kernel keeps for every thread: 768 queries by 512 keys."""
+    return 2 * 512 * 768 * 4 * torch.get_num_threads()
 
 
-def _rows(named: Named) -> list[Axis]:
-    """The rows of a matrix [n, k] that is multiplied with a vector [k]."""
-    takes = ("mat", "self") if "mat" in named else ("self",)
-    return [Axis("rows", named[takes[0]].shape[0], dict.fromkeys(takes, 0), {0: 0}, least=LEAST_ROWS)]
+def _sample(named: Named) -> Sample:
+    """Random arguments whose `logsumexp` belongs to the queries and keys: with any other, exponentials overflow."""
+
+    def make(generator: torch.Generator) -> Given:
+        made = map_tensors(dict(named), lambda tensor: random_like(tensor, generator, Tensor.copy_))
+        if made["attn_mask"] is not None:
+            made["attn_mask"] = torch.zeros_like(made["attn_mask"], memory_format=torch.contiguous_format)
+        forward = {name: value for name, value in made.items() if name not in ("grad_out", "out", "logsumexp")}
+        made["out"], made["logsumexp"] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(**forward)
+        return (), made
+
+    return make
 
 
-divides_along("aten::mv", "aten::addmv", axes=_rows, specials=PRODUCTS)
-
-
-def _sides(named: Named) -> list[Axis]:
-    """The rows and the columns of a sum of products of matrices, or of the product of two vectors."""
-    left, right = ("vec1", "vec2") if "vec1" in named else ("batch1", "batch2")
-    rows = max(-2, -named[left].dim())
-    return [
-        Axis("columns", named[right].shape[-1], {right: -1, "self": -1}, {0: -1}, least=LEAST_COLUMNS),
-        Axis("rows", named[left].shape[rows], {left: rows, "self": -2}, {0: -2}, least=LEAST_ROWS),
-    ]
-
-
-divides_along("aten::addbmm", "aten::addr", axes=_sides, specials=PRODUCTS)
-
-
-def _distances(named: Named) -> list[Axis]:
-    """The rows of the first and of the second tensor, in a table of distances between them."""
-    first, second = named["x1"], named["x2"]
-    return [Axis("rows", first.shape[-2], {"x1": -2}, {0: -2}), Axis("columns", second.shape[-2], {"x2": -2}, {0: -1})]
-
-
-divides_along("aten::_cdist_forward", axes=_distances)
+# Query, key and value are [B, H, S, D] each. A mask may be [S, S] alone.
+_sequences_and_heads = table(
+    "sequences grad_out query key value out logsumexp:0 attn_mask*:-4 -> 0 0 0",
+    "heads grad_out query key value out logsumexp:1 attn_mask*:-3 -> 1 1 1",
+)
+divides_along(
+    "aten::_scaled_dot_product_flash_attention_for_cpu", axes=_sequences_and_heads, multiples=(1,), specials=PRODUCTS,
+    workspace=lambda part: _scores(),
+)  # fmt: skip
+divides_along(
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward", axes=_sequences_and_heads, multiples=(1,),
+    specials=PRODUCTS, sample=_sample, workspace=lambda part: part.results + _scores(),
+)  # fmt: skip

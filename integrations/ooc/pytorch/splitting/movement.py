@@ -1,6 +1,7 @@
-"""Operators that only move data, which is exact however they are cut, or convert its type, which is not.
+"""Operators that only move data, or make a tensor from nothing, which is exact however they are cut.
 
-A kernel may convert a NaN to one thing in a vector register, and to another where it converts elements one by one.
+A new tensor's variable begins with nothing on the device, and is filled in parts. Where a copy converts the type, a
+kernel may convert a NaN to one thing in a vector register, and to another where it converts elements one by one.
 """
 
 from __future__ import annotations
@@ -13,183 +14,247 @@ import torch
 from torch import Tensor
 
 from ooc.pytorch.splitting import registry
+from ooc.pytorch.splitting.axes import Named
 from ooc.pytorch.splitting.calls import CannotSplit, Split
 from ooc.pytorch.splitting.context import Context
-from ooc.pytorch.splitting.cutting import Cut, cut_elementwise, meta
-from ooc.pytorch.splitting.geometry import blocks, extent, narrowed
+from ooc.pytorch.splitting.cutting import Cut, cut_elementwise, meta, on_meta
+from ooc.pytorch.splitting.geometry import blocks, extent, layout, narrowed
+from ooc.pytorch.splitting.parts import bind
+from ooc.pytorch.splitting.verification import tensors_in
 
-_aten = torch.ops.aten
+aten = torch.ops.aten
+Pair = tuple[Tensor, Any]  # a target, and what is copied to it: a tensor, which may be broadcast, or one number
+Moves = tuple[Any, Sequence[Pair]]  # an operator's result, and all that has to be copied for it, in this order
+Mover = Callable[..., Moves]
 
 
-def strided(context: Context, *tensors: Tensor) -> None:
-    """Raises CannotSplit unless all tensors are strided and on the CPU or the context's device."""
-    if any(t.layout != torch.strided or t.device.type not in ("cpu", context.device.type) for t in tensors):
+def moves(*names: str, repeatable: bool = False) -> Callable[[Mover], Mover]:
+    """Registers a function that gives what operators return, made but not filled, and what is to be copied."""
+
+    def register(find: Mover) -> Mover:
+        for name in names:
+            registry.handler(name, repeatable=repeatable)(partial(moved, find, registry.overload_of(name)))
+        return find
+
+    return register
+
+
+def moved(find: Mover, whole: Any, context: Context, /, *arguments: Any, **keywords: Any) -> Any:
+    """Copies in parts what `find` gives. A copy that converts is cut in a way that gives the bits of `whole`."""
+    tensors = tensors_in((arguments, keywords))
+    makes_data = torch.device(keywords.get("device") or "meta").type != "meta"
+    if any(tensor.is_meta for tensor in tensors) and not makes_data:
+        return _no_data(whole, context, *arguments, **keywords)
+    strided(context, tensors)
+    result, pairs = find(context, *arguments, **keywords)
+    types = [(target.dtype, source.dtype) for target, source in pairs if isinstance(source, Tensor)]
+    if not any(to != of and (of.is_floating_point or of.is_complex) for to, of in types):
+        context.used("blocks", sum(_written(context, *pair) for pair in pairs if pair[0].numel()))
+        return result
+    if len(pairs) != 1:
+        raise CannotSplit("its tensors are of unlike types")
+
+    def run(cut: Cut, *given: Any, **more: Any) -> Any:
+        made, [(target, source)] = find(context, *given, **more)
+        for index in cut.indexes:
+            cut.part(target, index).copy_(cut.part(source, index))
+        return made
+
+    cuts = cut_elementwise(context, [pairs[0][0]], [pairs[0][1]])
+    splits = [Split(cut.how, len(cut.indexes), partial(run, cut)) for cut in cuts]
+    del result, pairs  # `run` makes others
+    return context.choose("", splits, whole).run(*arguments, **keywords)
+
+
+def strided(context: Context, tensors: Sequence[Tensor]) -> None:
+    """Raises CannotSplit unless all tensors are strided and on the CPU or the context's device, or have no data."""
+    if any(t.layout != torch.strided or t.device.type not in ("cpu", "meta", context.device.type) for t in tensors):
         raise CannotSplit(f"its tensors are not strided ones on the CPU or on {context.device}")
 
 
-def _converts(source: Tensor, target: Tensor) -> bool:
-    """Whether a copy converts numbers that may be NaN or infinite."""
-    return source.dtype != target.dtype and (source.is_floating_point() or source.is_complex())
+def _written(context: Context, target: Tensor, source: Any) -> int:
+    if isinstance(source, Tensor):
+        return context.move(target, source)
+    indexes = list(blocks([target], context.part_bytes, context.chunk_bytes))
+    for index in indexes:
+        narrowed(target, index).fill_(source)
+    return len(indexes)
 
 
-def _copied(
-    context: Context, like: Tensor, source: Tensor, whole: Callable[..., Tensor], pair: Callable[..., Any], *given: Any
-) -> Tensor:
-    """Copies `source` to a tensor like `like`. A copy that converts is cut in a way that gives the bits of the whole.
-
-    `whole` and `pair` are called as the operator is, first with `given`; `pair` returns the target, which it may make,
-    and the source.
-    """
-    if not _converts(source, like):
-        target, _ = pair(*given)
-        context.used("blocks", context.move(target, source))
-        return target  # type: ignore[no-any-return]
-
-    def run(cut: Cut, *arguments: Any, **_: Any) -> Tensor:
-        to, of = pair(*arguments)
-        for index in cut.indexes:
-            cut.part(to, index).copy_(cut.part(of, index))
-        return to  # type: ignore[no-any-return]
-
-    cuts = cut_elementwise([like], [source], context.part_bytes, context.chunk_bytes, context.threads)
-    splits = [Split(cut.how, len(cut.indexes), partial(run, cut)) for cut in cuts]
-    return context.choose("", splits, whole).run(*given)  # type: ignore[no-any-return]
+@moves("aten::fill_.Scalar", "aten::fill_.Tensor", "aten::zero_", repeatable=True)
+def fill(context: Context, target: Tensor, value: Any = 0) -> Moves:
+    """Writes the same number everywhere."""
+    if isinstance(value, Tensor):
+        value = on_meta(context, aten.fill_, target, value) if value.dim() else value.item()  # the first raises
+    return target, [(target, value)]
 
 
-@registry.handler("aten::copy_", repeatable=True)
-def copy_(context: Context, target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+@moves("aten::copy_", repeatable=True)
+def copy_(context: Context, target: Tensor, source: Tensor, non_blocking: bool = False) -> Moves:
     """Copies between any two layouts and types."""
-    strided(context, target, source)
-    return _copied(context, target, source, _aten.copy_, lambda to, of, *_: (to, of), target, source)
+    return target, [(target, source)]
 
 
-@registry.handler("aten::copy", repeatable=True)
-def copy(context: Context, target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+@moves("aten::copy", repeatable=True)
+def copy(context: Context, target: Tensor, source: Tensor, non_blocking: bool = False) -> Moves:
     """Copies as `copy_` does, into a new tensor like the target."""
-    strided(context, target, source)
-
-    def pair(to: Tensor, of: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-        return context.empty(like=to, device=to.device), of
-
-    return _copied(context, target, source, _aten.copy, pair, target, source)
+    made = context.empty(like=target, device=target.device)
+    return made, [(made, source)]
 
 
-@registry.handler("aten::clone", "aten::_to_copy")
-def clone(context: Context, source: Tensor, **keywords: Any) -> Tensor:
+@moves("aten::clone", "aten::_to_copy")
+def clone(context: Context, source: Tensor, **keywords: Any) -> Moves:
     """Copies to the memory format and the type that are asked for."""
-    strided(context, source)
     device = torch.device(keywords.get("device") or source.device)
     if device.type not in ("cpu", context.device.type) or (context.on_gpu and keywords.get("pin_memory")):
         raise CannotSplit("the copy is for another device, or is to be pinned")
-    with context.plain():
-        made = context_like(_aten._to_copy(meta(source), **_known(keywords)))
-    return _copied(
-        context, made, source, _aten._to_copy, lambda of: (context.empty(like=made, device=device), of), source
-    )
+    asked = {name: keywords.get(name) for name in ("dtype", "memory_format")}
+    made = context.empty(like=on_meta(context, aten._to_copy, source, **asked), device=device)
+    return made, [(made, source)]
 
 
-def _known(keywords: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in keywords.items() if value is not None and name in ("dtype", "memory_format")}
+@moves("aten::cat")
+def cat(context: Context, tensors: Sequence[Tensor], dim: int = 0) -> Moves:
+    """Puts one tensor after the other. An empty vector is skipped, whatever the others' sizes are."""
+    made = context.empty(like=on_meta(context, aten.cat, tensors, dim))
+    given = [tensor for tensor in tensors if tensor.shape != (0,)]
+    return made, list(zip(made.split_with_sizes([t.shape[dim] for t in given], dim), given)) if given else []
 
 
-def context_like(made: Tensor) -> Tensor:
-    """Returns a result without memory. Raises CannotSplit if it is not strided."""
-    if made.layout != torch.strided:
-        raise CannotSplit("its result is not strided")
-    return made
-
-
-@registry.handler("aten::cat")
-def cat(context: Context, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """Puts one tensor after the other."""
-    return _joined(context, _aten.cat, tensors, dim, lambda tensor: tensor)
-
-
-@registry.handler("aten::stack")
-def stack(context: Context, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+@moves("aten::stack")
+def stack(context: Context, tensors: Sequence[Tensor], dim: int = 0) -> Moves:
     """Puts tensors beside each other along a new dimension."""
-    return _joined(context, _aten.stack, tensors, dim, lambda tensor: tensor.unsqueeze(dim))
+    made = context.empty(like=on_meta(context, aten.stack, tensors, dim))
+    return made, list(zip(made.unbind(dim), tensors))
 
 
-def _joined(
-    context: Context, op: Any, tensors: Sequence[Tensor], dim: int, slab: Callable[[Tensor], Tensor]
-) -> Tensor:
-    """Copies each tensor to its place in the result; `slab` gives it the result's dimensions."""
-    strided(context, *tensors)
-    with context.plain():
-        like = context_like(op([meta(t) for t in tensors], dim))
-    if any(_converts(tensor, like) for tensor in tensors):
-        raise CannotSplit("its tensors are of unlike types")
-    result, parts, start = context.empty(like=like), 0, 0
-    for tensor in tensors:
-        if tensor.dim() == 1 and tensor.shape[0] == 0:
-            continue  # an empty vector is skipped, whatever the others' sizes are
-        piece = slab(tensor)
-        length = piece.shape[dim]
-        parts += context.move(result.narrow(dim, start, length), piece)
-        start += length
-    context.used("blocks", parts)
-    return result
+# ---- padding, gradients of views, and shifts ------------------------------------------------------------------------
 
 
-@registry.handler("aten::fill_.Scalar", "aten::fill_.Tensor", repeatable=True)
-def fill_(context: Context, target: Tensor, value: Any) -> Tensor:
-    """Writes the same number everywhere."""
-    strided(context, target)
-    context.used("blocks", fill(context, target, value))
-    return target
+def _around(
+    context: Context, size: Sequence[int], source: Tensor, value: Any, place: Callable[[Tensor], Pair]
+) -> Moves:
+    """A new tensor with the same value everywhere but at a place in it, which `place` finds, with its source."""
+    order = layout(source) if len(size) == source.dim() else torch.contiguous_format
+    made = context.empty(like=torch.empty(size, dtype=source.dtype, device="meta", memory_format=order))
+    return made, [(made, value), place(made)]
 
 
-@registry.handler("aten::zero_", repeatable=True)
-def zero_(context: Context, target: Tensor) -> Tensor:
-    """Writes zeros everywhere."""
-    strided(context, target)
-    context.used("blocks", fill(context, target, 0))
-    return target
+@moves("aten::constant_pad_nd")
+def constant_pad(context: Context, source: Tensor, pad: Sequence[int], value: Any = 0) -> Moves:
+    """Pads by pairs of lengths, those of the last dimension first; negative lengths cut off."""
+    pairs = [(source.dim() - 1 - n, *pad[2 * n : 2 * n + 2]) for n in range(len(pad) // 2)]
+    size = list(source.shape)
+    for d, before, after in pairs:
+        size[d] += before + after
+    if min(size, default=0) < 0:
+        on_meta(context, aten.constant_pad_nd, source, pad, value)  # raises, and says what is wrong
+
+    def inside(tensor: Tensor, sign: int) -> Tensor:
+        for d, before, after in pairs:
+            start = max(sign * before, 0)
+            tensor = tensor.narrow(d, start, tensor.shape[d] - start - max(sign * after, 0))
+        return tensor
+
+    return _around(context, size, source, value, lambda made: (inside(made, 1), inside(source, -1)))
 
 
-@registry.handler(
-    "aten::set_.source_Storage",
-    "aten::set_.source_Storage_storage_offset",
-    "aten::set_.source_Tensor",
-    "aten::set_.source_Tensor_storage_offset",
-    repeatable=True,
-)
-def set_(context: Context, target: Tensor, source: Any, *place: Any) -> Tensor:
-    """Gives a tensor another storage, which touches no byte. Raises CannotSplit if the storage has to grow."""
-    item = target.element_size()
-    if place and (place[0] + extent(*place[1:])) * item > source.nbytes():
-        raise CannotSplit("its storage would have to grow")
-    with context.plain():
-        target.set_(source, *place)
-    context.used("no data", 0)
-    return target
+def _gradient(view: Callable[..., Tensor], context: Context, grad: Tensor, sizes: Sequence[int], *place: int) -> Moves:
+    """The gradient of a tensor of which there was a view: zeros but where the view was."""
+    return _around(context, sizes, grad, 0, lambda made: (view(made, *place), grad))
 
 
-def _no_data(name: str) -> registry.Function:
-    def change(context: Context, *arguments: Any, **keywords: Any) -> Any:
-        overload = registry.overload_of(name)
-        assert overload is not None
-        with context.plain():  # where no operator is a function
-            result = overload(*arguments, **keywords)
-        context.used("no data", 0)
+for _view in ("slice", "select", "diagonal"):
+    moves(f"aten::{_view}_backward")(partial(_gradient, getattr(aten, _view)))
+
+
+@moves("aten::roll")
+def roll(context: Context, source: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Moves:
+    """Shifts elements around the end of dimensions, or of the flattened tensor where none is given."""
+    if not dims and (len(shifts) != 1 or not source.is_contiguous()):
+        raise CannotSplit("it is flattened, and not contiguous")
+    line, along = (source, dims) if dims else (source.view(-1), [0])
+    if len(shifts) != len(along):
+        on_meta(context, aten.roll, source, shifts, dims)  # raises, and says what is wrong
+    total, like, split = [0] * line.dim(), meta(line), aten.split_with_sizes
+    with context.plain():  # PyTorch joins two pieces for each dimension, which decides how the result lies
+        for shift, d in zip(shifts, along):
+            total[d] += shift
+            first = -shift % like.shape[d]
+            like = aten.cat(split(like, [first, like.shape[d] - first], d)[::-1], d)
+    made = context.empty(like=like)
+    pairs = [(made, line)]
+    for d, shift in enumerate(total):  # the end of what was there comes first
+        sizes = [line.shape[d] - shift % line.shape[d], shift % line.shape[d]]
+        pairs = [p for to, of in pairs for p in zip(split(to, sizes[::-1], d)[::-1], split(of, sizes, d))]
+    return made.view(source.shape) if not dims else made, pairs
+
+
+# ---- new tensors ----------------------------------------------------------------------------------------------------
+
+
+@registry.finder
+def factory(overload: torch._ops.OpOverload) -> registry.Function | None:
+    """Finds operators that make a tensor of one number, of random numbers, or not initialised."""
+    space, _, name = overload._schema.name.partition("::")
+    filler = _FILL.get(name.removesuffix("_like").removeprefix("new_"))
+    makes = "device" in {a.name for a in overload._schema.arguments} and not overload._schema.is_mutable
+    if filler is None or not makes or space != "aten":
+        return None
+    return partial(moved, partial(_made, overload, filler), overload)
+
+
+def _made(overload: Any, fill: Any, context: Context, /, *arguments: Any, **keywords: Any) -> Moves:
+    """The result with the sizes, strides and type that the operator gives on "meta", where no generator is of use."""
+    given = bind(overload, arguments, keywords)
+    device = torch.device(given["device"] or context.device)
+    if device.type != context.device.type or given["layout"] not in (None, torch.strided) or given["pin_memory"]:
+        raise CannotSplit("its result is for another device, or not strided, or is to be pinned")
+    others = dict.fromkeys(given.keys() & {"generator", "pin_memory"}) | {"device": torch.device("meta")}
+    result = context.empty(like=on_meta(context, overload, **(given | others)))
+    filled = fill(result, given)
+    return result, [] if filled is result else [(result, filled)]
+
+
+def _not_initialised(result: Tensor, given: Named) -> Any:
+    """Leaves memory as it is, unless PyTorch is set to fill such memory; then fills it with the same numbers."""
+    if not (torch.are_deterministic_algorithms_enabled() and torch._C._get_deterministic_fill_uninitialized_memory()):
         return result
+    if result.is_floating_point() or result.is_complex():
+        return float("nan")
+    return True if result.dtype == torch.bool else torch.iinfo(result.dtype).max
 
-    return change
+
+# By operator, `x` also for `x_like` and `new_x`: the number that fills the result; or the result, filled by an operator
+# on a large tensor, which is split and counted by itself.
+_FILL: dict[str, Any] = dict.fromkeys(("empty", "empty_strided", "empty_permuted"), _not_initialised) | {
+    "zeros": lambda made, given: 0,
+    "ones": lambda made, given: 1,
+    "full": lambda made, given: given["fill_value"],
+    "rand": lambda made, given: made.uniform_(0, 1, generator=given.get("generator")),
+    "randn": lambda made, given: made.normal_(0, 1, generator=given.get("generator")),
+    "randint": lambda made, given: made.random_(given.get("low", 0), given["high"], generator=given.get("generator")),
+}
 
 
-# Views whose schema does not say so, and changes of sizes and strides in place.
+# ---- no data --------------------------------------------------------------------------------------------------------
+
+
+def _no_data(overload: Any, context: Context, /, target: Tensor, *arguments: Any, **keywords: Any) -> Any:
+    if overload._schema.name == "aten::set_" and len(arguments) > 1:
+        source, offset, *sizes = arguments
+        storage = source.untyped_storage() if isinstance(source, Tensor) else source
+        if (offset + extent(*sizes)) * target.element_size() > storage.nbytes():
+            raise CannotSplit("its storage would have to grow")
+    context.used("no data", 0)
+    with context.plain():  # where no operator is a function
+        return overload(target, *arguments, **keywords)
+
+
+# Views whose schema does not say so, and changes of storages, sizes and strides in place.
 for _name in """
-    _unsafe_view as_strided_ detach_ squeeze_ squeeze_.dim squeeze_.dims swapaxes_ swapdims_ t_ transpose_
+    _unsafe_view as_strided_ detach_ set_.source_Storage set_.source_Storage_storage_offset set_.source_Tensor
+    set_.source_Tensor_storage_offset squeeze_ squeeze_.dim squeeze_.dims swapaxes_ swapdims_ t_ transpose_
     unsafe_split.Tensor unsafe_split_with_sizes unsqueeze_
 """.split():
-    registry.handler(f"aten::{_name}", repeatable=True)(_no_data(f"aten::{_name}"))
-
-
-def fill(context: Context, target: Tensor, value: Any) -> int:
-    """Fills a tensor in parts; returns how many parts."""
-    parts = 0
-    for index in blocks([target], context.part_bytes, context.chunk_bytes):
-        narrowed(target, index).fill_(value)
-        parts += 1
-    return parts
+    registry.handler(f"aten::{_name}", repeatable=True)(partial(_no_data, registry.overload_of(f"aten::{_name}")))

@@ -1,27 +1,34 @@
 """Operators that compute each element by itself. They are cut anywhere: in place, into a given result or a new one.
 
-PyTorch itself says which operators those are (`torch.Tag.pointwise`).
+PyTorch itself says which operators those are (`torch.Tag.pointwise`). So are those over lists of tensors (`_foreach_*`,
+fused optimizers): for each place of the lists they are called with lists of one element, of which at least one does not
+fit. The adapter has cut the lists before, so what is left of their other elements fits.
+
+Random numbers come in parts that get the same numbers as in one piece: PyTorch's generator of the CPU is a sequence,
+and operators take from it in the order of memory. `normal_` works in blocks of 16: it draws for all elements, and then
+once more for the last 16. So parts end at multiples of 16, and the last one is not shorter than 16. Whether the
+numbers, and the generator's state afterwards, are the same is verified.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ooc.pytorch.splitting import registry
-from ooc.pytorch.splitting.blocks import as_tuple
-from ooc.pytorch.splitting.calls import CannotSplit, Split, its_own_errors
+from ooc.pytorch.splitting import geometry, registry
+from ooc.pytorch.splitting.axes import Named
+from ooc.pytorch.splitting.calls import CannotSplit, Given, Specials, Split, its_own_errors
 from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.cutting import Cut, all_meta, cut_elementwise, meta_results
 from ooc.pytorch.splitting.parts import bind
-from ooc.pytorch.splitting.verification import map_tensors, tensors_in
+from ooc.pytorch.splitting.verification import map_tensors, random_like, tensors_in
 
 Overload = torch._ops.OpOverload
-
 
 # The pointwise operators of PyTorch 2.13 that are not tagged.
 _MORE = """
@@ -30,89 +37,162 @@ _MORE = """
     log_sigmoid_backward log_sigmoid_forward masked_fill masked_fill_ mish_backward polar rsub softplus_backward
     softshrink_backward
 """.split()
+_NOT_EACH = ("norm", "max", "min", "powsum", "mm")  # operators over lists that do not compute each element by itself
+_FUSED = ("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_")
 
 
 @registry.finder
 def pointwise(overload: Overload) -> registry.Function | None:
     """Finds operators that are tagged as pointwise, write what a tagged one would return, or are known as such."""
     name = overload._schema.name.removeprefix("aten::")
-    if not (torch.Tag.pointwise in overload.tags or name in _MORE or _writes_pointwise(overload)):
-        return None
-    return partial(_elementwise, overload)
+    each = name.startswith("_foreach_") and name.removeprefix("_foreach_").rstrip("_") not in _NOT_EACH
+    lists = (each or name in _FUSED) and not any(a.is_out for a in overload._schema.arguments)
+    if lists or torch.Tag.pointwise in overload.tags or name in _MORE or _writes_pointwise(overload):
+        return partial(_elementwise, overload, lists)
+    return None
 
 
-def _elementwise(overload: Overload, context: Context, /, *arguments: Any, **keywords: Any) -> Any:
-    operands = tensors_in((arguments, keywords))
-    if any(t.layout != torch.strided for t in operands):
-        raise CannotSplit("its tensors are not strided")
-    with context.plain(), its_own_errors():
-        expected = meta_results(overload, arguments, keywords)
-    written = _written(overload, arguments, keywords)
-    results = [all_meta(t) for t in written] or expected
-    if not results or any(r.shape != results[0].shape for r in results):
-        raise CannotSplit("its results are of unlike sizes")
-    if expected[0].shape != results[0].shape:
-        raise CannotSplit("the result given has another size")
-    read = [t for t in operands if not any(t is w for w in written)]
-    cuts = cut_elementwise(results, read, context.part_bytes, context.chunk_bytes, context.threads)
-    into = None if written else _out_overload(overload)
+def _elementwise(overload: Overload, lists: bool, context: Context, /, *arguments: Any, **keywords: Any) -> Any:
+    def calls(given: Any, more: Named) -> list[_Call]:
+        """The call; over lists, those with the elements of one place each."""
+        named = bind(overload, given, more)
+        return _each(overload, named) if lists else [_Call(overload, named)]
 
-    def run(cut: Cut, *given: Any, **named: Any) -> Any:
-        targets = _written(overload, given, named)
-        if targets:
-            for index in cut.indexes:
-                overload(*_part(cut, given, index), **_part(cut, named, index))
-            return targets[0] if len(targets) == 1 else tuple(targets)
-        made = [context.empty(like=r) for r in results]
+    each = calls(arguments, keywords)
+    results = [call.results(context) for call in each]
+    cuts = [cut_elementwise(context, made, call.read) for made, call in zip(results, each)]
+    ways = [[found[min(way, len(found) - 1)] for found in cuts] for way in range(max(map(len, cuts)))]
+
+    def run(way: list[Cut], *given: Any, **more: Any) -> Any:
+        made = [call.run(context, cut, like) for call, cut, like in zip(calls(given, more), way, results)]
+        if lists:
+            return [element for (element,) in made] if overload._schema.returns else None
+        return made[0][0] if len(made[0]) == 1 else tuple(made[0])
+
+    candidates = [Split(way[0].how, sum(len(cut.indexes) for cut in way), partial(run, way)) for way in ways]
+    sample = partial(_positive, context) if lists else None
+    return context.choose("", candidates, overload, sample, may_wait=not lists).run(*arguments, **keywords)
+
+
+class _Call:
+    """One call of an elementwise operator, which may be over lists of one element."""
+
+    def __init__(self, overload: Overload, named: Named) -> None:
+        self.overload, self.named = overload, named
+        writes = [a.name for a in overload._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+        self.written = tensors_in([named[name] for name in writes])
+        self.read = [t for t in tensors_in(named) if not any(t is w for w in self.written)]
+
+    def results(self, context: Context) -> list[Tensor]:
+        """What the operator writes or returns, all of one shape, without memory."""
+        operands, written = tensors_in(self.named), self.written
+        if any(t.layout != torch.strided for t in operands):
+            raise CannotSplit("its tensors are not strided")
+        if self.overload._schema.returns:
+            expected = meta_results(context, self.overload, self.named)
+            shape = expected[0].shape
+        else:  # single numbers, as of steps, may be among what is written, and have another shape
+            expected, written = [], [t for t in written if t is written[0] or t.numel() != 1]
+            shapes = [t.shape for t in operands if t is written[0] or t.numel() != 1]
+            with its_own_errors():
+                shape = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
+        results = [all_meta(t) for t in written] or expected
+        if any(r.shape != shape for r in results):
+            raise CannotSplit("its results are of unlike sizes, or not of those of its operands")
+        return results
+
+    def run(self, context: Context, cut: Cut, results: list[Tensor]) -> list[Tensor]:
+        """Calls the operator for each part. Returns the tensors that it wrote, or new ones."""
+        made = self.written or [context.empty(like=r) for r in results]
+        into = None if self.written else _out_overload(self.overload)
         for index in cut.indexes:
-            part, options, targets = (_part(cut, value, index) for value in (given, named, made))
+            part, targets = (map_tensors(value, partial(cut.part, index=index)) for value in (self.named, made))
             if into is not None:
-                into[0](*part, **options, **dict(zip(into[1], targets)))
+                into[0](**part, **dict(zip(into[1], targets)))
                 continue
-            for target, result in zip(targets, as_tuple(overload(*part, **options))):
+            found = self.overload(**part)
+            for target, result in zip(targets, [] if self.written else tensors_in([found])):
                 target.copy_(result)
-        return made[0] if len(made) == 1 else tuple(made)
-
-    candidates = [Split(cut.how, len(cut.indexes), partial(run, cut)) for cut in cuts]
-    chosen = context.choose("", candidates, overload, may_wait=True)
-    return chosen.run(*arguments, **keywords)
+        return made
 
 
-def _part(cut: Cut, value: Any, index: Any) -> Any:
-    return map_tensors(value, lambda tensor: cut.part(tensor, index))
+def _each(overload: Overload, named: Named) -> list[_Call]:
+    """For each place of the lists the call with their elements, in lists of one."""
+    if isinstance(named.get("scalars"), Tensor):
+        overload, named = overload._overloadpacket.ScalarList, named | {"scalars": named["scalars"].tolist()}
+    lists = [value for value in named.values() if isinstance(value, list | tuple) and tensors_in(value)]
+    if not lists:
+        raise CannotSplit("it has no list of tensors")
+    length = len(lists[0])
+
+    def of(value: Any, place: int) -> Any:
+        return [value[place]] if isinstance(value, list | tuple) and len(value) == length else value
+
+    return [_Call(overload, {name: of(value, n) for name, value in named.items()}) for n in range(length)]
 
 
-def _written(overload: Overload, arguments: Sequence[Any], keywords: dict[str, Any]) -> list[Tensor]:
-    """The arguments that the operator writes, in order."""
-    named = bind(overload, arguments, keywords)
-    writes = [a.name for a in overload._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-    return tensors_in([named[name] for name in writes])
+def _positive(context: Context, generator: torch.Generator) -> Given:
+    """Random lists; those after the second are positive, as sums of squares and numbers of steps are."""
+    given = (context.call.arguments, context.call.keywords)
+    made: Given = map_tensors(given, lambda t: random_like(t, generator, context.copy_out))
+    for tensor in tensors_in([value for value in made[0][2:] if isinstance(value, list | tuple)]):
+        tensor.abs_().add_(1)
+    return made
 
 
-def _inputs(overload: Overload) -> list[tuple[str, str]]:
-    """Names and types of the arguments, without those for results."""
-    return [(a.name, str(a.type)) for a in overload._schema.arguments if not a.is_out]
+def _variants(overload: Overload, packet: Any) -> list[Overload]:
+    """The variants of an operator with the same arguments, beside those for results."""
+
+    def inputs(variant: Overload) -> list[tuple[str, str]]:
+        return [(a.name, str(a.type)) for a in variant._schema.arguments if not a.is_out]
+
+    found = [getattr(packet, name) for name in packet.overloads()]
+    return [variant for variant in found if inputs(variant) == inputs(overload)]
 
 
 def _writes_pointwise(overload: Overload) -> bool:
-    packet: Any = overload._overloadpacket
-    wanted = _inputs(overload)
-    if len(wanted) == len(overload._schema.arguments):  # it has no `out`, so it writes nothing or its first argument
-        name = overload._schema.name.removeprefix("aten::")
-        if not (name.endswith("_") and overload._schema.is_mutable and hasattr(torch.ops.aten, name[:-1])):
-            return False
-        packet = getattr(torch.ops.aten, name[:-1])
-    others = (getattr(packet, name) for name in packet.overloads())
-    alike = (o for o in others if _inputs(o) == wanted and len(o._schema.arguments) == len(wanted))
-    return any(torch.Tag.pointwise in other.tags for other in alike)
+    """Whether it writes what a tagged one would return, into its first argument or into a given result."""
+    name = overload._schema.name.removeprefix("aten::")
+    packet = getattr(torch.ops.aten, name if name.endswith("__") else name.removesuffix("_"), None)
+    writes = packet is not None and overload._schema.is_mutable
+    return writes and any(torch.Tag.pointwise in other.tags for other in _variants(overload, packet))
 
 
 def _out_overload(overload: Overload) -> tuple[Overload, list[str]] | None:
     """The variant of an operator that writes into given results, with their names; None if there is none."""
-    packet: Any = overload._overloadpacket
-    for name in packet.overloads():
-        other = getattr(packet, name)
-        outs = [a.name for a in other._schema.arguments if a.is_out]
-        if outs and _inputs(other) == _inputs(overload):
+    for other in _variants(overload, overload._overloadpacket):
+        if outs := [a.name for a in other._schema.arguments if a.is_out and str(a.type) == "Tensor"]:
             return other, outs
     return None
+
+
+# ---- random numbers in place ----------------------------------------------------------------------------------------
+
+_UNIT, _SEED = 16, 1
+
+
+def _drawn(name: str, context: Context, /, target: Tensor, *arguments: Any, **keywords: Any) -> Any:
+    overload: Any = registry.overload_of(name)
+    if geometry.flat(target) is None:
+        raise CannotSplit("its memory has gaps")
+    most = (context.part_bytes - 2 * context.chunk_bytes) // (2 * target.element_size())  # with room for a copy
+    size = max(most // _UNIT, 4) * _UNIT
+    ends = [*range(0, max(target.numel() - _UNIT + 1, 1), size), target.numel()]
+
+    def run(ends: Sequence[int], tensor: Tensor, *given: Any, **named: Any) -> Any:
+        if context.verifying:  # so that the program's generator is not touched
+            named["generator"] = torch.Generator().manual_seed(_SEED)
+        line = geometry.flat(tensor) if ends else None
+        for part in [tensor] if line is None else [line[start:end] for start, end in pairwise(ends)]:
+            overload(part, *given, **named)
+        return (tensor, named["generator"].get_state()) if context.verifying else tensor
+
+    splits = [Split("lines of memory", len(ends) - 1, partial(run, ends))]
+    chosen = context.choose("", splits, partial(run, ()), specials=Specials(()))
+    return chosen.run(target, *arguments, **keywords)
+
+
+for _name in """
+    normal_ uniform_ random_ random_.from random_.to bernoulli_.float exponential_ geometric_ cauchy_ log_normal_
+""".split():
+    registry.handler(f"aten::{_name}", repeatable=True)(partial(_drawn, f"aten::{_name}"))

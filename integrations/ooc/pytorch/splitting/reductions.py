@@ -1,4 +1,4 @@
-"""Reductions in parts, cut along the dimensions that are kept, which leaves every sum whole.
+"""Reductions in parts, cut along the dimensions that are kept, which leaves every sum whole; and normalisations.
 
 A reduction to one number has no such dimension: its parts are joined by a reduction of the same kind, which changes
 the rounding of sums and norms, but not a largest element.
@@ -6,7 +6,9 @@ the rounding of sums and norms, but not a largest element.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,11 +17,14 @@ from torch._ops import OpOverload
 
 from ooc.pytorch.splitting import registry
 from ooc.pytorch.splitting.axes import Axis, Named
+from ooc.pytorch.splitting.calls import Given, Sample
 from ooc.pytorch.splitting.context import Context
-from ooc.pytorch.splitting.dividers import divides, divides_along
+from ooc.pytorch.splitting.dividers import Stage, divides, divides_along, with_mask
 from ooc.pytorch.splitting.geometry import blocks, flat, narrowed
-from ooc.pytorch.splitting.grids import spans
-from ooc.pytorch.splitting.parts import Piece, along, bind, other_dimensions, view_bytes
+from ooc.pytorch.splitting.grids import count, spans
+from ooc.pytorch.splitting.parts import PREFERRED, Piece, along, bind, divisions, view_bytes
+from ooc.pytorch.splitting.tables import beside, table
+from ooc.pytorch.splitting.verification import map_tensors, random_like
 
 aten = torch.ops.aten
 
@@ -29,113 +34,49 @@ REMOVES = (
     "linalg_vector_norm", "norm.ScalarOpt_dim", "argmax", "argmin", "max.dim", "min.dim", "median.dim", "nanmedian.dim",
     "mode", "kthvalue", "count_nonzero.dim_IntList",
 )  # fmt: skip
-KEEPS = ("cumsum", "cumprod", "logcumsumexp", "cummax", "cummin", "sort", "sort.stable", "topk")
-
-
-def _reduced(named: Named, rank: int) -> set[int]:
-    """Dimensions that the reduction goes along; all of them where none is given."""
-    dims = named["dim"]
-    given = [dims] if isinstance(dims, int) else list(dims or [])
-    return {d % rank for d in given} if given else set(range(rank))
-
-
-def _axes(named: Named, reduced: set[int], removed: bool) -> list[Axis]:
-    """An axis for every dimension that is kept, the outermost in memory first."""
-    tensor: Tensor = named["self"]
-    strides = tensor.stride()
-    kept = sorted((d for d in range(tensor.dim()) if d not in reduced), key=lambda d: -strides[d])
-    axes = []
-    for d in kept:
-        place = d - sum(r < d for r in reduced) if removed else d
-        axes.append(Axis(f"dimension {d}", tensor.shape[d], {"self": d}, {0: place, 1: place}))
-    return axes
 
 
 @divides(*(f"aten::{name}" for name in REMOVES))
 def reduction(context: Context, op: OpOverload, named: Named) -> list[Piece]:
-    """Reductions along some dimensions."""
-    tensor: Tensor = named["self"]
-    if tensor.dim() == 0:
-        return []
-    reduced = _reduced(named, tensor.dim())
-    if len(reduced) == tensor.dim():
-        return joined(context, op, named)
-    removed = not named.get("keepdim", False)
-    found = along(context, op, named, _axes(named, reduced, removed))
-    return found or joined(context, op, named)
-
-
-# Running sums and the like, and sorting, keep their dimension.
-divides_along(
-    *(f"aten::{name}" for name in KEEPS),
-    axes=lambda named: _axes(named, {named["dim"] % max(named["self"].dim(), 1)}, removed=False),
-)
-
-# So do Fourier transforms, of one dimension or of several.
-divides_along(
-    "aten::_fft_c2c", "aten::_fft_r2c", "aten::_fft_c2r",
-    axes=lambda named: other_dimensions(named["self"].shape, named["dim"], ["self"]),
-)  # fmt: skip
-divides_along(
-    "aten::linalg_cross", axes=lambda named: other_dimensions(named["self"].shape, named["dim"], ["self", "other"])
-)
-
-
-def _slices(named: Named) -> list[Axis]:
-    d = named["dim"]
-    return [Axis("slices", named["self"].shape[d], {"self": d}, {0: d})]
-
-
-divides_along("aten::renorm", axes=_slices)
+    """Reductions along some dimensions, or along all of them where none is given."""
+    tensor, dims = named["self"], named["dim"]
+    every = list(range(tensor.dim()))
+    own = {d % max(tensor.dim(), 1) for d in ([dims] if isinstance(dims, int) else dims or every)}
+    found = along(context, op, named, beside(named, "self", own, removed=not named.get("keepdim", False)))
+    return found or (joined(context, op, named) if every else [])
 
 
 # ---- to one number --------------------------------------------------------------------------------------------------
 
-_EXACT = ("max", "min", "all", "any")  # these choose, and do not round
-
-# By operator: the kind of reduction of a part, and of the parts' results. A mean divides the sum at last.
-_WHOLE = {
-    "sum": "sum", "sum.dim_IntList": "sum", "mean": "sum", "mean.dim": "sum", "prod": "prod", "max": "max",
-    "min": "min", "amax": "max", "amin": "min", "all": "all", "any": "any", "linalg_vector_norm": "linalg_vector_norm",
-}  # fmt: skip
+_JOINED = {"sum", "prod", "max", "min", "all", "any", "linalg_vector_norm"}
+_EXACT = {"max", "min", "all", "any"}  # these choose, and do not round
 
 
 @divides(*(f"aten::{name}" for name in ("sum", "mean", "prod", "max", "min", "all", "any")))
 def joined(context: Context, op: OpOverload, named: Named) -> list[Piece]:
-    """Reductions of all elements to one."""
-    name = op._schema.name.removeprefix("aten::") + (f".{op._overloadname}" if op._overloadname != "default" else "")
-    tensor: Tensor = named["self"]
-    order = named.get("ord", 2)
-    if name not in _WHOLE or flat(tensor) is None or (name == "linalg_vector_norm" and order == 0):
+    """Reductions of all elements to one, in parts whose results are reduced in the same way. A mean divides at last."""
+    name = op._schema.name.removeprefix("aten::")
+    kind = {"mean": "sum", "amax": "max", "amin": "min"}.get(name, name)
+    tensor, order = named["self"], {"ord": named["ord"]} if "ord" in named else {}
+    if kind not in _JOINED or len(op._schema.returns) > 1 or flat(tensor) is None or order == {"ord": 0}:
         return []
-    kind = _WHOLE[name]
-    item = tensor.element_size()
-    elements = (context.part_bytes - 2 * context.chunk_bytes - 64) // item // 64 * 64
-    if elements < 1 or view_bytes(context, item * min(elements, tensor.numel())) > context.part_bytes:
-        return []
-    parts = -(-tensor.numel() // elements)
+    reduce = getattr(aten, kind)
 
-    def run(*args: Any, **kwargs: Any) -> Tensor:
-        call = bind(op, args, kwargs)
+    def need(sizes: Sequence[int]) -> int:
+        return view_bytes(context, sizes[0] * tensor.element_size()) + 64 + 8 * count([tensor.numel()], sizes)
+
+    def run(sizes: Sequence[int], call: Named) -> Tensor:
         line = flat(call["self"])
         assert line is not None
-        found = [_part(kind, line.narrow(0, start, length), call) for start, length in spans(line.numel(), elements)]
-        made = _part(kind, torch.stack(found), {"ord": order})
-        if name.startswith("mean"):
+        options = order | ({"dtype": call["dtype"]} if call.get("dtype") is not None else {})
+        found = [reduce(line.narrow(0, *span), **options) for span in spans(line.numel(), sizes[0])]
+        made = reduce(torch.stack(found), **order)
+        if name == "mean":
             made = made / line.numel()
-        shape = [1] * tensor.dim() if call.get("keepdim") else []
-        return made.to(found[0].dtype).view(shape)
+        return made.to(found[0].dtype).view([1] * tensor.dim() if call.get("keepdim") else [])  # type: ignore[no-any-return]
 
-    need = view_bytes(context, elements * item) + item * parts
-    return [Piece(f"elements by {elements}", parts, run, need, rounds=kind not in _EXACT)]
-
-
-def _part(kind: str, line: Tensor, call: Named) -> Tensor:
-    options = {"dtype": call["dtype"]} if call.get("dtype") is not None else {}
-    if kind == "linalg_vector_norm":
-        return aten.linalg_vector_norm(line, call["ord"], **options)  # type: ignore[no-any-return]
-    function: Callable[..., Tensor] = getattr(torch, kind)
-    return function(line, **options)
+    lengths, rounds = [tensor.numel()], kind not in _EXACT
+    return divisions(context, op, ["elements"], lengths, need, run, multiples=[64], rounds=lambda sizes: rounds)
 
 
 @registry.handler("aten::equal")
@@ -146,3 +87,85 @@ def equal(context: Context, one: Tensor, other: Tensor) -> bool:
     indexes = list(blocks([one, other], context.part_bytes, context.chunk_bytes))
     context.used("blocks", len(indexes))
     return all(bool(aten.equal(narrowed(one, index), narrowed(other, index))) for index in indexes)
+
+
+# ---- normalisation --------------------------------------------------------------------------------------------------
+
+_CHANNELS = (16, 8, 4, 1)  # multiples
+_trained = table("channels input:1 weight bias running_mean running_var:0 -> 1 0 0")
+_evaluated = table("samples input:0 -> 0", "channels input:1 weight bias running_mean running_var:0 -> 1")
+
+
+def _sample(named: Named) -> Sample:
+    """Random arguments, of which the variances are positive."""
+
+    def make(generator: torch.Generator) -> Given:
+        made = map_tensors(dict(named), lambda tensor: random_like(tensor, generator, Tensor.copy_))
+        for name in ("running_var", "save_var", "save_invstd"):
+            if isinstance(made.get(name), Tensor):
+                made[name].abs_().add_(0.1)
+        return (), made
+
+    return make
+
+
+@divides(
+    "aten::native_batch_norm", "aten::_native_batch_norm_legit", "aten::_native_batch_norm_legit.no_stats",
+    "aten::_native_batch_norm_legit_no_training", sample=_sample,
+)  # fmt: skip
+def batch_norm(context: Context, op: OpOverload, named: Named) -> list[Piece]:
+    """Result, means and inverse deviations for an input [N, C, ...]; the last two are empty in an evaluation."""
+    if not named.get("training", False):
+        return along(context, op, named, _evaluated(named), multiples=(1,))
+
+    def once(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Writes running statistics only when all parts are done: the parts may be tried again with less memory."""
+        call = bind(op, args, kwargs)
+        copies = {n: call[n].clone() for n in ("running_mean", "running_var") if isinstance(call.get(n), Tensor)}
+        result = run(**(call | copies))
+        for name, copy in copies.items():
+            call[name].copy_(copy)
+        return result
+
+    found = along(context, op, named, _trained(named), multiples=_CHANNELS)
+    return [replace(piece, run=partial(once, piece.run)) for piece in found]
+
+
+divides_along(
+    "aten::native_batch_norm_backward",
+    axes=table("channels grad_out input:1 weight running_mean running_var save_mean save_invstd:0 -> 1 0 0"),
+    multiples=_CHANNELS,
+    sample=_sample,
+)
+
+
+_columns = table("columns grad_out input:-1 weight bias:0 -> - 0 0")
+
+
+@divides("aten::native_layer_norm_backward")
+def layer_norm_backward(context: Context, op: OpOverload, named: Named) -> list[Stage]:
+    """The input's gradient by rows; those of weight and bias, sums over rows, by columns, so that sums stay whole."""
+    rows = beside(named, "input grad_out mean rstd", range(-len(named["normalized_shape"]), 0), results=1)
+    columns = _columns(named) if len(named["normalized_shape"]) == 1 else []
+    columns = [replace(axis, entries={"normalized_shape": 0}) for axis in columns]
+
+    def stage(name: str, results: Sequence[int], axes: list[Axis], multiples: Sequence[int]) -> list[Stage]:
+        mask = [wanted and place in results for place, wanted in enumerate(named["output_mask"])]
+        if not any(mask):
+            return []
+        found = along(context, op, named, axes, multiples=multiples, before=lambda given: given | {"output_mask": mask})
+        return [Stage(name, tuple(results), with_mask(op, mask), found)]
+
+    return [*stage("data gradient", [0], rows, [16, 1]), *stage("weight gradient", [1, 2], columns, PREFERRED)]
+
+
+def _groups(named: Named) -> list[Axis]:
+    """Samples, unless gradients are sums over them, and groups of channels: of images and of statistics [N, groups]."""
+    backward = "grad_out" in named
+    takes = {"input": 1, "grad_out": 1, "weight": 0, "bias": 0, "mean": 1, "rstd": 1}
+    gives = {0: 1} | dict.fromkeys((1, 2), 0 if backward else 1)
+    samples = Axis("samples", named["N"], {"input": 0}, dict.fromkeys(range(3), 0), ["N"])
+    return [*([] if backward else [samples]), Axis("groups", named["group"], takes, gives, ["group", "C"])]
+
+
+divides_along("aten::native_group_norm", "aten::native_group_norm_backward", axes=_groups, multiples=(1,))

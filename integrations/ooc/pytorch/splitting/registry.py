@@ -1,7 +1,8 @@
-"""What handlers of operators register with, and the operators of PyTorch by their names."""
+"""Which operator is split by what: handlers register here, in modules that are imported when one is looked for."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 
 Function = Callable[..., Any]  # f(context, *arguments, **keywords), as the operator is called
 Finder = Callable[[torch._ops.OpOverload], Function | None]
+MODULES = "convolution linear movement pointwise reductions selection tables".split()
 
 
 @dataclass(frozen=True)
@@ -61,3 +63,14 @@ def overload_of(name: str) -> torch._ops.OpOverload | None:
     except AttributeError:
         return None
     return found if isinstance(found, torch._ops.OpOverload) else None
+
+
+def find(name: str) -> Handler | None:
+    """The handler of an operator, registered by its name or found by its schema; None if there is none."""
+    for module in MODULES:
+        importlib.import_module(f"{__name__.rpartition('.')[0]}.{module}")
+    if name in named:
+        return named[name]
+    overload = overload_of(name)
+    found = (each(overload) for each in finders if overload is not None)
+    return next((Handler(function) for function in found if function is not None), None)

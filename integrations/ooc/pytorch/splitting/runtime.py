@@ -21,8 +21,7 @@ from ooc.pytorch.splitting.fast import OPERATORS as FAST
 from ooc.pytorch.splitting.fast import Fast, Limits
 from ooc.pytorch.splitting.mmcnn import OPERATORS as HEAVY
 from ooc.pytorch.splitting.mmcnn import Rules, Share
-from ooc.pytorch.splitting.operators import find
-from ooc.pytorch.splitting.registry import Function, Handler, overload_of
+from ooc.pytorch.splitting.registry import Function, Handler, find, overload_of
 from ooc.pytorch.splitting.tally import HOST_BACKED, SplitRecord, Tally
 from ooc.pytorch.splitting.verification import tensors_in
 from ooc.pytorch.splitting.verifier import Verifier
