@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import importlib.util
 import os
 import shutil
 import warnings
@@ -278,8 +277,6 @@ def _check_alone(config: Config) -> None:
                 f"{one.variable}={one.text(getattr(config, name))} does nothing without OOC_SPLIT=fast: set that too, "
                 "or leave it out"
             )
-    if config.workspace_total is not None and importlib.util.find_spec("scipy") is None:
-        raise ConfigError("OOC_WORKSPACE_TOTAL needs scipy, which is not there: pip install 'ooc-alloc[workspaces]'")
     if config.metrics_cert is not None:
         server_tls(config.metrics_cert, config.metrics_key)
 

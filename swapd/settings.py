@@ -266,7 +266,7 @@ SETTINGS = (
         parse_bytes,
         exact_bytes,
         "Each has a part of it to itself, which is chosen when an iteration has shown all of them; until then "
-        "they run in as little as they can. It needs scipy (`pip install 'ooc-alloc[workspaces]'`).",
+        "they run in as little as they can.",
     ),
     Setting("micro_batches", "|".join(MICRO_BATCHES), "with fast: sizes to measure [powerOfTwo]", parse_micro_batches),
     Setting(

@@ -5,12 +5,17 @@
                 sum over c of x_kc = 1 for every kernel k              (3)
                 x_kc in {0, 1}                                         (4)
 
-The configurations c of a kernel are its desirable ones (`micro_batches`). HiGHS solves the programme, which comes with
-scipy (the extra `workspaces`).
+The configurations c of a kernel are its desirable ones (`micro_batches`). The paper gives the programme to an integer
+solver; here a dynamic programme over the kernels solves it, in at most `LEVELS` units of workspace:
+
+    T(k, m) = min over c of T_k(c) + T(k - 1, m - M_k(c))
+
+O(C L) for C configurations and L units, in vectors of length L.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -19,8 +24,7 @@ from swapd.splitting.configurations import Configuration, KernelTable
 from swapd.splitting.limits import LimitTooSmallError
 from swapd.splitting.micro_batches import pareto_front
 
-SOLVING_SECONDS = 5.0  # after them the best choice so far is taken
-_SCALE = 1e6  # of what HiGHS is given: its tolerances are 1e-6, whatever the unit
+LEVELS = 1 << 16
 
 
 def fronts_of(tables: Sequence[KernelTable], limit_bytes: int) -> dict[str, tuple[Configuration, ...]]:
@@ -42,49 +46,39 @@ def fronts_of(tables: Sequence[KernelTable], limit_bytes: int) -> dict[str, tupl
 def divide_workspace(fronts: Mapping[str, Sequence[Configuration]], limit_bytes: int) -> dict[str, Configuration]:
     """For each kernel one of its configurations: of least time in all, and of at most `limit_bytes` together.
 
-    Where that takes more than `SOLVING_SECONDS`, it is the best choice that was found, or the smallest one.
+    What a configuration takes beyond its kernel's smallest one is counted in units, rounded up: their greatest common
+    divisor, or 1 / `LEVELS` of what the smallest ones leave. So with K kernels no choice that leaves K units free is
+    faster.
 
     Args:
         fronts: by kernel, configurations to choose from, such as `fronts_of` makes.
         limit_bytes: M, for all kernels together.
 
     Raises:
-        ImportError: scipy is not there.
         LimitTooSmallError: the smallest configurations do not fit together.
     """
-    from scipy import optimize
-
     smallest = {name: min(front, key=lambda c: (c.workspace_bytes, c.seconds)) for name, front in fronts.items()}
     room = limit_bytes - sum(c.workspace_bytes for c in smallest.values())
     if room < 0:
         raise LimitTooSmallError(f"the workspace of {len(fronts)} kernels", limit_bytes, limit_bytes - room)
-    options = [(smallest[name], c) for name, front in fronts.items() for c in front]
-    more = np.array([c.workspace_bytes - least.workspace_bytes for least, c in options])
-    saved = np.array([least.seconds - c.seconds for least, c in options])
-    if room == 0 or not (saved > 0).any():
-        return smallest
-    numbers = [len(front) for front in fronts.values()]
-    kernel = np.repeat(np.arange(len(fronts)), numbers)
-    allowed = room
-    for _ in range(10):
-        result = optimize.milp(
-            -saved * (_SCALE / saved.max()),
-            integrality=np.ones(len(options)),
-            bounds=optimize.Bounds(0, more <= room),
-            constraints=[
-                optimize.LinearConstraint(more[None, :] * (_SCALE / room), -np.inf, _SCALE * allowed / room),
-                optimize.LinearConstraint(1.0 * (np.arange(len(fronts))[:, None] == kernel), 1, 1),
-            ],
-            options={"mip_rel_gap": 0.0, "time_limit": SOLVING_SECONDS},
-        )
-        over = room // 100_000 + 1
-        if result.x is not None:
-            taken = [int(x.argmax()) for x in np.split(result.x, np.cumsum(numbers)[:-1])]
-            chosen = {name: front[i] for (name, front), i in zip(fronts.items(), taken)}
-            over = sum(c.workspace_bytes for c in chosen.values()) - limit_bytes
-            if over <= 0:
-                return chosen
-        elif result.status == 1:  # out of time
-            break
-        allowed -= over  # a choice that fits by its tolerances alone is taken, or makes it find none
-    return smallest
+    more = {name: [c.workspace_bytes - smallest[name].workspace_bytes for c in front] for name, front in fronts.items()}
+    unit = max(math.gcd(*(size for sizes in more.values() for size in sizes)), -(-room // LEVELS), 1)
+    levels = room // unit
+    best = np.zeros(levels + 1)  # seconds of the kernels so far, within so many units
+    chosen = []
+    for name, front in fronts.items():
+        now, which = np.full(levels + 1, np.inf), np.zeros(levels + 1, dtype=np.int32)
+        for i, (configuration, size) in enumerate(zip(front, more[name])):
+            units = -(-size // unit)
+            if units <= levels:
+                seconds = best[: levels + 1 - units] + configuration.seconds
+                better = seconds < now[units:]
+                now[units:][better], which[units:][better] = seconds[better], i
+        best = now
+        chosen.append(which)
+    found = {}
+    for (name, front), which in zip(reversed(list(fronts.items())), reversed(chosen)):
+        i = int(which[levels])
+        found[name] = front[i]
+        levels -= -(-more[name][i] // unit)
+    return {name: found[name] for name in fronts}

@@ -3,7 +3,6 @@
 import dataclasses
 import math
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -100,15 +99,6 @@ def test_every_setting_is_read_and_written_back() -> None:
 )  # fmt: skip
 def test_devices(text: str, mode: str) -> None:
     assert Config.from_environment({"OOC_ALLOC": text}).alloc == mode
-
-
-def test_a_shared_workspace_without_scipy_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    variables = {"OOC_SPLIT": "fast", "OOC_WORKSPACE_TOTAL": "1GiB"}
-    assert Config.from_environment(variables).workspace_total == GIB
-    monkeypatch.setitem(sys.modules, "scipy", None)
-    with pytest.raises(ConfigError, match=r"OOC_WORKSPACE_TOTAL needs scipy.*pip install 'ooc-alloc\[workspaces\]'"):
-        Config.from_environment(variables)
-    Config.from_environment({"OOC_SPLIT": "fast", "OOC_WORKSPACE": "1GiB"})
 
 
 @pytest.mark.parametrize(("text", "mode"), [("off", "off"), ("0", "off"), ("EXACT", "exact"), ("allow", "allow")])

@@ -10,13 +10,11 @@ from hypothesis import strategies as st
 from program_strategies import examples
 from splitting_cases import MIB, all_divisions, least_by_mebibytes, tables
 
-from swapd.splitting import division as division_module
+from swapd.splitting import division
 from swapd.splitting.configurations import Configuration, KernelTable, MicroConfiguration
 from swapd.splitting.division import divide_workspace, fronts_of
 from swapd.splitting.limits import LimitTooSmallError, UnreachableBatchError
 from swapd.splitting.micro_batches import fastest_division, pareto_front
-
-optimize = pytest.importorskip("scipy.optimize")
 
 COST = st.tuples(st.integers(1, 64).map(lambda n: n / 16), st.integers(0, 12))
 
@@ -161,37 +159,24 @@ def test_savings_down_to_nothing():
     assert seconds_of(divide_workspace(choices([[(0.1, 0), (0.0, 1)]] * 3), 3)) == 0.0
 
 
-def test_one_byte_decides():
-    """Gigabytes and microseconds: no tolerance of a solver hides a byte."""
-    fronts = {f"kernel{k}": [single(2e-6, 0), single(1e-6, (2 << 30) + k)] for k in range(3)}
-    enough = 2 * (2 << 30) + 1
-    assert seconds_of(divide_workspace(fronts, enough)) == pytest.approx(4e-6)
-    assert bytes_of(divide_workspace(fronts, enough)) == enough
-    assert seconds_of(divide_workspace(fronts, enough - 1)) == pytest.approx(5e-6)
-
-
-def test_what_the_solver_takes_too_much_is_taken_back(monkeypatch):
-    """Its tolerances are bytes of a large workspace: here they are made a quarter of the room."""
-    real = optimize.milp
-
-    def tolerant(costs, *, constraints, **others):
-        first, second = constraints
-        loose = optimize.LinearConstraint(first.A, first.lb, first.ub + 0.25e6)
-        return real(costs, constraints=[loose, second], **others)
-
-    monkeypatch.setattr(optimize, "milp", tolerant)
-    fronts = network(4, 30, 120)
-    limit = sum(front[-1].workspace_bytes for front in fronts.values()) // 4
-    found = divide_workspace(fronts, limit)
+@examples(150)
+@given(st.lists(st.lists(COST, min_size=1, max_size=5), min_size=1, max_size=4), st.integers(0, 40))
+def test_in_units_the_limit_holds_and_only_the_last_units_are_lost(options, limit):
+    """With three units of room, each of up to 14 bytes."""
+    fronts = choices(options)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(division, "LEVELS", 3)
+        try:
+            found = divide_workspace(fronts, limit)
+        except LimitTooSmallError:
+            return
+    smallest = sum(min(c.workspace_bytes for c in front) for front in fronts.values())
+    unit = -(-(limit - smallest) // 3)
     assert bytes_of(found) <= limit
-    assert seconds_of(found) <= 1.1 * least_by_mebibytes(fronts, limit)
-
-
-def test_without_time_to_solve_what_is_known_fits(monkeypatch):
-    monkeypatch.setattr(division_module, "SOLVING_SECONDS", 0.0)
-    fronts = network(4, 30, 120)
-    limit = sum(front[-1].workspace_bytes for front in fronts.values()) // 4
-    assert bytes_of(divide_workspace(fronts, limit)) <= limit
+    least = least_seconds(fronts, limit)
+    assert least is not None and seconds_of(found) >= least
+    within = least_seconds(fronts, limit - len(fronts) * unit)
+    assert within is None or seconds_of(found) <= within
 
 
 def test_equal_kernels_are_solved_once():
