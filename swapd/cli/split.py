@@ -14,7 +14,7 @@ from swapd.cli.options import read_config, setting_options
 from swapd.cli.output import Failure, console, json_option, print_json, text_table
 from swapd.units import format_bytes, format_duration
 
-MODULE = "ooc.pytorch.splitting.layers"
+MODULE = "ooc.pytorch.split_run"
 SETTINGS_SHOWN = (
     *("alloc", "budget", "host_budget", "chunk_size", "small_limit", "policy", "recompute"),
     *("split", "split_store", "workspace", "workspace_total", "micro_batches"),

@@ -78,7 +78,6 @@ def check(
         given = duplicate((list(args), kwargs))
         expected = only(stage.whole(*given[0], **given[1]), stage.results)
         for piece in stage.candidates:
-            assert piece.part_bytes <= part_bytes, (name, piece)
             mine = duplicate((list(args), kwargs))
             with Touched() as touched:
                 result = only(piece.run(*mine[0], **mine[1]), stage.results)

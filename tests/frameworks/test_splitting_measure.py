@@ -161,9 +161,16 @@ def test_a_slow_one_that_takes_less_is_not_hopeless() -> None:
 def test_beyond_the_largest_workspace_nothing_is_measured() -> None:
     costs = Costs(Store(None), COSTS, largest_bytes=5500)
     costs.table(kernel_of(SMALL, 8))
-    # im2col is estimated at 2592 bytes a sample. That of own grows beyond at none of these sizes.
-    assert [size for name, size in costs.asked if name == "im2col"] == [1, 2]
+    # That of im2col is 6000 and 7000 bytes for 6 and 7 samples; that of own is beyond at none of these sizes.
+    assert [size for name, size in costs.asked if name == "im2col"] == [1, 2, 3, 4, 5, 6, 7]
     assert [size for name, size in costs.asked if name == "own"] == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_a_sum_of_the_whole_batch_is_measured_whatever_parts_take() -> None:
+    """Every part is beside the sum that it is added to; the whole batch is not."""
+    costs = Costs(Store(None), COSTS, largest_bytes=1500)
+    costs.table(kernel_of(SMALL, 8, BACKWARD_FILTER))
+    assert [size for name, size in costs.asked if name == "im2col"] == [1, 2, 3, 8]
 
 
 def test_one_size_with_a_large_workspace_leaves_nothing_out() -> None:

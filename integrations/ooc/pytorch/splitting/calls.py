@@ -45,6 +45,7 @@ class Split:
     how: str
     parts: int
     run: Callable[..., Any]  # called as the handler is, without the context; gives the operator's result
+    rounds: bool = False  # it divides sums, so it changes bits on some data, whatever a verification on others shows
 
 
 @dataclass(frozen=True)

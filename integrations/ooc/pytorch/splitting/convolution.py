@@ -22,12 +22,12 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from ooc.pytorch.splitting.axes import Axis, Named, Span, Where
-from ooc.pytorch.splitting.calls import CannotSplit, Specials
+from ooc.pytorch.splitting.calls import CannotSplit, Specials, Split
 from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.dividers import PRODUCTS, Stage, divides, with_mask
 from ooc.pytorch.splitting.geometry import dense_stride, layout, strides_of
 from ooc.pytorch.splitting.memory import Memory
-from ooc.pytorch.splitting.parts import Part, Piece, along
+from ooc.pytorch.splitting.parts import Part, along
 
 IM2COL_ELEMENTS = 20480  # PyTorch takes no oneDNN kernel for one sample of up to so many elements
 SPECIALS = Specials(PRODUCTS.kinds, finite=frozenset({"weight"}))  # see Rows.check
@@ -231,7 +231,7 @@ def _least(call: Named, channels: int) -> tuple[int, int, int]:
     return 1, channels, max(8, IM2COL_ELEMENTS // (row * step) + 1)
 
 
-def _along_pass(context: Context, op: OpOverload, named: Named, before: Callable[[Named], Named]) -> list[Piece]:
+def _along_pass(context: Context, op: OpOverload, named: Named, before: Callable[[Named], Named]) -> list[Split]:
     """Divisions of a pass forward or to the data gradient; `before` makes a full call of the arguments."""
     call = before(named)
     given, backward, item = _source(call), "output_mask" in call, call["input"].element_size()
@@ -262,7 +262,7 @@ def _along_pass(context: Context, op: OpOverload, named: Named, before: Callable
 
 
 @divides("aten::convolution", "aten::_convolution", specials=SPECIALS)
-def convolution(context: Context, op: OpOverload, named: Named) -> list[Piece]:
+def convolution(context: Context, op: OpOverload, named: Named) -> list[Split]:
     """Convolutions of one, two or three spatial dimensions, ordinary or transposed."""
     if named["input"].dim() != named["weight"].dim():
         return []  # it has no samples: composite operators add that dimension before they call this one
@@ -324,7 +324,7 @@ def _filter_axes(call: Named) -> list[Axis]:
     return found
 
 
-def _along_filter(context: Context, op: OpOverload, named: Named, before: Callable[[Named], Named]) -> list[Piece]:
+def _along_filter(context: Context, op: OpOverload, named: Named, before: Callable[[Named], Named]) -> list[Split]:
     """Divisions of the gradients of weight and bias: by channels, then by samples too."""
     call = before(named)
     given, item = call["input"], call["input"].element_size()

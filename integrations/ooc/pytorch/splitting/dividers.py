@@ -16,7 +16,7 @@ from ooc.pytorch.splitting import registry
 from ooc.pytorch.splitting.axes import Axis, Named
 from ooc.pytorch.splitting.calls import ALL_SPECIALS, CannotSplit, NotYet, Sample, Specials, Split
 from ooc.pytorch.splitting.context import Context
-from ooc.pytorch.splitting.parts import PREFERRED, Part, Piece, along, bind
+from ooc.pytorch.splitting.parts import along, bind
 from ooc.pytorch.splitting.tally import SplitRecord
 from ooc.pytorch.splitting.verification import SPARSE
 
@@ -34,10 +34,10 @@ class Stage:
     name: str
     results: tuple[int, ...]
     whole: Callable[..., Any]
-    candidates: Sequence[Piece]
+    candidates: Sequence[Split]
 
 
-Divider = Callable[[Context, OpOverload, Named], Sequence[Piece] | Sequence[Stage]]
+Divider = Callable[[Context, OpOverload, Named], Sequence[Split] | Sequence[Stage]]
 _D = TypeVar("_D", bound=Divider)
 
 
@@ -55,7 +55,7 @@ class Divided:
         """The stages of a call; a call that is divided as a whole is a stage without a name."""
         found = self.divide(context, self.op, named)
         stages = [stage for stage in found if isinstance(stage, Stage)]
-        pieces = [piece for piece in found if isinstance(piece, Piece)]
+        pieces = [piece for piece in found if isinstance(piece, Split)]
         return stages or [Stage("", tuple(range(len(self.op._schema.returns))), self.op, pieces)]
 
     def __call__(self, context: Context, *args: Any, **kwargs: Any) -> Any:
@@ -98,12 +98,12 @@ class Divided:
             return candidates[0]
         sample = None if self.sample is None else self.sample(named)
         chosen = context.choose(stage.name, candidates, stage.whole, sample, self.specials, may_wait=True)
-        if isinstance(chosen, Piece) and chosen.rounds:
+        if chosen.rounds:
             context.inexact()  # even if it was identical on the data of the verification
         return chosen
 
 
-def _fitting(stage: Stage, context: Context) -> Sequence[Piece]:
+def _fitting(stage: Stage, context: Context) -> Sequence[Split]:
     """The candidates of a stage; where bits may not change, those that do not divide sums. Raises CannotSplit."""
     of = f" of the {stage.name}" if stage.name else ""
     if not stage.candidates:
@@ -146,19 +146,17 @@ def divides(
 def divides_along(
     *names: str,
     axes: Callable[[Named], list[Axis]],
-    multiples: Sequence[int] = PREFERRED,
-    workspace: Callable[[Part], int] = lambda part: 0,
-    before: Callable[[Named], Named] | None = None,
-    unread: Sequence[str] = (),
     sample: Sampler | None = None,
     moves: bool = False,
     specials: Specials = ALL_SPECIALS,
+    **options: Any,
 ) -> None:
-    """Registers operators that are cut along the axes that `axes` finds in a call's arguments; see `parts.along`."""
+    """Registers operators that are cut along the axes that `axes` finds in a call's arguments.
 
-    def divide(context: Context, op: OpOverload, named: Named) -> list[Piece]:
-        return along(
-            context, op, named, axes(named), multiples=multiples, workspace=workspace, before=before, unread=unread
-        )
+    `options` are those of `parts.along`.
+    """
+
+    def divide(context: Context, op: OpOverload, named: Named) -> list[Split]:
+        return along(context, op, named, axes(named), **options)
 
     divides(*names, sample=sample, moves=moves, specials=specials)(divide)

@@ -23,15 +23,6 @@ def extent(size: Sequence[int], stride: Sequence[int]) -> int:
     return 1 + sum((length - 1) * step for length, step in zip(size, stride))
 
 
-def contiguous(size: Sequence[int]) -> tuple[int, ...]:
-    """Strides of a dense tensor whose last dimension is innermost."""
-    strides, step = [], 1
-    for length in reversed(size):
-        strides.append(step)
-        step *= max(length, 1)
-    return tuple(reversed(strides))
-
-
 def dense_stride(size: Sequence[int], like: Sequence[int]) -> tuple[int, ...]:
     """Strides without gaps, with dimensions in the order of the strides `like` (of equal ones the later one inside)."""
     made, step = [0] * len(size), 1
@@ -39,6 +30,11 @@ def dense_stride(size: Sequence[int], like: Sequence[int]) -> tuple[int, ...]:
         made[dimension] = step
         step *= max(size[dimension], 1)
     return tuple(made)
+
+
+def contiguous(size: Sequence[int]) -> tuple[int, ...]:
+    """Strides of a dense tensor whose last dimension is innermost."""
+    return dense_stride(size, [0] * len(size))
 
 
 def layout(*tensors: Tensor) -> torch.memory_format:
@@ -55,10 +51,9 @@ def layout(*tensors: Tensor) -> torch.memory_format:
 
 def strides_of(size: Sequence[int], order: torch.memory_format) -> tuple[int, ...]:
     """Strides of a dense tensor in a layout."""
-    plain = [len(size) - d for d in range(len(size))]
-    if order != torch.contiguous_format:
-        plain = [len(size) + 1, 0, *(len(size) - d for d in range(2, len(size)))]
-    return dense_stride(size, plain)
+    if order == torch.contiguous_format:
+        return contiguous(size)
+    return dense_stride(size, [2, 0, *([1] * (len(size) - 2))])
 
 
 def outer_first(size: Sequence[int], stride: Sequence[int]) -> list[int]:

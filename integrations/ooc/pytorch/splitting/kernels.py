@@ -14,7 +14,6 @@ On a CPU the algorithms are these; products of spectra (FFT) were never the fast
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -45,7 +44,6 @@ class Algorithm:
     name: str
     run: Callable[..., Sequence[Any]]  # with the operator's arguments by name; gives all its results
     suits: Callable[[Kernel], bool] = lambda kernel: True
-    least_bytes: Callable[[Kernel, int], int] = lambda kernel, samples: 0  # a workspace is at least so large
 
 
 @dataclass(frozen=True)
@@ -165,16 +163,6 @@ def _columns(x: Tensor, window: tuple[Sequence[int], ...]) -> Tensor:
     return made
 
 
-def _columns_bytes(kernel: Kernel, samples: int) -> int:
-    named = kernel.named
-    filters = named["weight"].shape
-    if _pointwise((filters[2:], named["dilation"], named["padding"], named["stride"])):
-        return 0
-    result = named["grad_output"].shape if "grad_output" in named else kernel_results(named)[0].shape
-    item = int(named["input"].element_size())
-    return item * samples * int(math.prod(filters[1:]) * math.prod(result[2:]))
-
-
 def _suits_im2col(kernel: Kernel) -> bool:
     named = kernel.named
     usual = named["groups"] == 1 and not named["transposed"] and named["input"].dim() == 4
@@ -183,5 +171,5 @@ def _suits_im2col(kernel: Kernel) -> bool:
 
 
 IN_BLOCKS = tuple(Algorithm(f"own in {n}", partial(_in_blocks, n), partial(_has_blocks, n)) for n in (2, 4))
-OTHERS = Algorithm("own", _own), Algorithm("im2col", _im2col, _suits_im2col, _columns_bytes)
+OTHERS = Algorithm("own", _own), Algorithm("im2col", _im2col, _suits_im2col)
 CPU = {algorithm.name: algorithm for algorithm in (*OTHERS, *IN_BLOCKS)}

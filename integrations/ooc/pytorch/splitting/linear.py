@@ -11,10 +11,10 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from ooc.pytorch.splitting.axes import Named
-from ooc.pytorch.splitting.calls import Given, Sample
+from ooc.pytorch.splitting.calls import Given, Sample, Split
 from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.dividers import PRODUCTS, divides, divides_along
-from ooc.pytorch.splitting.parts import Piece, along, bytes_of
+from ooc.pytorch.splitting.parts import along, bytes_of
 from ooc.pytorch.splitting.tables import LEAST, factors, table
 from ooc.pytorch.splitting.verification import map_tensors, random_like
 
@@ -23,7 +23,7 @@ _matrices = table("matrices batch1 batch2:-3 self*:-3 -> -3")
 
 
 @divides("aten::mm", "aten::addmm", "aten::_addmm_activation", "aten::bmm", "aten::baddbmm", specials=PRODUCTS)
-def product(context: Context, op: OpOverload, named: Named) -> list[Piece]:
+def product(context: Context, op: OpOverload, named: Named) -> list[Split]:
     """The product of [.., n, k] and [.., k, m]: by matrices of the batch, by columns (m), by rows (n)."""
     first = next(named[name] for name in ("batch1", "mat1", "self") if name in named)
     second = next(named[name] for name in ("batch2", "mat2") if name in named)

@@ -10,9 +10,9 @@ measured with a result of its own; the algorithm's name then ends with "whole".
 
 Not everything is measured. The rules depend only on what is known, so a second run leaves out the same:
 
-- an algorithm at a size for which its estimated workspace, or its workspace at the two sizes before, is above
-  `largest_bytes` (at one size it may be that of another kernel: PyTorch takes one of its own for single samples; and
-  the batch itself has no result beside the one that is wanted)
+- an algorithm whose workspace at the two sizes before is above `largest_bytes` (at one size it may be that of another
+  kernel: PyTorch takes one of its own for single samples); except for the whole batch of sums, which has no sum beside
+  the one that is wanted
 - blocks of channels where all channels at once, or fewer blocks, have a workspace of at most `largest_bytes`
 - an algorithm that, without less workspace, took more than `HOPELESS` times as long as another for the two sizes
   before, or more than `HOPELESS_AT_ONCE` times as long for one
@@ -116,16 +116,14 @@ class Measurer:
         return KernelTable(f"{kernel.kind} {kernel.shapes}", batch, tuple(found))
 
     def _left_out(self, kernel: Kernel, algorithm: Algorithm, size: int, found: list[MicroConfiguration]) -> bool:
-        if algorithm.least_bytes(kernel, size) > self.largest_bytes:
-            return True
         if algorithm in IN_BLOCKS and any(
             row.batch == size and row.algorithm.startswith("own") and row.workspace_bytes <= self.largest_bytes
             for row in found
         ):
             return True
         earlier = [row for row in found if row.algorithm == algorithm.name]
-        part = size < kernel.samples.length
-        if part and len(earlier) >= 2 and all(row.workspace_bytes > self.largest_bytes for row in earlier[-2:]):
+        alone = kernel.samples.sums and size == kernel.samples.length  # it is added to nothing
+        if not alone and len(earlier) >= 2 and all(row.workspace_bytes > self.largest_bytes for row in earlier[-2:]):
             return True
         if any(_is_hopeless(row, found, HOPELESS_AT_ONCE) for row in earlier):
             return True

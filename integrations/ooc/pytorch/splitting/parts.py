@@ -8,7 +8,7 @@ view kernels would make copies of their own, or touch what lies between.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,17 +26,6 @@ from ooc.pytorch.splitting.verification import map_tensors
 
 PREFERRED = (64, 32, 16, 8, 4, 1)  # blocks of these leave vector kernels the remainders that the whole has
 MOST_CANDIDATES = 8
-
-
-@dataclass(frozen=True)
-class Piece(Split):
-    """A division, and what its largest part takes.
-
-    `rounds`: the division divides sums, so it changes bits on some data, whatever a verification on others shows.
-    """
-
-    part_bytes: int = 0
-    rounds: bool = False
 
 
 # ---- calls ----------------------------------------------------------------------------------------------------------
@@ -110,7 +99,7 @@ def divisions(
     multiples: Sequence[int] = (1,),
     allowed: Callable[[Sequence[int]], bool] = lambda sizes: True,
     rounds: Callable[[Sequence[int]], bool] = lambda sizes: False,
-) -> list[Piece]:
+) -> list[Split]:
     """One division for each order and each multiple that makes a difference; see `grids.grid` for these and `floors`.
 
     Args:
@@ -124,30 +113,18 @@ def divisions(
     def fits(blocks: Sequence[int]) -> bool:
         return need(blocks) <= context.part_bytes and count(lengths, blocks) >= least
 
-    found: dict[tuple[int, ...], Piece] = {}
+    found: dict[tuple[int, ...], Split] = {}
     for order in [range(len(lengths))] if orders is None else orders:
         for multiple in multiples:
             sizes = grid(lengths, floors, order, multiple, fits)
             if sizes is not None and sizes not in found and allowed(sizes):
                 how, parts = label(names, lengths, sizes), count(lengths, sizes)
-                found[sizes] = Piece(how, parts, _bound(op, run, sizes), need(sizes), rounds(sizes))
+                found[sizes] = Split(how, parts, _bound(op, run, sizes), rounds(sizes))
     return list(found.values())
 
 
 def _bound(op: OpOverload, run: Callable[[Sequence[int], Named], Any], sizes: Sequence[int]) -> Callable[..., Any]:
     return lambda *args, **kwargs: run(sizes, bind(op, args, kwargs))
-
-
-def other_dimensions(
-    shape: Sequence[int], own: int | Iterable[int], takes: Sequence[str], results: int = 1
-) -> list[Axis]:
-    """An axis for each dimension but those in `own`, the outermost first, over arguments and results of that shape."""
-    owned = {d % len(shape) for d in ([own] if isinstance(own, int) else own)} if shape else set()
-    return [
-        Axis(f"dimension {d}", n, dict.fromkeys(takes, d), dict.fromkeys(range(results), d))
-        for d, n in enumerate(shape)
-        if d not in owned
-    ]
 
 
 def along(
@@ -162,7 +139,7 @@ def along(
     before: Callable[[Named], Named] | None = None,
     unread: Sequence[str] = (),
     results: Sequence[Any] | None = None,
-) -> list[Piece]:
+) -> list[Split]:
     """Divisions of an operator along axes; the preferred ones first, none if single units do not fit.
 
     Args:

@@ -17,12 +17,12 @@ from torch._ops import OpOverload
 
 from ooc.pytorch.splitting import registry
 from ooc.pytorch.splitting.axes import Axis, Named
-from ooc.pytorch.splitting.calls import Given, Sample
+from ooc.pytorch.splitting.calls import Given, Sample, Split
 from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.dividers import Stage, divides, divides_along, with_mask
 from ooc.pytorch.splitting.geometry import blocks, flat, narrowed
 from ooc.pytorch.splitting.grids import count, spans
-from ooc.pytorch.splitting.parts import PREFERRED, Piece, along, bind, divisions, view_bytes
+from ooc.pytorch.splitting.parts import PREFERRED, along, bind, divisions, view_bytes
 from ooc.pytorch.splitting.tables import beside, table
 from ooc.pytorch.splitting.verification import map_tensors, random_like
 
@@ -37,7 +37,7 @@ REMOVES = (
 
 
 @divides(*(f"aten::{name}" for name in REMOVES))
-def reduction(context: Context, op: OpOverload, named: Named) -> list[Piece]:
+def reduction(context: Context, op: OpOverload, named: Named) -> list[Split]:
     """Reductions along some dimensions, or along all of them where none is given."""
     tensor, dims = named["self"], named["dim"]
     every = list(range(tensor.dim()))
@@ -53,7 +53,7 @@ _EXACT = {"max", "min", "all", "any"}  # these choose, and do not round
 
 
 @divides(*(f"aten::{name}" for name in ("sum", "mean", "prod", "max", "min", "all", "any")))
-def joined(context: Context, op: OpOverload, named: Named) -> list[Piece]:
+def joined(context: Context, op: OpOverload, named: Named) -> list[Split]:
     """Reductions of all elements to one, in parts whose results are reduced in the same way. A mean divides at last."""
     name = op._schema.name.removeprefix("aten::")
     kind = {"mean": "sum", "amax": "max", "amin": "min"}.get(name, name)
@@ -113,7 +113,7 @@ def _sample(named: Named) -> Sample:
     "aten::native_batch_norm", "aten::_native_batch_norm_legit", "aten::_native_batch_norm_legit.no_stats",
     "aten::_native_batch_norm_legit_no_training", sample=_sample,
 )  # fmt: skip
-def batch_norm(context: Context, op: OpOverload, named: Named) -> list[Piece]:
+def batch_norm(context: Context, op: OpOverload, named: Named) -> list[Split]:
     """Result, means and inverse deviations for an input [N, C, ...]; the last two are empty in an evaluation."""
     if not named.get("training", False):
         return along(context, op, named, _evaluated(named), multiples=(1,))

@@ -18,20 +18,20 @@ from torch._ops import OpOverload
 from ooc.pytorch.splitting import registry
 from ooc.pytorch.splitting.axes import Named
 from ooc.pytorch.splitting.blocks import compact
-from ooc.pytorch.splitting.calls import CannotSplit
+from ooc.pytorch.splitting.calls import CannotSplit, Split
 from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.cutting import on_meta
 from ooc.pytorch.splitting.dividers import divides, divides_along
 from ooc.pytorch.splitting.grids import spans
 from ooc.pytorch.splitting.movement import strided
-from ooc.pytorch.splitting.parts import Piece, along, bind, divisions, own_bytes, view_bytes
+from ooc.pytorch.splitting.parts import along, bind, divisions, own_bytes, view_bytes
 from ooc.pytorch.splitting.tables import beside, table
 
 aten = torch.ops.aten
 
 
 @divides("aten::embedding", "aten::index_select", moves=True)
-def select_rows(context: Context, op: OpOverload, named: Named) -> list[Piece]:
+def select_rows(context: Context, op: OpOverload, named: Named) -> list[Split]:
     """Selects rows of a table [n, ...], by blocks of results and, for each, the blocks of the table with its rows."""
     source, wanted = ("weight", "indices") if "weight" in named else ("self", "index")
     given = named[source]
@@ -95,7 +95,7 @@ def index(context: Context, source: Tensor, indices: Sequence[Tensor | None]) ->
 
 
 @divides("aten::embedding_dense_backward")
-def embedding_backward(context: Context, op: OpOverload, named: Named) -> list[Piece]:
+def embedding_backward(context: Context, op: OpOverload, named: Named) -> list[Split]:
     """The table's gradient, by its rows and columns; the gradients of each row are added up in their order."""
     grad, number, rows = named["grad_output"], named["indices"].numel(), named["num_weights"]
     columns, item = grad.shape[-1], grad.element_size()
@@ -135,7 +135,7 @@ _of_gradient = table("samples self target grad_output:0 -> 0", "rows self:2 targ
 
 
 @divides("aten::nll_loss_forward", "aten::nll_loss2d_forward")
-def nll_loss(context: Context, op: OpOverload, named: Named) -> list[Piece]:
+def nll_loss(context: Context, op: OpOverload, named: Named) -> list[Split]:
     """The loss and the sum of the targets' weights."""
     given, target = named["self"], named["target"]
     if given.dim() < 2 or target.dim() == 0:

@@ -16,10 +16,10 @@ from torch._ops import OpOverload
 
 from ooc.pytorch.splitting.axes import Axis, Named
 from ooc.pytorch.splitting.blocks import as_tuple
-from ooc.pytorch.splitting.calls import its_own_errors
+from ooc.pytorch.splitting.calls import Split, its_own_errors
 from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.dividers import PRODUCTS, divides, divides_along
-from ooc.pytorch.splitting.parts import Piece, along
+from ooc.pytorch.splitting.parts import along
 
 Axes = Callable[[Named], list[Axis]]
 
@@ -157,7 +157,7 @@ _of_images = table(f"samples {_TENSORS}:0 -> 0 0", f"channels {_TENSORS}:1 -> 1 
 
 
 @divides(*(f"aten::{name}{ending}" for name in _PLANES for ending in ("", "_backward", ".vec")))
-def planes(context: Context, op: OpOverload, named: Named) -> list[Piece]:
+def planes(context: Context, op: OpOverload, named: Named) -> list[Split]:
     """The result for [N, C, ...] or [C, ...], by samples, then by channels."""
     name, tensors = op._schema.name, [one for one in _TENSORS.split() if isinstance(named.get(one), Tensor)]
     single = any(kind in name and named[tensors[0]].dim() == rank for kind, rank in _WITHOUT_SAMPLES.items())

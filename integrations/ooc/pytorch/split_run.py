@@ -1,6 +1,6 @@
 """Runs a model for `swapd split`, and writes down how the functions of an iteration ran.
 
-It is started as a program of its own, `python -m ooc.pytorch.splitting.layers JSON`, in the session that its variables
+It is started as a program of its own, `python -m ooc.pytorch.split_run JSON`, in the session that its variables
 turn on. Iterations are run until two that follow each other ran alike, with every comparison of parts done.
 """
 
