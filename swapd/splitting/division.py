@@ -64,21 +64,21 @@ def divide_workspace(fronts: Mapping[str, Sequence[Configuration]], limit_bytes:
     more = {name: [c.workspace_bytes - smallest[name].workspace_bytes for c in front] for name, front in fronts.items()}
     unit = max(math.gcd(*(size for sizes in more.values() for size in sizes)), -(-room // LEVELS), 1)
     levels = room // unit
+    units = {name: [-(-size // unit) for size in sizes] for name, sizes in more.items()}
     best = np.zeros(levels + 1)  # seconds of the kernels so far, within so many units
     chosen = []
     for name, front in fronts.items():
         now, which = np.full(levels + 1, np.inf), np.zeros(levels + 1, dtype=np.int32)
-        for i, (configuration, size) in enumerate(zip(front, more[name])):
-            units = -(-size // unit)
-            if units <= levels:
-                seconds = best[: levels + 1 - units] + configuration.seconds
-                better = seconds < now[units:]
-                now[units:][better], which[units:][better] = seconds[better], i
+        for i, (configuration, taken) in enumerate(zip(front, units[name])):
+            if taken <= levels:
+                seconds = best[: levels + 1 - taken] + configuration.seconds
+                better = seconds < now[taken:]
+                now[taken:][better], which[taken:][better] = seconds[better], i
         best = now
         chosen.append(which)
     found = {}
     for (name, front), which in zip(reversed(list(fronts.items())), reversed(chosen)):
         i = int(which[levels])
         found[name] = front[i]
-        levels -= -(-more[name][i] // unit)
+        levels -= units[name][i]
     return {name: found[name] for name in fronts}
