@@ -261,7 +261,7 @@ _USELESS_ALONE = (  # a setting, the setting without which it does nothing, and 
 
 
 def _check_alone(config: Config) -> None:
-    """Raises ConfigError if a setting does nothing without another one, or what it needs is not there or unusable."""
+    """Raises ConfigError if a setting does nothing without another one, or the certificate for metrics is unusable."""
     defaults = {field.name: field.default for field in dataclasses.fields(config)}
     for name, needs, example in _USELESS_ALONE:
         if getattr(config, name) != defaults[name] and getattr(config, needs) is None:

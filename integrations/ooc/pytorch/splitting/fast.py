@@ -126,8 +126,8 @@ class Fast:
                 return None
             if self.limits.total is not None:
                 self._tables[key] = tables
-                return self._as_choice(call, (self._divided or {}).get(key) or smallest)
-            return self._confirmed(call, tuple(map(self._fastest, tables)))
+                return self._as_choice(call, kernels, (self._divided or {}).get(key) or smallest)
+            return self._confirmed(call, kernels, tuple(map(self._fastest, tables)))
 
     def _fastest(self, table: KernelTable) -> Configuration:
         """WR under the limit of each kernel."""
@@ -137,11 +137,11 @@ class Fast:
             log.warning("OOC_WORKSPACE: %s; the smallest is taken", error)
             return _smallest(table)
 
-    def _confirmed(self, call: Call, chosen: tuple[Configuration, ...]) -> Choice | None:
+    def _confirmed(self, call: Call, kernels: Sequence[Kernel], chosen: Sequence[Configuration]) -> Choice | None:
         """The choice, if it is faster than the whole call in turns with it, or if the whole breaks the limit."""
         if _as_it_is(chosen):
             return None
-        split = _split(call, chosen)
+        split = _split(call.operator, kernels, chosen)
         key = conditions.key(call.operator, f"{call.shapes} fast, {self.limits}")
         if (known := self._store.verdict(key, split.how, split.parts)) is not None:
             return Choice(split, Difference(known.identical, known.largest_difference, known.largest_relative))
@@ -167,10 +167,10 @@ class Fast:
     def _over(self, workspace_bytes: int) -> bool:
         return self.limits.each is not None and workspace_bytes > self.limits.each
 
-    def _as_choice(self, call: Call, chosen: tuple[Configuration, ...]) -> Choice | None:
+    def _as_choice(self, call: Call, kernels: Sequence[Kernel], chosen: Sequence[Configuration]) -> Choice | None:
         if self._divided is not None and _as_it_is(chosen):
             return None
-        split = _split(call, chosen)
+        split = _split(call.operator, kernels, chosen)
         try:
             return Choice(split, difference(_whole(call), split.run(*call.arguments, **call.keywords)))
         except torch.OutOfMemoryError:
@@ -218,15 +218,15 @@ def _whole(call: Call) -> Any:
     return op(*call.arguments, **call.keywords)
 
 
-def _split(call: Call, chosen: Sequence[Configuration]) -> Split:
-    """The call in micro-batches; `run` takes arguments as the operator does."""
-    how = "; ".join(f"{kernel.kind}: {each}" for kernel, each in zip(kernels_of(call), chosen))
+def _split(operator: str, kernels: Sequence[Kernel], chosen: Sequence[Configuration]) -> Split:
+    """A call in micro-batches; `run` takes arguments as the operator does."""
+    how = "; ".join(f"{kernel.kind}: {each}" for kernel, each in zip(kernels, chosen))
     parts = [[(part.batch, CPU[part.algorithm]) for part in each.parts] for each in chosen]
 
     def run(*arguments: Any, **keywords: Any) -> Any:
-        kernels = kernels_of(Call(call.operator, arguments, keywords))
-        made = [kernel.run(each) for kernel, each in zip(kernels, parts)]
-        if kernels[0].kind == FORWARD:
+        given = kernels_of(Call(operator, arguments, keywords))
+        made = [kernel.run(each) for kernel, each in zip(given, parts)]
+        if given[0].kind == FORWARD:
             return made[0][0]
         return tuple(next((result for result in each if result is not None), None) for each in zip(*made))
 

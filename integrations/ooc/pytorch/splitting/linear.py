@@ -14,7 +14,7 @@ from ooc.pytorch.splitting.axes import Named
 from ooc.pytorch.splitting.calls import Given, Sample, Split
 from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.dividers import PRODUCTS, divides, divides_along
-from ooc.pytorch.splitting.parts import along, bytes_of
+from ooc.pytorch.splitting.parts import along
 from ooc.pytorch.splitting.tables import LEAST, factors, table
 from ooc.pytorch.splitting.verification import map_tensors, random_like
 
@@ -29,7 +29,7 @@ def product(context: Context, op: OpOverload, named: Named) -> list[Split]:
     second = next(named[name] for name in ("batch2", "mat2") if name in named)
     axes = [*_matrices(named), *factors(named)] if "beta" in named else _products(named)
     orders = [axes, [*axes[:-2], *axes[:-3:-1]]]
-    if first.dim() == 2 and bytes_of(first) > bytes_of(second):  # so that the larger factor is read once
+    if first.dim() == 2 and first.nbytes > second.nbytes:  # so that the larger factor is read once
         orders.reverse()
     # BLAS copies a factor whose layout it does not take; oneDNN reorders both factors of short types.
     doubled = first.element_size() < 4 or not all(1 in factor.stride()[-2:] for factor in (first, second))

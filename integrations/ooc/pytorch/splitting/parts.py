@@ -67,11 +67,6 @@ def results_of(context: Context, op: OpOverload, named: Named) -> tuple[Any, ...
 # ---- memory ---------------------------------------------------------------------------------------------------------
 
 
-def bytes_of(tensor: Tensor) -> int:
-    """Bytes of all elements if they lie densely."""
-    return tensor.numel() * tensor.element_size()
-
-
 def own_bytes(context: Context, size_bytes: int) -> int:
     """Bytes that new memory takes on the device: whole chunks, or its own size if it is smaller than a chunk."""
     chunk = context.chunk_bytes
