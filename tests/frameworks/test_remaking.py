@@ -77,6 +77,13 @@ MEANWHILE = {
         except RuntimeError as error: print(error)
         passes(); show(y)
         """,
+    "another_thread_ends_the_iteration_first": """
+        import threading, time
+        x = made(1000); y = lost(lambda: x @ x)  # it takes longer to make again than this thread sleeps
+        def end():
+            if drops() is not None: import ooc; ooc.step()
+        thread = threading.Thread(target=end); thread.start(); time.sleep(0.005); show(y * 2); thread.join()
+        """,
     "another_thread_reads_it": """
         import threading
         x = made(); y = lost(lambda: F.gelu(x)); found = []

@@ -48,8 +48,8 @@ class History {
   VariableId find_or_add(char* address, uint64_t bytes);
   // A call allocated it.
   VariableId add_made(char* address, uint64_t bytes, CallId maker);
-  Variable& variable(VariableId id) { return variables_[static_cast<size_t>(id)]; }
-  const Variable& variable(VariableId id) const { return variables_[static_cast<size_t>(id)]; }
+  Variable& variable(VariableId id) { return variables_.at(static_cast<size_t>(id)); }
+  const Variable& variable(VariableId id) const { return variables_.at(static_cast<size_t>(id)); }
   Version current(VariableId id) const { return {id, variable(id).version}; }
 
   CallId new_call() {
