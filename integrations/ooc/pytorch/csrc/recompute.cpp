@@ -1,5 +1,7 @@
 #include "recompute.h"
 
+#include <c10/util/ScopeExit.h>
+
 #include <algorithm>
 
 #include "operators.h"
@@ -64,16 +66,22 @@ bool may_drop(const Recompute& r, const Due& due) {
 // Gives up the bytes of those that can be made again. The books are not held; `iteration` is the one that the variables are of.
 void drop(Recompute& r, uint64_t iteration, const std::vector<Due>& all) {
   for (const Due& due : all) {
+    const std::unique_lock<std::mutex> alone(r.remaking, std::try_to_lock);
+    if (!alone) return;  // another thread makes something again, perhaps of this
     uint64_t hash = 0;
     if (r.checks) {
       std::unique_lock<std::mutex> lock(r.books);
       if (r.iteration != iteration || !may_drop(r, due)) continue;
-      const Variable b = r.history.variable(due.variable);
+      Variable& b = r.history.variable(due.variable);
+      const auto [address, bytes] = std::pair(b.address, b.bytes);
+      ++b.users;  // another thread that frees it leaves it where it is
       lock.unlock();
-      hash = hash_of_variable(b.address, b.bytes);
+      const auto used = c10::make_scope_exit([&] {
+        const std::lock_guard<std::mutex> again(r.books);
+        --r.history.variable(due.variable).users;  // the iteration goes on as long as this thread has `remaking`
+      });
+      hash = hash_of_variable(address, bytes);
     }
-    const std::unique_lock<std::mutex> alone(r.remaking, std::try_to_lock);
-    if (!alone) return;  // another thread makes something again, perhaps of this
     const std::lock_guard<std::mutex> lock(r.books);
     if (r.iteration != iteration || !may_drop(r, due)) continue;  // another thread ended the iteration, or uses it
     Variable& b = r.history.variable(due.variable);
@@ -181,11 +189,12 @@ void before_use(uint32_t function, const ooc_operand* operands, uint32_t count) 
     std::vector<VariableId> wanted, rehearsed;
     find_wanted(r, operands, count, wanted, rehearsed);
     if (wanted.empty() && rehearsed.empty()) break;
+    const uint64_t iteration = r.iteration;
     lock.unlock();
     TORCH_CHECK(ooc_core_in_function(core) == 0, "a variable that is made again before its next use was used within a function that did "
                 "not have it as an operand; OOC_RECOMPUTE=off leaves variables as they are");
-    if (!rehearsed.empty()) make_again(rehearsed, Loss::kRehearsed);
-    if (!wanted.empty()) make_again(wanted, Loss::kReal);
+    if (!rehearsed.empty()) make_again(rehearsed, Loss::kRehearsed, iteration);
+    if (!wanted.empty()) make_again(wanted, Loss::kReal, iteration);
     lock.lock();
   }
   note_writes(r, operands, count, !is_function);

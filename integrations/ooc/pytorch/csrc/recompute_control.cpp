@@ -9,9 +9,9 @@ namespace ooc_torch __attribute__((visibility("hidden"))) {
 
 namespace {
 
-std::vector<VariableId> all_dropped(Recompute& r) {
+// The books are held.
+std::vector<VariableId> all_dropped(const Recompute& r) {
   std::vector<VariableId> found;
-  const std::lock_guard<std::mutex> lock(r.books);
   for (VariableId id = 0; id < static_cast<VariableId>(r.history.variables().size()); ++id)
     if (r.history.variable(id).dropped) found.push_back(id);
   return found;
@@ -22,16 +22,26 @@ bool idle(Recompute& r) {
   return r.idle();
 }
 
+bool any_dropped(Recompute& r) {
+  const std::lock_guard<std::mutex> lock(r.books);
+  return std::ranges::any_of(r.history.variables(), &Variable::dropped);
+}
+
 // Uses are watched as long as something is dropped, or may be.
 void take_effect() {
   Recompute& r = recompute();
-  watch_uses(!idle(r) || !all_dropped(r).empty());
+  watch_uses(!idle(r) || any_dropped(r));
 }
 
 // Everything that is dropped is made again.
 void make_all_again() {
   if (remaking_thread.busy) return;
-  if (const std::vector<VariableId> dropped = all_dropped(recompute()); !dropped.empty()) make_again(dropped, Loss::kReal);
+  Recompute& r = recompute();
+  std::unique_lock<std::mutex> lock(r.books);
+  const std::vector<VariableId> dropped = all_dropped(r);
+  const uint64_t iteration = r.iteration;
+  lock.unlock();
+  if (!dropped.empty()) make_again(dropped, Loss::kReal, iteration);
 }
 
 void forget_iteration() {
@@ -40,8 +50,8 @@ void forget_iteration() {
     make_all_again();
     free_needless();
     const std::scoped_lock alone(r.remaking, r.books);
-    const auto& variables = r.history.variables();
-    if (std::ranges::any_of(variables, &Variable::dropped)) continue;  // another thread dropped it meanwhile
+    const bool dropped = std::ranges::any_of(r.history.variables(), &Variable::dropped);
+    if (dropped || !r.lingering.empty()) continue;  // another thread dropped or freed it meanwhile
     return r.forget_iteration();
   }
 }
@@ -89,6 +99,7 @@ void follow_schedule(int64_t fingerprint, const c10::List<std::string>& function
   {
     const std::lock_guard<std::mutex> lock(r.books);
     if (r.schedule != nullptr && r.schedule->fingerprint == schedule.fingerprint) r.schedule = nullptr;
+    r.rehearsed.clear();  // it points into schedules, of which one may go
     r.follower.follow(std::move(schedule));
   }
   take_effect();

@@ -62,9 +62,9 @@ inline thread_local RemakingThread remaking_thread;
 
 // Whether uses are to be told of from now on.
 void watch_uses(bool on);
-// Makes lost variables' bytes again, or rehearses that. The thread holds neither mutex. Throws what calls throw; then the variables
-// are as lost as before.
-void make_again(const std::vector<VariableId>& wanted, Loss loss);
+// Makes lost variables' bytes again, or rehearses that. The thread holds neither mutex. If `iteration`, which the variables are of,
+// is over, they are not lost any more. Throws what calls throw; then the variables are as lost as before.
+void make_again(const std::vector<VariableId>& wanted, Loss loss, uint64_t iteration);
 // Frees what the program freed before and nobody needs any more. The thread holds neither mutex.
 void free_needless();
 // Reads a variable's bytes in a function that is no part of the sequence.

@@ -253,11 +253,12 @@ uint64_t hash_of_variable(char* address, uint64_t bytes) {
   return hash;
 }
 
-void make_again(const std::vector<VariableId>& asked, Loss loss) {
+void make_again(const std::vector<VariableId>& asked, Loss loss, uint64_t iteration) {
   Recompute& r = recompute();
   {
     const std::lock_guard<std::mutex> alone(r.remaking);
     std::unique_lock<std::mutex> lock(r.books);
+    if (r.iteration != iteration) return;  // another thread ended it, and made everything again for that
     const std::vector<Version> wanted = still_lost(r, asked, loss);
     if (wanted.empty()) return;
     std::optional<std::vector<CallId>> calls = r.history.repeats(wanted, loss);
