@@ -9,7 +9,7 @@ from typing import TypeVar
 from swapd.splitting.configurations import Configuration, KernelTable, micro_batch_sizes
 from swapd.splitting.division import divide_workspace, fronts_of
 from swapd.splitting.limits import LimitTooSmallError
-from swapd.splitting.micro_batches import fastest_division, smallest_workspace_bytes
+from swapd.splitting.micro_batches import fastest_division, smallest_division
 
 MIB = 1 << 20
 POLICIES = ("all", "powerOfTwo", "undivided")
@@ -100,7 +100,7 @@ def _divided(tables: list[KernelTable], limit: int) -> tuple[list[Configuration]
     try:
         return list(divide_workspace(fronts_of(named, limit), limit).values()), 0
     except LimitTooSmallError:
-        return [fastest_division(table, smallest_workspace_bytes(table)) for table in tables], len(tables)
+        return [smallest_division(table) for table in tables], len(tables)
 
 
 def _confirmed(

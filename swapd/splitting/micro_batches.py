@@ -23,19 +23,18 @@ ROUNDING = 1e-12  # relative: the same time summed in another order is no gain
 def fastest_division(table: KernelTable, limit_bytes: int) -> Configuration:
     """WR: the configuration of least time with a workspace of at most `limit_bytes`.
 
-    Among equally fast ones it is one of the fewest parts. Its parts are ordered from the largest to the smallest.
-
-    Raises:
-        LimitTooSmallError: no division fits.
-        UnreachableBatchError: the measured sizes do not add up to the batch.
+    Among equally fast ones it is one of the fewest parts, which a front lacks if it is larger. Its parts are ordered
+    from the largest to the smallest. Errors are as in `pareto_front`.
     """
-    found = _fastest_within(table, [limit_bytes])
-    if not found:
-        raise LimitTooSmallError(table.name, limit_bytes, smallest_workspace_bytes(table))
-    return found[0]
+    pareto_front(table, limit_bytes)
+    return _fastest_within(table, [limit_bytes])[0]
 
 
-@lru_cache  # layers of a network often have the same measurements
+def smallest_division(table: KernelTable) -> Configuration:
+    """The fastest of the configurations with the smallest workspace. Raises UnreachableBatchError if there is none."""
+    return desirable(table)[0]
+
+
 def pareto_front(table: KernelTable, limit_bytes: int) -> tuple[Configuration, ...]:
     """C(B): the desirable configurations with a workspace of at most `limit_bytes`, from the smallest to the fastest.
 
@@ -43,22 +42,18 @@ def pareto_front(table: KernelTable, limit_bytes: int) -> tuple[Configuration, .
         LimitTooSmallError: no division fits.
         UnreachableBatchError: the measured sizes do not add up to the batch.
     """
-    sizes = {row.workspace_bytes for row in table.rows if row.workspace_bytes <= limit_bytes}
-    found = _fastest_within(table, sorted(sizes))
-    if not found:
-        raise LimitTooSmallError(table.name, limit_bytes, smallest_workspace_bytes(table))
-    return tuple(found)
+    front = desirable(table)
+    if front[0].workspace_bytes > limit_bytes:
+        raise LimitTooSmallError(table.name, limit_bytes, front[0].workspace_bytes)
+    return tuple(configuration for configuration in front if configuration.workspace_bytes <= limit_bytes)
 
 
-def smallest_workspace_bytes(table: KernelTable) -> int:
-    """The smallest limit under which there is a division: over all divisions, the least of their workspaces.
-
-    Raises:
-        UnreachableBatchError: there is no division under any limit.
-    """
+@lru_cache  # layers of a network often have the same measurements
+def desirable(table: KernelTable) -> list[Configuration]:
+    """The desirable configurations of any workspace. Raises UnreachableBatchError if there is none."""
     found = _fastest_within(table, sorted({row.workspace_bytes for row in table.rows}))
     if found:
-        return found[0].workspace_bytes
+        return found
     reached = {0}
     for b in range(1, 2 * table.batch + 1):  # a multiple of each size lies above the batch
         if any(b - row.batch in reached for row in table.rows):
@@ -86,9 +81,9 @@ def _fastest_within(table: KernelTable, limits: Sequence[int]) -> list[Configura
             parts[b] = parts[b - batches[chosen[b]], np.arange(len(limits))] + 1
     found: list[Configuration] = []
     least = np.inf
-    for at, reached in enumerate(seconds[table.batch]):
-        if reached < least * (1 - ROUNDING):
-            least, left, division = reached, table.batch, []
+    for at, total in enumerate(seconds[table.batch]):
+        if total < least * (1 - ROUNDING):
+            least, left, division = total, table.batch, []
             while left:
                 division.append(rows[chosen[left, at]])
                 left -= division[-1].batch

@@ -253,7 +253,7 @@ def test_a_division_that_hardly_gains_is_not_taken(monkeypatch: pytest.MonkeyPat
 
 def test_within_a_limit_that_the_whole_breaks_nothing_has_to_win(monkeypatch: pytest.MonkeyPatch) -> None:
     found = choices(monkeypatch, Limits(each=399), [])
-    assert found is not None and found.split.how == "Forward: 4 x 1 own"
+    assert found is not None and found[0].how == "Forward: 4 x 1 own"
 
 
 def test_what_is_no_convolution_of_ours_runs_whole() -> None:
@@ -273,10 +273,10 @@ def test_layers_of_one_shape_have_a_workspace_each(monkeypatch: pytest.MonkeyPat
         chooser = Fast(Alone(), Store(None), Limits(total=600))  # type: ignore[arg-type]
         for _ in range(layers):
             found = chooser.choice(call)
-            assert found is not None and found.split.how == "Forward: 4 x 1 own"  # until all of them are known
+            assert found is not None and found[0].how == "Forward: 4 x 1 own"  # until all of them are known
         assert chooser.ended() and not chooser.ended()
         found = chooser.choice(call)
-        assert ("whole" if found is None else found.split.how) == how
+        assert ("whole" if found is None else found[0].how) == how
 
 
 @pytest.mark.parametrize("limits", [Limits(), Limits(total=600)], ids=["each", "all"])

@@ -14,7 +14,7 @@ from swapd.splitting import division
 from swapd.splitting.configurations import Configuration, KernelTable, MicroConfiguration
 from swapd.splitting.division import divide_workspace, fronts_of
 from swapd.splitting.limits import LimitTooSmallError, UnreachableBatchError
-from swapd.splitting.micro_batches import fastest_division, pareto_front
+from swapd.splitting.micro_batches import desirable, fastest_division
 
 COST = st.tuples(st.integers(1, 64).map(lambda n: n / 16), st.integers(0, 12))
 
@@ -180,11 +180,11 @@ def test_in_units_the_limit_holds_and_only_the_last_units_are_lost(options, limi
 
 
 def test_equal_kernels_are_solved_once():
-    pareto_front.cache_clear()
+    desirable.cache_clear()
     rows = (MicroConfiguration(1, "A", 1.0, 4),)
     fronts = fronts_of([KernelTable(name, 2, rows) for name in "abc"] + [KernelTable("d", 3, rows)], 9)
     assert list(fronts) == ["a", "b", "c", "d"]
-    assert pareto_front.cache_info().misses == 2
+    assert desirable.cache_info().misses == 2
     assert fronts["a"] == fronts["c"] != fronts["d"]
 
 

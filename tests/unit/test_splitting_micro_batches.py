@@ -16,7 +16,7 @@ from swapd.splitting.configurations import (
     micro_batch_sizes,
 )
 from swapd.splitting.limits import LimitTooSmallError, UnreachableBatchError
-from swapd.splitting.micro_batches import fastest_division, pareto_front, smallest_workspace_bytes
+from swapd.splitting.micro_batches import fastest_division, pareto_front, smallest_division
 
 ANY = 1 << 62  # bytes: no limit
 
@@ -30,7 +30,7 @@ def test_the_fastest_of_all_divisions(table, limit):
             fastest_division(table, limit)
         return
     smallest = min(division.workspace_bytes for division in divisions)
-    assert smallest_workspace_bytes(table) == smallest
+    assert smallest_division(table).workspace_bytes == smallest
     if smallest > limit:
         with pytest.raises(LimitTooSmallError) as refused:
             fastest_division(table, limit)
@@ -110,7 +110,7 @@ def test_without_workspace_the_smallest_that_would_do_is_named():
 def test_a_part_may_not_need_more_because_another_is_smaller():
     rows = (MicroConfiguration(1, "A", 1.0, 5), MicroConfiguration(3, "A", 1.0, 7), MicroConfiguration(4, "A", 9.0, 2))
     table = KernelTable("kernel", 4, rows)
-    assert smallest_workspace_bytes(table) == 2
+    assert smallest_division(table).workspace_bytes == 2
     assert fastest_division(table, 6).seconds == 4.0  # 1 + 1 + 1 + 1
     assert fastest_division(table, 7).seconds == 2.0  # 3 + 1
     assert fastest_division(table, 4).seconds == 9.0

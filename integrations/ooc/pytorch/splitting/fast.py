@@ -8,14 +8,13 @@ the costs and the choice, so a later run of the program measures nothing and rou
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass
 from functools import partial
 from typing import Any
 
@@ -26,21 +25,22 @@ from ooc.pytorch.splitting.calls import Call, Split
 from ooc.pytorch.splitting.kernels import CPU, FORWARD, Kernel, kernels_of
 from ooc.pytorch.splitting.measure import Effort, Measurer, live_during
 from ooc.pytorch.splitting.registry import overload_of
-from ooc.pytorch.splitting.verification import Difference, difference
+from ooc.pytorch.splitting.verification import difference
 from ooc_alloc import Core
 from swapd.splitting.configurations import Configuration, KernelTable
 from swapd.splitting.division import divide_workspace, fronts_of
 from swapd.splitting.limits import LimitTooSmallError, UnreachableBatchError
-from swapd.splitting.micro_batches import fastest_division, smallest_workspace_bytes
+from swapd.splitting.micro_batches import fastest_division, smallest_division
 from swapd.splitting.store import Store, Verdict
 
 log = logging.getLogger("ooc.pytorch")
 
+Choice = tuple[Split, Verdict]  # how a convolution runs, and by how much its result was seen to differ
 OPERATORS = ("aten::convolution", "aten::convolution_backward")
 TURNS = 7  # of a division and the whole call; the division has to be faster in all but one
 GAIN = 0.95  # of the whole call's time: what gains less may be noise
 NO_LIMIT = 1 << 62
-_WHOLE = Split("whole", 1, lambda: None)
+_WHOLE = Verdict("whole", 1, True, 0.0, 0.0)
 _EFFORT = Effort(2, 0.02, 5)
 
 
@@ -51,14 +51,6 @@ class Limits:
     each: int | None = None
     total: int | None = None
     policy: str = "powerOfTwo"
-
-
-@dataclass(frozen=True)
-class Choice:
-    """How a convolution runs, and by how much its result was seen to differ."""
-
-    split: Split
-    apart: Difference
 
 
 class Fast:
@@ -74,20 +66,10 @@ class Fast:
         self._core, self._store = core, store
         self._lock = threading.RLock()
         self._choices: dict[tuple[str, str], Choice | None] = {}
-        self._too_large: set[tuple[str, str]] = set()
         self._tables: dict[tuple[str, str], tuple[KernelTable, ...]] = {}
         self._calls: Counter[tuple[str, str]] = Counter()  # of the iteration under way that came here
         self._layers: Counter[tuple[str, str]] = Counter()  # calls in one iteration, the most seen so far
         self._divided: dict[tuple[str, str], tuple[Configuration, ...]] | None = None  # by WD
-
-    def takes(self, call: Call) -> bool:
-        """Whether it is a convolution of which something fits the budget."""
-        if call.operator not in OPERATORS:
-            return False
-        key = (call.operator, call.shapes)
-        if torch.ops.ooc.whole_failed():
-            self._too_large.add(key)
-        return key not in self._too_large
 
     def choice(self, call: Call) -> Choice | None:
         """How to run a call; None if it is faster whole, or nothing can be chosen."""
@@ -98,10 +80,6 @@ class Fast:
                 kernels = kernels_of(call)
                 self._choices[key] = self._choose(call, kernels) if kernels else None
             return self._choices[key]
-
-    def does_not_fit(self, call: Call) -> None:
-        """From now on the call is none of ours: its micro-batches do not fit the budget."""
-        self._too_large.add((call.operator, call.shapes))
 
     def ended(self) -> bool:
         """An iteration ended. Returns whether choices have changed since: WD has seen new kernels."""
@@ -116,18 +94,21 @@ class Fast:
 
     def _choose(self, call: Call, kernels: Sequence[Kernel]) -> Choice | None:
         key = (call.operator, call.shapes)
-        with self._apart():
+        before = self._core.set_apart(True)
+        try:
             limit = self.limits.each or self.limits.total
             measurer = Measurer(self._store, NO_LIMIT if limit is None else limit, _EFFORT)
             tables = tuple(measurer.table(kernel, self.limits.policy).cautious() for kernel in kernels)
             try:
-                smallest = tuple(map(_smallest, tables))
+                smallest = tuple(map(smallest_division, tables))
             except UnreachableBatchError:  # some sizes do not fit the budget
                 return None
             if self.limits.total is not None:
                 self._tables[key] = tables
                 return self._as_choice(call, kernels, (self._divided or {}).get(key) or smallest)
             return self._confirmed(call, kernels, tuple(map(self._fastest, tables)))
+        finally:
+            self._core.set_apart(before)
 
     def _fastest(self, table: KernelTable) -> Configuration:
         """WR under the limit of each kernel."""
@@ -135,7 +116,7 @@ class Fast:
             return fastest_division(table, NO_LIMIT if self.limits.each is None else self.limits.each)
         except LimitTooSmallError as error:
             log.warning("OOC_WORKSPACE: %s; the smallest is taken", error)
-            return _smallest(table)
+            return smallest_division(table)
 
     def _confirmed(self, call: Call, kernels: Sequence[Kernel], chosen: Sequence[Configuration]) -> Choice | None:
         """The choice, if it is faster than the whole call in turns with it, or if the whole breaks the limit."""
@@ -144,7 +125,7 @@ class Fast:
         split = _split(call.operator, kernels, chosen)
         key = conditions.key(call.operator, f"{call.shapes} fast, {self.limits}")
         if (known := self._store.verdict(key, split.how, split.parts)) is not None:
-            return Choice(split, Difference(known.identical, known.largest_difference, known.largest_relative))
+            return split, known
         if self._store.verdict(key, _WHOLE.how, _WHOLE.parts) is not None:
             return None
 
@@ -154,25 +135,22 @@ class Fast:
         whole = partial(_whole, call)
         try:
             workspace = live_during(whole)
-            apart = difference(whole(), divided())
-            turns = [] if self._over(workspace) else [(_seconds(divided), _seconds(whole)) for _ in range(TURNS)]
+            verdict = Verdict(split.how, split.parts, *astuple(difference(whole(), divided())))
+            over = self.limits.each is not None and workspace > self.limits.each
+            turns = [] if over else [(_seconds(divided), _seconds(whole)) for _ in range(TURNS)]
         except torch.OutOfMemoryError:
             return None
         won = sum(one < GAIN * other for one, other in turns) >= len(turns) - 1
-        kept = split if won else _WHOLE
-        numbers = (apart.identical, apart.largest, apart.relative) if won else (True, 0.0, 0.0)
-        self._store.put_verdict(key, Verdict(kept.how, kept.parts, *numbers))
-        return Choice(split, apart) if won else None
-
-    def _over(self, workspace_bytes: int) -> bool:
-        return self.limits.each is not None and workspace_bytes > self.limits.each
+        self._store.put_verdict(key, verdict if won else _WHOLE)
+        return (split, verdict) if won else None
 
     def _as_choice(self, call: Call, kernels: Sequence[Kernel], chosen: Sequence[Configuration]) -> Choice | None:
         if self._divided is not None and _as_it_is(chosen):
             return None
         split = _split(call.operator, kernels, chosen)
         try:
-            return Choice(split, difference(_whole(call), split.run(*call.arguments, **call.keywords)))
+            apart = difference(_whole(call), split.run(*call.arguments, **call.keywords))
+            return split, Verdict(split.how, split.parts, *astuple(apart))
         except torch.OutOfMemoryError:
             return None
 
@@ -198,18 +176,10 @@ class Fast:
                     found[key][n] = chosen
         except LimitTooSmallError as error:
             log.warning("OOC_WORKSPACE_TOTAL: %s; every convolution runs in its smallest workspace", error)
-            found = {key: dict(enumerate(map(_smallest, self._tables[key]))) for key in self._layers}
+            found = {key: dict(enumerate(map(smallest_division, self._tables[key]))) for key in self._layers}
         self._divided = {key: tuple(each[n] for n in sorted(each)) for key, each in found.items()}
         for key in found:
             self._choices.pop(key, None)
-
-    @contextlib.contextmanager
-    def _apart(self) -> Iterator[None]:
-        before = self._core.set_apart(True)
-        try:
-            yield
-        finally:
-            self._core.set_apart(before)
 
 
 def _whole(call: Call) -> Any:
@@ -236,10 +206,6 @@ def _split(operator: str, kernels: Sequence[Kernel], chosen: Sequence[Configurat
 def _as_it_is(chosen: Sequence[Configuration]) -> bool:
     """Whether that is what PyTorch does without us."""
     return all(len(each.parts) == 1 and each.parts[0].algorithm == "own" for each in chosen)
-
-
-def _smallest(table: KernelTable) -> Configuration:
-    return fastest_division(table, smallest_workspace_bytes(table))
 
 
 def _seconds(call: Callable[[], Any]) -> float:

@@ -15,7 +15,7 @@ Not everything is measured. The rules depend only on what is known, so a second 
   the one that is wanted
 - blocks of channels where all channels at once, or fewer blocks, have a workspace of at most `largest_bytes`
 - an algorithm that, without less workspace, took more than `HOPELESS` times as long as another for the two sizes
-  before, or more than `HOPELESS_AT_ONCE` times as long for one
+  before
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from ooc.pytorch.splitting.verification import tensors_in
 from swapd.splitting.configurations import KernelTable, MicroConfiguration, micro_batch_sizes
 from swapd.splitting.store import Store
 
-HOPELESS, HOPELESS_AT_ONCE = 3.0, 10.0
-MOST_SIZES = 32  # of the policy `all`
+HOPELESS = 3.0
+MOST_SIZES = 32  # of the policy `all`, beside powers of two
 WHOLE = " whole"
 
 
@@ -51,21 +51,17 @@ class Effort:
     most: int = 9
 
 
-def measured_sizes(policy: str, batch: int, most: int = MOST_SIZES) -> tuple[int, ...]:
-    """The sizes of a policy, ascending. `all` has at most `most`: powers of two, the batch, and others evenly between.
+def measured_sizes(policy: str, batch: int) -> tuple[int, ...]:
+    """The sizes of a policy, ascending; of `all` powers of two and at most `MOST_SIZES` from one to the batch, evenly.
 
     Raises:
         ValueError: there is no such policy.
     """
     sizes = micro_batch_sizes(policy, batch)
-    if len(sizes) <= most:
+    if len(sizes) <= MOST_SIZES:
         return sizes
-    kept = set(micro_batch_sizes("powerOfTwo", batch))
-    for size in np.linspace(1, batch, most).round().astype(int):
-        if len(kept) >= most:
-            break
-        kept.add(int(size))
-    return tuple(sorted(kept))
+    evenly = np.linspace(1, batch, MOST_SIZES).round().astype(int).tolist()
+    return tuple(sorted({*evenly, *micro_batch_sizes("powerOfTwo", batch)}))
 
 
 class Measurer:
@@ -121,19 +117,17 @@ class Measurer:
             for row in found
         ):
             return True
-        earlier = [row for row in found if row.algorithm == algorithm.name]
+        earlier = [row for row in found if row.algorithm == algorithm.name][-2:]
         alone = kernel.samples.sums and size == kernel.samples.length  # it is added to nothing
-        if not alone and len(earlier) >= 2 and all(row.workspace_bytes > self.largest_bytes for row in earlier[-2:]):
-            return True
-        if any(_is_hopeless(row, found, HOPELESS_AT_ONCE) for row in earlier):
-            return True
-        return len(earlier) >= 2 and all(_is_hopeless(row, found, HOPELESS) for row in earlier[-2:])
+        too_large = not alone and all(row.workspace_bytes > self.largest_bytes for row in earlier)
+        return len(earlier) == 2 and (too_large or all(_is_hopeless(row, found) for row in earlier))
 
     def _measure(self, kernel: Kernel, algorithm: Algorithm, size: int) -> tuple[float, int, float] | None:
         """Seconds, workspace in bytes, and spread of an algorithm at one size; None if it does not fit the budget."""
         try:
             call = _in_turns(kernel, algorithm, size)
-            workspace = workspace_bytes(call)
+            call()  # what a library keeps from its first call on is no workspace
+            workspace = live_during(call)
             median, spread = timed(call, self.effort)
         except torch.OutOfMemoryError:
             return None
@@ -158,19 +152,13 @@ def _in_turns(kernel: Kernel, algorithm: Algorithm, size: int) -> Callable[[], A
     return call
 
 
-def _is_hopeless(row: MicroConfiguration, found: Sequence[MicroConfiguration], times: float) -> bool:
+def _is_hopeless(row: MicroConfiguration, found: Sequence[MicroConfiguration]) -> bool:
     return any(
         other.batch == row.batch
-        and other.seconds * times < row.seconds
+        and other.seconds * HOPELESS < row.seconds
         and other.workspace_bytes <= row.workspace_bytes
         for other in found
     )
-
-
-def workspace_bytes(call: Callable[[], Any]) -> int:
-    """What `live_during` measures in the second of two calls."""
-    call()  # what a library keeps from its first call on is no workspace
-    return live_during(call)
 
 
 def live_during(call: Callable[[], Any]) -> int:

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from ooc.pytorch.splitting.calls import Call
 from ooc_alloc import Core
 from swapd.splitting.segments import HEAVY, layers_of, schedule_layers
@@ -35,7 +33,6 @@ class Rules:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._shares: dict[tuple[str, str], Share] = {}
-        self._too_large: set[tuple[str, str]] = set()
         self._calls: list[tuple[tuple[str, str], int, int]] = []  # of this iteration: its first function, and its end
         self._began = self._functions()
         self._asks = False  # convolutions and products that fit come here
@@ -43,13 +40,6 @@ class Rules:
     def share(self, call: Call) -> Share | None:
         """None as long as no iteration with such a call was recorded."""
         return self._shares.get((call.operator, call.shapes))
-
-    def may_run_whole(self, call: Call) -> bool:
-        """Whether a call came here although it fits."""
-        key = (call.operator, call.shapes)
-        if torch.ops.ooc.whole_failed():
-            self._too_large.add(key)
-        return call.operator in OPERATORS and key not in self._too_large
 
     def begin(self) -> int:
         """The function that begins next."""

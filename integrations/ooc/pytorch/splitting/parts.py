@@ -8,7 +8,7 @@ view kernels would make copies of their own, or touch what lies between.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -154,6 +154,7 @@ def along(
     if before is not None:
         named = before(named)
     guessed, results = results is None, results_of(context, op, named) if results is None else results
+    read: list[tuple[Where, Any]] = [item for item in named.items() if item[0] not in unread]
     steps = max(len(axis.least) for axis in axes)
     lengths = [axis.length for axis in axes]
 
@@ -167,7 +168,7 @@ def along(
         op,
         [axis.name for axis in axes],
         lengths,
-        _Need(context, named, results, axes, workspace, unread),
+        _Need(context, axes, workspace, [*read, *enumerate(results)]),
         Blocks(context, op, results, axes, before, unread, guessed),
         floors=[[axis.least[min(step, len(axis.least) - 1)] for axis in axes] for step in range(steps)],
         orders=None if orders is None else [[axes.index(a) for a in order if a in axes] for order in orders],
@@ -196,39 +197,35 @@ class Part:
         return sum(size for where, size in self.sizes.items() if isinstance(where, int))
 
 
+@dataclass
 class _Need:
     """Computes the bytes of one part from the block sizes."""
 
-    def __init__(
-        self,
-        context: Context,
-        named: Named,
-        results: Sequence[Any],
-        axes: Sequence[Axis],
-        workspace: Callable[[Part], int],
-        unread: Sequence[str],
-    ) -> None:
-        self._context, self._axes, self._workspace = context, axes, workspace
-        values: list[tuple[Where, Any]] = [*named.items(), *enumerate(results)]
-        self._tensors = {where: value for where, value in values if isinstance(value, Tensor) and where not in unread}
-        self._cuts = {where: [axis.dimension(where, t) for axis in axes] for where, t in self._tensors.items()}
+    context: Context
+    axes: Sequence[Axis]
+    workspace: Callable[[Part], int]
+    values: Iterable[tuple[Where, Any]]  # arguments that are read, and results
+
+    def __post_init__(self) -> None:
+        self._tensors = {where: value for where, value in self.values if isinstance(value, Tensor)}
+        self._cuts = {where: [axis.dimension(where, t) for axis in self.axes] for where, t in self._tensors.items()}
 
     def __call__(self, sizes: Sequence[int]) -> int:
         shapes = {where: self._shape(where, sizes) for where in self._tensors}
         part = Part(shapes, {w: math.prod(shape) * self._tensors[w].element_size() for w, shape in shapes.items()})
-        total = own_bytes(self._context, self._workspace(part))
+        total = own_bytes(self.context, self.workspace(part))
         for where, size in part.sizes.items():
             if isinstance(where, int):
-                total += own_bytes(self._context, size)
+                total += own_bytes(self.context, size)
             elif any(cut is not None for cut in self._cuts[where]):
-                total += view_bytes(self._context, size)
+                total += view_bytes(self.context, size)
             else:
-                total += footprint(self._tensors[where], self._context.chunk_bytes)
+                total += footprint(self._tensors[where], self.context.chunk_bytes)
         return total
 
     def _shape(self, where: Where, sizes: Sequence[int]) -> list[int]:
         shape = list(self._tensors[where].shape)
-        for axis, dimension, size in zip(self._axes, self._cuts[where], sizes):
+        for axis, dimension, size in zip(self.axes, self._cuts[where], sizes):
             if dimension is not None and size < axis.length:
                 shape[dimension] = axis.elements(where, shape[dimension], size)
         return shape

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,7 @@ class Runtime:
         self._chunk_bytes = int(core.stats()["chunk_bytes"])
         self._store_path = store if store is not None else default_path()
         self._verifier = Verifier()
+        self._too_large: set[tuple[str, str]] = set()  # operators and shapes of which no part as it is fits
         self._known: dict[tuple[str, str, Share | None], int] = {}  # what one part may take, by operator and shapes
         self._budget = 0  # for which that was found out
         self.fast: Fast | None = None
@@ -94,25 +95,31 @@ class Runtime:
     ) -> Any:
         """Runs a handler in parts. Raises CannotSplit, FasterWhole or NotYet."""
         call = Call(operator, arguments, keywords)
-        if self.fast is not None and self.fast.takes(call):
+        if torch.ops.ooc.whole_failed():
+            self._too_large.add((operator, call.shapes))
+        if self.fast is not None and operator in FAST and self._fits(call):
             choice = self.fast.choice(call)
             if choice is None:
                 raise FasterWhole
+            split, verdict = choice
             try:
-                result = choice.split.run(*arguments, **keywords)
+                result = split.run(*arguments, **keywords)
             except torch.OutOfMemoryError:
-                self.fast.does_not_fit(call)
+                self._too_large.add((operator, call.shapes))
             else:
-                apart = (choice.apart.identical, choice.apart.largest, choice.apart.relative)
-                self.tally.add(SplitRecord(operator, call.shapes, choice.split.how, choice.split.parts, *apart))
+                self.tally.add(SplitRecord(operator, call.shapes, *astuple(verdict)))
                 return result
         if self.rules is not None:
             return self._run_by(self.rules, call, found, writes)
         return self._run_fitting(call, found, writes, None)
 
+    def _fits(self, call: Call) -> bool:
+        """Whether a call may have come here although it fits."""
+        return (call.operator, call.shapes) not in self._too_large
+
     def _run_by(self, rules: Rules, call: Call, found: Handler, writes: bool) -> Any:
         """Runs a handler in as many parts as mmCNN's rules say."""
-        first, share, fits = rules.begin(), rules.share(call), rules.may_run_whole(call)
+        first, share, fits = rules.begin(), rules.share(call), call.operator in HEAVY and self._fits(call)
         if not fits or (share is not None and share.parts > 1):
             try:
                 result = self._run_fitting(call, found, writes, share)
@@ -135,17 +142,14 @@ class Runtime:
         part_bytes = self._known.get(known) or (self._part_bytes(stats) if share is None else share.part_bytes)
         try:
             return self._run(call, part_bytes, found, writes, share)
-        except CannotSplit as error:
+        except CannotSplit:
             if writes and not found.repeatable:
                 raise
-            return self._run_larger(call, part_bytes, found, error, share)
-
-    def _run_larger(self, call: Call, part_bytes: int, found: Handler, error: CannotSplit, share: Share | None) -> Any:
-        """Tries parts that may not fit: what parts need is an estimate, and larger ones are exact more often."""
-        for limit in (part_bytes * 3 // 2, part_bytes * 2):
-            with contextlib.suppress(CannotSplit):
-                return self._run(call, limit, found, False, share)
-        raise error
+            # What parts need is an estimate, and larger ones are exact more often.
+            for limit in (part_bytes * 3 // 2, part_bytes * 2):
+                with contextlib.suppress(CannotSplit):
+                    return self._run(call, limit, found, False, share)
+            raise
 
     def _run(self, call: Call, part_bytes: int, found: Handler, writes: bool, share: Share | None) -> Any:
         """Runs a handler in parts of `part_bytes`, and in smaller ones if those do not fit."""
@@ -196,10 +200,6 @@ class Runtime:
         step = max(budget // _STEPS, 1)
         free = budget - int(stats["slab_bytes"])
         return max(free // step * step // 2, 2 * self._chunk_bytes)
-
-    def host_backed(self, operator: str, shapes: str) -> None:
-        """Notes for the summary that a function used host memory in place."""
-        self.tally.add(SplitRecord(operator, shapes, HOST_BACKED, 1))
 
     def figures(self) -> dict[str, Any]:
         """What the summary says of splitting, by its keys."""
@@ -257,8 +257,9 @@ def _drawing_the_same(function: Function, given: Sequence[Any], device: torch.de
 
 
 def _host_backed(operator: str, shapes: str) -> None:
+    """Notes for the summary that a function used host memory in place."""
     if _runtime is not None:
-        _runtime.host_backed(operator, shapes)
+        _runtime.tally.add(SplitRecord(operator, shapes, HOST_BACKED, 1))
 
 
 def _prepare(name: str) -> bool:
