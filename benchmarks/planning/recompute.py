@@ -42,13 +42,13 @@ WORKLOADS = (
 QUICK = WORKLOADS[:1]
 
 
-def held_link(trace: Trace, budget_bytes: int, slowdown: float) -> Machine:
-    """A link on which the lower bound of swapping alone is so many times the computation."""
+def held_link(trace: Trace, budget_bytes: int, seconds: float) -> Machine:
+    """A link on which the lower bound of swapping alone is `seconds`."""
     low, high = 1e7, 1e13
     while high > 1.002 * low:
         rate = (low * high) ** 0.5
         problem = Problem.from_trace(trace, budget_bytes, machine=Machine(rate, rate, LATENCY_SECONDS))
-        if lower_bound(problem, 128) > slowdown * problem.compute_seconds:
+        if lower_bound(problem, 128) > seconds:
             low = rate
         else:
             high = rate
@@ -75,7 +75,7 @@ def case(trace: Trace, oversubscription: float, slowdown: float) -> dict[str, An
     budget = int((whole.live_peak_chunks + whole.slab_chunks) / oversubscription) * whole.chunk_bytes
     if whole.min_budget_bytes > budget:
         return None
-    machine = held_link(trace, budget, slowdown)
+    machine = held_link(trace, budget, slowdown * whole.compute_seconds)
     make_problem = partial(Problem.from_trace, budget_bytes=budget, machine=machine)
     problem = make_problem(trace)
     began = time.process_time()

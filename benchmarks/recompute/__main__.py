@@ -5,7 +5,7 @@ python -m benchmarks.recompute [--quick] [--only MODEL ...] [--at X ...] [--link
 python -m benchmarks.recompute --tables
 
 Each model is first recorded with all the memory it wants. A budget is a share of its live peak, and the link is so slow
-that swapping alone takes at least two, or four, times the recorded step. Then the arms of each case take turns, each in
+that swapping alone takes at least two, or four, times the in-core step. Then the arms of each case take turns, each in
 a process of its own: PyTorch without us; ours without recomputation; ours; checkpointing of each block, written by
 hand, in the same budget, on the same link, with its swapping planned by us. The device is emulated.
 """
@@ -43,12 +43,14 @@ def measure(model: str, options: argparse.Namespace) -> None:
     for path in (target / NAME).glob(f"{model}-*.json"):
         path.unlink()
     runner = Runner(model, quick=quick, count=2 if quick else COUNT)
+    in_core = runner.in_core()
+    results.save(target, NAME, f"{model}-in-core-alone", in_core)
     traced, trace = runner.traced()
     live_peak = int(traced["summary"]["live_peak_bytes"])
-    cases = cases_of(trace, live_peak, options.at, options.links)
+    cases = cases_of(trace, live_peak, options.at, options.links, step_seconds(in_core))
     results.save(target, NAME, f"{model}-traced", traced | {"cases": [case.facts() for case in cases]})
     peak = results.mib(live_peak)
-    say(f"{model}: live peak {peak} MiB, {trace.functions} functions, step {step_seconds(traced):.3f} s")
+    say(f"{model}: live peak {peak} MiB, {trace.functions} functions, step {step_seconds(in_core):.3f} s")
     results.save(target, NAME, f"{model}-checkpoint-in-core", runner.checkpoint_in_core())
     ends = {1}
     for turn in range(options.rounds):

@@ -23,9 +23,10 @@ from swapd.trace.trace import Trace
 NAME = "recompute"
 IN_CORE, SWAP_ONLY, OURS, CHECKPOINT = "in-core", "swap only", "ours", "checkpoint"
 ARMS = (IN_CORE, SWAP_ONLY, OURS, CHECKPOINT)
-TRACED, CHECKPOINT_IN_CORE, PLAIN = "traced", "checkpoint in-core", "plain"  # once for a model
+# Once for a model; the first of them holds the links.
+IN_CORE_ALONE, TRACED, CHECKPOINT_IN_CORE, PLAIN = "in-core alone", "traced", "checkpoint in-core", "plain"
 OVERSUBSCRIPTIONS = (2.0, 4.0, 8.0)
-SLOWDOWNS = (2.0, 4.0)  # how many times the computation swapping alone takes at least
+SLOWDOWNS = (2.0, 4.0)  # how many times the in-core step swapping alone takes at least
 # Two plans of what is recorded; ours then times swapping alone, tries what it drops, plans that twice, and compares.
 LEAST_STEPS = {SWAP_ONLY: 8, OURS: 17, CHECKPOINT: 8}
 
@@ -48,7 +49,11 @@ class Case:
 
 
 def cases_of(
-    trace: Trace, live_peak_bytes: int, oversubscriptions: Sequence[float], slowdowns: Sequence[float]
+    trace: Trace,
+    live_peak_bytes: int,
+    oversubscriptions: Sequence[float],
+    slowdowns: Sequence[float],
+    in_core_seconds: float,
 ) -> list[Case]:
     """The cases whose budget holds the largest function."""
     history = History(trace, without_statistics=True)
@@ -59,7 +64,7 @@ def cases_of(
         if Problem.from_trace(trace, budget).min_budget_bytes > budget:
             continue
         for slowdown in slowdowns:
-            machine = held_link(trace, budget, slowdown)
+            machine = held_link(trace, budget, slowdown * in_core_seconds)
             problem = Problem.from_trace(trace, budget, machine=machine)
             bounds = lower_bound(problem), recompute_bound(problem, history, candidates)
             rate = machine.in_bytes_per_second
@@ -95,6 +100,10 @@ class Runner:
         words = [self.model, *(["--quick"] if self.quick else []), *arguments]
         record = measure_in_child("recompute.child", *words, **variables)
         return {"model": self.model, "arm": arm, "environment": variables} | record
+
+    def in_core(self) -> dict[str, Any]:
+        """The in-core step that the links are held by, of twice as many steps as count elsewhere."""
+        return self._run(IN_CORE_ALONE, {}, "--steps", str(2 * self.count + 2)) | {"steady": 2 * self.count}
 
     def traced(self) -> tuple[dict[str, Any], Trace]:
         """A run that has all the memory it wants, and a usual step of it."""

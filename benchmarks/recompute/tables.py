@@ -187,9 +187,9 @@ def table(records: list[Record]) -> str:
         f"{words}; PyTorch uses {next(iter(plain.values()))['threads']} thread(s).\n\n"
         f"{_models(records)}\n{_reached(found, plain)}\n"
         "Bounds and what is computed again are in times of the in-core step; *link 2* is one on which swapping alone "
-        "takes at least twice the traced step. *Warm-up* is the number of steps before those that count. Planning, "
-        "which the program waits for here and another process does by default, is not in the steps. Checkpointing by "
-        "hand runs batch norms twice, which update their running statistics twice: these bits differ from the "
-        "program's.\n\n"
+        "takes at least twice the in-core step, as measured before all cases. *Warm-up* is the number of steps before "
+        "those that count. Planning, which the program waits for here and another process does by default, is not in "
+        "the steps. Checkpointing by hand runs batch norms twice, which update their running statistics twice: these "
+        "bits differ from the program's.\n\n"
         f"{_cases(found, plain)}"
     )
