@@ -67,7 +67,8 @@ class Axis:
     def part(self, memory: Memory, name: str, tensor: Tensor, start: int, units: int) -> Tensor:
         """An argument's part."""
         found = self.dimension(name, tensor)
-        return tensor if found is None else self._narrowed(tensor, found, self._first(start, units), units)
+        first = self.length - start - units if self.mirrored else start
+        return tensor if found is None else self._narrowed(tensor, found, first, units)
 
     def numbers(self, part: Named, start: int, units: int) -> None:
         """Changes the arguments that are no tensors to those of a block."""
@@ -90,9 +91,6 @@ class Axis:
 
     def check(self, name: str, part: Tensor) -> None:
         """Raises CannotSplit for an argument's part with numbers for which parts would give something else."""
-
-    def _first(self, start: int, units: int) -> int:
-        return self.length - start - units if self.mirrored else start
 
     def _narrowed(self, tensor: Tensor, dimension: int, start: int, units: int) -> Tensor:
         unit = tensor.shape[dimension] // self.length

@@ -13,7 +13,7 @@ from torch import Tensor
 from ooc.pytorch.splitting.verification import KINDS
 
 Given = tuple[tuple[Any, ...], dict[str, Any]]  # arguments and keywords
-Sample = Callable[[torch.Generator], Given]
+Sample = Callable[[Given], Given]  # makes arguments that a verification may use of random ones
 
 
 class CannotSplit(Exception):

@@ -17,11 +17,10 @@ from torch import Tensor
 
 from ooc.pytorch.splitting import registry
 from ooc.pytorch.splitting.calls import ALL_SPECIALS, Call, CannotSplit, NotYet, Sample, Specials, Split
-from ooc.pytorch.splitting.geometry import extent
 from ooc.pytorch.splitting.memory import Memory
 from ooc.pytorch.splitting.tally import SplitRecord, Tally
 from ooc.pytorch.splitting.trial import Trial
-from ooc.pytorch.splitting.verification import map_tensors, random_like
+from ooc.pytorch.splitting.verification import map_tensors, random_like, storage_line
 from swapd.splitting.store import Key, Store, Verdict
 
 _MOST_ROUNDING = 0.02  # of the largest value; a few units in the last place of bfloat16
@@ -88,8 +87,8 @@ class Context(Memory):
             key: what the result depends on beside the operator, its arguments, and `how` and `parts` of a candidate.
             candidates: in the order of preference.
             whole: the operator in one piece.
-            sample: makes the arguments to try (with positive variances, say). Without it floating point numbers come
-                from a normal distribution, and everything else is as in the call.
+            sample: changes the arguments to try, of which floating point numbers come from a normal distribution, and
+                everything else is as in the call: to positive variances, say.
             specials: which special numbers are tried.
             may_wait: `whole` and candidates refer to no tensor of the call, so that a verdict may be found later.
 
@@ -110,7 +109,7 @@ class Context(Memory):
             asked = full, tuple((candidate.how, candidate.parts) for candidate in candidates)
             if later(asked, lambda: self._nearest(full, candidates, trial)):
                 raise NotYet
-        best = self._nearest(full, candidates, Trial(self.call, self, whole, sample, specials))
+        best = self._nearest(full, candidates, Trial(self.call, self, whole, sample, specials, self.copy_out))
         if best is None:
             raise CannotSplit("no division makes its parts small enough")
         verdict, chosen = best
@@ -133,8 +132,7 @@ class Context(Memory):
         def again(tensor: Tensor) -> Tensor:
             if not (tensor.is_floating_point() or tensor.is_complex()):
                 return random_like(tensor, torch.Generator(), self.copy_out)
-            length = tensor.storage_offset() + extent(tensor.shape, tensor.stride())
-            line = torch.empty(length, dtype=tensor.dtype, device="meta")
+            line = torch.empty_like(storage_line(tensor), device="meta")
             return line.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
         with self.plain():

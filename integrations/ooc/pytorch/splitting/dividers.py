@@ -8,20 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from torch._ops import OpOverload
 
 from ooc.pytorch.splitting import registry
 from ooc.pytorch.splitting.axes import Axis, Named
-from ooc.pytorch.splitting.calls import ALL_SPECIALS, CannotSplit, NotYet, Sample, Specials, Split
+from ooc.pytorch.splitting.calls import ALL_SPECIALS, CannotSplit, Given, NotYet, Specials, Split
 from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.parts import along, bind
 from ooc.pytorch.splitting.tally import SplitRecord
 from ooc.pytorch.splitting.verification import SPARSE
 
 PRODUCTS = Specials((SPARSE,))  # for sums of products: with more special numbers every sum would be NaN
-Sampler = Callable[[Named], Sample]
+Change = Callable[[Named], Named]
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Divided:
 
     op: OpOverload
     divide: Divider
-    sample: Sampler | None = None  # arguments of the verification, where random ones would not do
+    sample: Change | None = None  # makes arguments of the verification of random ones, where those would not do
     moves: bool = False  # only moves or selects data: exact by construction, not verified
     specials: Specials = ALL_SPECIALS
 
@@ -67,7 +68,7 @@ class Divided:
         late: NotYet | None = None
         for stage in stages:  # before any runs: verdicts on all of them are found at once
             try:
-                chosen.append(self._choose(context, stage, named))
+                chosen.append(self._choose(context, stage))
             except NotYet as error:
                 late = error
             if context.layer is not None:
@@ -91,16 +92,20 @@ class Divided:
             )
         return tuple(results)
 
-    def _choose(self, context: Context, stage: Stage, named: Named) -> Split:
+    def _choose(self, context: Context, stage: Stage) -> Split:
         candidates = _fitting(stage, context)
         if self.moves:
             context.used(candidates[0].how, candidates[0].parts)
             return candidates[0]
-        sample = None if self.sample is None else self.sample(named)
+        sample = None if self.sample is None else partial(_changed, self.op, self.sample)
         chosen = context.choose(stage.name, candidates, stage.whole, sample, self.specials, may_wait=True)
         if chosen.rounds:
             context.inexact()  # even if it was identical on the data of the verification
         return chosen
+
+
+def _changed(op: OpOverload, change: Change, given: Given) -> Given:
+    return (), change(bind(op, *given))
 
 
 def _fitting(stage: Stage, context: Context) -> Sequence[Split]:
@@ -128,7 +133,7 @@ def with_mask(op: OpOverload, mask: Sequence[bool]) -> Callable[..., Any]:
 
 
 def divides(
-    *names: str, sample: Sampler | None = None, moves: bool = False, specials: Specials = ALL_SPECIALS
+    *names: str, sample: Change | None = None, moves: bool = False, specials: Specials = ALL_SPECIALS
 ) -> Callable[[_D], _D]:
     """Registers a divider of operators. Those that this PyTorch lacks are left out."""
 
@@ -146,7 +151,7 @@ def divides(
 def divides_along(
     *names: str,
     axes: Callable[[Named], list[Axis]],
-    sample: Sampler | None = None,
+    sample: Change | None = None,
     moves: bool = False,
     specials: Specials = ALL_SPECIALS,
     **options: Any,

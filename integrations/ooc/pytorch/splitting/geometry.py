@@ -39,13 +39,9 @@ def contiguous(size: Sequence[int]) -> tuple[int, ...]:
 
 def layout(*tensors: Tensor) -> torch.memory_format:
     """The layout in which convolutions and paddings work: channels last if any tensor is so."""
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    rank = tensors[0].dim()
-    if rank in formats:
-        for tensor in tensors:
-            plain = tensor.is_contiguous()
-            if tensor.is_contiguous(memory_format=formats[rank]) and not plain:
-                return formats[rank]
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensors[0].dim())
+    if last and any(t.is_contiguous(memory_format=last) and not t.is_contiguous() for t in tensors):
+        return last
     return torch.contiguous_format
 
 
@@ -54,12 +50,6 @@ def strides_of(size: Sequence[int], order: torch.memory_format) -> tuple[int, ..
     if order == torch.contiguous_format:
         return contiguous(size)
     return dense_stride(size, [2, 0, *([1] * (len(size) - 2))])
-
-
-def outer_first(size: Sequence[int], stride: Sequence[int]) -> list[int]:
-    """The dimensions with more than one element and a stride other than 0, those with the largest strides first."""
-    moving = [d for d in range(len(size)) if size[d] > 1 and stride[d] != 0]
-    return sorted(moving, key=lambda d: (-stride[d], d))
 
 
 def footprint(tensor: Tensor, chunk_bytes: int) -> int:
@@ -74,7 +64,8 @@ def footprint_of(size: Sequence[int], stride: Sequence[int], item: int, chunk_by
         return 0
     runs = 1
     inner_size, inner_stride = list(size), list(stride)
-    for dimension in outer_first(size, stride):
+    moving = [d for d in range(len(size)) if size[d] > 1 and stride[d] != 0]
+    for dimension in sorted(moving, key=lambda d: -stride[d]):
         inner_size[dimension] = 1
         inner = extent(inner_size, inner_stride) * item
         if stride[dimension] * item - inner < chunk_bytes or runs * size[dimension] > MOST_RANGES:
@@ -139,9 +130,5 @@ def blocks(tensors: Sequence[Tensor], part_bytes: int, chunk_bytes: int, extra_b
 
 def flat(tensor: Tensor) -> Tensor | None:
     """A dense tensor's memory as a tensor of one dimension; None if the tensor has gaps or overlaps."""
-    step = 1
-    for length, stride in sorted(zip(tensor.shape, tensor.stride()), key=lambda pair: pair[1]):
-        if length > 1 and stride != step:
-            return None
-        step *= length if length > 1 else 1
-    return tensor.as_strided((tensor.numel(),), (1,))
+    dense = torch.ops.aten.is_non_overlapping_and_dense(tensor)
+    return tensor.as_strided((tensor.numel(),), (1,)) if dense else None

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 
 
 def largest(total: int, multiple: int, fits: Callable[[int], bool]) -> int:
     """The largest block size that fits: `total` or a multiple below it; 0 if none fits. Larger blocks take more."""
     if fits(total):
         return total
-    low, high = 0, -(-total // multiple)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle * multiple) else (low, middle)
-    if not low:
+    found = bisect_left(range(multiple, total, multiple), True, key=lambda size: not fits(size))
+    if not found:
         return 0
-    parts = -(-total // (low * multiple))
+    parts = -(-total // (found * multiple))
     share = -(-total // parts)  # no larger blocks than it takes to have so few
     return min(total, -(-share // multiple) * multiple)
 
@@ -56,11 +53,6 @@ def spans(total: int, size: int) -> list[tuple[int, int]]:
 def equal_spans(total: int, size: int) -> list[tuple[int, int]]:
     """Start and length of each block, all of the same length: the last one overlaps the one before it where it must."""
     return [(min(start, total - size), size) for start in range(0, total, size)] if size < total else [(0, total)]
-
-
-def boxes(lengths: Sequence[int], sizes: Sequence[int]) -> Iterator[tuple[tuple[int, int], ...]]:
-    """Every block of a grid; the last axis fastest."""
-    yield from itertools.product(*(spans(n, size) for n, size in zip(lengths, sizes)))
 
 
 def count(lengths: Sequence[int], sizes: Sequence[int]) -> int:

@@ -7,16 +7,14 @@ another path than the whole takes (measured with MKL: multiples of 64 columns an
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 from torch._ops import OpOverload
 
 from ooc.pytorch.splitting.axes import Named
-from ooc.pytorch.splitting.calls import Given, Sample, Split
+from ooc.pytorch.splitting.calls import Split
 from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.dividers import PRODUCTS, divides, divides_along
 from ooc.pytorch.splitting.parts import along
 from ooc.pytorch.splitting.tables import LEAST, factors, table
-from ooc.pytorch.splitting.verification import map_tensors, random_like
 
 _products = table("matrices self mat2:-3 -> -3", "columns mat2:-1 -> -1", "rows self:-2 -> -2", least=LEAST)
 _matrices = table("matrices batch1 batch2:-3 self*:-3 -> -3")
@@ -45,18 +43,13 @@ def _scores() -> int:
     return 2 * 512 * 768 * 4 * torch.get_num_threads()
 
 
-def _sample(named: Named) -> Sample:
-    """Random arguments whose `logsumexp` belongs to the queries and keys: with any other, exponentials overflow."""
-
-    def make(generator: torch.Generator) -> Given:
-        made = map_tensors(dict(named), lambda tensor: random_like(tensor, generator, Tensor.copy_))
-        if made["attn_mask"] is not None:
-            made["attn_mask"] = torch.zeros_like(made["attn_mask"], memory_format=torch.contiguous_format)
-        forward = {name: value for name, value in made.items() if name not in ("grad_out", "out", "logsumexp")}
-        made["out"], made["logsumexp"] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(**forward)
-        return (), made
-
-    return make
+def _with_its_sums(named: Named) -> Named:
+    """Arguments whose `logsumexp` belongs to the queries and keys: with any other, exponentials overflow."""
+    forward = {name: value for name, value in named.items() if name not in ("grad_out", "out", "logsumexp")}
+    if forward["attn_mask"] is not None:
+        forward["attn_mask"] = torch.zeros_like(forward["attn_mask"], memory_format=torch.contiguous_format)
+    out, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(**forward)
+    return named | forward | {"out": out, "logsumexp": logsumexp}
 
 
 # Query, key and value are [B, H, S, D] each. A mask may be [S, S] alone.
@@ -70,5 +63,5 @@ divides_along(
 )  # fmt: skip
 divides_along(
     "aten::_scaled_dot_product_flash_attention_for_cpu_backward", axes=_sequences_and_heads, multiples=(1,),
-    specials=PRODUCTS, sample=_sample, workspace=lambda part: part.results + _scores(),
+    specials=PRODUCTS, sample=_with_its_sums, workspace=lambda part: part.results + _scores(),
 )  # fmt: skip

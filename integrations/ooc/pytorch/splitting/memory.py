@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor
@@ -14,6 +14,22 @@ from ooc.pytorch.splitting.verification import storage_line
 
 CPU = torch.device("cpu")
 _thread = threading.local()  # `verifying` while it verifies a division
+
+
+def _verify(on: bool) -> bool:
+    before: bool = getattr(_thread, "verifying", False)
+    _thread.verifying = on
+    return before
+
+
+@contextmanager
+def _mode(switch: Callable[[bool], bool], on: bool) -> Iterator[None]:
+    """While inside, a mode of this thread is on, or off. `switch` sets it, and returns what it was."""
+    before = switch(on)
+    try:
+        yield
+    finally:
+        switch(before)
 
 
 class Memory:
@@ -76,37 +92,16 @@ class Memory:
     @contextmanager
     def plain(self, plain: bool = True) -> Iterator[None]:
         """While inside, this thread's memory comes from the host, and its operators are no functions; or they are."""
-        before = torch.ops.ooc.plain(plain) if self._managed else False
-        verifying, _thread.verifying = self.verifying, plain
-        try:
+        with _mode(torch.ops.ooc.plain, plain) if self._managed else nullcontext(), _mode(_verify, plain):
             yield
-        finally:
-            _thread.verifying = verifying
-            if self._managed:
-                torch.ops.ooc.plain(before)
 
-    @contextmanager
-    def trial(self) -> Iterator[None]:
+    def trial(self) -> AbstractContextManager[None]:
         """While inside, this thread verifies a division: as in `plain`, except that a GPU's operators are functions."""
-        if not self.on_gpu:
-            with self.plain():
-                yield
-            return
-        verifying, _thread.verifying = self.verifying, True
-        try:
-            yield
-        finally:
-            _thread.verifying = verifying
+        return _mode(_verify, True) if self.on_gpu else self.plain()
 
-    @contextmanager
-    def undivided(self) -> Iterator[None]:
+    def undivided(self) -> AbstractContextManager[None]:
         """While inside, a GPU's operators run in one piece, on host memory where they do not fit."""
-        before = torch.ops.ooc.undivided(True) if self.on_gpu else False
-        try:
-            yield
-        finally:
-            if self.on_gpu:
-                torch.ops.ooc.undivided(before)
+        return _mode(torch.ops.ooc.undivided, True) if self.on_gpu else nullcontext()
 
     def copied(self, tensor: Tensor, device: torch.device) -> Tensor:
         """A copy on a device, the GPU or the CPU, with the same strides and offset; for use inside of `trial`."""

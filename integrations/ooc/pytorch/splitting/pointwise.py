@@ -26,7 +26,7 @@ from ooc.pytorch.splitting.calls import CannotSplit, Given, Specials, Split, its
 from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.cutting import Cut, all_meta, cut_elementwise, meta_results
 from ooc.pytorch.splitting.parts import bind
-from ooc.pytorch.splitting.verification import map_tensors, random_like, tensors_in
+from ooc.pytorch.splitting.verification import map_tensors, tensors_in
 
 Overload = torch._ops.OpOverload
 
@@ -70,7 +70,7 @@ def _elementwise(overload: Overload, lists: bool, context: Context, /, *argument
         return made[0][0] if len(made[0]) == 1 else tuple(made[0])
 
     candidates = [Split(way[0].how, sum(len(cut.indexes) for cut in way), partial(run, way)) for way in ways]
-    sample = partial(_positive, context) if lists else None
+    sample = _positive if lists else None
     return context.choose("", candidates, overload, sample, may_wait=not lists).run(*arguments, **keywords)
 
 
@@ -131,13 +131,11 @@ def _each(overload: Overload, named: Named) -> list[_Call]:
     return [_Call(overload, {name: of(value, n) for name, value in named.items()}) for n in range(length)]
 
 
-def _positive(context: Context, generator: torch.Generator) -> Given:
-    """Random lists; those after the second are positive, as sums of squares and numbers of steps are."""
-    given = (context.call.arguments, context.call.keywords)
-    made: Given = map_tensors(given, lambda t: random_like(t, generator, context.copy_out))
-    for tensor in tensors_in([value for value in made[0][2:] if isinstance(value, list | tuple)]):
+def _positive(given: Given) -> Given:
+    """Lists after the second with positive numbers, as sums of squares and numbers of steps are."""
+    for tensor in tensors_in([value for value in given[0][2:] if isinstance(value, list | tuple)]):
         tensor.abs_().add_(1)
-    return made
+    return given
 
 
 def _variants(overload: Overload, packet: Any) -> list[Overload]:

@@ -17,14 +17,13 @@ from torch._ops import OpOverload
 
 from ooc.pytorch.splitting import registry
 from ooc.pytorch.splitting.axes import Axis, Named
-from ooc.pytorch.splitting.calls import Given, Sample, Split
+from ooc.pytorch.splitting.calls import Split
 from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.dividers import Stage, divides, divides_along, with_mask
 from ooc.pytorch.splitting.geometry import blocks, flat, narrowed
 from ooc.pytorch.splitting.grids import count, spans
 from ooc.pytorch.splitting.parts import PREFERRED, along, bind, divisions, view_bytes
 from ooc.pytorch.splitting.tables import beside, table
-from ooc.pytorch.splitting.verification import map_tensors, random_like
 
 aten = torch.ops.aten
 
@@ -96,22 +95,16 @@ _trained = table("channels input:1 weight bias running_mean running_var:0 -> 1 0
 _evaluated = table("samples input:0 -> 0", "channels input:1 weight bias running_mean running_var:0 -> 1")
 
 
-def _sample(named: Named) -> Sample:
-    """Random arguments, of which the variances are positive."""
-
-    def make(generator: torch.Generator) -> Given:
-        made = map_tensors(dict(named), lambda tensor: random_like(tensor, generator, Tensor.copy_))
-        for name in ("running_var", "save_var", "save_invstd"):
-            if isinstance(made.get(name), Tensor):
-                made[name].abs_().add_(0.1)
-        return (), made
-
-    return make
+def _positive_variances(named: Named) -> Named:
+    for name in ("running_var", "save_var", "save_invstd"):
+        if isinstance(named.get(name), Tensor):
+            named[name].abs_().add_(0.1)
+    return named
 
 
 @divides(
     "aten::native_batch_norm", "aten::_native_batch_norm_legit", "aten::_native_batch_norm_legit.no_stats",
-    "aten::_native_batch_norm_legit_no_training", sample=_sample,
+    "aten::_native_batch_norm_legit_no_training", sample=_positive_variances,
 )  # fmt: skip
 def batch_norm(context: Context, op: OpOverload, named: Named) -> list[Split]:
     """Result, means and inverse deviations for an input [N, C, ...]; the last two are empty in an evaluation."""
@@ -135,7 +128,7 @@ divides_along(
     "aten::native_batch_norm_backward",
     axes=table("channels grad_out input:1 weight running_mean running_var save_mean save_invstd:0 -> 1 0 0"),
     multiples=_CHANNELS,
-    sample=_sample,
+    sample=_positive_variances,
 )
 
 

@@ -7,6 +7,8 @@ where it does not fit; arguments and results are made and compared on the CPU.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from ooc.pytorch.splitting.calls import Call, CannotSplit, Given, Sample, Specia
 from ooc.pytorch.splitting.memory import CPU, Memory
 from ooc.pytorch.splitting.verification import (
     CHANGES_SPECIALS,
+    IDENTICAL,
     INCOMPARABLE,
     Difference,
     difference,
@@ -31,36 +34,29 @@ _SEED = 20181213
 _ENOUGH_ELEMENTS, _MOST_TURNS = 4096, 16  # so many numbers are compared, from at most so many results
 
 
+@dataclass
 class Trial:
     """Compares divisions with the operator in one piece, of which arguments and result are made when first needed.
 
     A few numbers may agree by luck, so small results are compared for several sets of arguments.
     """
 
-    def __init__(
-        self,
-        call: Call,
-        memory: Memory,
-        whole: Callable[..., Any],
-        sample: Sample | None,
-        specials: Specials,
-        copy: Callable[[Tensor, Tensor], object] | None = None,
-    ) -> None:
-        self._call, self._memory, self._whole, self._sample, self._specials = call, memory, whole, sample, specials
-        self._copy = copy or memory.copy_out  # (target, source) of tensors whose numbers count
-        self._made: tuple[Given, Any] | None = None  # the first arguments, and the result in one piece
+    call: Call
+    memory: Memory
+    whole: Callable[..., Any]
+    sample: Sample | None
+    specials: Specials
+    copy: Callable[[Tensor, Tensor], object]  # (target, source) of tensors whose numbers count
 
     def compare(self, candidate: Split) -> Difference:
-        with self._memory.trial():
+        with self.memory.trial():
             try:
-                found = self._compare_once(candidate, 0)
-                assert self._made is not None
-                turns = _turns(self._made[1][0])
-                for turn in range(1, turns):
+                turns = _turns(self._first[1][0])
+                for turn in range(turns):
+                    found = self._compare_once(candidate, turn)
                     if not found.identical:
-                        break
-                    found = found.worse(self._compare_once(candidate, turn))
-                return found if not found.identical or self._same_specials(candidate, turns) else CHANGES_SPECIALS
+                        return found
+                return IDENTICAL if self._same_specials(candidate, turns) else CHANGES_SPECIALS
             except CannotSplit:
                 return INCOMPARABLE
             except (MemoryError, RuntimeError) as error:
@@ -68,39 +64,35 @@ class Trial:
                     raise
                 raise CannotSplit(f"no host memory to find out whether parts give the same bits: {error}") from None
 
+    @cached_property
+    def _first(self) -> tuple[Given, Any]:
+        return self._run_whole(0, None)
+
     def _same_specials(self, candidate: Split, turns: int) -> bool:
-        kinds = self._specials.kinds
-        if not kinds or not any(t.is_floating_point() or t.is_complex() for t in tensors_in(self._made)):
+        kinds = self.specials.kinds
+        if not kinds or not any(t.is_floating_point() or t.is_complex() for t in tensors_in(self._first)):
             return True
         numbers = range(max(turns, len(kinds)))
         return all(self._compare_once(candidate, n, kinds[n % len(kinds)]).identical for n in numbers)
 
     def _compare_once(self, candidate: Split, turn: int, special: str | None = None) -> Difference:
-        if turn > 0 or special is not None:
-            given, expected = self._run_whole(turn, special)
-        else:
-            self._made = self._made or self._run_whole(0, None)
-            given, expected = self._made
+        given, expected = self._run_whole(turn, special) if turn > 0 or special is not None else self._first
         return difference(expected, self._outcome(candidate.run, given))
 
     def _run_whole(self, turn: int, special: str | None) -> tuple[Given, Any]:
         generator = torch.Generator().manual_seed(_SEED + turn)
-        if self._sample is not None:
-            given = self._sample(generator)
-        else:
-            call = (self._call.arguments, self._call.keywords)
-            given = map_tensors(call, lambda t: random_like(t, generator, self._copy))
+        call = (self.call.arguments, self.call.keywords)
+        given = map_tensors(call, lambda t: random_like(t, generator, self.copy))
+        if self.sample is not None:
+            given = self.sample(given)
         if special is not None:
             given = self._with_specials(given, special, generator)
-        return given, self._outcome(self._undivided, given)
-
-    def _undivided(self, *arguments: Any, **keywords: Any) -> Any:
-        with self._memory.undivided():
-            return self._whole(*arguments, **keywords)
+        with self.memory.undivided():
+            return given, self._outcome(self.whole, given)
 
     def _outcome(self, run: Callable[..., Any], given: Given) -> Any:
         """What a way to run the call returns, and its arguments afterwards, in plain memory."""
-        memory = self._memory
+        memory = self.memory
         if not memory.on_gpu:
             arguments, keywords = duplicate(given)
             return run(*arguments, **keywords), arguments, keywords
@@ -111,22 +103,20 @@ class Trial:
 
     def _devices(self, given: Given) -> list[torch.device]:
         """Where each argument goes: single numbers of the call may be the CPU's."""
-        if self._sample is not None:
-            return [self._memory.device for _ in tensors_in(given)]
-        return [t.device for t in tensors_in((self._call.arguments, self._call.keywords))]
+        if self.sample is not None:
+            return [self.memory.device for _ in tensors_in(given)]
+        return [t.device for t in tensors_in((self.call.arguments, self.call.keywords))]
 
     def _with_specials(self, given: Given, kind: str, generator: torch.Generator) -> Given:
-        overload = registry.overload_of(self._call.operator)
-        names = [a.name for a in overload._schema.arguments] if overload is not None else []
+        overload: Any = registry.overload_of(self.call.operator)
 
         def changed(name: str, value: Any) -> Any:
-            return value if name in self._specials.finite else map_tensors(value, put)
+            if name in self.specials.finite:
+                return value
+            return map_tensors(value, lambda tensor: put_special(tensor, kind, generator))
 
-        def put(tensor: Tensor) -> Tensor:
-            return put_special(tensor, kind, generator)
-
-        arguments = [changed(names[n] if n < len(names) else "", value) for n, value in enumerate(given[0])]
-        return tuple(arguments), {name: changed(name, value) for name, value in given[1].items()}
+        arguments = tuple(changed(a.name, value) for a, value in zip(overload._schema.arguments, given[0]))
+        return arguments, {name: changed(name, value) for name, value in given[1].items()}
 
 
 def _turns(result: Any) -> int:

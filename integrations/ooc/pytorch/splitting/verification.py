@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
 
 from ooc.pytorch.splitting.geometry import extent
 
@@ -22,25 +23,17 @@ SPARSE, DENSE, NOT_POSITIVE, NOT_NEGATIVE = "sparse", "dense", "not positive", "
 KINDS = (SPARSE, DENSE, NOT_POSITIVE, NOT_NEGATIVE)
 # Types whose numbers PyTorch draws; for others they are converted.
 _DRAWN = {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128}
-_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}  # by bytes of an element
 
 
 def map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
     """`value` with `change` applied to every tensor in it, also in lists, tuples and dictionaries."""
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, list | tuple):
-        return type(value)(map_tensors(element, change) for element in value)
-    if isinstance(value, dict):
-        return {key: map_tensors(element, change) for key, element in value.items()}
-    return value
+    return tree_map_only(Tensor, change, value)
 
 
 def tensors_in(value: Any) -> list[Tensor]:
     """Every tensor in a value, in order."""
-    found: list[Tensor] = []
-    map_tensors(value, found.append)
-    return found
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
 def random_like(tensor: Tensor, generator: torch.Generator, copy: Callable[[Tensor, Tensor], Any]) -> Tensor:
@@ -59,13 +52,9 @@ def random_like(tensor: Tensor, generator: torch.Generator, copy: Callable[[Tens
         else:
             memory.copy_(torch.randn(memory.shape, generator=generator))
     elif length:
-        source = tensor.as_strided((length,), (1,)) if tensor.is_contiguous() else None
-        if source is not None:
-            copy(memory.narrow(0, offset, length), source)
-        else:
-            memory.zero_()
-            if not any(step == 0 and size > 1 for size, step in zip(tensor.shape, tensor.stride())):
-                copy(made, tensor)
+        memory.zero_()
+        if not any(step == 0 and size > 1 for size, step in zip(tensor.shape, tensor.stride())):
+            copy(made, tensor)
     return made
 
 
@@ -110,11 +99,7 @@ def _special_numbers(dtype: torch.dtype) -> Tensor:
 
 def duplicate(value: Any) -> Any:
     """A copy of every tensor in a value, with the same strides and offset."""
-
-    def again(tensor: Tensor) -> Tensor:
-        return storage_line(tensor).clone().as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
-
-    return map_tensors(value, again)
+    return map_tensors(value, lambda t: storage_line(t).clone().as_strided(t.shape, t.stride(), t.storage_offset()))
 
 
 def storage_line(tensor: Tensor) -> Tensor:
@@ -130,12 +115,6 @@ class Difference:
     largest: float
     relative: float  # to the largest absolute value of the first
 
-    def worse(self, other: Difference) -> Difference:
-        """The worse of two differences in each respect."""
-        return Difference(
-            self.identical and other.identical, max(self.largest, other.largest), max(self.relative, other.relative)
-        )
-
 
 IDENTICAL = Difference(True, 0.0, 0.0)
 INCOMPARABLE = Difference(False, math.inf, math.inf)
@@ -143,36 +122,36 @@ CHANGES_SPECIALS = Difference(False, 0.0, 0.0)  # ordinary numbers are the same
 
 
 def difference(expected: Any, found: Any) -> Difference:
-    """Compares two results: tensors of the same sizes, strides and types, or sequences of them, or numbers."""
+    """Compares two results: tensors of the same sizes, strides and types, or numbers, or both in lists and the like."""
+    (expected_leaves, expected_shape), (found_leaves, found_shape) = tree_flatten(expected), tree_flatten(found)
+    if expected_shape != found_shape:
+        return INCOMPARABLE
+    each = [IDENTICAL, *map(_leaf_difference, expected_leaves, found_leaves)]
+    return Difference(
+        all(one.identical for one in each), max(one.largest for one in each), max(one.relative for one in each)
+    )
+
+
+def _leaf_difference(expected: Any, found: Any) -> Difference:
     if isinstance(expected, Tensor) and isinstance(found, Tensor):
         return _tensor_difference(expected, found)
-    if isinstance(expected, list | tuple) and isinstance(found, list | tuple) and len(expected) == len(found):
-        total = IDENTICAL
-        for one, other in zip(expected, found):
-            total = total.worse(difference(one, other))
-        return total
-    if isinstance(expected, dict) and isinstance(found, dict) and list(expected) == list(found):
-        return difference(list(expected.values()), list(found.values()))
     if isinstance(expected, torch.Generator) and isinstance(found, torch.Generator):
         return IDENTICAL  # a handler that draws from one returns its state, which is compared
     return IDENTICAL if type(expected) is type(found) and expected == found else INCOMPARABLE
 
 
-def _strides_that_count(tensor: Tensor) -> list[int]:
-    return [step for size, step in zip(tensor.shape, tensor.stride()) if size > 1]
-
-
 def _tensor_difference(expected: Tensor, found: Tensor) -> Difference:
     if expected.shape != found.shape or expected.dtype != found.dtype:
         return INCOMPARABLE
-    if expected.numel() and _strides_that_count(expected) != _strides_that_count(found):
+    strides = zip(expected.shape, expected.stride(), found.stride())
+    if expected.numel() and any(one != other for size, one, other in strides if size > 1):
         return INCOMPARABLE
-    identical, largest, scale = True, 0.0, 0.0
+    identical, largest, scale, bits = True, 0.0, 0.0, _BITS[expected.element_size()]
     one, other = expected.detach().contiguous().flatten(), found.detach().contiguous().flatten()
     for start in range(0, one.numel(), _COMPARED_AT_ONCE):
         a, b = one[start : start + _COMPARED_AT_ONCE], other[start : start + _COMPARED_AT_ONCE]
         scale = max(scale, _largest(a))
-        if _same_bits(a, b):
+        if torch.equal(a.view(bits), b.view(bits)):
             continue
         identical = False
         largest = max(largest, _distance(a, b))
@@ -181,25 +160,17 @@ def _tensor_difference(expected: Tensor, found: Tensor) -> Difference:
     return Difference(False, largest, largest / scale if scale > 0 else math.inf if largest > 0 else 0.0)
 
 
-def _same_bits(a: Tensor, b: Tensor) -> bool:
-    bits = torch.int64 if a.dtype == torch.complex128 else _BITS.get(a.element_size(), torch.int8)
-    return bool(torch.equal(a.view(bits), b.view(bits)))
-
-
 def _wide(a: Tensor) -> Tensor:
     return a.to(torch.complex128 if a.is_complex() else torch.float64)
 
 
 def _largest(a: Tensor) -> float:
-    absolute = _wide(a).abs()
-    finite = absolute[absolute.isfinite()]
-    return float(finite.max()) if finite.numel() else 0.0
+    """The largest absolute value that is finite."""
+    return float(_wide(a).abs().nan_to_num(0.0, 0.0, 0.0).max())
 
 
 def _distance(a: Tensor, b: Tensor) -> float:
     one, other = _wide(a), _wide(b)
     same = (one == other) | (one.isnan() & other.isnan())
-    apart = (one - other).abs()[~same]
-    if not apart.numel():
-        return 0.0  # signs of zeros, or kinds of NaN
+    apart = (one - other).abs().masked_fill(same, 0.0)  # signs of zeros and kinds of NaN are no distance
     return math.inf if bool(apart.isnan().any()) else float(apart.max())
