@@ -36,17 +36,16 @@ def key(operator: str, shapes: str, device: torch.device = _CPU) -> Key:
 
 def library(device: torch.device = _CPU) -> str:
     """PyTorch's version, those of its settings that choose kernels, and our own."""
-    settings = _gpu() if device.type == "cuda" else _cpu()
+    if device.type == "cuda":
+        settings = _gpu()
+    else:
+        settings = [f"{torch.get_num_threads()} threads", "oneDNN" if torch._C._get_mkldnn_enabled() else "no oneDNN"]
     settings.append(f"matmul {torch.get_float32_matmul_precision()}")
     if torch.are_deterministic_algorithms_enabled():
         settings.append("deterministic")
     libraries = ("MKL_", "ONEDNN_", "CUBLAS_", "CUDNN_")
     known = " ".join(f"{name}={os.environ[name]}" for name in sorted(os.environ) if name.startswith(libraries))
     return f"torch {torch.__version__}, {', '.join(settings)}, ways {version()}" + (f", {known}" if known else "")
-
-
-def _cpu() -> list[str]:
-    return [f"{torch.get_num_threads()} threads", "oneDNN" if torch._C._get_mkldnn_enabled() else "no oneDNN"]
 
 
 def _gpu() -> list[str]:

@@ -9,7 +9,7 @@ def linear(context, input, weight, bias=None):
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -121,7 +121,9 @@ class Context(Memory):
             )
         if not verdict.largest_relative <= _MOST_ROUNDING:  # so much is not rounding any more
             raise CannotSplit(f"in parts ({chosen.how}) the result differs by {verdict.largest_relative:.3g} of itself")
-        self.used(*astuple(verdict))
+        # Sums in parts change bits on some data, even if they did not on the data of the trial.
+        exact = verdict.identical and not chosen.rounds
+        self.used(chosen.how, chosen.parts, exact, verdict.largest_difference, verdict.largest_relative)
         return chosen
 
     def _leave_data(self) -> None:
@@ -164,11 +166,6 @@ class Context(Memory):
         """
         if not self.verifying:
             self.layer = SplitRecord(self._key.operator, self._key.shapes, how, parts, *apart)
-
-    def inexact(self) -> None:
-        """Notes that the chosen division changes bits on some data, whatever was found on other data."""
-        if self.layer is not None:
-            self.layer.exact = False
 
     def count(self) -> None:
         """Counts the call, which has succeeded."""

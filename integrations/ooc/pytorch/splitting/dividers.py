@@ -98,10 +98,7 @@ class Divided:
             context.used(candidates[0].how, candidates[0].parts)
             return candidates[0]
         sample = None if self.sample is None else partial(_changed, self.op, self.sample)
-        chosen = context.choose(stage.name, candidates, stage.whole, sample, self.specials, may_wait=True)
-        if chosen.rounds:
-            context.inexact()  # even if it was identical on the data of the verification
-        return chosen
+        return context.choose(stage.name, candidates, stage.whole, sample, self.specials, may_wait=True)
 
 
 def _changed(op: OpOverload, change: Change, given: Given) -> Given:
@@ -139,10 +136,8 @@ def divides(
 
     def register(divide: _D) -> _D:
         for name in names:
-            op = registry.overload_of(name)
-            if op is not None:
-                handler = Divided(op, divide, sample, moves, specials)
-                registry.handler(name)(handler)
+            if (op := registry.overload_of(name)) is not None:
+                registry.handler(name)(Divided(op, divide, sample, moves, specials))
         return divide
 
     return register

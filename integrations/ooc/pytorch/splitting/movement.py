@@ -131,13 +131,10 @@ def stack(context: Context, tensors: Sequence[Tensor], dim: int = 0) -> Moves:
 # ---- padding, gradients of views, and shifts ------------------------------------------------------------------------
 
 
-def _around(
-    context: Context, size: Sequence[int], source: Tensor, value: Any, place: Callable[[Tensor], Pair]
-) -> Moves:
-    """A new tensor with the same value everywhere but at a place in it, which `place` finds, with its source."""
+def _larger(context: Context, size: Sequence[int], source: Tensor) -> Tensor:
+    """Memory for a tensor that has the source in it; it lies as the source does, if it has as many dimensions."""
     order = layout(source) if len(size) == source.dim() else torch.contiguous_format
-    made = context.empty(like=torch.empty(size, dtype=source.dtype, device="meta", memory_format=order))
-    return made, [(made, value), place(made)]
+    return context.empty(like=torch.empty(size, dtype=source.dtype, device="meta", memory_format=order))
 
 
 @moves("aten::constant_pad_nd")
@@ -156,12 +153,14 @@ def constant_pad(context: Context, source: Tensor, pad: Sequence[int], value: An
             tensor = tensor.narrow(d, start, tensor.shape[d] - start - max(sign * after, 0))
         return tensor
 
-    return _around(context, size, source, value, lambda made: (inside(made, 1), inside(source, -1)))
+    made = _larger(context, size, source)
+    return made, [(made, value), (inside(made, 1), inside(source, -1))]
 
 
 def _gradient(view: Callable[..., Tensor], context: Context, grad: Tensor, sizes: Sequence[int], *place: int) -> Moves:
     """The gradient of a tensor of which there was a view: zeros but where the view was."""
-    return _around(context, sizes, grad, 0, lambda made: (view(made, *place), grad))
+    made = _larger(context, sizes, grad)
+    return made, [(made, 0), (view(made, *place), grad)]
 
 
 for _view in ("slice", "select", "diagonal"):

@@ -51,7 +51,8 @@ class Trial:
     def compare(self, candidate: Split) -> Difference:
         with self.memory.trial():
             try:
-                turns = _turns(self._first[1][0])
+                elements = sum(tensor.numel() for tensor in tensors_in(self._first[1][0]))
+                turns = min(max(-(-_ENOUGH_ELEMENTS // max(elements, 1)), 1), _MOST_TURNS)
                 for turn in range(turns):
                     found = self._compare_once(candidate, turn)
                     if not found.identical:
@@ -96,16 +97,12 @@ class Trial:
         if not memory.on_gpu:
             arguments, keywords = duplicate(given)
             return run(*arguments, **keywords), arguments, keywords
-        devices = iter(self._devices(given))
+        call = tensors_in((self.call.arguments, self.call.keywords))
+        # Single numbers of the call may be the CPU's.
+        devices = iter([t.device for t in call] if self.sample is None else [memory.device] * len(tensors_in(given)))
         arguments, keywords = map_tensors(given, lambda t: memory.copied(t, next(devices)))
         left = (run(*arguments, **keywords), arguments, keywords)
         return map_tensors(left, lambda t: memory.copied(t, CPU))
-
-    def _devices(self, given: Given) -> list[torch.device]:
-        """Where each argument goes: single numbers of the call may be the CPU's."""
-        if self.sample is not None:
-            return [self.memory.device for _ in tensors_in(given)]
-        return [t.device for t in tensors_in((self.call.arguments, self.call.keywords))]
 
     def _with_specials(self, given: Given, kind: str, generator: torch.Generator) -> Given:
         overload: Any = registry.overload_of(self.call.operator)
@@ -117,9 +114,3 @@ class Trial:
 
         arguments = tuple(changed(a.name, value) for a, value in zip(overload._schema.arguments, given[0]))
         return arguments, {name: changed(name, value) for name, value in given[1].items()}
-
-
-def _turns(result: Any) -> int:
-    """How many results have to be compared so that enough numbers are."""
-    elements = sum(tensor.numel() for tensor in tensors_in(result))
-    return min(max(-(-_ENOUGH_ELEMENTS // max(elements, 1)), 1), _MOST_TURNS)
