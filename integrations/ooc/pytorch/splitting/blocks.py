@@ -6,14 +6,13 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ooc.pytorch.splitting.axes import Axis, Named, Span
-from ooc.pytorch.splitting.geometry import dense_stride, extent
+from ooc.pytorch.splitting.geometry import dense_stride
 from ooc.pytorch.splitting.memory import Memory
 
 Cut = Sequence[tuple[Axis, Sequence[Span]]]  # axes in their order, each with its blocks
@@ -24,15 +23,9 @@ def as_tuple(results: Any) -> tuple[Any, ...]:
     return tuple(results) if isinstance(results, tuple | list) else (results,)
 
 
-@lru_cache(maxsize=4096)
-def _dense(size: torch.Size, stride: tuple[int, ...]) -> bool:
-    numel = size.numel()
-    return numel == 0 or (extent(size, stride) == numel and all(s > 0 or n == 1 for n, s in zip(size, stride)))
-
-
 def is_dense(tensor: Tensor) -> bool:
     """Whether its elements fill its memory, each once."""
-    return _dense(tensor.shape, tensor.stride())
+    return bool(tensor.numel() == 0 or torch.ops.aten.is_non_overlapping_and_dense(tensor))
 
 
 def compact(context: Memory, view: Tensor) -> Tensor:
