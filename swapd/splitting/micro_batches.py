@@ -23,8 +23,8 @@ ROUNDING = 1e-12  # relative: the same time summed in another order is no gain
 def fastest_division(table: KernelTable, limit_bytes: int) -> Configuration:
     """WR: the configuration of least time with a workspace of at most `limit_bytes`.
 
-    Among equally fast ones it is one of the fewest parts, which a front lacks if it is larger. Its parts are ordered
-    from the largest to the smallest. Errors are as in `pareto_front`.
+    Among equally fast ones it is one of the fewest parts, while a front has the smallest. Its parts are ordered from
+    the largest to the smallest. Errors are as in `pareto_front`.
     """
     pareto_front(table, limit_bytes)
     return _fastest_within(table, [limit_bytes])[0]
@@ -49,11 +49,11 @@ def pareto_front(table: KernelTable, limit_bytes: int) -> tuple[Configuration, .
 
 
 @lru_cache  # layers of a network often have the same measurements
-def desirable(table: KernelTable) -> list[Configuration]:
+def desirable(table: KernelTable) -> tuple[Configuration, ...]:
     """The desirable configurations of any workspace. Raises UnreachableBatchError if there is none."""
     found = _fastest_within(table, sorted({row.workspace_bytes for row in table.rows}))
     if found:
-        return found
+        return tuple(found)
     reached = {0}
     for b in range(1, 2 * table.batch + 1):  # a multiple of each size lies above the batch
         if any(b - row.batch in reached for row in table.rows):

@@ -1,8 +1,6 @@
 // Recomputation as Python controls it (recompute.py): torch.ops.ooc.recompute_*.
 #include <torch/library.h>
 
-#include <algorithm>
-
 #include "recompute_state.h"
 
 namespace ooc_torch __attribute__((visibility("hidden"))) {
@@ -22,15 +20,13 @@ bool idle(Recompute& r) {
   return r.idle();
 }
 
-bool any_dropped(Recompute& r) {
-  const std::lock_guard<std::mutex> lock(r.books);
-  return std::ranges::any_of(r.history.variables(), &Variable::dropped);
-}
-
 // Uses are watched as long as something is dropped, or may be.
 void take_effect() {
   Recompute& r = recompute();
-  watch_uses(!idle(r) || any_dropped(r));
+  std::unique_lock<std::mutex> lock(r.books);
+  const bool needed = !r.idle() || !all_dropped(r).empty();
+  lock.unlock();
+  watch_uses(needed);
 }
 
 // Everything that is dropped is made again.
@@ -50,8 +46,7 @@ void forget_iteration() {
     make_all_again();
     free_needless();
     const std::scoped_lock alone(r.remaking, r.books);
-    const bool dropped = std::ranges::any_of(r.history.variables(), &Variable::dropped);
-    if (dropped || !r.lingering.empty()) continue;  // another thread dropped or freed it meanwhile
+    if (!all_dropped(r).empty() || !r.lingering.empty()) continue;  // another thread dropped or freed it meanwhile
     return r.forget_iteration();
   }
 }

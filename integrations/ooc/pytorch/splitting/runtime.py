@@ -69,7 +69,8 @@ class Runtime:
         self._chunk_bytes = int(core.stats()["chunk_bytes"])
         self._store_path = store if store is not None else default_path()
         self._verifier = Verifier()
-        self._too_large: set[tuple[str, str]] = set()  # operators and shapes of which no part as it is fits
+        self._too_large: set[tuple[str, str]] = set()  # operators and shapes that do not fit in one piece
+        self._not_fast: set[tuple[str, str]] = set()  # those whose micro-batches do not fit
         self._known: dict[tuple[str, str, Share | None], int] = {}  # what one part may take, by operator and shapes
         self._budget = 0  # for which that was found out
         self.fast: Fast | None = None
@@ -95,9 +96,8 @@ class Runtime:
     ) -> Any:
         """Runs a handler in parts. Raises CannotSplit, FasterWhole or NotYet."""
         call = Call(operator, arguments, keywords)
-        if torch.ops.ooc.whole_failed():
-            self._too_large.add((operator, call.shapes))
-        if self.fast is not None and operator in FAST and self._fits(call):
+        key = (operator, call.shapes)
+        if self.fast is not None and operator in FAST and key not in self._not_fast and self._fits(key):
             choice = self.fast.choice(call)
             if choice is None:
                 raise FasterWhole
@@ -105,7 +105,7 @@ class Runtime:
             try:
                 result = split.run(*arguments, **keywords)
             except torch.OutOfMemoryError:
-                self._too_large.add((operator, call.shapes))
+                self._not_fast.add(key)
             else:
                 self.tally.add(SplitRecord(operator, call.shapes, *astuple(verdict)))
                 return result
@@ -113,13 +113,16 @@ class Runtime:
             return self._run_by(self.rules, call, found, writes)
         return self._run_fitting(call, found, writes, None)
 
-    def _fits(self, call: Call) -> bool:
-        """Whether a call may have come here although it fits."""
-        return (call.operator, call.shapes) not in self._too_large
+    def _fits(self, key: tuple[str, str]) -> bool:
+        """Whether a call came here although it fits, as far as is known."""
+        if torch.ops.ooc.whole_failed():
+            self._too_large.add(key)
+        return key not in self._too_large
 
     def _run_by(self, rules: Rules, call: Call, found: Handler, writes: bool) -> Any:
         """Runs a handler in as many parts as mmCNN's rules say."""
-        first, share, fits = rules.begin(), rules.share(call), call.operator in HEAVY and self._fits(call)
+        first, share = rules.begin(), rules.share(call)
+        fits = call.operator in HEAVY and self._fits((call.operator, call.shapes))
         if not fits or (share is not None and share.parts > 1):
             try:
                 result = self._run_fitting(call, found, writes, share)
