@@ -25,6 +25,7 @@ IN_CORE, SWAP_ONLY, OURS, CHECKPOINT = "in-core", "swap only", "ours", "checkpoi
 ARMS = (IN_CORE, SWAP_ONLY, OURS, CHECKPOINT)
 # Once for a model; the first of them holds the links.
 IN_CORE_ALONE, TRACED, CHECKPOINT_IN_CORE, PLAIN = "in-core alone", "traced", "checkpoint in-core", "plain"
+BOUND_PLACES = 96  # a run looks at 32 at most
 OVERSUBSCRIPTIONS = (2.0, 4.0, 8.0)
 SLOWDOWNS = (2.0, 4.0)  # how many times the in-core step swapping alone takes at least
 # Two plans of what is recorded; ours then times swapping alone, tries what it drops, plans that twice, and compares.
@@ -66,7 +67,7 @@ def cases_of(
         for slowdown in slowdowns:
             machine = held_link(trace, budget, slowdown * in_core_seconds)
             problem = Problem.from_trace(trace, budget, machine=machine)
-            bounds = lower_bound(problem), recompute_bound(problem, history, candidates)
+            bounds = lower_bound(problem), recompute_bound(problem, history, candidates, BOUND_PLACES)
             rate = machine.in_bytes_per_second
             found.append(Case(x, slowdown, budget, rate, problem.compute_seconds, *bounds))
     return found

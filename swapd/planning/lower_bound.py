@@ -136,13 +136,15 @@ class Forced:
         uses = problem.uses
         order = np.argsort(uses.function, kind="stable")
         self.by_function = uses.variable[order]
+        self.user = uses.function[order]
         self.written = uses.write[order]
-        self.offsets = np.searchsorted(uses.function[order], np.arange(n + 1))
+        self.offsets = np.searchsorted(self.user, np.arange(n + 1))
         self.into = self._into()
         self.out = self._out()
 
-    def _rows(self, function: int) -> slice:
-        return slice(int(self.offsets[function]), int(self.offsets[function + 1]))
+    def _rows(self, first: int, stop: int) -> slice:
+        """The uses by some functions that follow each other."""
+        return slice(int(self.offsets[first]), int(self.offsets[stop]))
 
     def _entry_next(self) -> NDArray[np.int64]:
         """int64[V]: n + the function that first uses a surviving variable in the next iteration, else `_NEVER`."""
@@ -163,18 +165,19 @@ class Forced:
         following = self._entry_next()  # the function that next uses each variable that exists by then
         following[problem.born == n] = _NEVER  # such a variable appears after the last function
         result = np.zeros((m, m), np.int64)
-        at = m - 1
-        for function in range(n - 1, -1, -1):
-            used = self.by_function[self._rows(function)]
-            following[used] = np.where(problem.born[used] == function, _NEVER, function)
-            if at >= 0 and self.places[at] == function:
-                ahead = following - function
-                needed = np.flatnonzero((ahead > 0) & (ahead <= n))
-                sums = np.bincount(ahead[needed], weights=problem.chunks[needed], minlength=n + 1)
-                distances = self.unwrapped[at + 1 : at + m + 1] - function  # the last one is a whole iteration
-                excess = int(problem.pinned[function]) - problem.capacity_chunks
-                result[at] = np.maximum(np.cumsum(sums)[distances].astype(np.int64) + excess, 0)
-                at -= 1
+        stop = n
+        for at in range(m - 1, -1, -1):
+            function = int(self.places[at])
+            rows = self._rows(function, stop)
+            used, user = self.by_function[rows][::-1], self.user[rows][::-1]  # of several uses the first one stays
+            following[used] = np.where(problem.born[used] == user, _NEVER, user)
+            stop = function
+            ahead = following - function
+            needed = np.flatnonzero((ahead > 0) & (ahead <= n))
+            sums = np.bincount(ahead[needed], weights=problem.chunks[needed], minlength=n + 1)
+            distances = self.unwrapped[at + 1 : at + m + 1] - function  # the last one is a whole iteration
+            excess = int(problem.pinned[function]) - problem.capacity_chunks
+            result[at] = np.maximum(np.cumsum(sums)[distances].astype(np.int64) + excess, 0)
         return result
 
     def _last_writes(self) -> NDArray[np.int64]:
@@ -192,16 +195,15 @@ class Forced:
 
     def _out(self) -> NDArray[np.int64]:
         """int64[m, m]: chunks that each stretch must send out, found for all stretches with the same end at once."""
-        n, m = self.n, self.m
         written = self._last_writes()
-        result = np.zeros((m, m), np.int64)
-        at = 0
-        for function in range(n):
-            if at < m and self.places[at] == function:
-                self._out_before(at, written, result)
-                at += 1
-            rows = self._rows(function)
-            written[self.by_function[rows][self.written[rows]]] = function
+        result = np.zeros((self.m, self.m), np.int64)
+        begin = 0
+        for at, function in enumerate(self.places.tolist()):
+            rows = self._rows(begin, function)
+            writes = self.written[rows]
+            written[self.by_function[rows][writes]] = self.user[rows][writes]  # of several writes the last one stays
+            begin = function
+            self._out_before(at, written, result)
         return result
 
     def _out_before(self, at: int, written: NDArray[np.int64], result: NDArray[np.int64]) -> None:
@@ -209,7 +211,7 @@ class Forced:
         problem, n, m = self.problem, self.n, self.m
         stop = int(self.places[at])
         live = (problem.born < stop) & (problem.died >= stop) & ~problem.dormant & (written >= stop - n)
-        live[self.by_function[self._rows(stop)]] = False
+        live[self.by_function[self._rows(stop, stop + 1)]] = False
         sums = np.bincount(written[live] - (stop - n), weights=problem.chunks[live], minlength=n + 1)
         dirty = np.cumsum(sums[::-1])[::-1].astype(np.int64)  # chunks last written at each position or behind it
         lengths = np.arange(1, m + 1)  # how many places before `at` each stretch starts

@@ -57,21 +57,33 @@ def idle(problem: Problem, work: int = WORK) -> Plan:
         if tried[-1][1].seconds <= goal:
             break
     plan, timeline, way = min(tried, key=lambda attempt: attempt[1].seconds)
-    paced, best = problem, timeline.seconds
-    for _ in range(min(ROUNDS, attempts - len(tried))):
-        if best <= goal:
-            break
+    return _paced(problem, plan, timeline, way, min(ROUNDS, attempts - len(tried)), goal)[0]
+
+
+def plan_in(problem: Problem, way: Way, promising: float = 0.0, goal: float = 0.0) -> tuple[Plan, float, int]:
+    """Plan in one way, for a problem that has its room for each function but not for everything.
+
+    Returns:
+        The plan, the seconds that it simulates, and the attempts: where these seconds are at most `promising`, and
+        until they are `goal`, it is planned again with stretched times.
+    """
+    plan, timeline = _attempt(problem, problem, find_intervals(problem), way)
+    return _paced(problem, plan, timeline, way, ROUNDS if timeline.seconds <= promising else 0, goal)
+
+
+def _paced(
+    problem: Problem, plan: Plan, timeline: SimulationResult, way: Way, rounds: int, goal: float = 0.0
+) -> tuple[Plan, float, int]:
+    """The fastest of a plan and those that are made with times stretched by the stalls of the one before;
+    its seconds; and how many there were."""
+    paced, best, attempts = problem, timeline.seconds, 1
+    while attempts <= rounds and best > goal:
+        attempts += 1
         paced = _stretched(problem, paced, timeline)
         candidate, timeline = _attempt(problem, paced, find_intervals(paced), way._replace(margin=way.margin or 2.0))
         if timeline.seconds < best:
             plan, best = candidate, timeline.seconds
-    return plan
-
-
-def plan_in(problem: Problem, way: Way) -> Plan:
-    """Plan in one way, for a problem that has its room for each function but not for everything."""
-    intervals = find_intervals(problem)
-    return place(problem, intervals, choose(problem, intervals, way.margin, way.clean_first), "idle", way.latencies)
+    return plan, best, attempts
 
 
 def _attempt(problem: Problem, paced: Problem, intervals: Intervals, way: Way) -> tuple[Plan, SimulationResult]:

@@ -1,29 +1,28 @@
 """Choice: which variables are dropped and made again, and which are swapped, so that a step is fastest.
 
 Candidates come in an order: those that take the fewest seconds of computation for each byte that they save the link
-come first. Groups of them are taken in that order, and given back later, wherever the time of a step becomes shorter by
-the formula of two phases (`swapd.planning.lower_bound.bound`) for the rewritten trace. That counts what groups do to
-each other: where inputs were dropped too, more is made again at once, and the memory that this takes may cost more than
-a drop saves. The search begins at none and at what published ways choose. The most promising sets that it meets are
-planned and simulated. The formula knows nothing of how little room single functions leave, so where there is time the
-search goes on from the fastest set with the simulator as judge. What it ends at is kept if it is faster than swapping
-alone.
+come first. The search begins at what published ways choose, and at what the linear programme of `bound` makes again in
+its least step. A set of drops is carried out on the trace, what is left to swap is planned, and the simulator says how
+long a step takes. That counts what drops do to each other: where inputs were dropped too, more is made again at once,
+and the memory that this takes may cost more than a drop saves.
+
+From one set the search goes on to others that differ by a few candidates: first wherever the formula of two phases
+(`swapd.planning.lower_bound.bound`) finds that faster, which takes no plan, then wherever the simulator does, unless
+the lower bound rules it out. What it ends at is kept if it is faster than swapping alone.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
-import numpy as np
-
-from swapd.planning.lower_bound import bound
+from swapd.planning.lower_bound import bound, lower_bound
 from swapd.planning.plan import Plan
 from swapd.planning.problem import InfeasibleError, Problem
 from swapd.policies import make_plan
-from swapd.policies.idle import WAYS, plan_in
+from swapd.policies.idle import CLOSE, WAYS, Way, plan_in
+from swapd.recompute.bound import relaxed
 from swapd.recompute.candidates import Candidate, Drop, find_candidates
 from swapd.recompute.history import History
 from swapd.recompute.published import checkpointed, swap_then_recompute
@@ -32,16 +31,16 @@ from swapd.simulation.simulator import simulate_once
 from swapd.trace.trace import Trace
 
 MOST_TOGETHER = 16  # functions that run again before one function, all drops considered
-STARTS = 2  # sets from which the search climbs: nothing, and the most promising of the published ways'
-SEGMENTS = (2, 4, 8, 16, 32, 64)  # of checkpointing, where a climb may start
-ROUNDS = 2  # times through all groups of candidates
-GROUPS, LEAST_GROUPS = 64, 4
-ESTIMATED = 160_000  # functions in all traces for which the formula is asked; each takes about 2 us
-JUDGED = 16_000  # functions and moves in all plans that are simulated to find the fastest; each takes about 15 us
-IMPROVED = 45_000  # in these and in all that are simulated to make it faster
-MOST_PLANNED = 4_000  # functions of traces for which more than one plan is made
-CHANGES = 200  # that are tried, most of which the formula already tells to be slower
-WIDEST = 5  # a change of the fastest set is of at most 2 ** WIDEST candidates
+SEGMENTS = (2, 4, 8, 16, 32, 64)  # of checkpointing, where the search may start
+SHARES = (0.9, 0.5, 0.1)  # the search starts with what the linear programme makes again to more than such a part
+CUTS = 24  # of the lower bound that rules changes out
+MOST_SEARCHED = 4_000  # functions of traces for which more is planned than one set of a published way
+ESTIMATED, CHANGED = 200, 400  # changes that are tried, with the formula and with the simulator
+WIDEST = 5  # a change is of at most 2 ** WIDEST candidates
+SIMULATED = 120_000  # functions and moves in all plans that are simulated; each takes about 12 us, planning included
+TRIED_WAYS = WAYS[0], WAYS[2], WAYS[4]
+ANOTHER = 0.2  # of the changes are planned in one of these too, beside the way of the fastest plan
+PROMISING = 1.06  # times the seconds of the fastest: what is so near is planned again with stretched times
 WORTH = 0.99  # times the seconds of swapping alone: less gain than that is not worth it
 
 
@@ -57,8 +56,9 @@ class Choice:
     swap_only_seconds: float
 
 
+Drops = frozenset[Drop]
+Made = tuple[Problem, Rewritten]  # by a set of drops
 Planned = tuple[float, Plan, Problem, Rewritten]
-Chosen = frozenset[Drop]
 
 
 def choose(
@@ -87,7 +87,7 @@ def choose(
     best = None
     if before > problem.compute_seconds / WORTH:
         best = _Search(trace, problem, make_problem, without_statistics).best()
-    if best is not None and best[2].functions <= MOST_PLANNED:
+    if best is not None and best[2].functions <= MOST_SEARCHED:
         better = plan(best[2])
         seconds = _seconds(best[2], better)
         if seconds < best[0]:
@@ -104,85 +104,68 @@ def _seconds(problem: Problem, plan: Plan) -> float:
     return simulate_once(problem, plan).seconds if known is None else known
 
 
+def _phases(made: Made) -> float:
+    """Of a step by the formula of two phases."""
+    return bound(made[0]).seconds
+
+
 class _Search:
     def __init__(
         self, trace: Trace, problem: Problem, make_problem: Callable[[Trace], Problem], without_statistics: bool
     ) -> None:
         self.problem, self.make_problem = problem, make_problem
         self.history = History(trace, without_statistics=without_statistics)
-        self.estimated: dict[Chosen, float] = {}
-        self.judged = 0  # functions and moves of all plans that were simulated
-        self.fastest: Planned | None = None  # of them
         over = problem.live > problem.capacity_chunks
         self.candidates = find_candidates(self.history, least_bytes=problem.chunk_bytes, during=over)
+        self.simulated = 0  # functions and moves
+        self.fastest: Planned | None = None
+        self.way = WAYS[0]  # in which it was planned
 
     def best(self) -> Planned | None:
         """The fastest of the sets of candidates that are planned; None if there is none."""
-        large = self.problem.functions > MOST_PLANNED
         order = together(self.history, self._ordered(), MOST_TOGETHER)
         if not order:
             return None
-        starts = sorted(self._starts(order, large), key=self._estimate)
-        reached = set(starts)
-        climbed = starts[:1] if large else dict.fromkeys([frozenset(), *starts[:STARTS]])
-        for start in list(climbed)[:STARTS]:
-            reached.update(self._climb(order, start, 1 if large else ROUNDS))
-        for chosen in sorted(reached - {frozenset()}, key=lambda chosen: (self._estimate(chosen), sorted(chosen))):
-            self._judge(chosen)
-            if self.judged >= JUDGED:
+        starts = [swap_then_recompute(self.problem, order)]
+        starts += [checkpointed(self.problem, order, segments) for segments in SEGMENTS]
+        if self.problem.functions > MOST_SEARCHED:
+            made = min(map(self._problem, filter(None, starts)), key=_phases, default=None)
+            if made is not None:
+                self._judge(*made, TRIED_WAYS[:1])
+            return self.fastest
+        least, parts = relaxed(self.problem, self.history, order)
+        starts += [[c.drop for c, part in zip(order, parts) if part > share] for share in SHARES]
+        found = {drops: self._problem(drops) for drops in map(frozenset, starts)}
+        found |= dict([self._estimated_faster(order, min(found, key=lambda drops: _phases(found[drops])))])
+        found.pop(frozenset(), None)
+        for made in sorted(found.values(), key=_phases):
+            self._judge(*made, TRIED_WAYS)
+            if self.simulated >= SIMULATED // 2:
                 break
-        if not large:
-            self._improve(order)
+        self._simulate_faster(order, CLOSE * least)
         return self.fastest
 
-    def _improve(self, order: Sequence[Candidate]) -> None:
-        """Take or give back a few candidates that are neighbours in some order, wherever that simulates faster."""
-        after, before = (sorted(order, key=key) for key in (lambda c: c.drop.after, lambda c: c.before))
-        chance = random.Random(0)
-        for _ in range(CHANGES if self.fastest is not None else 0):
-            assert self.fastest is not None
-            seconds, chosen = self.fastest[0], frozenset(self.fastest[3].drops)
-            neighbours = chance.choice((order, after, before))
-            first, width = chance.randrange(len(order)), int(2 ** chance.uniform(0, WIDEST))
-            group = frozenset(c.drop for c in neighbours[first : first + width])
-            trial = chance.choice((chosen - group, chosen | group, chosen ^ group))
-            if trial not in (chosen, frozenset()) and self._estimate(trial) < seconds:
-                self._judge(trial)
-                if self.judged >= IMPROVED:
-                    break
+    def _estimated_faster(self, order: Sequence[Candidate], drops: Drops) -> tuple[Drops, Made]:
+        """A set that is reached by changes which the formula finds faster."""
+        made, changes = self._problem(drops), _Changes(order)
+        for _ in range(ESTIMATED):
+            if (trial := changes.of(drops)) is not None:
+                other = self._problem(trial)
+                if _phases(other) < _phases(made):
+                    drops, made = trial, other
+        return drops, made
 
-    def _starts(self, order: Sequence[Candidate], large: bool) -> list[Chosen]:
-        """Where to climb from: nothing, and what published ways choose."""
-        drops = [swap_then_recompute(self.problem, order)]
-        for segments in () if large else SEGMENTS:
-            drops.append(checkpointed(self.problem, self.candidates, segments))
-        return [frozenset(), *(frozenset(chosen) for chosen in drops)]
-
-    def _climb(self, order: Sequence[Candidate], start: Chosen, rounds: int) -> Iterator[Chosen]:
-        """Take groups of candidates, or give them back, wherever the formula of two phases finds that faster.
-
-        One set comes out of each round. The groups are of candidates that follow each other in the order; in every
-        other round, in the program.
-        """
-        count = ESTIMATED // (ROUNDS * STARTS * self.problem.functions)
-        count = min(len(order), GROUPS, max(LEAST_GROUPS, count))
-        ends = np.linspace(0, len(order), count + 1).astype(int).tolist()
-        orders = ([c.drop for c in order], sorted((c.drop for c in order), key=lambda drop: drop.after))
-        chosen, best = start, self._estimate(start)
-        for round_ in range(rounds):
-            for first, last in pairwise(ends):
-                group = frozenset(orders[round_ % 2][first:last])
-                mostly = 2 * len(group & chosen) > len(group)
-                trial = chosen - group if mostly else chosen | group
-                seconds = self._estimate(trial)
-                if seconds < best:
-                    chosen, best = trial, seconds
-            yield chosen
-
-    def _estimate(self, chosen: Chosen) -> float:
-        if chosen not in self.estimated:
-            self.estimated[chosen] = bound(self._problem(chosen)[0] if chosen else self.problem).seconds
-        return self.estimated[chosen]
+    def _simulate_faster(self, order: Sequence[Candidate], goal: float) -> None:
+        """Change the fastest set wherever that simulates faster, until that takes no longer than the goal."""
+        changes = _Changes(order)
+        for _ in range(CHANGED):
+            if self.fastest is None or self.fastest[0] <= goal or self.simulated >= SIMULATED:
+                break
+            if (trial := changes.of(frozenset(self.fastest[3].drops))) is not None:
+                problem, rewritten = self._problem(trial)
+                if lower_bound(problem, CUTS) < self.fastest[0]:
+                    another = changes.chance.sample(TRIED_WAYS, int(changes.chance.random() < ANOTHER))
+                    self._judge(problem, rewritten, (self.way, *another))
 
     def _ordered(self) -> list[Candidate]:
         """The candidates that save more time of the link than they cost, the cheapest first."""
@@ -191,22 +174,45 @@ class _Search:
         worth = [c for c in self.candidates if c.seconds < c.bytes * saved]
         return sorted(worth, key=lambda c: (c.seconds / c.bytes, c.drop.after - c.before))
 
-    def _problem(self, chosen: Chosen) -> tuple[Problem, Rewritten]:
-        rewritten = rewrite(self.history, chosen)
+    def _problem(self, drops: Iterable[Drop]) -> Made:
+        rewritten = rewrite(self.history, drops)
         return self.make_problem(rewritten.trace), rewritten
 
-    def _judge(self, chosen: Chosen) -> None:
+    def _judge(self, problem: Problem, rewritten: Rewritten, ways: Sequence[Way]) -> None:
         """Plan what is left to swap with a set of drops, and keep it if it simulates faster than all others."""
-        problem, rewritten = self._problem(chosen)
         try:
             problem.require_feasible()
         except InfeasibleError:
             return
-        plan = Plan(policy="idle") if problem.fits else plan_in(problem, WAYS[0])
-        seconds = simulate_once(problem, plan).seconds
-        self.judged += problem.functions + len(plan.outs) + len(plan.ins)
-        if self.fastest is None or seconds < self.fastest[0]:
-            self.fastest = seconds, plan, problem, rewritten
+        for way in ways:
+            plan, seconds, attempts = Plan(policy="idle"), problem.compute_seconds, 1
+            if not problem.fits:
+                promising = PROMISING * self.fastest[0] if self.fastest is not None else 0.0
+                plan, seconds, attempts = plan_in(problem, way, promising, CLOSE * lower_bound(problem, CUTS))
+            self.simulated += attempts * (problem.functions + len(plan.outs) + len(plan.ins))
+            if self.fastest is None or seconds < self.fastest[0]:
+                self.fastest, self.way = (seconds, plan, problem, rewritten), way
+
+
+class _Changes:
+    """Changes that were not tried before, at random: candidates that are neighbours in some order come or go."""
+
+    def __init__(self, order: Sequence[Candidate]) -> None:
+        in_program = (sorted(order, key=key) for key in (lambda c: c.drop.after, lambda c: c.before))
+        self.orders = [[c.drop for c in each] for each in (order, *in_program)]
+        self.chance = random.Random(0)
+        self.tried: set[Drops] = {frozenset()}
+
+    def of(self, drops: Drops) -> Drops | None:
+        """Another set; None if this change makes no difference, or leads to a set that was tried."""
+        neighbours = self.chance.choice(self.orders)
+        first, width = self.chance.randrange(len(neighbours)), int(2 ** self.chance.uniform(0, WIDEST))
+        group = frozenset(neighbours[first : first + width])
+        trial = self.chance.choice((drops - group, drops | group, drops ^ group))
+        if trial == drops or trial in self.tried:
+            return None
+        self.tried.add(trial)
+        return trial
 
 
 def together(history: History, order: Sequence[Candidate], most: int) -> list[Candidate]:
