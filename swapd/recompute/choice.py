@@ -136,7 +136,8 @@ class _Search:
         least, parts = relaxed(self.problem, self.history, order)
         starts += [[c.drop for c, part in zip(order, parts) if part > share] for share in SHARES]
         found = {drops: self._problem(drops) for drops in map(frozenset, starts)}
-        found |= dict([self._estimated_faster(order, min(found, key=lambda drops: _phases(found[drops])))])
+        drops, made = self._estimated_faster(order, min(found, key=lambda drops: _phases(found[drops])))
+        found[drops] = made
         found.pop(frozenset(), None)
         for made in sorted(found.values(), key=_phases):
             self._judge(*made, TRIED_WAYS)
