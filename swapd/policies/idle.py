@@ -60,22 +60,25 @@ def idle(problem: Problem, work: int = WORK) -> Plan:
     return _paced(problem, plan, timeline, way, min(ROUNDS, attempts - len(tried)), goal)[0]
 
 
-def plan_in(problem: Problem, way: Way, promising: float = 0.0, goal: float = 0.0) -> tuple[Plan, float, int]:
-    """Plan in one way, for a problem that has its room for each function but not for everything.
+def plan_in(problem: Problem, way: Way) -> Plan:
+    """Plan in one way, for a problem that has its room for each function but not for everything."""
+    return _placed(problem, find_intervals(problem), way)
+
+
+def plan_paced(problem: Problem, way: Way, promising: float, goal: float) -> tuple[Plan, float, int]:
+    """The same, planned again with stretched times where the plan simulates `promising` seconds at most.
 
     Returns:
-        The plan, the seconds that it simulates, and the attempts: where these seconds are at most `promising`, and
-        until they are `goal`, it is planned again with stretched times.
+        The fastest plan, the seconds that it simulates, and the number of plans. `goal` seconds end the attempts.
     """
     plan, timeline = _attempt(problem, problem, find_intervals(problem), way)
     return _paced(problem, plan, timeline, way, ROUNDS if timeline.seconds <= promising else 0, goal)
 
 
 def _paced(
-    problem: Problem, plan: Plan, timeline: SimulationResult, way: Way, rounds: int, goal: float = 0.0
+    problem: Problem, plan: Plan, timeline: SimulationResult, way: Way, rounds: int, goal: float
 ) -> tuple[Plan, float, int]:
-    """The fastest of a plan and those that are made with times stretched by the stalls of the one before;
-    its seconds; and how many there were."""
+    """As `plan_paced`, from a plan and its simulation; each of the rounds stretches times by the stalls before it."""
     paced, best, attempts = problem, timeline.seconds, 1
     while attempts <= rounds and best > goal:
         attempts += 1
@@ -88,8 +91,12 @@ def _paced(
 
 def _attempt(problem: Problem, paced: Problem, intervals: Intervals, way: Way) -> tuple[Plan, SimulationResult]:
     """A plan made with the times and the intervals of `paced`, and its simulation with the times of `problem`."""
-    plan = place(paced, intervals, choose(paced, intervals, way.margin, way.clean_first), "idle", way.latencies)
+    plan = _placed(paced, intervals, way)
     return plan, simulate_once(problem, plan)
+
+
+def _placed(problem: Problem, intervals: Intervals, way: Way) -> Plan:
+    return place(problem, intervals, choose(problem, intervals, way.margin, way.clean_first), "idle", way.latencies)
 
 
 def _stretched(problem: Problem, paced: Problem, timeline: SimulationResult) -> Problem:

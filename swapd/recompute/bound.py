@@ -9,8 +9,8 @@ each candidate g, of x_g chunks, is made again meanwhile, z_gk. In the least ste
                                      sum of d_k >= c_i + (P_j + D - M - sum of x_g made again later) / b_out
 
 All of this is linear. So a linear programme finds the least sum of all d_k, with each candidate made again wholly, in
-part or not at all; the least step of whole ones is no shorter. Beyond one run of it that serves several candidates, m_g
-is what the functions take that make g again: such a run is divided among them. Proof: docs/lower-bound.md.
+part or not at all; the least step of whole ones is no shorter. m_g is what the functions take that make g again, each
+of them divided among the candidates that one run of it can serve. Proof: docs/lower-bound.md.
 """
 
 from __future__ import annotations
@@ -124,8 +124,8 @@ class _Programme:
         begin, cost = self.forced.begin, self._seconds()
         later = np.append(self.behind[:, 1:], np.full((len(cost), 1), -1), axis=1)
         for k in range(self.m):
-            here, then = self.behind[:, k] >= 0, later[:, k] >= 0
-            then &= here
+            here = self.behind[:, k] >= 0
+            then = here & (later[:, k] >= 0)
             columns = np.concatenate([[k], self.behind[here, k], later[then, k]])
             self.rows.add(columns, np.concatenate([[-1.0], cost[here], -cost[then]]), begin[k] - begin[k + 1])
 
@@ -172,9 +172,7 @@ class _Programme:
         result = np.zeros(len(self.candidates))
         for f, gs in users.items():
             start, stop = self.after[gs], self.before[gs]
-            together = (start[:, None] <= start) & (
-                start < stop[:, None]
-            )  # row: a candidate; column: as another begins
+            together = (start[:, None] <= start) & (start < stop[:, None])  # rows: candidates; columns: as others begin
             loads = together.T @ self.chunks[gs]  # chunks of all that one run could serve as each begins
             most = np.where(together, loads, 0.0).max(axis=1)
             result[gs] += self.history.trace.function_seconds[f] * self.chunks[gs] / most

@@ -21,7 +21,7 @@ from swapd.planning.lower_bound import bound, lower_bound
 from swapd.planning.plan import Plan
 from swapd.planning.problem import InfeasibleError, Problem
 from swapd.policies import make_plan
-from swapd.policies.idle import CLOSE, WAYS, Way, plan_in
+from swapd.policies.idle import CLOSE, WAYS, Way, plan_paced
 from swapd.recompute.bound import relaxed
 from swapd.recompute.candidates import Candidate, Drop, find_candidates
 from swapd.recompute.history import History
@@ -33,7 +33,7 @@ from swapd.trace.trace import Trace
 MOST_TOGETHER = 16  # functions that run again before one function, all drops considered
 SEGMENTS = (2, 4, 8, 16, 32, 64)  # of checkpointing, where the search may start
 SHARES = (0.9, 0.5, 0.1)  # the search starts with what the linear programme makes again to more than such a part
-CUTS = 24  # of the lower bound that rules changes out
+FEW_CUTS = 24  # of the lower bound that rules changes out
 MOST_SEARCHED = 4_000  # functions of traces for which more is planned than one set of a published way
 ESTIMATED, CHANGED = 200, 400  # changes that are tried, with the formula and with the simulator
 WIDEST = 5  # a change is of at most 2 ** WIDEST candidates
@@ -57,7 +57,7 @@ class Choice:
 
 
 Drops = frozenset[Drop]
-Made = tuple[Problem, Rewritten]  # by a set of drops
+Variant = tuple[Problem, Rewritten]  # of the program, with a set of drops
 Planned = tuple[float, Plan, Problem, Rewritten]
 
 
@@ -104,9 +104,9 @@ def _seconds(problem: Problem, plan: Plan) -> float:
     return simulate_once(problem, plan).seconds if known is None else known
 
 
-def _phases(made: Made) -> float:
+def _phases(variant: Variant) -> float:
     """Of a step by the formula of two phases."""
-    return bound(made[0]).seconds
+    return bound(variant[0]).seconds
 
 
 class _Search:
@@ -129,32 +129,32 @@ class _Search:
         starts = [swap_then_recompute(self.problem, order)]
         starts += [checkpointed(self.problem, order, segments) for segments in SEGMENTS]
         if self.problem.functions > MOST_SEARCHED:
-            made = min(map(self._problem, filter(None, starts)), key=_phases, default=None)
-            if made is not None:
-                self._judge(*made, TRIED_WAYS[:1])
+            variant = min(map(self._problem, filter(None, starts)), key=_phases, default=None)
+            if variant is not None:
+                self._judge(*variant, TRIED_WAYS[:1])
             return self.fastest
         least, parts = relaxed(self.problem, self.history, order)
         starts += [[c.drop for c, part in zip(order, parts) if part > share] for share in SHARES]
         found = {drops: self._problem(drops) for drops in map(frozenset, starts)}
-        drops, made = self._estimated_faster(order, min(found, key=lambda drops: _phases(found[drops])))
-        found[drops] = made
+        drops, variant = self._estimated_faster(order, min(found, key=lambda drops: _phases(found[drops])))
+        found[drops] = variant
         found.pop(frozenset(), None)
-        for made in sorted(found.values(), key=_phases):
-            self._judge(*made, TRIED_WAYS)
+        for variant in sorted(found.values(), key=_phases):
+            self._judge(*variant, TRIED_WAYS)
             if self.simulated >= SIMULATED // 2:
                 break
         self._simulate_faster(order, CLOSE * least)
         return self.fastest
 
-    def _estimated_faster(self, order: Sequence[Candidate], drops: Drops) -> tuple[Drops, Made]:
+    def _estimated_faster(self, order: Sequence[Candidate], drops: Drops) -> tuple[Drops, Variant]:
         """A set that is reached by changes which the formula finds faster."""
-        made, changes = self._problem(drops), _Changes(order)
+        variant, changes = self._problem(drops), _Changes(order)
         for _ in range(ESTIMATED):
             if (trial := changes.of(drops)) is not None:
                 other = self._problem(trial)
-                if _phases(other) < _phases(made):
-                    drops, made = trial, other
-        return drops, made
+                if _phases(other) < _phases(variant):
+                    drops, variant = trial, other
+        return drops, variant
 
     def _simulate_faster(self, order: Sequence[Candidate], goal: float) -> None:
         """Change the fastest set wherever that simulates faster, until that takes no longer than the goal."""
@@ -164,7 +164,7 @@ class _Search:
                 break
             if (trial := changes.of(frozenset(self.fastest[3].drops))) is not None:
                 problem, rewritten = self._problem(trial)
-                if lower_bound(problem, CUTS) < self.fastest[0]:
+                if lower_bound(problem, FEW_CUTS) < self.fastest[0]:
                     another = changes.chance.sample(TRIED_WAYS, int(changes.chance.random() < ANOTHER))
                     self._judge(problem, rewritten, (self.way, *another))
 
@@ -175,7 +175,7 @@ class _Search:
         worth = [c for c in self.candidates if c.seconds < c.bytes * saved]
         return sorted(worth, key=lambda c: (c.seconds / c.bytes, c.drop.after - c.before))
 
-    def _problem(self, drops: Iterable[Drop]) -> Made:
+    def _problem(self, drops: Iterable[Drop]) -> Variant:
         rewritten = rewrite(self.history, drops)
         return self.make_problem(rewritten.trace), rewritten
 
@@ -189,7 +189,7 @@ class _Search:
             plan, seconds, attempts = Plan(policy="idle"), problem.compute_seconds, 1
             if not problem.fits:
                 promising = PROMISING * self.fastest[0] if self.fastest is not None else 0.0
-                plan, seconds, attempts = plan_in(problem, way, promising, CLOSE * lower_bound(problem, CUTS))
+                plan, seconds, attempts = plan_paced(problem, way, promising, CLOSE * lower_bound(problem, FEW_CUTS))
             self.simulated += attempts * (problem.functions + len(plan.outs) + len(plan.ins))
             if self.fastest is None or seconds < self.fastest[0]:
                 self.fastest, self.way = (seconds, plan, problem, rewritten), way

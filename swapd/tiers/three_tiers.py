@@ -179,4 +179,4 @@ def _first_plans(problem: Problem, window_bytes: int | None) -> Iterator[tuple[P
         apart = exclusive(problem)
         clean_first, longest_first = _LEAST
         for variant, way in ((problem, clean_first), (apart, clean_first), (problem, longest_first)):
-            yield variant, plan_in(variant, way)[0]
+            yield variant, plan_in(variant, way)

@@ -81,7 +81,7 @@ def test_no_schedule_of_any_drops_beats_the_bound(solved: list[Solved]) -> None:
 def test_without_candidates_it_is_a_bound_of_swapping(solved: list[Solved]) -> None:
     for problem, history, alone, _ in solved:
         found = recompute_bound(problem, history, [])
-        assert lower_bound(problem) * 0.9 <= found <= alone + 1e-9
+        assert lower_bound(problem) - 1e-9 <= found <= alone + 1e-9, "all cuts at once are no less than the best one"
         assert found >= recompute_bound(problem, history, find_candidates(history)) - 1e-9
 
 
