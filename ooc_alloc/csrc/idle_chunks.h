@@ -22,12 +22,11 @@ class IdleChunks {
   // Makes cached ones free until the pool has that many. Returns false if it has fewer in the end.
   bool reclaim(uint64_t wanted) {
     while (pool_.available() < wanted) {
-      Region* region = table_.oldest_cached();
+      Region* region = table_.take_oldest_cached(wanted - pool_.available());
       if (region == nullptr) {
         if (!slabs_.reclaim_one()) return false;
         continue;
       }
-      table_.uncache(region);
       if (mappings_.destroy(region)) continue;
       table_.cache(region);
       return false;

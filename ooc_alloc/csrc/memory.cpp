@@ -82,9 +82,7 @@ void* Core::malloc_region(Lock& lock, uint64_t bytes, uint32_t stream) {
   if (!table_.fits(bytes)) return nullptr;
   const auto count = static_cast<uint32_t>(geometry_.chunks_for(bytes));
   Region* region = table_.take_cached(count, [&](Region* cached) { return streams_.idle_for(stream, cached); });
-  if (region != nullptr) {
-    streams_.begin_variable(region);
-  } else {
+  if (region == nullptr) {
     std::vector<Chunk> chunks(count);
     if (const Room room = take_room(lock, count, chunks.data(), count); room != Room::kMade) {
       return runs_on_host() ? malloc_in_place(lock, bytes) : malloc_failed(bytes, room);

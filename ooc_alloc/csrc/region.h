@@ -104,6 +104,7 @@ struct Region {
   uint32_t pinned_slots = 0;  // slots with pins of their own
   uint32_t generation = 0;    // counts the variables that lived here
   bool live = false;
+  bool cached = false;        // freed, and in the table's list of those that keep their chunks
   bool leaky = false;         // a slot's mapping could not be undone: its addresses are not used again
   bool doomed = false;        // freed while moving; the owner of the transition disposes of the region
   bool in_ranges = false;     // functions use ranges of it: parts of it may leave while others move
@@ -187,11 +188,18 @@ struct Hold : RegionHandle {
 class RegionList {
  public:
   Region* oldest() const { return oldest_; }
+  Region* newest() const { return newest_; }
   void append(Region* region) {
     region->older = newest_;
     region->newer = nullptr;
     (newest_ != nullptr ? newest_->newer : oldest_) = region;
     newest_ = region;
+  }
+  void prepend(Region* region) {
+    region->older = nullptr;
+    region->newer = oldest_;
+    (oldest_ != nullptr ? oldest_->older : newest_) = region;
+    oldest_ = region;
   }
   void remove(Region* region) {
     (region->older != nullptr ? region->older->newer : oldest_) = region->newer;

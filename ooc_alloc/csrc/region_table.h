@@ -122,35 +122,32 @@ class RegionTable {
   // Freed regions that keep their chunks.
   void cache(Region* region) {
     cached_.append(region);
-    if (region->fully_resident()) cached_by_count_[region->count].push_back(region);
-    cached_chunks_ += region->resident;
-    resident_chunks_ -= region->resident;
+    count_cached(region);
   }
-  void uncache(Region* region) {
-    cached_.remove(region);
-    if (region->fully_resident()) {
-      auto& same_size = cached_by_count_[region->count];
-      if (same_size.back() == region) same_size.pop_back();
-      else same_size.erase(std::find(same_size.begin(), same_size.end(), region));
-    }
-    cached_chunks_ -= region->resident;
-    resident_chunks_ += region->resident;
-  }
-  Region* oldest_cached() const { return cached_.oldest(); }
-  // A cached region of exactly so many chunks, uncached; null if there is none. One that can be used at once comes first,
-  // idle(region), if there is such among the newest.
+  // So many cached chunks in a row, as one region that is cached no more; null if there are none. A region of that size
+  // comes first: the newest that can be used at once, idle(region), or else the newest. Then part of a larger one, or
+  // neighbours together, all of which can be used at once.
   template <class Idle>
   Region* take_cached(uint32_t count, Idle idle) {
-    const auto same_size = cached_by_count_.find(count);
-    if (same_size == cached_by_count_.end() || same_size->second.empty()) return nullptr;
-    constexpr std::ptrdiff_t kMostAsked = 8;
-    const auto newest = same_size->second.rbegin();
-    const auto end = newest + std::min(kMostAsked, std::ssize(same_size->second));
-    const auto found = std::find_if(newest, end, idle);
-    Region* region = found != end ? *found : *newest;
+    Region* region = cached_of_size(count, idle);
+    if (region == nullptr) region = first_of_neighbours(count, idle);
+    if (region == nullptr) return nullptr;
     uncache(region);
+    while (region->count < count) join(region, whole_behind(region));
+    if (region->count > count) cache(split(region, count));
     ++cache_hits_;
     return region;
+  }
+  // Of the oldest cached region at most so many chunks, as a region that is cached no more; null if none is cached.
+  Region* take_oldest_cached(uint64_t most) {
+    Region* region = cached_.oldest();
+    if (region == nullptr) return nullptr;
+    uncache(region);
+    if (!whole(region) || region->count <= most) return region;
+    Region* taken = split(region, static_cast<uint32_t>(region->count - most));
+    cached_.prepend(region);
+    count_cached(region);
+    return taken;
   }
 
   // Live regions, the one used least recently first: go on with Region::newer.
@@ -199,6 +196,84 @@ class RegionTable {
   static constexpr size_t kGuard = 1 << 16;
   size_t table_bytes() const { return geometry_.region_chunks * sizeof(uint32_t); }
   bool is_variable(const Region& region) const { return region.live && !stands_for_slabs(&region); }
+
+  void count_cached(Region* region) {
+    region->cached = true;
+    if (region->fully_resident()) cached_by_count_[region->count].push_back(region);
+    cached_chunks_ += region->resident;
+    resident_chunks_ -= region->resident;
+  }
+  void uncache(Region* region) {
+    region->cached = false;
+    cached_.remove(region);
+    if (region->fully_resident()) {
+      auto& same_size = cached_by_count_[region->count];
+      if (same_size.back() == region) same_size.pop_back();
+      else same_size.erase(std::find(same_size.begin(), same_size.end(), region));
+    }
+    cached_chunks_ -= region->resident;
+    resident_chunks_ += region->resident;
+  }
+  template <class Idle>
+  Region* cached_of_size(uint32_t count, Idle idle) {
+    const auto same_size = cached_by_count_.find(count);
+    if (same_size == cached_by_count_.end() || same_size->second.empty()) return nullptr;
+    constexpr std::ptrdiff_t kMostAsked = 8;
+    const auto newest = same_size->second.rbegin();
+    const auto end = newest + std::min(kMostAsked, std::ssize(same_size->second));
+    const auto found = std::find_if(newest, end, idle);
+    return found != end ? *found : *newest;
+  }
+  // Of those neighbours that hold enough with the least beyond it, among the newest.
+  template <class Idle>
+  Region* first_of_neighbours(uint32_t count, Idle idle) {
+    constexpr int kMostAsked = 256;
+    Region* best = nullptr;
+    uint64_t least = ~uint64_t{0};
+    int asked = 0;
+    for (Region* first = cached_.newest(); first != nullptr && asked < kMostAsked; first = first->older, ++asked) {
+      uint64_t together = 0;
+      for (Region* next = whole(first) ? first : nullptr; next != nullptr && idle(next); next = whole_behind(next)) {
+        together += next->count;
+        if (together >= count) break;
+      }
+      if (together < count || together >= least) continue;
+      best = first;
+      least = together;
+    }
+    return best;
+  }
+  // Whether a freed region can become part of another one, or be divided.
+  static bool whole(const Region* region) { return region->fully_resident() && !region->leaky; }
+  // The cached region at the next addresses, if it is whole; else null.
+  Region* whole_behind(const Region* region) {
+    const uint64_t chunk = region->first + region->count;
+    if (chunk >= geometry_.region_chunks || at_[chunk] == 0) return nullptr;
+    Region* next = &regions_[at_[chunk] - 1];
+    return next->cached && whole(next) ? next : nullptr;
+  }
+  // The slots of a whole region from `count` on become one of their own; who used the memory may have used either.
+  Region* split(Region* region, uint32_t count) {
+    Region* rest = make_at(region->first + count, region->count - count);
+    std::fill_n(at_ + rest->first, rest->count, rest->index + 1);
+    std::copy_n(region->slots.begin() + count, rest->count, rest->slots.begin());
+    rest->resident = rest->count;
+    rest->order = region->order;
+    region->slots.resize(count);
+    region->resident = region->count = count;
+    return rest;
+  }
+  void join(Region* region, Region* behind) {
+    uncache(behind);
+    std::fill_n(at_ + behind->first, behind->count, region->index + 1);
+    region->slots.insert(region->slots.end(), behind->slots.begin(), behind->slots.end());
+    region->resident = region->count += behind->count;
+    region->order.arrival.add(behind->order.arrival);
+    region->order.out.add(behind->order.out);
+    behind->slots.clear();
+    behind->resident = behind->count = 0;
+    unused_.push_back(behind);
+  }
   Region* make_at(uint64_t first, uint32_t count) {
     Region* region;
     if (unused_.empty()) {

@@ -150,6 +150,7 @@ void Transitions::dispose(Region* region) {
       slot.pins = slot.kept = 0;
     }
   region->host_valid = 0;
+  with_.streams.end_variable(region);
   if (region->fully_resident() || !with_.mappings.destroy(region)) with_.table.cache(region);
 }
 

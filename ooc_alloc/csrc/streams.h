@@ -98,8 +98,8 @@ class Streams {
   bool comes_after(uint32_t stream, const Moments& moments) const {
     return std::ranges::all_of(moments, [&](const Moment& moment) { return order_->comes_after(stream, moment); });
   }
-  // Another variable begins in the region: whoever used the memory comes before its first use.
-  void begin_variable(Region* region) {
+  // The variable in the region ends: whoever used the memory comes before the first use of the next one.
+  void end_variable(Region* region) {
     if (order_) wait_for_all_users(region);
   }
 

@@ -178,7 +178,7 @@ TEST(a_variable_freed_while_it_moves) {
 }
 
 TEST(a_freed_region_is_reused_without_driver_calls) {
-  CoreTest t({8});
+  CoreTest t({7});
   const Variable first = t.make(3 * t.chunk, 1);
   t.core.free(first.address);
   const ooc_stats before = t.stats();
@@ -193,6 +193,40 @@ TEST(a_freed_region_is_reused_without_driver_calls) {
   t.make(7 * t.chunk, 3);  // takes the cached chunks
   EXPECT_EQ(t.stats().driver_calls_create, uint64_t{7});
   EXPECT_EQ(t.stats().swap_out_bytes, uint64_t{0});
+}
+
+TEST(freed_regions_are_reused_in_other_sizes_without_driver_calls) {
+  CoreTest t({8});
+  const std::vector<Variable> freed = t.make_many(2, 3 * t.chunk);
+  const Variable kept = t.make(2 * t.chunk, 9);
+  t.free(freed);
+  const ooc_stats before = t.stats();
+  const Variable large = t.make(4 * t.chunk, 3), small = t.make(t.chunk, 4);
+  ooc_stats after = t.stats();
+  EXPECT_EQ(after.driver_calls_map, before.driver_calls_map);
+  EXPECT_EQ(after.driver_calls_unmap, before.driver_calls_unmap);
+  EXPECT_EQ(after.cache_hits, before.cache_hits + 2);
+  t.expect_intact({large, small, kept});
+  t.core.free(large.address);
+  t.core.free(small.address);
+  const Variable other = t.make(5 * t.chunk, 5), last = t.make(t.chunk, 6);
+  EXPECT_EQ(t.stats().driver_calls_map, before.driver_calls_map);
+  t.expect_intact({other, last, kept});
+  EXPECT_EQ(t.stats().swap_out_bytes, uint64_t{0});
+}
+
+TEST(of_a_freed_region_only_what_is_missing_is_unmapped) {
+  CoreTest t({8});
+  const Variable freed = t.make(6 * t.chunk, 1), before = t.make(2 * t.chunk, 2);
+  t.core.free(freed.address);
+  const Variable small = t.make(t.chunk, 3);  // part of it
+  const Variable moved = t.make(5 * t.chunk, 4);
+  t.core.free(moved.address);
+  t.make(3 * t.chunk, 5);
+  const uint64_t maps = t.stats().driver_calls_map;
+  t.expect_intact({before, small});
+  EXPECT_EQ(t.stats().driver_calls_map, maps);
+  EXPECT_EQ(t.stats().cached_bytes, 2 * t.chunk);
 }
 
 TEST(a_random_program_computes_on_the_right_bytes) {

@@ -184,6 +184,41 @@ TEST(edge_3_a_freed_chunk_is_not_overwritten_under_a_late_reader) {
   t.expect(next);
 }
 
+TEST(edge_3_each_part_of_freed_memory_waits_for_who_read_the_whole) {
+  StreamsTest t({2});
+  const Variable freed = t.make_on(t.main, 2 * t.chunk, 1);
+  t.synchronize();
+  LateGate gate;
+  gate.close_on(t.main);
+  const Pinned& found = t.read_later(t.main, freed);
+  t.core.free(freed.address, t.main.handle);
+  const Variable first = t.make_on(t.main, t.chunk, 2), second = t.make_on(t.side, t.chunk, 3);
+  EXPECT_EQ(first.address, freed.address);
+  open_later(gate);
+  t.synchronize();
+  EXPECT_TRUE(found.contents() == pattern(freed.bytes, 1));
+  t.expect(first);
+  t.expect(second);
+}
+
+TEST(edge_3_freed_neighbours_wait_for_who_read_either) {
+  StreamsTest t({2});
+  const Variable before = t.make_on(t.main, t.chunk, 1), behind = t.make_on(t.main, t.chunk, 2);
+  t.synchronize();
+  LateGate gate;
+  gate.close_on(t.main);
+  const Pinned& found = t.read_later(t.main, behind);
+  t.core.free(before.address, t.main.handle);
+  t.core.free(behind.address, t.main.handle);
+  Variable next{t.core.malloc(2 * t.chunk, t.main.handle), 2 * t.chunk, 0};
+  EXPECT_EQ(next.address, before.address);
+  t.write_later(t.side, next, 3);
+  open_later(gate);
+  t.synchronize();
+  EXPECT_TRUE(found.contents() == pattern(behind.bytes, 2));
+  t.expect(next);
+}
+
 // As a library does that announces no functions.
 TEST(edge_3_freed_memory_waits_for_what_the_freeing_stream_reads_outside_of_functions) {
   StreamsTest t({2});

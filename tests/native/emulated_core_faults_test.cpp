@@ -255,16 +255,17 @@ TEST(a_failing_set_up_is_explained_and_leaves_nothing) {
 }
 
 TEST(freed_memory_that_could_not_be_unmapped_serves_later) {
-  CoreTest t({4});
-  t.core.free(t.make(4 * t.chunk, 1).address);
+  CoreTest t({5});
+  const Variable first = t.make(2 * t.chunk, 1), between = t.make(t.chunk, 2), last = t.make(2 * t.chunk, 3);
+  t.free({first, last});
   t.let_go();
   {
     const FaultsForTest faults("cuMemUnmap");
-    EXPECT_EQ(t.core.malloc(2 * t.chunk), nullptr);
+    EXPECT_EQ(t.core.malloc(3 * t.chunk), nullptr);
     EXPECT_EQ(last_status(), OOC_DRIVER_FAILURE);
     EXPECT_EQ(t.stats().cached_bytes, 4 * t.chunk);
     EXPECT_EQ(t.core.audit(), OOC_OK);
   }
-  const std::vector<Variable> live = t.make_many(2, 2 * t.chunk);
+  const std::vector<Variable> live = {t.make(3 * t.chunk, 4), t.make(t.chunk, 5), between};
   t.expect_intact(live);
 }

@@ -97,6 +97,75 @@ TEST(a_freed_region_serves_the_next_variable_of_its_size) {
   EXPECT_EQ(ground.pool.free(), uint64_t{2});
 }
 
+TEST(freed_regions_are_divided_and_joined) {
+  Ground ground;
+  RegionTable& table = ground.table;
+  const auto cached = [&](uint32_t count) {
+    Region* region = table.make(count);
+    fill(ground, region);
+    table.begin_variable(region, count);
+    table.end_variable(region);
+    table.cache(region);
+    return region;
+  };
+  const auto begin = [&](Region* region) {
+    table.begin_variable(region, 1);
+    for (uint32_t i = 0; i < region->count; ++i) {
+      EXPECT_TRUE(region->slots[i].resident() && table.find(ground.geometry.address(region, i)) == region);
+    }
+    EXPECT_EQ(table.audit(), std::string());
+    return region;
+  };
+  const auto any = [](const Region*) { return true; };
+  cached(2);
+  Region* middle = cached(3);
+  cached(2);
+  const Chunk last = middle->slots[2].chunk;
+  // A part of the one with the least to spare.
+  Region* part = begin(table.take_cached(1, any));
+  EXPECT_EQ(part->first, uint64_t{5});
+  EXPECT_EQ(table.cached_chunks(), uint64_t{6});
+  // No neighbours that are apart, or in use, or cannot be used at once.
+  EXPECT_TRUE(table.take_cached(6, any) == nullptr);
+  EXPECT_TRUE(table.take_cached(4, [&](const Region* region) { return region != middle; }) == nullptr);
+  // Two of them, and no chunk of either is another one now.
+  Region* both = begin(table.take_cached(4, any));
+  EXPECT_EQ(both->first, uint64_t{0});
+  EXPECT_TRUE(both->fully_resident() && both->slots.size() == 4);
+  Region* rest = table.take_cached(1, any);
+  EXPECT_EQ(rest->first, uint64_t{4});
+  EXPECT_EQ(rest->slots[0].chunk, last);
+  begin(rest);
+  for (Region* region : {part, both, rest}) {
+    table.end_variable(region);
+    table.cache(region);
+  }
+  EXPECT_EQ(begin(table.take_cached(7, any))->first, uint64_t{0});
+}
+
+TEST(as_much_of_the_oldest_freed_region_as_is_wanted_is_taken) {
+  Ground ground;
+  RegionTable& table = ground.table;
+  std::vector<Region*> regions;
+  for (const uint32_t count : {3u, 2u}) {
+    regions.push_back(table.make(count));
+    fill(ground, regions.back());
+    table.cache(regions.back());
+  }
+  const auto take = [&](uint64_t most) {
+    Region* region = table.take_oldest_cached(most);
+    const auto found = region != nullptr ? std::pair(region->first, region->count) : std::pair(~uint64_t{0}, 0u);
+    if (region != nullptr) EXPECT_TRUE(ground.mappings.destroy(region));
+    return found;
+  };
+  EXPECT_TRUE(take(1) == std::pair(uint64_t{2}, 1u));
+  EXPECT_TRUE(take(2) == std::pair(uint64_t{0}, 2u));  // the rest of the oldest is the oldest still
+  EXPECT_TRUE(take(9) == std::pair(uint64_t{3}, 2u));
+  EXPECT_EQ(table.audit(), std::string());
+  EXPECT_TRUE(take(9).second == 0);
+  EXPECT_EQ(ground.pool.free(), uint64_t{5});
+}
+
 TEST(where_functions_run_on_the_host_an_address_is_vacant_at_once) {
   Ground ground;
   Region* region = ground.table.make(4);
