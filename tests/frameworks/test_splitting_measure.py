@@ -9,7 +9,7 @@ import torch
 from processes import EMULATED, run, write_script
 
 from benchmarks.splitting.convolutions import Layer, images
-from ooc.pytorch.splitting.kernels import BACKWARD_FILTER, CPU, FORWARD, Algorithm, Kernel
+from ooc.pytorch.splitting.kernels import BACKWARD_DATA, BACKWARD_FILTER, CPU, FORWARD, Algorithm, Kernel
 from ooc.pytorch.splitting.measure import Effort, Measurer, measured_sizes, timed
 from swapd.splitting.store import Store
 
@@ -197,6 +197,23 @@ def test_blocks_of_channels_are_measured_where_whole_channels_take_too_much() ->
         costs = Costs(Store(None), own, largest_bytes=largest)
         costs.table(kernel_of(wide, 4), "powerOfTwo")
         assert [asked for asked in costs.asked if asked[0] in (halves, quarters)] == blocks
+
+
+def test_sums_over_channels_are_measured_where_filters_are_large_and_the_whole_takes_too_much() -> None:
+    own = {"own": (1.0, 1000), "own summed in 2": (1.0, 500), "own summed in 4": (1.0, 250), "own in 2": (1.0, 400)}
+    summed = "own summed in 2", "own summed in 4"
+    made = {**own, "own in 4": (1.0, 200), "im2col": (2.0, 9000), "other": (1.0, 9000)}
+    large, small = images(32, 32, (2, 2), (3, 3), padding=(1, 1)), images(32, 32, (20, 20), (3, 3), padding=(1, 1))
+    for layer, kind, largest, asked in (
+        (large, BACKWARD_DATA, 4000, []),
+        (large, BACKWARD_DATA, 2500, [(summed[0], 4)]),
+        (large, BACKWARD_DATA, 1500, [(summed[0], 2), (summed[0], 4), (summed[1], 4)]),
+        (small, BACKWARD_DATA, 1500, []),
+        (large, FORWARD, 1500, []),
+    ):
+        costs = Costs(Store(None), made, largest_bytes=largest)
+        costs.table(kernel_of(layer, 4, kind), "powerOfTwo")
+        assert [each for each in costs.asked if each[0] in summed] == asked
 
 
 def test_undivided_and_divided_are_different_measurements() -> None:

@@ -69,6 +69,7 @@ void free_block(void* address) {
   if (address == nullptr || (!owned(address) && plain_blocks().free(address))) return;
   if (allocations_watched()) {
     if (const CallMemory* memory = CallMemory::current(); memory != nullptr && memory->gave(address)) return;
+    if (const Placing* placing = Placing::current(); placing != nullptr && placing->gave(address)) return;
     if (LiveWatch* watch = LiveWatch::current()) watch->freed(address);
   }
   ooc_core_free(core, address);
@@ -85,9 +86,13 @@ class DeviceBackedCpuAllocator final : public c10::Allocator {
       CallMemory* memory = allocations_watched() ? CallMemory::current() : nullptr;
       if (memory != nullptr && (address = memory->place_for(bytes)) != nullptr)
         return {address, address, &free_nothing, c10::Device(c10::DeviceType::CPU)};
+      Placing* placing = allocations_watched() ? Placing::current() : nullptr;
+      if (placing != nullptr && (address = placing->place_for(bytes)) != nullptr)
+        return {address, address, &free_nothing, c10::Device(c10::DeviceType::CPU)};
       address = ooc_core_malloc(core, bytes);
       if (address == nullptr) raise(ooc_last_status());
       if (memory != nullptr) memory->allocated(bytes, address);
+      if (placing != nullptr) placing->allocated(bytes, address);
       if (allocations_watched())
         if (LiveWatch* watch = LiveWatch::current()) watch->allocated(address, bytes);
       const bool may_leave = owned(address) && !in_slab(address);
@@ -331,6 +336,9 @@ TORCH_LIBRARY(ooc, m) {
   m.def("whole_failed() -> bool", whole_failed);
   m.def("host_failed() -> bool", host_failed);
   m.def("choose_ways(str name) -> ()", choose_ways_of);
+  m.def("place(Tensor target, int alike) -> bool", Placing::begin);
+  m.def("placed(Tensor result) -> bool", Placing::end);
+  m.def("not_placed() -> ()", Placing::give_up);
   m.def("watch_live() -> ()", watch_live);
   m.def("watched_live() -> int", watched_live);
   m.def("record_places(bool on, str[] skipped, str here) -> ()", record_places);

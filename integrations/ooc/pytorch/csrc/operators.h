@@ -18,6 +18,7 @@
 #include "collectives.h"
 #include "function_scope.h"
 #include "operands.h"
+#include "placing.h"
 #include "python_key.h"
 #include "recompute.h"
 #include "splitting.h"
@@ -168,12 +169,15 @@ inline void run_once(const c10::OperatorHandle& op, const OperatorInfo& info, c1
   } else {
     add_all();
   }
+  Placing* placing = allocations_watched() ? Placing::current() : nullptr;
+  if (placing != nullptr) placing->add_operand(operands);
   FunctionScope scope(info.id, operands, on_host);
   began = true;
   const Operands held = info.hold_operands || info.collective != Collective::kNone ? operands : Operands{};
   if (info.collective == Collective::kWork) make_room_for_scratch(c10::toString(op.operator_name()), torch::jit::last(*stack, count));
   Keeping keeping(op, info, keys, *stack);
   {
+    const Placing::InFunction allocating(scope.nested() ? nullptr : placing);
     c10::impl::ExcludeDispatchKeyGuard guard(kKey);
     op.redispatchBoxed(keys & kBelow, stack);
   }

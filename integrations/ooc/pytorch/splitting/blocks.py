@@ -72,11 +72,39 @@ class Blocks:
         self, made: list[Any], arguments: _Arguments, boxes: Sequence[Sequence[Span]], axes: Sequence[tuple[Axis, int]]
     ) -> None:
         """Runs the operator for boxes whose results are added up, and keeps the sums. Nothing of them is left then."""
+        own = [(axis, boxes[0][n]) for axis, n in axes]
+        if len(boxes) == 1 and self._in_place(made, arguments.part(boxes[0]), own):
+            return
         total: list[Any] = []
         for box in boxes:
             total = _added(total, as_tuple(self.op(**arguments.part(box))))
         for place, result in enumerate(total):
-            self._keep(made, place, result, [(axis, boxes[0][n]) for axis, n in axes])
+            self._keep(made, place, result, own)
+
+    def _in_place(self, made: list[Any], part: Named, box: Sequence[tuple[Axis, Span]]) -> bool:
+        """Runs the operator for one box, whose only result is made where it belongs. False if it cannot lie there."""
+        wanted = [place for place, result in enumerate(self.results) if result is not None]
+        begin: Callable[[Tensor, int], bool] | None = getattr(torch.ops.ooc, "place", None)  # none without the adapter
+        if len(wanted) != 1 or self.guessed or begin is None or not any(wanted[0] in axis.gives for axis, _ in box):
+            return False
+        place, whole = wanted[0], made[wanted[0]]
+        whole = made[place] = self._result(self.results[place], self.results[place]) if whole is None else whole
+        target = whole
+        for axis, span in box:
+            target = axis.target(place, target, *span)
+        if not begin(target, _likeness(part)):
+            return False
+        try:
+            result = as_tuple(self.op(**part))[place]
+        except BaseException:
+            torch.ops.ooc.not_placed()
+            raise
+        if torch.ops.ooc.placed(result):
+            if (result.shape, result.stride()) == (target.shape, target.stride()):
+                return True
+            result = result.clone()
+        self._keep(made, place, result, box)
+        return True
 
     def _loops(self, cut: Cut, arguments: _Arguments) -> Sequence[int]:
         """The axes that are no sums, in the order of loops in which the fewest bytes are read again."""
@@ -113,6 +141,15 @@ class Blocks:
         if is_dense(part) and all(told):
             stride = dense_stride(meta.shape, part.stride())
         return self.context.empty(size=meta.shape, stride=stride, dtype=part.dtype)
+
+
+def _likeness(named: Named) -> int:
+    """The same number for calls whose kernels are likely to allocate alike."""
+
+    def said(value: Any) -> Any:
+        return (value.shape, value.stride(), value.dtype) if isinstance(value, Tensor) else str(value)
+
+    return hash(tuple((name, said(value)) for name, value in named.items()))
 
 
 def _added(total: list[Any], found: Sequence[Any]) -> list[Any]:

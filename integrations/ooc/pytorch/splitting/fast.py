@@ -24,6 +24,7 @@ from ooc.pytorch.splitting import conditions
 from ooc.pytorch.splitting.calls import Call, Split
 from ooc.pytorch.splitting.kernels import CPU, FORWARD, Kernel, kernels_of
 from ooc.pytorch.splitting.measure import Effort, Measurer, live_during
+from ooc.pytorch.splitting.memory import NO_LIMIT
 from ooc.pytorch.splitting.registry import overload_of
 from ooc.pytorch.splitting.verification import difference
 from ooc_alloc import Core
@@ -39,7 +40,6 @@ Choice = tuple[Split, Verdict]  # how a convolution runs, and by how much its re
 OPERATORS = ("aten::convolution", "aten::convolution_backward")
 TURNS = 7  # of a division and the whole call; the division has to be faster in all but one
 GAIN = 0.95  # of the whole call's time: what gains less may be noise
-NO_LIMIT = 1 << 62
 _WHOLE = Verdict("whole", 1, True, 0.0, 0.0)
 _EFFORT = Effort(2, 0.02, 5)
 

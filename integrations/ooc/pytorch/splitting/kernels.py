@@ -8,6 +8,8 @@ On a CPU the algorithms are these; products of spectra (FFT) were never the fast
 - `own`: PyTorch's own, which is oneDNN's where `torch._C._select_conv_backend` says so. It serves every convolution.
 - `own in N`: the same for one block of channels after the other, of the result or of the gradient. Its workspace is
   smaller where a copy of the filters is most of it.
+- `own summed in N`: BackwardData for one block of channels of the result's gradient after the other; the input's is
+  their sum. Unlike blocks of the input's channels, these have filters that lie together and need no copy.
 - `im2col`: every patch becomes a column, and the convolution one matrix product for each sample (Chellapilla, Puri and
   Simard 2006, "High performance convolutional neural networks for document processing"). For images, without groups.
 """
@@ -27,13 +29,13 @@ from ooc.pytorch.splitting.blocks import Blocks, as_tuple
 from ooc.pytorch.splitting.calls import Call
 from ooc.pytorch.splitting.convolution import full, kernel_axes, kernel_results
 from ooc.pytorch.splitting.geometry import layout
-from ooc.pytorch.splitting.memory import Memory
+from ooc.pytorch.splitting.memory import NO_LIMIT, Memory
 from ooc.pytorch.splitting.parts import bind
 from ooc.pytorch.splitting.registry import overload_of
 
 FORWARD, BACKWARD_DATA, BACKWARD_FILTER = "Forward", "BackwardData", "BackwardFilter"
 KINDS = (FORWARD, BACKWARD_DATA, BACKWARD_FILTER)
-MEMORY = Memory(1 << 62, 1, None)  # everything fits
+MEMORY = Memory(NO_LIMIT, 1, None)
 _aten = torch.ops.aten
 
 
@@ -125,6 +127,20 @@ def _has_blocks(number: int, kernel: Kernel) -> bool:
     return kernel.named["groups"] == 1 and kernel_axes(kernel.named)[2].length >= 8 * number
 
 
+def _summed(number: int, /, **named: Any) -> Sequence[Any]:
+    """The input's gradient as a sum over blocks of the other's channels."""
+    channels = Axis("channels", named["weight"].shape[0], {"grad_output": 1, "weight": 0}, {}, sums=True)
+    spans = channels.spans(-(-channels.length // number))
+    return as_tuple(Blocks(MEMORY, _own, kernel_results(named), unread=("input",)).run([(channels, spans)], named))
+
+
+def _has_sums(number: int, kernel: Kernel) -> bool:
+    named = kernel.named
+    usual = kernel.kind == BACKWARD_DATA and named["groups"] == 1 and not named["transposed"]
+    large = named["weight"].numel() > named["input"].numel()  # else the sums are most of the work
+    return usual and large and bool(named["weight"].shape[0] >= 8 * number)
+
+
 # ---- a matrix product -----------------------------------------------------------------------------------------------
 
 
@@ -172,4 +188,5 @@ def _suits_im2col(kernel: Kernel) -> bool:
 
 IN_BLOCKS = tuple(Algorithm(f"own in {n}", partial(_in_blocks, n), partial(_has_blocks, n)) for n in (2, 4))
 OTHERS = Algorithm("own", _own), Algorithm("im2col", _im2col, _suits_im2col)
-CPU = {algorithm.name: algorithm for algorithm in (*OTHERS, *IN_BLOCKS)}
+SUMMED = tuple(Algorithm(f"own summed in {n}", partial(_summed, n), partial(_has_sums, n)) for n in (2, 4))
+CPU = {algorithm.name: algorithm for algorithm in (*OTHERS, *IN_BLOCKS, *SUMMED)}

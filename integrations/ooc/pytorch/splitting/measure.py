@@ -32,7 +32,7 @@ import torch
 from ooc.pytorch.splitting import conditions
 from ooc.pytorch.splitting.blocks import as_tuple
 from ooc.pytorch.splitting.convolution import kernel_results
-from ooc.pytorch.splitting.kernels import CPU, IN_BLOCKS, Algorithm, Kernel
+from ooc.pytorch.splitting.kernels import CPU, IN_BLOCKS, SUMMED, Algorithm, Kernel
 from ooc.pytorch.splitting.verification import tensors_in
 from swapd.splitting.configurations import KernelTable, MicroConfiguration, micro_batch_sizes
 from swapd.splitting.store import Store
@@ -112,10 +112,9 @@ class Measurer:
         return KernelTable(f"{kernel.kind} {kernel.shapes}", batch, tuple(found))
 
     def _left_out(self, kernel: Kernel, algorithm: Algorithm, size: int, found: list[MicroConfiguration]) -> bool:
-        if algorithm in IN_BLOCKS and any(
-            row.batch == size and row.algorithm.startswith("own") and row.workspace_bytes <= self.largest_bytes
-            for row in found
-        ):
+        alike = {"own"}.union(*({each.name for each in group} for group in (IN_BLOCKS, SUMMED) if algorithm in group))
+        fits = {row.algorithm for row in found if row.batch == size and row.workspace_bytes <= self.largest_bytes}
+        if algorithm.name != "own" and algorithm.name in alike and fits & alike:
             return True
         earlier = [row for row in found if row.algorithm == algorithm.name][-2:]
         alone = kernel.samples.sums and size == kernel.samples.length  # it is added to nothing

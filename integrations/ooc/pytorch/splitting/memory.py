@@ -13,6 +13,7 @@ from ooc.pytorch.splitting import geometry
 from ooc.pytorch.splitting.verification import storage_line
 
 CPU = torch.device("cpu")
+NO_LIMIT = 1 << 62  # bytes of a part, where everything fits
 _thread = threading.local()  # `verifying` while it verifies a division
 
 
@@ -73,6 +74,9 @@ class Memory:
 
     def move(self, target: Tensor, source: Tensor) -> int:
         """Copies `source` to `target`, in as many parts as needed; returns how many. `source` may be broadcast."""
+        if self.part_bytes >= NO_LIMIT:
+            target.copy_(source)
+            return 1
         parts = 0
         for index in geometry.blocks([target, source], self.part_bytes, self.chunk_bytes):
             geometry.narrowed(target, index).copy_(geometry.narrowed(source, index))
