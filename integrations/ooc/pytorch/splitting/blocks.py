@@ -68,6 +68,11 @@ class Blocks:
             self._block(made, arguments, boxes, [(axis, n) for n, (axis, _) in enumerate(cut) if not axis.sums])
         return made[0] if len(made) == 1 else tuple(made)
 
+    def one(self, made: list[Any], axis: Axis, span: Span, named: Named) -> None:
+        """Runs the operator for one block alone, and keeps its results in `made`; sums are the last block's."""
+        axes = [] if axis.sums else [(axis, 0)]
+        self._block(made, _Arguments(self.context, [axis], named, self.unread), [[span]], axes)
+
     def _block(
         self, made: list[Any], arguments: _Arguments, boxes: Sequence[Sequence[Span]], axes: Sequence[tuple[Axis, int]]
     ) -> None:

@@ -30,9 +30,9 @@ import numpy as np
 import torch
 
 from ooc.pytorch.splitting import conditions
-from ooc.pytorch.splitting.blocks import as_tuple
+from ooc.pytorch.splitting.blocks import Blocks
 from ooc.pytorch.splitting.convolution import kernel_results
-from ooc.pytorch.splitting.kernels import CPU, IN_BLOCKS, SUMMED, Algorithm, Kernel
+from ooc.pytorch.splitting.kernels import CPU, IN_BLOCKS, MEMORY, SUMMED, Algorithm, Kernel
 from ooc.pytorch.splitting.verification import tensors_in
 from swapd.splitting.configurations import KernelTable, MicroConfiguration, micro_batch_sizes
 from swapd.splitting.store import Store
@@ -138,15 +138,17 @@ def _in_turns(kernel: Kernel, algorithm: Algorithm, size: int) -> Callable[[], A
     samples = kernel.samples
     if size == samples.length:
         return lambda: algorithm.run(**kernel.named)
-    results = [None if r is None else torch.zeros_like(r, device="cpu") for r in kernel_results(kernel.named)]
+    expected = kernel_results(kernel.named)
+    results = [None if r is None else torch.zeros_like(r, device="cpu") for r in expected]
     begins = itertools.cycle(range(0, samples.length - size + 1, size))
+    blocks = Blocks(MEMORY, algorithm.run, expected)
 
     def call() -> None:
-        begin = next(begins)
-        for place, (result, made) in enumerate(zip(results, as_tuple(algorithm.run(**kernel.part(begin, size))))):
-            if result is not None:
-                target = samples.target(place, result, begin, size)
-                target.add_(made) if samples.sums else target.copy_(made)
+        made: list[Any] = [None] * len(results) if samples.sums else list(results)
+        blocks.one(made, samples, (next(begins), size), kernel.named)
+        for result, part in zip(results, made):
+            if samples.sums and result is not None:
+                result.add_(part)
 
     return call
 
