@@ -33,7 +33,7 @@ Core::~Core() {
   unregister_core(threads_.core_id());
   Lock lock(mutex_);
   (void)streams_.host_waits_for_all();  // a device that is lost is not waited for
-  while (Region* region = table_.take_oldest_cached(~uint64_t{0})) mappings_.destroy(region);
+  while (Region* region = table_.take_oldest_cached()) mappings_.destroy(region);
   for (Region& region : table_.all()) {
     if (!region.live) continue;
     host_.hide(Piece::whole(&region));

@@ -22,7 +22,7 @@ class IdleChunks {
   // Makes cached ones free until the pool has that many. Returns false if it has fewer in the end.
   bool reclaim(uint64_t wanted) {
     while (pool_.available() < wanted) {
-      Region* region = table_.take_oldest_cached(wanted - pool_.available());
+      Region* region = table_.take_oldest_cached();
       if (region == nullptr) {
         if (!slabs_.reclaim_one()) return false;
         continue;

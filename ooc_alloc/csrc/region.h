@@ -195,12 +195,6 @@ class RegionList {
     (newest_ != nullptr ? newest_->newer : oldest_) = region;
     newest_ = region;
   }
-  void prepend(Region* region) {
-    region->older = nullptr;
-    region->newer = oldest_;
-    (oldest_ != nullptr ? oldest_->older : newest_) = region;
-    oldest_ = region;
-  }
   void remove(Region* region) {
     (region->older != nullptr ? region->older->newer : oldest_) = region->newer;
     (region->newer != nullptr ? region->newer->older : newest_) = region->older;

@@ -121,8 +121,11 @@ class RegionTable {
 
   // Freed regions that keep their chunks.
   void cache(Region* region) {
+    region->cached = true;
     cached_.append(region);
-    count_cached(region);
+    if (region->fully_resident()) cached_by_count_[region->count].push_back(region);
+    cached_chunks_ += region->resident;
+    resident_chunks_ -= region->resident;
   }
   // So many cached chunks in a row, as one region that is cached no more; null if there are none. A region of that size
   // comes first: the newest that can be used at once, idle(region), or else the newest. Then part of a larger one, or
@@ -138,16 +141,11 @@ class RegionTable {
     ++cache_hits_;
     return region;
   }
-  // Of the oldest cached region at most so many chunks, as a region that is cached no more; null if none is cached.
-  Region* take_oldest_cached(uint64_t most) {
+  // The cached region that was freed first, cached no more; null if none is.
+  Region* take_oldest_cached() {
     Region* region = cached_.oldest();
-    if (region == nullptr) return nullptr;
-    uncache(region);
-    if (!whole(region) || region->count <= most) return region;
-    Region* taken = split(region, static_cast<uint32_t>(region->count - most));
-    cached_.prepend(region);
-    count_cached(region);
-    return taken;
+    if (region != nullptr) uncache(region);
+    return region;
   }
 
   // Live regions, the one used least recently first: go on with Region::newer.
@@ -197,12 +195,6 @@ class RegionTable {
   size_t table_bytes() const { return geometry_.region_chunks * sizeof(uint32_t); }
   bool is_variable(const Region& region) const { return region.live && !stands_for_slabs(&region); }
 
-  void count_cached(Region* region) {
-    region->cached = true;
-    if (region->fully_resident()) cached_by_count_[region->count].push_back(region);
-    cached_chunks_ += region->resident;
-    resident_chunks_ -= region->resident;
-  }
   void uncache(Region* region) {
     region->cached = false;
     cached_.remove(region);
@@ -227,7 +219,7 @@ class RegionTable {
   // Of those neighbours that hold enough with the least beyond it, among the newest.
   template <class Idle>
   Region* first_of_neighbours(uint32_t count, Idle idle) {
-    constexpr int kMostAsked = 256;
+    constexpr int kMostAsked = 32;
     Region* best = nullptr;
     uint64_t least = ~uint64_t{0};
     int asked = 0;

@@ -215,20 +215,6 @@ TEST(freed_regions_are_reused_in_other_sizes_without_driver_calls) {
   EXPECT_EQ(t.stats().swap_out_bytes, uint64_t{0});
 }
 
-TEST(of_a_freed_region_only_what_is_missing_is_unmapped) {
-  CoreTest t({8});
-  const Variable freed = t.make(6 * t.chunk, 1), before = t.make(2 * t.chunk, 2);
-  t.core.free(freed.address);
-  const Variable small = t.make(t.chunk, 3);  // part of it
-  const Variable moved = t.make(5 * t.chunk, 4);
-  t.core.free(moved.address);
-  t.make(3 * t.chunk, 5);
-  const uint64_t maps = t.stats().driver_calls_map;
-  t.expect_intact({before, small});
-  EXPECT_EQ(t.stats().driver_calls_map, maps);
-  EXPECT_EQ(t.stats().cached_bytes, 2 * t.chunk);
-}
-
 TEST(a_random_program_computes_on_the_right_bytes) {
   CoreTest t({10, 64, 0, 1});
   std::vector<Variable> live;

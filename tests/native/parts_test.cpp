@@ -143,29 +143,6 @@ TEST(freed_regions_are_divided_and_joined) {
   EXPECT_EQ(begin(table.take_cached(7, any))->first, uint64_t{0});
 }
 
-TEST(as_much_of_the_oldest_freed_region_as_is_wanted_is_taken) {
-  Ground ground;
-  RegionTable& table = ground.table;
-  std::vector<Region*> regions;
-  for (const uint32_t count : {3u, 2u}) {
-    regions.push_back(table.make(count));
-    fill(ground, regions.back());
-    table.cache(regions.back());
-  }
-  const auto take = [&](uint64_t most) {
-    Region* region = table.take_oldest_cached(most);
-    const auto found = region != nullptr ? std::pair(region->first, region->count) : std::pair(~uint64_t{0}, 0u);
-    if (region != nullptr) EXPECT_TRUE(ground.mappings.destroy(region));
-    return found;
-  };
-  EXPECT_TRUE(take(1) == std::pair(uint64_t{2}, 1u));
-  EXPECT_TRUE(take(2) == std::pair(uint64_t{0}, 2u));  // the rest of the oldest is the oldest still
-  EXPECT_TRUE(take(9) == std::pair(uint64_t{3}, 2u));
-  EXPECT_EQ(table.audit(), std::string());
-  EXPECT_TRUE(take(9).second == 0);
-  EXPECT_EQ(ground.pool.free(), uint64_t{5});
-}
-
 TEST(where_functions_run_on_the_host_an_address_is_vacant_at_once) {
   Ground ground;
   Region* region = ground.table.make(4);
