@@ -82,15 +82,12 @@ def test_calls_that_allocate_otherwise_are_not_placed_and_write_nothing_there(tm
     assert found == ["False", "True", "32", "False", "True", "True", "True", "False", "True", "True"]
 
 
-def test_after_an_error_nothing_is_placed(tmp_path: Path) -> None:
+def test_after_giving_up_nothing_is_placed(tmp_path: Path) -> None:
     found = lines(tmp_path, """
         with torch.no_grad():
             place(whole[2:], 1, lambda: call(x[:2]))
-            ooc_ops.place(whole[2:], 1)
-            try:
-                call(torch.randn(2, 3, 24, 24))
-            except RuntimeError:
-                ooc_ops.not_placed()
+            assert ooc_ops.place(whole[2:], 1)
+            ooc_ops.not_placed()  # as after an error
             made = call(x[:2])
             print(bool((made == wanted).all()), bool((whole == 7).all()))
     """)

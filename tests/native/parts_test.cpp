@@ -143,6 +143,31 @@ TEST(freed_regions_are_divided_and_joined) {
   EXPECT_EQ(begin(table.take_cached(7, any))->first, uint64_t{0});
 }
 
+TEST(who_used_freed_memory_is_known_of_each_part_and_of_the_whole) {
+  Ground ground;
+  RegionTable& table = ground.table;
+  for (const uint32_t count : {1u, 2u}) {  // the first was used on stream 3 until 1, the second on stream 4 until 2
+    Region* region = table.make(count);
+    fill(ground, region);
+    region->order.arrival.add(Moment{count + 2, count});
+    table.cache(region);
+  }
+  const auto any = [](const Region*) { return true; };
+  const auto until = [](const Region* region, uint32_t stream) {
+    uint64_t number = 0;
+    for (const Moment& moment : region->order.arrival) number += moment.stream == stream ? moment.number : 0;
+    return number;
+  };
+  Region* all = table.take_cached(3, any);
+  EXPECT_EQ(until(all, 3), uint64_t{1});
+  EXPECT_EQ(until(all, 4), uint64_t{2});
+  table.cache(all);
+  table.take_cached(2, any);
+  Region* rest = table.take_cached(1, any);
+  EXPECT_EQ(until(rest, 3), uint64_t{1});
+  EXPECT_EQ(until(rest, 4), uint64_t{2});
+}
+
 TEST(where_functions_run_on_the_host_an_address_is_vacant_at_once) {
   Ground ground;
   Region* region = ground.table.make(4);
