@@ -1,5 +1,5 @@
 // The table of regions: which one lies at an address, which are live, by last use, and which were freed and kept their
-// chunks for the next variable of that size. It knows of chunks only how many there are. Guarded by the core's lock.
+// chunks for the next variables, whatever their size. It knows of chunks only how many there are. Guarded by the core's lock.
 //
 //   resident_chunks() == chunks of live and doomed regions, those that arrive left out
 //   cached_chunks()   == chunks of cached regions

@@ -33,17 +33,13 @@ class Placing {
   }
   // Returns whether the result lies in the target. If not, it may be the next time.
   static bool end(const at::Tensor& result) {
-    const std::unique_ptr<Placing> ended = std::move(current_);
-    current_ = std::move(ended->outer_);
-    if (ended->placed_) return result.const_data_ptr() == ended->target_.const_data_ptr();
+    const std::unique_ptr<Placing> ended = take();
+    if (ended->placed_) return result.const_data_ptr() == ended->address_;
     ended->remember(result);
     return false;
   }
   // After an error.
-  static void give_up() {
-    const std::unique_ptr<Placing> ended = std::move(current_);
-    current_ = std::move(ended->outer_);
-  }
+  static void give_up() { take(); }
 
   // A function that begins may write the target, if it is known which allocation that is for.
   void add_operand(Operands& operands) const {
@@ -93,6 +89,13 @@ class Placing {
   };
   static constexpr size_t kMostKnown = 4096;
 
+  // The innermost, which is current no more.
+  static std::unique_ptr<Placing> take() {
+    TORCH_CHECK(current_ != nullptr, "no result is being placed in this thread");
+    std::unique_ptr<Placing> ended = std::move(current_);
+    current_ = std::move(ended->outer_);
+    return ended;
+  }
   static Orders& orders() {
     static auto* orders = new Orders;
     return *orders;
