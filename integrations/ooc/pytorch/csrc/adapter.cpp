@@ -69,7 +69,6 @@ void free_block(void* address) {
   if (address == nullptr || (!owned(address) && plain_blocks().free(address))) return;
   if (allocations_watched()) {
     if (const CallMemory* memory = CallMemory::current(); memory != nullptr && memory->gave(address)) return;
-    if (const Placing* placing = Placing::current(); placing != nullptr && placing->gave(address)) return;
     if (LiveWatch* watch = LiveWatch::current()) watch->freed(address);
   }
   ooc_core_free(core, address);
@@ -83,16 +82,12 @@ class DeviceBackedCpuAllocator final : public c10::Allocator {
     if (in_mode(kPlain)) {
       if (bytes > 0) address = plain_blocks().allocate(bytes);
     } else if (bytes > 0) {
-      CallMemory* memory = allocations_watched() ? CallMemory::current() : nullptr;
+      CallMemory* memory = CallMemory::current();
       if (memory != nullptr && (address = memory->place_for(bytes)) != nullptr)
-        return {address, address, &free_nothing, c10::Device(c10::DeviceType::CPU)};
-      Placing* placing = allocations_watched() ? Placing::current() : nullptr;
-      if (placing != nullptr && (address = placing->place_for(bytes)) != nullptr)
         return {address, address, &free_nothing, c10::Device(c10::DeviceType::CPU)};
       address = ooc_core_malloc(core, bytes);
       if (address == nullptr) raise(ooc_last_status());
       if (memory != nullptr) memory->allocated(bytes, address);
-      if (placing != nullptr) placing->allocated(bytes, address);
       if (allocations_watched())
         if (LiveWatch* watch = LiveWatch::current()) watch->allocated(address, bytes);
       const bool may_leave = owned(address) && !in_slab(address);

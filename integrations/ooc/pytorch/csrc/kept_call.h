@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "call_memory.h"
 #include "history.h"
 
 namespace ooc_torch __attribute__((visibility("hidden"))) {
@@ -56,12 +57,6 @@ struct KeptTensor {
   bool wrapped_number = false;
 
   at::Tensor at(char* address) const;
-};
-
-// Memory that one call allocated.
-struct Allocation {
-  uint64_t bytes;
-  char* address;
 };
 
 class KeptCall {

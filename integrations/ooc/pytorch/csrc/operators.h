@@ -169,7 +169,7 @@ inline void run_once(const c10::OperatorHandle& op, const OperatorInfo& info, c1
   } else {
     add_all();
   }
-  Placing* placing = allocations_watched() ? Placing::current() : nullptr;
+  Placing* placing = Placing::current();
   if (placing != nullptr) placing->add_operand(operands);
   FunctionScope scope(info.id, operands, on_host);
   began = true;
@@ -177,7 +177,7 @@ inline void run_once(const c10::OperatorHandle& op, const OperatorInfo& info, c1
   if (info.collective == Collective::kWork) make_room_for_scratch(c10::toString(op.operator_name()), torch::jit::last(*stack, count));
   Keeping keeping(op, info, keys, *stack);
   {
-    const Placing::InFunction allocating(scope.nested() ? nullptr : placing);
+    const CallMemory::During during(placing != nullptr && !scope.nested() ? placing->memory() : nullptr);
     c10::impl::ExcludeDispatchKeyGuard guard(kKey);
     op.redispatchBoxed(keys & kBelow, stack);
   }

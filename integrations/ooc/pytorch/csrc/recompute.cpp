@@ -269,9 +269,11 @@ void Keeping::begin(const c10::OperatorHandle& op, const OperatorInfo& info, c10
     position_ = thread.keep_position;
   }
   memory_ = std::make_unique<CallMemory>();
+  during_.emplace(memory_.get());
 }
 
 void Keeping::finish(const torch::jit::Stack& stack) {
+  during_.reset();
   call_->allocations = memory_->take();
   memory_.reset();
   Recompute& r = recompute();

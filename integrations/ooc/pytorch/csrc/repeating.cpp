@@ -154,6 +154,7 @@ class Batch {
     std::vector<at::Tensor> results;
     {
       CallMemory memory(call.allocations, std::move(places));
+      const CallMemory::During during(&memory);
       results = call.run(std::move(stack));
       put_in_place(call, memory, results);
     }
