@@ -37,7 +37,7 @@ class Device {
   std::unique_ptr<AddressSpace> addresses;
   uint64_t granularity = 0;
 
-  Link h2d, d2h;
+  Link h2d, d2h{copy_from_device};
   Streams streams;
   HostMemory host;
   Faults faults;
