@@ -53,13 +53,13 @@ class Key:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a result in parts compared with the one in one piece."""
+    """How a result in parts compared with the one in one piece; by default data only moved."""
 
     how: str  # the division, such as "rows"
     parts: int
-    identical: bool  # every bit
-    largest_difference: float  # absolute; infinity where one is not a number and the other is
-    largest_relative: float  # to the largest absolute value of the result in one piece
+    identical: bool = True  # every bit
+    largest_difference: float = 0.0  # absolute; infinity where one is not a number and the other is
+    largest_relative: float = 0.0  # to the largest absolute value of the result in one piece
 
     def __post_init__(self) -> None:
         if self.parts < 1 or not (self.largest_difference >= 0 and self.largest_relative >= 0):

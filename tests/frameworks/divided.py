@@ -107,4 +107,4 @@ def whole_and_parts(
         return None, None, error
     given = duplicate((list(args), kwargs))
     expected = registry.overload_of(name)(*given[0], **given[1])
-    return [expected, given], [result, mine], context.layer
+    return [expected, given], [result, mine], context.ran

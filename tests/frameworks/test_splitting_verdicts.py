@@ -150,7 +150,7 @@ def test_a_division_that_changes_only_special_numbers_is_refused(change: str) ->
                 found.choose("", splits, torch.clone)
         else:  # which rounds nothing
             assert found.choose("", splits, torch.clone) is splits[0]
-            assert found.layer is not None and not found.layer.exact
+            assert found.ran is not None and not found.ran.identical
 
 
 def test_allow_takes_the_nearest() -> None:

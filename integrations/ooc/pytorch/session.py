@@ -97,7 +97,7 @@ class TorchSession(swapd.session.Session):
         """How functions ran in parts so far, once every comparison of parts is done."""
         if self._runtime is None:
             return []
-        self._runtime.wait()
+        self._runtime.verifier.wait()
         return self._runtime.tally.rows()
 
     def sleep(self) -> int:

@@ -97,7 +97,7 @@ class Blocks:
         target = whole
         for axis, span in box:
             target = axis.target(place, target, *span)
-        if not begin(target, _likeness(part)):
+        if not begin(target, hash(likeness(part))):
             return False
         try:
             result = as_tuple(self.op(**part))[place]
@@ -148,13 +148,13 @@ class Blocks:
         return self.context.empty(size=meta.shape, stride=stride, dtype=part.dtype)
 
 
-def _likeness(named: Named) -> int:
-    """The same number for calls whose kernels are likely to allocate alike."""
+def likeness(named: Named) -> str:
+    """All of a call that the shapes of its results depend on, and that its kernel's allocations are likely to."""
 
-    def said(value: Any) -> Any:
-        return (value.shape, value.stride(), value.dtype) if isinstance(value, Tensor) else str(value)
+    def said(value: Any) -> str:
+        return f"{value.dtype}{tuple(value.shape)}{value.stride()}" if isinstance(value, Tensor) else str(value)
 
-    return hash(tuple((name, said(value)) for name, value in named.items()))
+    return ";".join(map(said, named.values()))
 
 
 def _added(total: list[Any], found: Sequence[Any]) -> list[Any]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from ooc.pytorch.splitting import registry
 from ooc.pytorch.splitting.calls import ALL_SPECIALS, Call, CannotSplit, NotYet, Sample, Specials, Split
 from ooc.pytorch.splitting.memory import Memory
-from ooc.pytorch.splitting.tally import SplitRecord, Tally
+from ooc.pytorch.splitting.tally import Tally
 from ooc.pytorch.splitting.trial import Trial
 from ooc.pytorch.splitting.verification import map_tensors, random_like, storage_line
 from swapd.splitting.store import Key, Store, Verdict
@@ -63,7 +63,7 @@ class Context(Memory):
         self._verdicts = verdicts if verdicts is not None else Store(None)
         self._tally = tally if tally is not None else Tally()
         self._key = key or Key("", "", call.operator, call.shapes)
-        self.layer: SplitRecord | None = None  # what `used` noted last
+        self.ran: Verdict | None = Verdict("parts", 1)  # what `used` noted last
         self._later = later
         self._left = False  # the call has no data
 
@@ -159,17 +159,14 @@ class Context(Memory):
         return best
 
     def used(self, how: str, parts: int, *apart: Any) -> None:
-        """Notes how the call was divided, for the summary; `choose` does so too.
+        """Notes how the call was divided, for the summary; `choose` does so too. `apart` is what a `Verdict` has next.
 
-        `apart` is what a `SplitRecord` has next; without it data were only moved.
         A call with 0 parts is not counted: it took no memory, or the operators that it called are counted.
         """
         if not self.verifying:
-            self.layer = SplitRecord(self._key.operator, self._key.shapes, how, parts, *apart)
+            self.ran = Verdict(how, parts, *apart) if parts else None
 
     def count(self) -> None:
         """Counts the call, which has succeeded."""
-        if self.layer is None:
-            self.used("parts", 1)
-        assert self.layer is not None
-        self._tally.add(self.layer)
+        if self.ran is not None:
+            self._tally.add(self._key.operator, self._key.shapes, self.ran)

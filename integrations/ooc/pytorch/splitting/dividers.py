@@ -18,8 +18,8 @@ from ooc.pytorch.splitting.axes import Axis, Named
 from ooc.pytorch.splitting.calls import ALL_SPECIALS, CannotSplit, Given, NotYet, Specials, Split
 from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.parts import along, bind
-from ooc.pytorch.splitting.tally import SplitRecord
 from ooc.pytorch.splitting.verification import SPARSE
+from swapd.splitting.store import Verdict
 
 PRODUCTS = Specials((SPARSE,))  # for sums of products: with more special numbers every sum would be NaN
 Change = Callable[[Named], Named]
@@ -64,15 +64,15 @@ class Divided:
         named = bind(self.op, args, kwargs)
         stages = self.stages(context, named)
         chosen: list[Split] = []
-        layers: dict[str, SplitRecord] = {}
+        ran: dict[str, Verdict] = {}
         late: NotYet | None = None
         for stage in stages:  # before any runs: verdicts on all of them are found at once
             try:
                 chosen.append(self._choose(context, stage))
             except NotYet as error:
                 late = error
-            if context.layer is not None:
-                layers[stage.name] = context.layer
+            if context.ran is not None:
+                ran[stage.name] = context.ran
         if late is not None:
             raise late
         if len(stages) == 1:
@@ -82,14 +82,14 @@ class Divided:
             found = split.run(*args, **kwargs)
             for place in stage.results:
                 results[place] = found[place]
-        if each := list(layers.values()):  # the summary has one line, with the largest differences
-            context.used(
-                "; ".join(f"{name}: {layer.how}" for name, layer in layers.items()),
-                sum(layer.parts for layer in each),
-                all(layer.exact for layer in each),
-                max(layer.largest_difference for layer in each),
-                max(layer.largest_relative for layer in each),
-            )
+        each = ran.values()
+        context.used(  # the summary has one line, with the largest differences
+            "; ".join(f"{name}: {one.how}" for name, one in ran.items()),
+            sum(one.parts for one in each),
+            all(one.identical for one in each),
+            max(one.largest_difference for one in each),
+            max(one.largest_relative for one in each),
+        )
         return tuple(results)
 
     def _choose(self, context: Context, stage: Stage) -> Split:

@@ -37,10 +37,10 @@ from swapd.splitting.store import Store, Verdict
 log = logging.getLogger("ooc.pytorch")
 
 Choice = tuple[Split, Verdict]  # how a convolution runs, and by how much its result was seen to differ
-OPERATORS = ("aten::convolution", "aten::convolution_backward")
+CONVOLUTIONS = ("aten::convolution", "aten::convolution_backward")
 TURNS = 7  # of a division and the whole call; the division has to be faster in all but one
 GAIN = 0.95  # of the whole call's time: what gains less may be noise
-_WHOLE = Verdict("whole", 1, True, 0.0, 0.0)
+_WHOLE = Verdict("whole", 1)
 _EFFORT = Effort(2, 0.02, 5)
 
 
@@ -128,14 +128,9 @@ class Fast:
             return split, known
         if self._store.verdict(key, _WHOLE.how, _WHOLE.parts) is not None:
             return None
-
-        def divided() -> Any:
-            return split.run(*call.arguments, **call.keywords)
-
-        whole = partial(_whole, call)
+        whole, divided = partial(_whole, call), partial(split.run, *call.arguments, **call.keywords)
         try:
-            workspace = live_during(whole)
-            verdict = Verdict(split.how, split.parts, *astuple(difference(whole(), divided())))
+            workspace, verdict = live_during(whole), _compared(call, split)
             over = self.limits.each is not None and workspace > self.limits.each
             turns = [] if over else [(_seconds(divided), _seconds(whole)) for _ in range(TURNS)]
         except torch.OutOfMemoryError:
@@ -149,8 +144,7 @@ class Fast:
             return None
         split = _split(call.operator, kernels, chosen)
         try:
-            apart = difference(_whole(call), split.run(*call.arguments, **call.keywords))
-            return split, Verdict(split.how, split.parts, *astuple(apart))
+            return split, _compared(call, split)
         except torch.OutOfMemoryError:
             return None
 
@@ -186,6 +180,11 @@ def _whole(call: Call) -> Any:
     op = overload_of(call.operator)
     assert op is not None
     return op(*call.arguments, **call.keywords)
+
+
+def _compared(call: Call, split: Split) -> Verdict:
+    apart = difference(_whole(call), split.run(*call.arguments, **call.keywords))
+    return Verdict(split.how, split.parts, *astuple(apart))
 
 
 def _split(operator: str, kernels: Sequence[Kernel], chosen: Sequence[Configuration]) -> Split:

@@ -14,12 +14,17 @@ from ooc.pytorch.splitting.verification import storage_line
 
 CPU = torch.device("cpu")
 NO_LIMIT = 1 << 62  # bytes of a part, where everything fits
-_thread = threading.local()  # `verifying` while it verifies a division
+
+
+class _Thread(threading.local):
+    verifying = False  # a division: in plain memory, except on a GPU
+
+
+_thread = _Thread()
 
 
 def _verify(on: bool) -> bool:
-    before: bool = getattr(_thread, "verifying", False)
-    _thread.verifying = on
+    before, _thread.verifying = _thread.verifying, on
     return before
 
 
@@ -90,8 +95,8 @@ class Memory:
 
     @property
     def verifying(self) -> bool:
-        """Whether this thread is verifying a division: in plain memory, except on a GPU."""
-        return bool(getattr(_thread, "verifying", False))
+        """Whether this thread is verifying a division."""
+        return _thread.verifying
 
     @contextmanager
     def plain(self, plain: bool = True) -> Iterator[None]:

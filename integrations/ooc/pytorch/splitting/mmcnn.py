@@ -16,7 +16,7 @@ from swapd.splitting.segments import HEAVY, layers_of, schedule_layers
 from swapd.trace.trace import Trace
 
 _STEPS = 64  # of the budget, to which what is free is rounded, so that small variables do not change divisions
-OPERATORS = HEAVY[:3]  # aten::linear calls one of them
+LAYERS = HEAVY[:3]  # aten::linear calls one of them
 
 
 @dataclass(frozen=True)
@@ -32,18 +32,15 @@ class Rules:
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._shares: dict[tuple[str, str], Share] = {}
+        self.shares: dict[tuple[str, str], Share] = {}  # of the calls that were recorded, by operator and shapes
         self._calls: list[tuple[tuple[str, str], int, int]] = []  # of this iteration: its first function, and its end
-        self._began = self._functions()
+        self._began = 0
+        self._began = self.begin()
         self._asks = False  # convolutions and products that fit come here
-
-    def share(self, call: Call) -> Share | None:
-        """None as long as no iteration with such a call was recorded."""
-        return self._shares.get((call.operator, call.shapes))
 
     def begin(self) -> int:
         """The function that begins next."""
-        return self._functions() - self._began
+        return int(self._core.stats()["functions"]) - self._began
 
     def end(self, call: Call, first: int, end: int) -> None:
         """A call ran, or is going to, as the functions from `first` to before `end`."""
@@ -54,7 +51,7 @@ class Rules:
 
     def ended(self, trace: Trace) -> bool:
         """An iteration ended; its sequence, of whole variables. Returns whether its calls are to come here again."""
-        calls, self._calls, self._began = self._calls, [], self._functions()
+        calls, self._calls, self._began = self._calls, [], self._began + self.begin()
         if any("backward" in name for name in trace.function_names):
             return False  # the algorithm is for inference
         stats = self._core.stats()
@@ -63,14 +60,11 @@ class Rules:
         calls = [call for call in calls if call[2] <= trace.functions]  # others were not recorded
         layers, places = layers_of(trace, [call[1:] for call in calls])
         steps = schedule_layers(layers, room_bytes)
-        known = dict(self._shares)
+        known = dict(self.shares)
         for (key, *_), place in zip(calls, places):
             beside = 0 if layers[place].heavy else steps[place].prefetched_part_bytes
             before = known.get(key, Share(1, room_bytes))
             known[key] = Share(max(before.parts, steps[place].self_number), min(before.part_bytes, room_bytes - beside))
-        again = known != self._shares or not self._asks
-        self._shares, self._asks = known, True
+        again = known != self.shares or not self._asks
+        self.shares, self._asks = known, True
         return again
-
-    def _functions(self) -> int:
-        return int(self._core.stats()["functions"])

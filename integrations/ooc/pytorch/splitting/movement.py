@@ -192,7 +192,6 @@ def roll(context: Context, source: Tensor, shifts: Sequence[int], dims: Sequence
 # ---- new tensors ----------------------------------------------------------------------------------------------------
 
 
-@registry.finder
 def factory(overload: torch._ops.OpOverload) -> registry.Function | None:
     """Finds operators that make a tensor of one number, of random numbers, or not initialised."""
     space, _, name = overload._schema.name.partition("::")
@@ -201,6 +200,9 @@ def factory(overload: torch._ops.OpOverload) -> registry.Function | None:
     if filler is None or not makes or space != "aten":
         return None
     return partial(moved, partial(_made, overload, filler), overload)
+
+
+registry.finders.append(factory)
 
 
 def _made(overload: Any, fill: Any, context: Context, /, *arguments: Any, **keywords: Any) -> Moves:

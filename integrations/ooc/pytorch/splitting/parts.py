@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from ooc.pytorch.splitting.axes import Axis, Named, Where
-from ooc.pytorch.splitting.blocks import Blocks, as_tuple
+from ooc.pytorch.splitting.blocks import Blocks, as_tuple, likeness
 from ooc.pytorch.splitting.calls import Split, its_own_errors
 from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.cutting import all_meta
@@ -44,17 +44,12 @@ def bind(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Name
     return named
 
 
-def _text(value: Any) -> str:
-    """All of a value that the results' shapes depend on."""
-    return f"{value.dtype}{tuple(value.shape)}{value.stride()}" if isinstance(value, Tensor) else str(value)
-
-
 _shapes: dict[tuple[OpOverload, str], tuple[Any, ...]] = {}
 
 
 def results_of(context: Context, op: OpOverload, named: Named) -> tuple[Any, ...]:
     """What the operator would return, on the device "meta", with shapes and strides but without memory."""
-    key = (op, ";".join(map(_text, named.values())))
+    key = (op, likeness(named))
     if key not in _shapes:
         if len(_shapes) > 4096:
             _shapes.clear()

@@ -41,7 +41,6 @@ _NOT_EACH = ("norm", "max", "min", "powsum", "mm")  # operators over lists that 
 _FUSED = ("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_")
 
 
-@registry.finder
 def pointwise(overload: Overload) -> registry.Function | None:
     """Finds operators that are tagged as pointwise, write what a tagged one would return, or are known as such."""
     name = overload._schema.name.removeprefix("aten::")
@@ -50,6 +49,9 @@ def pointwise(overload: Overload) -> registry.Function | None:
     if lists or torch.Tag.pointwise in overload.tags or name in _MORE or _writes_pointwise(overload):
         return partial(_elementwise, overload, lists)
     return None
+
+
+registry.finders.append(pointwise)
 
 
 def _elementwise(overload: Overload, lists: bool, context: Context, /, *arguments: Any, **keywords: Any) -> Any:

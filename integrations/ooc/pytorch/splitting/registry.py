@@ -27,7 +27,7 @@ class Handler:
 
 
 named: dict[str, Handler] = {}
-finders: list[Finder] = []
+finders: list[Finder] = []  # of functions for whole families, asked about what no handler is registered for by name
 
 
 def handler(*names: str, repeatable: bool = False) -> Callable[[Function], Function]:
@@ -43,15 +43,6 @@ def handler(*names: str, repeatable: bool = False) -> Callable[[Function], Funct
         return function
 
     return register
-
-
-def finder(find: Finder) -> Finder:
-    """Registers a finder of functions for a whole family of operators.
-
-    It is asked about an operator if no handler is registered by the operator's name.
-    """
-    finders.append(find)
-    return find
 
 
 def overload_of(name: str) -> torch._ops.OpOverload | None:

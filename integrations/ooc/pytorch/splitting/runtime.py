@@ -6,7 +6,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -17,16 +17,14 @@ from ooc.pytorch.large_storages import plain_memory
 from ooc.pytorch.splitting.calls import Call, CannotSplit, NotYet
 from ooc.pytorch.splitting.conditions import key
 from ooc.pytorch.splitting.context import Context
-from ooc.pytorch.splitting.fast import OPERATORS as FAST
-from ooc.pytorch.splitting.fast import Fast, Limits
-from ooc.pytorch.splitting.mmcnn import OPERATORS as HEAVY
-from ooc.pytorch.splitting.mmcnn import Rules, Share
+from ooc.pytorch.splitting.fast import CONVOLUTIONS, Fast, Limits
+from ooc.pytorch.splitting.mmcnn import LAYERS, Rules, Share
 from ooc.pytorch.splitting.registry import Function, Handler, find, overload_of
-from ooc.pytorch.splitting.tally import HOST_BACKED, SplitRecord, Tally
+from ooc.pytorch.splitting.tally import HOST_BACKED, Tally
 from ooc.pytorch.splitting.verification import tensors_in
 from ooc.pytorch.splitting.verifier import Verifier
 from ooc_alloc import Core
-from swapd.splitting.store import Store, default_path
+from swapd.splitting.store import Store, Verdict, default_path
 from swapd.trace.trace import Trace
 
 log = logging.getLogger("ooc.pytorch")
@@ -68,23 +66,21 @@ class Runtime:
         self.device = device
         self._chunk_bytes = int(core.stats()["chunk_bytes"])
         self._store_path = store if store is not None else default_path()
-        self._verifier = Verifier()
+        self.verifier = Verifier()
         self._too_large: set[tuple[str, str]] = set()  # operators and shapes that do not fit in one piece
         self._not_fast: set[tuple[str, str]] = set()  # those whose micro-batches do not fit
         self._known: dict[tuple[str, str, Share | None], int] = {}  # what one part may take, by operator and shapes
         self._budget = 0  # for which that was found out
-        self.fast: Fast | None = None
-        if mode == "fast":
-            self.fast = Fast(core, self._store, limits or Limits())
+        self.fast = Fast(core, self._store, limits or Limits()) if mode == "fast" else None
         self.rules = rules
 
     def ended(self, recorded: Callable[[], Trace | None]) -> None:
         """An iteration ended; `recorded` gives its sequence, of whole variables, if it had functions."""
         if self.fast is not None and self.fast.ended():
-            _ask_again(FAST)
+            _ask_again(CONVOLUTIONS)
         trace = None if self.rules is None else recorded()
         if self.rules is not None and trace is not None and self.rules.ended(trace):
-            _ask_again(HEAVY)
+            _ask_again(LAYERS)
 
     @cached_property
     def _store(self) -> Store:
@@ -97,7 +93,7 @@ class Runtime:
         """Runs a handler in parts. Raises CannotSplit, FasterWhole or NotYet."""
         call = Call(operator, arguments, keywords)
         key = (operator, call.shapes)
-        if self.fast is not None and operator in FAST and key not in self._not_fast and self._fits(key):
+        if self.fast is not None and operator in CONVOLUTIONS and key not in self._not_fast and self._fits(key):
             choice = self.fast.choice(call)
             if choice is None:
                 raise FasterWhole
@@ -107,7 +103,7 @@ class Runtime:
             except torch.OutOfMemoryError:
                 self._not_fast.add(key)
             else:
-                self.tally.add(SplitRecord(operator, call.shapes, *astuple(verdict)))
+                self.tally.add(operator, call.shapes, verdict)
                 return result
         if self.rules is not None:
             return self._run_by(self.rules, call, found, writes)
@@ -121,8 +117,9 @@ class Runtime:
 
     def _run_by(self, rules: Rules, call: Call, found: Handler, writes: bool) -> Any:
         """Runs a handler in as many parts as mmCNN's rules say."""
-        first, share = rules.begin(), rules.share(call)
-        fits = call.operator in HEAVY and self._fits((call.operator, call.shapes))
+        key = (call.operator, call.shapes)
+        first, share = rules.begin(), rules.shares.get(key)
+        fits = call.operator in LAYERS and self._fits(key)
         if not fits or (share is not None and share.parts > 1):
             try:
                 result = self._run_fitting(call, found, writes, share)
@@ -187,15 +184,7 @@ class Runtime:
     def _later(self, call: Call) -> Callable[[Any, Callable[[], object]], bool] | None:
         """Whether comparing takes long, and the call may run on host memory meanwhile."""
         size = sum(tensor.nbytes for tensor in tensors_in((call.arguments, call.keywords)))
-        return None if size <= LARGE_BYTES or torch.ops.ooc.host_failed() else self._verifier.ask
-
-    def wait(self) -> None:
-        """Waits until the thread that compares has nothing to do."""
-        self._verifier.wait()
-
-    def close(self) -> None:
-        """Ends the thread that compares."""
-        self._verifier.close()
+        return None if size <= LARGE_BYTES or torch.ops.ooc.host_failed() else self.verifier.ask
 
     def _part_bytes(self, stats: dict[str, Any]) -> int:
         """Half of what small variables leave of the budget."""
@@ -262,7 +251,7 @@ def _drawing_the_same(function: Function, given: Sequence[Any], device: torch.de
 def _host_backed(operator: str, shapes: str) -> None:
     """Notes for the summary that a function used host memory in place."""
     if _runtime is not None:
-        _runtime.tally.add(SplitRecord(operator, shapes, HOST_BACKED, 1))
+        _runtime.tally.add(operator, shapes, Verdict(HOST_BACKED, 1))
 
 
 def _prepare(name: str) -> bool:
@@ -301,7 +290,7 @@ def install(runtime: Runtime) -> None:
         _library.impl("host_backed", _host_backed, "CompositeExplicitAutograd")
     torch.ops.ooc.splitting(True)
     if runtime.fast is not None:
-        _ask_again(FAST)
+        _ask_again(CONVOLUTIONS)
 
 
 def _ask_again(operators: Sequence[str]) -> None:
@@ -315,5 +304,5 @@ def uninstall() -> None:
     global _runtime
     torch.ops.ooc.splitting(False)
     if _runtime is not None:
-        _runtime.close()
+        _runtime.verifier.close()
     _runtime = None

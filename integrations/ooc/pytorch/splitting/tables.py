@@ -78,19 +78,11 @@ def _keeps(takes: str) -> Axes:
     return lambda named: beside(named, takes, named["dim"])
 
 
-def _normalized(named: Named) -> list[Axis]:
-    return beside(named, "input", range(-len(named["normalized_shape"]), 0), results=3)
-
-
 def _unselected(named: Named) -> list[Axis]:
     """The dimensions in which all tensors are of one size, but the one that is gathered or scattered along."""
     shapes = [named[name].shape for name in ("self", "index", "src") if isinstance(named.get(name), Tensor)]
     unlike = [d for d, n in enumerate(shapes[0]) if any(shape[d] != n for shape in shapes)]
     return beside(named, "self index src", [named["dim"], *unlike])
-
-
-def _slices(named: Named) -> list[Axis]:
-    return [Axis("slices", named["self"].shape[named["dim"]], {"self": named["dim"]}, {0: named["dim"]})]
 
 
 def _turned(named: Named) -> list[Axis]:
@@ -117,10 +109,11 @@ _PRODUCTS: dict[str, Any] = {"specials": PRODUCTS}
 _TABLE: list[tuple[str, Axes, dict[str, Any]]] = [
     ("cumsum cumprod logcumsumexp cummax cummin sort sort.stable topk", _keeps("self"), {}),
     ("_fft_c2c _fft_r2c _fft_c2r linalg_cross", _keeps("self other"), {}),
-    ("renorm", _slices, {}),
+    ("renorm", lambda n: [Axis("slices", n["self"].shape[n["dim"]], {"self": n["dim"]}, {0: n["dim"]})], {}),
     ("_softmax _log_softmax _safe_softmax", _keeps("self"), _ROWS),
     ("_softmax_backward_data _log_softmax_backward_data", _keeps("grad_output output"), _ROWS),
-    ("native_layer_norm _fused_rms_norm", _normalized, _ROWS),
+    ("native_layer_norm _fused_rms_norm",
+     lambda named: beside(named, "input", range(-len(named["normalized_shape"]), 0), results=3), _ROWS),
     ("index_add index_copy index_fill.int_Scalar index_fill.int_Tensor", _keeps("self source"), _ONE),
     ("gather scatter_add scatter.src scatter.value scatter_reduce.two", _unselected, _ONE),
     ("bucketize.Tensor", lambda named: beside(named, "self", []), _ONE),
@@ -133,7 +126,7 @@ _TABLE: list[tuple[str, Axes, dict[str, Any]]] = [
     ("grid_sampler_2d grid_sampler_3d", _places, _ROWS),
     # Samples alone: the gradients of places are sums over channels, those of channels sums over places.
     ("grid_sampler_2d_backward grid_sampler_3d_backward", table("samples grad_output input grid:0 -> 0 0"), _ONE),
-]
+]  # fmt: skip
 
 for _names, _axes, _options in _TABLE:
     divides_along(*(f"aten::{name}" for name in _names.split()), axes=_axes, **_options)

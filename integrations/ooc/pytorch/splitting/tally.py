@@ -3,24 +3,11 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import asdict, dataclass
 from typing import Any
 
-HOST_BACKED = "host-backed"
+from swapd.splitting.store import Verdict
 
-
-@dataclass
-class SplitRecord:
-    """One operator with one set of shapes, done in one way: a row of `split_layers`."""
-
-    operator: str
-    shapes: str
-    how: str  # the division, or `HOST_BACKED`
-    parts: int
-    exact: bool = True  # every bit is that of the result in one piece: verified, or by construction (data only move)
-    largest_difference: float = 0.0  # absolute; 0 where exact
-    largest_relative: float = 0.0  # relative to the largest absolute value of the result in one piece
-    calls: int = 0
+HOST_BACKED = "host-backed"  # how a function runs that uses host memory in place
 
 
 class Tally:
@@ -28,25 +15,25 @@ class Tally:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._layers: dict[tuple[str, str, str, int], SplitRecord] = {}
+        self._layers: dict[tuple[str, str, str, int], dict[str, Any]] = {}
         self.functions = 0  # calls that ran in parts
         self.parts = 0  # of all these calls together
 
-    def add(self, layer: SplitRecord) -> None:
-        """Counts one more call of an operator that ran in parts; of equal calls the largest difference is kept."""
-        if layer.parts == 0:
-            return
+    def add(self, operator: str, shapes: str, ran: Verdict) -> None:
+        """Counts one more call of an operator; of calls that ran alike the largest difference is kept."""
         with self._lock:
-            if layer.how != HOST_BACKED:
+            if ran.how != HOST_BACKED:
                 self.functions += 1
-                self.parts += layer.parts
-            known = self._layers.setdefault((layer.operator, layer.shapes, layer.how, layer.parts), layer)
-            known.calls += 1
-            known.exact &= layer.exact
-            known.largest_difference = max(known.largest_difference, layer.largest_difference)
-            known.largest_relative = max(known.largest_relative, layer.largest_relative)
+                self.parts += ran.parts
+            key = (operator, shapes, ran.how, ran.parts)
+            new = dict(zip(("operator", "shapes", "how", "parts"), key)) | {"exact": True, "calls": 0}
+            row = self._layers.setdefault(key, new)
+            row["calls"] += 1
+            row["exact"] &= ran.identical
+            for name in ("largest_difference", "largest_relative"):
+                row[name] = max(row.get(name, 0.0), getattr(ran, name))
 
     def rows(self) -> list[dict[str, Any]]:
         """`split_layers` of the summary, in the order in which they were first split."""
         with self._lock:
-            return [asdict(layer) for layer in self._layers.values()]
+            return [dict(row) for row in self._layers.values()]
