@@ -236,6 +236,21 @@ TEST(detach_turns_everything_into_host_memory) {
   EXPECT_EQ(get_stats().mappings, uint64_t{0});
 }
 
+// Threads of the parent are about to wake up as it forks: no child may wait for them.
+TEST(forks_after_a_detach_follow_each_other) {
+  ForkTest t;
+  Daemon daemon(t.core, true);
+  const std::vector<Variable> all = assorted(t);
+  ASSERT_EQ(t.core.detach(), OOC_OK);
+  // A child that hangs within fork() keeps its parent, too: both have to end then.
+  ASSERT_EQ(setpgid(0, 0), 0);
+  signal(SIGALRM, [](int) { kill(0, SIGKILL); });
+  alarm(60);
+  for (int i = 0; i < 200; ++i) ASSERT_EQ(exit_status(in_child([&] { return wrong(all); })), 0);
+  alarm(0);
+  signal(SIGALRM, SIG_DFL);
+}
+
 TEST(detach_waits_for_no_function) {
   ForkTest t;
   const std::vector<Variable> all = assorted(t);
