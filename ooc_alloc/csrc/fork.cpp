@@ -301,14 +301,16 @@ void Core::after_fork(bool in_child) {
   Lock lock(mutex_, std::adopt_lock);
   paused_ &= ~kForks;
   host_.after_fork(in_child);
-  if (!in_child || detached_) {
+  if (!in_child) {
     changed_.notify_all();
     return;
   }
-  detached_ = forked_ = true;
+  new (&changed_) std::condition_variable;  // any other use of it would wait for threads that only the parent has
+  forked_ = true;
+  if (detached_) return;
+  detached_ = true;
   paused_ = kDetached;
   timeline_.stop();  // without a look at threads that only the parent has
-  new (&changed_) std::condition_variable;  // not destroyed: that would wait for threads which only the parent has
   // On a GPU the driver itself refuses to work in the child. Without memory for the copies the child must not go on.
   if (device_.host_accessible() && !make_private(false))
     die("ooc_alloc: no memory for the forked child's copy of the device memory\n");

@@ -201,14 +201,14 @@ TEST(edge_3_each_part_of_freed_memory_waits_for_who_read_the_whole) {
   t.expect(second);
 }
 
-TEST(edge_3_freed_neighbours_wait_for_who_read_either) {
+TEST(edge_3_freed_neighbours_wait_for_who_read_the_second) {
   StreamsTest t({2});
   const Variable before = t.make_on(t.main, t.chunk, 1), behind = t.make_on(t.main, t.chunk, 2);
   t.synchronize();
+  t.core.free(before.address, t.main.handle);  // nobody uses it any more
   LateGate gate;
   gate.close_on(t.main);
   const Pinned& found = t.read_later(t.main, behind);
-  t.core.free(before.address, t.main.handle);
   t.core.free(behind.address, t.main.handle);
   Variable next{t.core.malloc(2 * t.chunk, t.main.handle), 2 * t.chunk, 0};
   EXPECT_EQ(next.address, before.address);

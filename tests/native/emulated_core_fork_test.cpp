@@ -249,6 +249,14 @@ TEST(forks_after_a_detach_follow_each_other) {
   for (int i = 0; i < 200; ++i) ASSERT_EQ(exit_status(in_child([&] { return wrong(all); })), 0);
   alarm(0);
   signal(SIGALRM, SIG_DFL);
+  // Nor does it end those threads.
+  const auto ends = [&] {
+    alarm(5);
+    daemon.settle();
+    daemon.stop();
+    return 0;
+  };
+  EXPECT_EQ(exit_status(in_child(ends)), 0);
 }
 
 TEST(detach_waits_for_no_function) {
