@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from splitting_runs import BUDGET, both
+from splitting_runs import BUDGET, both, out_of_core
 
 # 509 x 2599: 5 MiB in float32; uneven, so that what is left at the end of threads and registers is there too.
 FACTORIES = """
@@ -124,6 +124,13 @@ POINTWISE = """
 """
 
 
+# Waits until the thread that compares divisions is done.
+KNOWN = """
+    import ooc
+    ooc.pytorch._active().split_rows()
+"""
+
+
 @pytest.mark.slow
 def test_made_from_nothing(tmp_path: Path) -> None:
     figures = both(tmp_path, FACTORIES).figures
@@ -161,6 +168,8 @@ def test_moved_between_layouts_and_types(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_elementwise(tmp_path: Path, threads: int) -> None:
+    """Once it is known of all, which a run before finds out, nothing is computed on host memory."""
+    out_of_core(tmp_path, POINTWISE + KNOWN, threads).check()
     figures = both(tmp_path, POINTWISE, threads).figures
     assert figures["host_backed_function_count"] == 0, "cut so that the bits are the same"
     assert all(layer["exact"] for layer in figures["split_layers"])

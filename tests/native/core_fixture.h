@@ -125,10 +125,12 @@ struct CoreTest {
   // A variable with contents, made by a function as a framework would.
   Variable make(uint64_t bytes, unsigned seed, const char* name = "make") {
     Variable variable{nullptr, bytes, seed};
-    ASSERT_EQ(call(name, {}, [&] {
+    const int status = call(name, {}, [&] {
       variable.address = must_malloc(bytes);
       put(variable);
-    }), OOC_OK);
+    });
+    if (status != OOC_OK) fail(__FILE__, __LINE__, last_error());
+    ASSERT_EQ(status, OOC_OK);
     return variable;
   }
   std::vector<Variable> make_many(size_t count, uint64_t bytes) {
