@@ -93,6 +93,42 @@ TEST(threads_share_variables_under_one_budget) {
   EXPECT_TRUE(t.stats().swap_out_count > 50);
 }
 
+// Two functions wait, and no third one runs whose end would help. A thread that runs none has what they wait for.
+TEST(functions_that_wait_for_each_other_get_what_another_thread_frees) {
+  CoreTest t({4, 64, granularity() / 4});
+  void* small = t.must_malloc(500);  // on a chunk of its own
+  t.let_go();
+  std::atomic<bool> began{false}, waits{false};
+  const auto needs_two = [&t] {
+    void* address = t.core.malloc(2 * t.chunk);
+    EXPECT_TRUE(t.owns(address));
+    return address;
+  };
+  std::thread first([&] {
+    t.core.device().bind_thread();
+    EXPECT_EQ(t.call("needs four chunks", {}, [&] {
+      void* held = needs_two();
+      began = true;
+      while (!waits) std::this_thread::yield();
+      t.core.free(needs_two());
+      t.core.free(held);
+    }), OOC_OK);
+  });
+  std::thread second([&] {
+    t.core.device().bind_thread();
+    while (!began) std::this_thread::yield();
+    EXPECT_EQ(t.call("needs two", {}, [&] {
+      waits = true;
+      t.core.free(needs_two());
+    }), OOC_OK);
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  t.core.free(small);
+  first.join();
+  second.join();
+  EXPECT_EQ(t.core.audit(), OOC_OK);
+}
+
 // Each function fits alone, all of them together do not: they take turns.
 TEST(functions_that_do_not_fit_together_wait_for_each_other) {
   Stress t(11, 6, 6);  // a step holds 8 to 10 chunks
