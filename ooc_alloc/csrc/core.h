@@ -136,6 +136,7 @@ class alignas(64) Core : public Mover {
   // kRefused: there may be enough, but the driver does not do its part.
   enum class Room { kMade, kNone, kRefused };
   static constexpr int kPatience = 100;  // attempts without any progress before giving up
+  static constexpr double kPatienceWhileStuck = 1;  // seconds; where functions wait for each other, and others may free memory
   static constexpr double kPatienceForWork = 60;  // seconds; work that ends no sooner may itself wait for this process
 
   // functions.cpp, host_functions.cpp

@@ -29,6 +29,15 @@ Core::Room Core::make_room(Lock& lock, uint64_t chunks, uint64_t pinned_too) {
   int fruitless = 0;
   bool clean_only = false;  // every other time after a failure: dirty variables may have nowhere to go
   uint64_t refusals = refusal_count();  // when something last got out of the way
+  double stuck_since = 0;
+  // Nobody's function will end. But a thread outside of functions may be about to free what one of them waits for.
+  const auto gives_up = [&] {
+    if (release_idle_threads() || pool_.recover()) return false;
+    if (threads_.active() <= (counted ? 1u : 0u)) return true;
+    if (stuck_since == 0) stuck_since = now_seconds();
+    wait_a_while(lock);
+    return now_seconds() - stuck_since > kPatienceWhileStuck;
+  };
   while (idle_.count() < chunks && fruitless < kPatience && !device_lost(lock)) {
     const bool work_ends = threads_.work_may_end(counted) && now_seconds() < until;
     const bool others_run = threads_.active() - (counted ? 1u : 0u) > threads_.starving || work_ends;
@@ -38,8 +47,8 @@ Core::Room Core::make_room(Lock& lock, uint64_t chunks, uint64_t pinned_too) {
       break;
     }
     if (hopeless && !others_run) {
-      if (release_idle_threads() || pool_.recover()) continue;
-      break;
+      if (gives_up()) break;
+      continue;
     }
     if (!hopeless && scheduler_ != nullptr && scheduler_->relief_coming()) {
       wait_a_while(lock);
@@ -63,11 +72,12 @@ Core::Room Core::make_room(Lock& lock, uint64_t chunks, uint64_t pinned_too) {
       continue;
     }
     if (others_run) {
+      stuck_since = 0;
       const Starving starving(threads_, counted);
       wait_a_while(lock);
       continue;
     }
-    if (!release_idle_threads() && !pool_.recover()) break;
+    if (gives_up()) break;
   }
   if (--room_waiters_ == 0 && idle_wanted_) changed_.notify_all();
   const double now = now_seconds();
