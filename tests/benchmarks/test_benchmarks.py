@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -11,11 +13,14 @@ import pytest
 
 pytest.importorskip("torch")
 
+
 from benchmarks import allocation, compiled, fragmentation, interception, mapping, results, step_time, three_tiers
 from benchmarks.__main__ import main, write_tables
 from benchmarks.child import Turn
+from benchmarks.children import measure_in_child
 from benchmarks.monitoring import scrapes
 from benchmarks.runs import in_turns
+from swapd.planning.problem import Problem
 
 CHUNK = step_time.CHUNK_BYTES
 MACHINE = {
@@ -169,6 +174,19 @@ def test_a_scrape_is_held_against_the_processor_time_of_steps() -> None:
     assert "| scraped once a second | 7 | 500.0 | +0.00% | 500.0 to 500.0 | 420.0 | +5.00% | 420.0 to 420.0 |" in made
     assert "One scrape costs 400 us" in made and "0.048% of the processor time" in made
     assert scrapes.table([]) == ""
+
+
+def test_a_recorded_step_is_replayed_within_a_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chunk, path = 64 << 10, tmp_path / "trace"
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "unit")
+    trace = import_module("planning_traces").gpt(layers=2, width=64, batch=2, length=64, vocabulary=512)
+    trace = replace(trace, chunk_bytes=chunk)
+    trace.save(path)
+    problem = Problem.from_trace(trace, 0)
+    budget = (problem.min_budget_bytes + int(problem.live.max()) * chunk) // 2
+    found = measure_in_child("mapping_child", str(path), "0.001", "5", str(budget), str(chunk))
+    assert [step["swap_in_bytes"] > 0 for step in found["steps"]] == [True] * 5
+    assert found["summary"]["device_peak_bytes"] <= budget
 
 
 def test_memory_calls_cost_as_much_of_a_copy_as_published() -> None:
