@@ -16,7 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from benchmarks.child import Watch
+from benchmarks.child import Turn, Watch
 from benchmarks.runs import ROOT
 from ooc_alloc import Core, library_path
 from swapd.planner import Planner
@@ -68,7 +68,7 @@ def main() -> None:
     core = StreamCore(int(budget), int(chunk))
     planner = Planner(core, asynchronous=True)
     replay = import_module("replay").Replay(core, trace, planner, pace=0.0)
-    watch = Watch(planner, Path(output).with_suffix(".trace"))
+    watch = Watch(planner, Path(output).with_suffix(".trace"), Turn(""))
     seconds = float(pace) * trace.function_seconds
     for _ in range(int(iterations)):
         core.work = iter(seconds.tolist())
