@@ -354,3 +354,25 @@ TEST(blocks_of_a_variable_that_is_freed_on_its_way_down_serve_nobody_before_the_
   }
   EXPECT_TRUE(freed_on_the_way > 0);
 }
+
+// The one used least recently is too large for host memory: it stays, and another one leaves.
+TEST(what_host_memory_cannot_hold_is_no_victim) {
+  DaemonTest t(three_tiers(8, 2));
+  const Variable large = t.make(4 * t.chunk, 1);
+  const std::vector<Variable> others = t.make_many(3, 2 * t.chunk);
+  EXPECT_EQ(t.region(large)->resident, 4u);
+  for (const Variable& other : others) EXPECT_EQ(t.check(other), OOC_OK);
+  EXPECT_EQ(t.check(large), OOC_OK);
+}
+
+TEST(a_block_that_became_mappable_may_go_down_when_its_function_has_ended) {
+  DaemonTest t(three_tiers(4));
+  const Variable used = t.make(2 * t.chunk, 1);
+  t.let_go();
+  ASSERT_EQ(t.core.evict_all(), OOC_OK);
+  const ooc_operand operand = reads(used);
+  ASSERT_EQ(t.core.function_begin_host(t.id("on the host"), &operand, 1, nullptr), OOC_OK);
+  EXPECT_EQ(t.region(used)->lifted, 0u);
+  ASSERT_EQ(t.core.function_end(false), OOC_OK);
+  EXPECT_EQ(t.check(used), OOC_OK);
+}
