@@ -107,6 +107,8 @@ class HostCopies {
     if (tiered_) release_below(region);
     if (region->host != nullptr) release_block(region);
   }
+  // Whether host memory, were it empty, is enough for the region's block.
+  bool can_hold(const Region* region) const { return region->host != nullptr || region->bytes <= arena_.budget(); }
   // A resident variable goes without its copies, and its block serves others. False: it has none, or somebody needs it.
   bool drop_copies(Region* region) {
     if (region->host == nullptr || region->moving > 0 || !region->fully_resident()) return false;
@@ -162,7 +164,10 @@ class HostCopies {
   // whoever gave up the lock looks again.
   class Lifted {
    public:
-    explicit Lifted(Region* region) : handle_{region, region->generation} { ++region->lifted; }
+    explicit Lifted(Region* region) : handle_{region, region->generation} {
+      if (region->live) ++region->lifted;
+      else handle_ = {};
+    }
     ~Lifted() {
       if (Region* region = handle_.get()) --region->lifted;
     }

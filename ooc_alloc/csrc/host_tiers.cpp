@@ -195,7 +195,6 @@ void HostCopies::release_below(Region* region) {
   }
   if (region->below != nullptr) space_->free(std::exchange(region->below, nullptr), region->bytes);
   region->below_valid = false;
-  region->lifted = 0;
 }
 
 void HostCopies::free_blocks(const Shift& shift) {

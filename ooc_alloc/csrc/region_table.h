@@ -74,9 +74,7 @@ class RegionTable {
   }
   bool stands_for_slabs(const Region* region) const { return region->first >= geometry_.region_chunks; }
   void take_off(Region* region) {
-    region->live = false;
-    ++region->generation;
-    used_.remove(region);
+    end_generation(region);
     unused_.push_back(region);
   }
   // Whether a variable of that size fits the addresses at all; else there is an error.
@@ -104,9 +102,7 @@ class RegionTable {
   void end_variable(Region* region) {
     live_bytes_ -= region->bytes;
     live_chunks_ -= region->count;
-    region->live = false;
-    ++region->generation;
-    used_.remove(region);
+    end_generation(region);
   }
 
   // Slots of the region got chunks with bytes, or lost them.
@@ -195,6 +191,13 @@ class RegionTable {
   size_t table_bytes() const { return geometry_.region_chunks * sizeof(uint32_t); }
   bool is_variable(const Region& region) const { return region.live && !stands_for_slabs(&region); }
 
+  // Whoever has a handle of what lived there has none any more, nor do those count who needed its block.
+  void end_generation(Region* region) {
+    region->live = false;
+    ++region->generation;
+    region->lifted = 0;
+    used_.remove(region);
+  }
   void uncache(Region* region) {
     region->cached = false;
     cached_.remove(region);
