@@ -203,17 +203,18 @@ std::vector<Piece> Transitions::choose_victims(uint64_t chunks, bool clean_only,
   std::vector<std::tuple<uint64_t, int64_t, Region*>> candidates;
   for (Region* region = with_.table.oldest(); region != nullptr; region = region->newer) {
     if (region->pins > 0 || region->resident == 0 || (region->moving > 0 && !region->in_ranges)) continue;
-    const uint64_t next = scheduler != nullptr ? scheduler->next_use(region) : Scheduler::kUnknown;
+    uint64_t next = scheduler != nullptr ? scheduler->next_use(region) : Scheduler::kUnknown;
+    if (!with_.host.can_hold(region)) next = 0;  // asked last, and only to say why it stays
     candidates.emplace_back(next, -static_cast<int64_t>(candidates.size()), region);
   }
   std::ranges::make_heap(candidates);
+  const auto can_leave = [clean_only](const Slot& slot) {
+    return slot.at_rest() && slot.pins == 0 && (slot.host_valid || !clean_only);
+  };
   std::vector<Piece> victims;
   for (; chunks > 0 && !candidates.empty(); candidates.pop_back()) {
     std::ranges::pop_heap(candidates);
     Region* region = std::get<Region*>(candidates.back());
-    const auto can_leave = [dirty_too = !clean_only && with_.host.can_hold(region)](const Slot& slot) {
-      return slot.at_rest() && slot.pins == 0 && (slot.host_valid || dirty_too);
-    };
     for (uint32_t end = region->count; end > 0 && chunks > 0;) {
       if (!can_leave(region->slots[end - 1])) {
         --end;
