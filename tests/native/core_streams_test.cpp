@@ -201,7 +201,7 @@ TEST(edge_3_each_part_of_freed_memory_waits_for_who_read_the_whole) {
   t.expect(second);
 }
 
-// Several waits keep the order here; which moments the joined region has is for parts_test to tell.
+// The order holds here even if the joined region forgets who used the second; parts_test looks at what it knows.
 TEST(edge_3_joined_neighbours_are_not_overwritten_under_a_late_reader) {
   StreamsTest t({2});
   const Variable before = t.make_on(t.main, t.chunk, 1), behind = t.make_on(t.main, t.chunk, 2);
