@@ -164,7 +164,7 @@ def test_table_hides_neither_a_slow_step_nor_other_bits_nor_a_failure() -> None:
 def test_every_arm_of_a_toy_network_has_the_program_s_bits_within_its_budget(tmp_path: Path) -> None:
     assert main(["--quick", "--only", "densenet121", "--output", str(tmp_path)]) == 0
     records = {record["arm"]: record for record in results.load(tmp_path, NAME)}
-    assert set(records) == {*ARMS, "traced", "checkpoint in-core", "plain"}
+    assert set(records) == {*ARMS, "traced", "in-core alone", "checkpoint in-core", "plain"}
     assert not [record["failed"] for record in records.values() if "failed" in record]
     plain = records["plain"]
     assert {arm: bits(records[arm], plain) for arm in ARMS[1:]} == {

@@ -27,7 +27,7 @@ TRAIN = """
         optimizer.step()
         return loss.item()
 
-    print([step() for _ in range(6)])
+    print([step() for _ in range(12)])
     for value in (weight, weight.grad, bias, *optimizer.state[weight].values()):
         print(digest(value) if torch.is_tensor(value) else value)
 """
@@ -39,7 +39,7 @@ def test_training(tmp_path: Path, kind: str) -> None:
     figures = both(tmp_path, f"KIND = {kind!r}\n" + _dedented(TRAIN)).figures
     assert all(layer["exact"] for layer in figures["split_layers"])
     assert figures["divergence_count"] == 0
-    assert figures["planned_iteration_count"] >= 3, "iterations are alike from the second on, so plans apply"
+    assert figures["planned_iteration_count"] >= 3, "iterations are alike once the verdicts are there"
     assert figures["split_part_count"] > 10 * figures["split_function_count"] > 0
 
 
