@@ -109,8 +109,9 @@ def _drops(request: Request, trace: Trace, swap_only: Plan) -> tuple[Schedule | 
     except ValueError as error:
         log.info("nothing is recomputed: %s", error)
         return None, None
-    history = History(trace, without_statistics=True)
-    return schedule, recompute_bound(make_problem(trace), history, find_candidates(history))
+    problem = make_problem(trace)
+    history = History.beside(problem, trace)
+    return schedule, recompute_bound(problem, history, find_candidates(history))
 
 
 def _plan(request: Request, problem: Problem, trace: Trace) -> Made:

@@ -83,7 +83,7 @@ def case(trace: Trace, oversubscription: float, slowdown: float) -> dict[str, An
     spent = time.process_time() - began
     arms: list[dict[str, Any]] = [{"arm": "swap only", "seconds": alone.predicted_seconds, "planning_seconds": spent}]
     for without in (False, True):
-        history = History(trace, without_statistics=without)
+        history = History.beside(problem, trace, without_statistics=without)
         candidates = find_candidates(history)
         if without and not any("batch_norm" in name for name in trace.function_names):
             break

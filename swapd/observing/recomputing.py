@@ -66,7 +66,7 @@ def run_recomputing(problem: Problem, way: str, trace: Trace) -> Outcome:
     else:
         plan, rewritten = _published(problem, way, trace)
     spent = time.perf_counter() - began
-    history = History(trace, without_statistics=True)
+    history = History.beside(problem, trace)
     recomputed = Recomputed(
         compute_seconds=problem.compute_seconds,
         bound_seconds=recompute_bound(problem, history, [] if runs_again(trace) else find_candidates(history)),
@@ -78,7 +78,7 @@ def run_recomputing(problem: Problem, way: str, trace: Trace) -> Outcome:
 
 
 def _published(problem: Problem, way: str, trace: Trace) -> tuple[Plan, Rewritten]:
-    history = History(trace, without_statistics=True)
+    history = History.beside(problem, trace)
     over = problem.live > problem.capacity_chunks
     found = find_candidates(history, least_bytes=problem.chunk_bytes, during=over)
     sets = [swap_then_recompute(problem, found)]

@@ -1,9 +1,9 @@
 """Candidates: every drop that a trace allows.
 
 A variable may be dropped between two uses that follow each other, if its bytes were made in this iteration and can be
-made again directly before the second use: by functions that may run again, from inputs that exist then and hold what
-they held the first time. Inputs that exist no longer are made again as well, as long as there are inputs for them in
-turn and the functions are not too many.
+made again directly before the second use: by functions that may run again, from inputs that exist then, or linger, and
+hold what they held the first time. Inputs that exist no longer are made again as well, as long as there are inputs for
+them in turn and the functions are not too many.
 
 Candidates do not exclude each other. If a drop's inputs were themselves dropped, they can be made again, because their
 own inputs still exist: those exist until after the next use of what is made of them. So every set of candidates can be

@@ -114,7 +114,7 @@ class _Search:
         self, trace: Trace, problem: Problem, make_problem: Callable[[Trace], Problem], without_statistics: bool
     ) -> None:
         self.problem, self.make_problem = problem, make_problem
-        self.history = History(trace, without_statistics=without_statistics)
+        self.history = History.beside(problem, trace, without_statistics=without_statistics)
         over = problem.live > problem.capacity_chunks
         self.candidates = find_candidates(self.history, least_bytes=problem.chunk_bytes, during=over)
         self.simulated = 0  # functions and moves

@@ -7,6 +7,9 @@ What makes lost versions again is a part of the program, run once more in the pr
 writers, and before them what makes the versions that these read and that are lost too. Because the order is the
 program's, each of these functions finds in its variables the versions that it found the first time. Functions only
 read what earlier functions wrote, so this comes to an end.
+
+A variable *lingers* if it stays beyond its end for what is made again from it. It takes memory then, or is swapped, and
+is not made again. That pays for what many functions read and few bytes hold, as the layers that a network concatenates.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
+from swapd.planning.problem import Problem
 from swapd.recompute.operators import Role, role
 from swapd.trace.trace import READ, WRITE, Trace
 
@@ -29,9 +33,11 @@ class History:
         trace: one iteration.
         without_statistics: whether normalisations by batch may run again, which the program must then call without
             their running statistics.
+        linger_rate: a variable may linger if making it again, once for each function that may run again and reads it,
+            makes fewer bytes a second than this; None if none may.
     """
 
-    def __init__(self, trace: Trace, *, without_statistics: bool = False) -> None:
+    def __init__(self, trace: Trace, *, without_statistics: bool = False, linger_rate: float | None = None) -> None:
         self.trace = trace
         n, variables = trace.functions, trace.variables
         self.born: list[int] = trace.born.tolist()
@@ -62,8 +68,6 @@ class History:
                 self.writers[v].append(f)
                 self.writes[f].append(v)
         allowed = (Role.MAKER, Role.STATISTICS) if without_statistics else (Role.MAKER,)
-        # Of each function: the versions that it reads, each with the last function that still finds it.
-        self.needs = [[self._lasting(self.version(v, f)) for v in read] for f, read in enumerate(self.reads)]
         whole = self._whole()
         self.repeatable: list[bool] = []
         for f, name in enumerate(trace.function_names):
@@ -72,6 +76,28 @@ class History:
             else:
                 fits = roles[name] in allowed and len(self.makes[f]) > 0
             self.repeatable.append(fits and all(whole[v] for v in (*self.makes[f], *self.writes[f])))
+        self.may_linger = frozenset() if linger_rate is None else self._may_linger(linger_rate)
+        # Of each function: the versions that it reads, each with the last function that still finds it.
+        self.needs = [[self._lasting(self.version(v, f)) for v in read] for f, read in enumerate(self.reads)]
+
+    @classmethod
+    def beside(cls, problem: Problem, trace: Trace, *, without_statistics: bool = True) -> History:
+        """The history of a problem's trace, where a variable may linger if a copy of it is faster than making it."""
+        link = problem.link
+        rate = min(link.out_bytes_per_second, link.in_bytes_per_second)
+        return cls(trace, without_statistics=without_statistics, linger_rate=rate)
+
+    def _may_linger(self, rate: float) -> frozenset[int]:
+        """The variables that a function of the iteration makes, which may run again, and that end in the iteration."""
+        seconds = self.trace.function_seconds.tolist()
+        found = []
+        for f in filter(self.repeatable.__getitem__, range(self.trace.functions)):
+            for v in self.makes[f]:
+                readers = sum(self.repeatable[g] and g not in self.writers[v] for g in self.uses[v])
+                taken = sum(seconds[g] for g in self.writers[v])
+                if self.died[v] < self.trace.functions and readers * taken * rate > self.trace.variable_bytes[v]:
+                    found.append(v)
+        return frozenset(found)
 
     def _whole(self) -> list[bool]:
         """Whether each variable is a whole one, and no part of one."""
@@ -89,6 +115,8 @@ class History:
     def _lasting(self, version: Version) -> tuple[int, int, int]:
         """A version, and the last function that finds it if nothing is dropped: a writer is the last one, too."""
         variable, number = version
+        if variable in self.may_linger and number == len(self.writers[variable]) - 1:
+            return variable, number, self.trace.functions
         following = self.writers[variable][number + 1 : number + 2]
         return variable, number, min([self.died[variable], *following])
 

@@ -4,7 +4,8 @@ The rewritten trace has the functions of the trace and, directly before those th
 functions that make it again. A variable that is dropped ends there; what makes it again gives birth to another one,
 which lives on as the first would have done. What a repeated function allocates besides is a workspace: it is gone once
 nothing else that is repeated with it needs it. Every input of a repeated function is used by it, so it has to be on the
-device then. If an input was dropped too, it is made again first, and stays.
+device then. If an input was dropped too, it is made again first, and stays. If it has ended and may linger, it ends
+after the last repeated function that uses it instead.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +21,13 @@ from numpy.typing import NDArray
 from swapd.recompute.candidates import Drop
 from swapd.recompute.history import History
 from swapd.trace.trace import READ, WRITE, Trace
+
+
+class Linger(NamedTuple):
+    """A variable stays beyond its end."""
+
+    variable: int
+    until: int  # the last function directly before which something is made again from it
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +42,7 @@ class Rewritten:
     repeated: NDArray[np.bool_]  # bool[functions]: whether it runs again, and is not the original itself
     variable: NDArray[np.int32]  # int32[variables]: the original variable whose bytes each one holds
     drops: tuple[Drop, ...]
+    lingers: tuple[Linger, ...]  # by variable
 
     @property
     def repeated_seconds(self) -> float:
@@ -68,6 +78,7 @@ class _Writer:
         self.variable = list(range(trace.variables))
         self.holder: list[int] = list(range(trace.variables))  # the new variable that has each one's bytes
         self.lost: set[int] = set()  # live original variables without bytes
+        self.until: dict[int, int] = {}  # of those that linger: the function before which they are used last
         self.born: list[int] = [-2] * trace.variables  # of new variables, in new functions; -2: not yet known
         self.died: list[int] = [-2] * trace.variables
 
@@ -119,6 +130,8 @@ class _Writer:
             for v, _, last in history.needs[f]:
                 source = self.holder[v] if before <= last and v not in self.lost else fresh[v]
                 uses[source] = uses.get(source, 0) | READ
+                if source == self.holder[v] and history.died[v] < before:
+                    self.died[source], self.until[v] = index, before
                 self._extend(source, index)
             for v in history.makes[f]:
                 fresh[v] = self._variable(v, index)
@@ -187,6 +200,7 @@ class _Writer:
             repeated,
             variable,
             self.drops,
+            tuple(Linger(v, self.until[v]) for v in sorted(self.until)),
         )
 
     def _starts(self, origin: NDArray[np.int32], repeated: NDArray[np.bool_]) -> NDArray[np.float64]:

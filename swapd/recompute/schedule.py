@@ -25,14 +25,23 @@ class ScheduledDrop(NamedTuple):
     after: int  # the last function before the gap
 
 
+class ScheduledLinger(NamedTuple):
+    """A variable that stays, although the program frees it, for what is made again from it."""
+
+    made_by: int
+    number: int
+    until: int  # it goes once this function has begun, before which what was dropped is made again
+
+
 @dataclass(frozen=True)
 class Schedule:
     """What iterations of one sequence drop, and make again. Functions are numbered as in the sequence without drops."""
 
     fingerprint: int  # of the sequence without drops
     functions: tuple[str, ...]  # the names of its functions
-    kept: tuple[int, ...]  # ascending: functions whose calls are kept, as they run again
+    kept: tuple[int, ...]  # ascending: functions whose calls are kept, as they run again or make what lingers
     drops: tuple[ScheduledDrop, ...]  # by `after`, ascending
+    lingers: tuple[ScheduledLinger, ...] = ()
 
 
 class RemakeFigures(NamedTuple):
@@ -77,19 +86,21 @@ def schedule_of(whole: Trace, trace: Trace, rewritten: Rewritten) -> Schedule:
         rewritten: the drops.
 
     Raises:
-        ValueError: a variable that is dropped is none that a function of the iteration allocated.
+        ValueError: a variable that is dropped or lingers is none that a function of the iteration allocated.
     """
-    drops = []
-    for drop in rewritten.drops:
-        v = trace.recorded(drop.variable)
+
+    def named(variable: int) -> tuple[int, int]:
+        v = trace.recorded(variable)
         made_by = int(whole.born[v])
-        if not 0 <= made_by < whole.functions or made_by != trace.born[drop.variable]:
-            raise ValueError(f"{drop} is of {trace.label(drop.variable)}, which no function of the iteration allocated")
-        number = int(np.count_nonzero(whole.born[:v] == made_by))
-        drops.append(ScheduledDrop(made_by, number, drop.after))
-    kept = np.unique(rewritten.function[rewritten.repeated]).tolist()
+        if not 0 <= made_by < whole.functions or made_by != trace.born[variable]:
+            raise ValueError(f"no function of the iteration allocated {trace.label(variable)}, which is to be dropped")
+        return made_by, int(np.count_nonzero(whole.born[:v] == made_by))
+
+    drops = [ScheduledDrop(*named(drop.variable), drop.after) for drop in rewritten.drops]
+    lingers = tuple(ScheduledLinger(*named(linger.variable), linger.until) for linger in rewritten.lingers)
+    kept = {*rewritten.function[rewritten.repeated].tolist(), *(linger.made_by for linger in lingers)}
     in_order = tuple(sorted(drops, key=lambda drop: (drop.after, drop.made_by, drop.number)))
-    return Schedule(whole.fingerprint, trace.function_names, tuple(kept), in_order)
+    return Schedule(whole.fingerprint, trace.function_names, tuple(sorted(kept)), in_order, lingers)
 
 
 def runs_again(trace: Trace) -> bool:

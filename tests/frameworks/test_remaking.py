@@ -364,3 +364,70 @@ def test_what_does_not_give_the_same_bits_again_is_not_dropped(tmp_path: Path) -
 
     (refused_alike, dropped_alike), (refused, dropped) = figures("0"), figures("1")
     assert refused - refused_alike == dropped_alike - dropped >= 6 and dropped > 0
+
+
+CONCATENATED = code(
+    START,
+    """
+    class Layers(nn.Module):
+        # each layer adds 64 columns to those that it is given; the layers end with the forward pass
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(64 * (i + 1), 64) for i in range(6))
+
+        def forward(self, x):
+            found = [x]
+            for layer in self.layers:
+                found.append(layer(F.gelu(torch.cat(found, 1))))
+            return torch.cat(found, 1)
+
+    model = nn.Sequential(nn.Linear(64, 64), Layers(), nn.Linear(64 * 7, 8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step():
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(torch.randn(512, 64)), torch.zeros(512, 8))
+        loss.backward()
+        optimizer.step()
+        print(loss.item())
+
+    def traced():
+        session, ended = sys.modules["ooc.pytorch"]._session, []
+        boundary = session.core.boundary
+        session.core.boundary = lambda: ended.append(boundary()) or ended[-1]
+        step()
+        del session.core.boundary
+        return session.planner.trace(*ended)
+
+    def places(trace):
+        return sorted(zip(trace.born.tolist(), trace.died.tolist(), trace.variable_bytes.tolist()))
+    """,
+)
+
+
+def test_layers_linger_for_what_is_concatenated_again(tmp_path: Path) -> None:
+    """The program then is the one that was written down: its functions, and when each variable begins and ends."""
+    source = """
+        for _ in range(3): step()
+        if drops() is None:
+            for _ in range(10): step()
+        else:
+            from swapd.recompute.candidates import find_candidates
+            from swapd.recompute.history import History
+            from swapd.recompute.rewriting import rewrite
+            from swapd.recompute.schedule import AGAIN, schedule_of
+            trace = traced()
+            history = History(trace, linger_rate=1e9)
+            chosen = [c.drop for c in find_candidates(history) if trace.function_names[c.functions[-1]] == "aten::cat"]
+            expected = rewrite(history, chosen)
+            assert len(expected.drops) >= 5 and len(expected.lingers) >= 5
+            sys.modules["ooc.pytorch"]._session.planner.remaker.follow(schedule_of(trace, trace, expected))
+            for _ in range(8): step()
+            found = traced()
+            names = zip(expected.trace.function_names, expected.repeated.tolist())
+            assert list(found.function_names) == [name + AGAIN * again for name, again in names]
+            assert places(found) == places(expected.trace)
+        show(*model.parameters())
+    """
+    plain, small = run_both(tmp_path, code(CONCATENATED, source), **IN_CORE)
+    assert small.output == plain.output

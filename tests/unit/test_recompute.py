@@ -19,7 +19,7 @@ from swapd.recompute import operators
 from swapd.recompute.candidates import Candidate, Drop, find_candidates
 from swapd.recompute.history import History
 from swapd.recompute.operators import Role, role
-from swapd.recompute.rewriting import Rewritten, rewrite
+from swapd.recompute.rewriting import Linger, Rewritten, rewrite
 from swapd.trace.trace import READ, WRITE, Trace
 
 NORM, GELU, BATCH_NORM = "aten::native_layer_norm", "aten::gelu", "aten::native_batch_norm"
@@ -236,6 +236,67 @@ def test_an_input_that_was_dropped_too_comes_back_first_and_stays() -> None:
     assert replays_the_same(trace, result)
 
 
+def concatenated() -> tuple[Trace, list[int], list[int]]:
+    """Two layers of 100 bytes that take 2 s each, one behind the other as long as both are there, needed late again."""
+    b = Builder()
+    x = b.entry(100)
+    (one,) = b.call("aten::mm", [x], [100], seconds=2.0)
+    (first,) = b.call("aten::cat", [x, one], [200], seconds=1.0)
+    (two,) = b.call("aten::mm", [first], [100], seconds=2.0)
+    (both,) = b.call("aten::cat", [x, one, two], [300], seconds=1.0)
+    b.free(one, two)
+    b.call("look", [both], seconds=1.0)
+    b.call("middle", [], seconds=1.0)
+    b.call("needs both", [both], seconds=1.0)
+    b.call("needs first", [first], seconds=1.0)
+    b.call("end", [x], seconds=1.0)
+    b.free(first, both)
+    return b.trace(chunk_bytes=100), [one, two], [first, both]
+
+
+def test_what_lingers_ends_after_what_is_made_again_from_it() -> None:
+    trace, (one, two), (first, both) = concatenated()
+    drops = [Drop(first, 2), Drop(both, 4)]
+    lost = rewrite(History(trace), drops)
+    assert lost.function.tolist() == [0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 6, 7, 8] and lost.lingers == ()
+    history = History(trace, linger_rate=100.0)
+    assert [c.functions for c in find_candidates(history) if c.drop in drops] == [(1,), (3,)]
+    found = rewrite(history, drops)
+    assert found.function.tolist() == [0, 1, 2, 3, 4, 5, 3, 6, 1, 7, 8]
+    assert found.lingers == (Linger(one, 7), Linger(two, 6))
+    assert found.trace.died[[one, two, first, both]].tolist() == [8, 6, 2, 4]
+    assert found.trace.live_bytes.tolist() == [200, 400, 500, 600, 600, 300, 600, 500, 700, 600, 600]
+    assert replays_the_same(trace, lost) and replays_the_same(trace, found)
+
+
+@pytest.mark.parametrize(("rate", "lingers"), [(24.0, []), (26.0, [1]), (51.0, [1, 3]), (1e15, [1, 2, 3])])
+def test_what_lingers_is_faster_to_copy_than_to_make_for_each_reader(rate: float, lingers: list[int]) -> None:
+    """The first layer is read twice: 4 s for 100 bytes. Nothing that may run again reads the last one."""
+    trace, (one, two), _ = concatenated()
+    assert sorted(History(trace, linger_rate=rate).may_linger) == lingers and [one, two] == [1, 3]
+
+
+def test_only_the_last_bytes_of_a_variable_linger() -> None:
+    """What it held before it was written in place is made again."""
+    b = Builder()
+    x = b.entry(100)
+    (y,) = b.call(NORM, [x], [100], seconds=2.0)
+    (before,) = b.call(GELU, [y], [100], seconds=1.0)
+    b.call("aten::relu_", [y], writes=[y], seconds=1.0)
+    (after,) = b.call(GELU, [y], [100], seconds=1.0)
+    b.free(y)
+    b.call("look", [before, after], seconds=1.0)
+    b.call("middle", [], seconds=1.0)
+    b.call("last", [before], seconds=1.0)
+    b.call("last", [after], seconds=1.0)
+    b.free(before, after)
+    trace = b.trace(chunk_bytes=100)
+    result = rewrite(History(trace, linger_rate=1e9), [Drop(before, 4), Drop(after, 4)])
+    assert result.function.tolist() == [0, 1, 2, 3, 4, 5, 0, 1, 6, 3, 7]
+    assert result.lingers == (Linger(y, 7),)
+    assert replays_the_same(trace, result)
+
+
 def test_bytes_of_earlier_iterations_and_parts_are_left_alone() -> None:
     trace, _ = forward_and_back()
     assert all(c.drop.variable != 0 for c in find_candidates(History(trace)))
@@ -353,7 +414,7 @@ def program(r: random.Random) -> Trace:
 def test_a_program_that_drops_computes_the_same(seed: int, share: float) -> None:
     r = random.Random(seed)
     trace = program(r)
-    history = History(trace)
+    history = History(trace, linger_rate=r.choice([None, 50.0, 1e9]))
     found = find_candidates(history, most_functions=r.choice([2, 8, 100]))
     drops = [c.drop for c in found if r.random() < share]
     result = rewrite(history, drops)
@@ -369,15 +430,17 @@ def test_a_program_that_drops_computes_the_same(seed: int, share: float) -> None
 def test_random_programs_have_candidates_of_all_kinds() -> None:
     """Otherwise the test above shows nothing."""
     lengths: Counter[int] = Counter()
-    together = 0
+    together = lingering = 0
     for seed in range(100):
         history = History(program(random.Random(seed)))
         found = find_candidates(history)
         lengths.update(len(c.functions) for c in found)
         result = rewrite(history, [c.drop for c in found])
         together += int(result.repeated.sum()) != sum(len(c.functions) for c in found)
+        history = History(history.trace, linger_rate=1e9)
+        lingering += len(rewrite(history, [c.drop for c in find_candidates(history)]).lingers)
     assert lengths[1] > 100 and lengths[2] > 30 and sum(lengths[k] for k in range(3, 9)) > 20
-    assert together > 20
+    assert together > 20 and lingering > 20
 
 
 def test_nothing_dropped_changes_nothing() -> None:

@@ -24,7 +24,15 @@ from swapd.recompute.candidates import Drop, find_candidates
 from swapd.recompute.choice import Choice, choose
 from swapd.recompute.history import History
 from swapd.recompute.rewriting import rewrite
-from swapd.recompute.schedule import AGAIN, RemakeFigures, Schedule, ScheduledDrop, runs_again, schedule_of
+from swapd.recompute.schedule import (
+    AGAIN,
+    RemakeFigures,
+    Schedule,
+    ScheduledDrop,
+    ScheduledLinger,
+    runs_again,
+    schedule_of,
+)
 from swapd.tiers.three_tiers import LowerTiers
 from swapd.trace.ranged import RangedTrace
 from swapd.trace.trace import Machine, Trace
@@ -182,6 +190,22 @@ def test_a_schedule_names_variables_by_who_allocates_them() -> None:
     assert pickle.loads(pickle.dumps(found)) == found
 
 
+def test_a_schedule_names_what_lingers_and_keeps_the_calls_that_make_it() -> None:
+    b = Builder()
+    data = b.entry(1)
+    other, layer = b.call("aten::gelu", [data], [50, 100], seconds=1.0)
+    (later,) = b.call("aten::gelu", [layer], [100])
+    b.free(other, layer)
+    b.call("between", [data, later])
+    b.call("middle", [data])
+    b.call("backward", [later])
+    b.free(later)
+    trace = b.trace(10)
+    found = schedule_of(trace, trace, rewrite(History(trace, linger_rate=1e9), [Drop(later, 2)]))
+    assert found.drops == (ScheduledDrop(1, 0, 2),) and found.lingers == (ScheduledLinger(0, 1, 4),)
+    assert found.kept == (0, 1)
+
+
 def test_numbers_are_those_of_the_recording_where_variables_have_parts() -> None:
     """Among what the function allocates are variables that are cut, and one that has no part at all."""
     b = Builder()
@@ -212,7 +236,7 @@ def test_what_no_function_allocates_is_in_no_schedule() -> None:
     trace = network()
     late = replace(trace, born=np.where(trace.born == 0, -1, trace.born))
     rewritten = rewrite(History(trace), [Drop(int(np.flatnonzero(trace.born == 0)[0]), 1)])
-    with pytest.raises(ValueError, match="which no function of the iteration allocated"):
+    with pytest.raises(ValueError, match="no function of the iteration allocated variable"):
         schedule_of(late, trace, rewritten)
 
 

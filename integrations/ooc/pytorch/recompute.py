@@ -30,7 +30,8 @@ class Remaker:
 
     def follow(self, schedule: Schedule) -> None:
         drops = [number for drop in schedule.drops for number in drop]
-        torch.ops.ooc.recompute_follow(_signed(schedule.fingerprint), schedule.functions, schedule.kept, drops)
+        lingers = [number for linger in schedule.lingers for number in linger]
+        torch.ops.ooc.recompute_follow(_signed(schedule.fingerprint), schedule.functions, schedule.kept, drops, lingers)
 
     def unfollow(self, fingerprint: int) -> None:
         torch.ops.ooc.recompute_leave(_signed(fingerprint))

@@ -32,6 +32,7 @@ struct Variable {
   bool exposed = false;   // somebody may write it at any time
   uint64_t hash = 0;      // of the bytes that were dropped, where that is checked
   uint32_t users = 0;     // calls that run again and read it, or make its bytes
+  uint32_t lingers = 0;   // it stays until so many functions of the schedule have begun
   uint32_t version = 0;
   std::vector<CallId> writers;               // [versions]; kNoId: the bytes cannot be made again
   std::vector<std::vector<CallId>> readers;  // [versions] kept calls that read it

@@ -31,6 +31,12 @@ uint32_t Recompute::again_id(uint32_t function) {
   return entry->second;
 }
 
+bool Recompute::stays(VariableId id) const {
+  const Variable& b = history.variable(id);
+  if (b.users > 0 || b.dropped) return b.users > 0;
+  return (schedule != nullptr && follower.position() < b.lingers) || !history.stranded_without(history.current(id), Loss::kReal).empty();
+}
+
 void Recompute::forget_iteration() {
   history.clear();
   calls.clear();
@@ -220,7 +226,7 @@ int told_of_free(void* address) {
   const VariableId id = r.history.find(address);
   if (id == kNoId || r.history.variable(id).address != address) return 0;
   Variable& b = r.history.variable(id);
-  if (b.users > 0 || (!b.dropped && !r.history.stranded_without(r.history.current(id), Loss::kReal).empty())) {
+  if (r.stays(id)) {
     b.freed = true;
     r.lingering.push_back(id);
     ++r.figures.late_frees;
@@ -296,6 +302,9 @@ void Keeping::finish(const torch::jit::Stack& stack) {
     made.push_back(kNoId);
     if (result == results.end() || result->storage().nbytes() != allocation.bytes) continue;
     made.back() = history.add_made(allocation.address, allocation.bytes, id);
+    if (r.schedule != nullptr)
+      if (const auto linger = r.schedule->lingers.find({position_, made.size() - 1}); linger != r.schedule->lingers.end())
+        history.variable(made.back()).lingers = linger->second + 1;
     call_->outputs.push_back({{made.back(), 0}, static_cast<size_t>(result - results.begin()), i});
     if (r.everything) remaking_thread.last.push_back(made.back());
   }

@@ -42,6 +42,10 @@ void make_all_again() {
 
 void forget_iteration() {
   Recompute& r = recompute();
+  {
+    const std::lock_guard<std::mutex> lock(r.books);
+    r.schedule = nullptr;  // nothing lingers any longer
+  }
   while (true) {
     make_all_again();
     free_needless();
@@ -76,8 +80,9 @@ void set_roles(const c10::List<std::string>& makers, const c10::List<std::string
   add(statistics, Role::kStatistics);
 }
 
-// `drops` has three numbers for each: made_by, number, after.
-void follow_schedule(int64_t fingerprint, const c10::List<std::string>& functions, at::IntArrayRef kept, at::IntArrayRef drops) {
+// `drops` has three numbers for each: made_by, number, after. `lingers` has made_by, number, until.
+void follow_schedule(int64_t fingerprint, const c10::List<std::string>& functions, at::IntArrayRef kept, at::IntArrayRef drops,
+                     at::IntArrayRef lingers) {
   Schedule schedule;
   schedule.fingerprint = static_cast<uint64_t>(fingerprint);
   std::unordered_map<std::string, uint32_t> ids;
@@ -90,6 +95,8 @@ void follow_schedule(int64_t fingerprint, const c10::List<std::string>& function
   for (const int64_t function : kept) schedule.kept.at(static_cast<size_t>(function)) = true;
   for (size_t i = 0; i + 2 < drops.size(); i += 3)
     schedule.drops.push_back({static_cast<uint32_t>(drops[i]), static_cast<uint32_t>(drops[i + 1]), static_cast<uint32_t>(drops[i + 2])});
+  for (size_t i = 0; i + 2 < lingers.size(); i += 3)
+    schedule.lingers[{static_cast<uint32_t>(lingers[i]), static_cast<uint32_t>(lingers[i + 1])}] = static_cast<uint32_t>(lingers[i + 2]);
   Recompute& r = recompute();
   {
     const std::lock_guard<std::mutex> lock(r.books);
@@ -138,7 +145,7 @@ std::vector<double> figures() {
 TORCH_LIBRARY_FRAGMENT(ooc, m) {
   using namespace ooc_torch;
   m.def("recompute_roles(str[] makers, str[] links, str[] statistics) -> ()", set_roles);
-  m.def("recompute_follow(int fingerprint, str[] functions, int[] kept, int[] drops) -> ()", follow_schedule);
+  m.def("recompute_follow(int fingerprint, str[] functions, int[] kept, int[] drops, int[] lingers) -> ()", follow_schedule);
   m.def("recompute_leave(int? fingerprint) -> ()", leave_schedule);
   m.def("recompute_iteration_ends() -> int?", iteration_ends);
   m.def("recompute_all_again() -> ()", make_all_again);

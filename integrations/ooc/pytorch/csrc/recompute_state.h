@@ -41,6 +41,8 @@ struct Recompute {
 
   Role role(uint32_t function);
   uint32_t again_id(uint32_t function);
+  // Whether a variable stays if the program frees it, as something is made again from it.
+  bool stays(VariableId id) const;
   bool idle() const { return !everything && !follower.any(); }
   void forget_iteration();
 };

@@ -287,7 +287,7 @@ void free_needless() {
   {
     const std::lock_guard<std::mutex> lock(r.books);
     std::erase_if(r.lingering, [&](VariableId id) {
-      if (r.history.variable(id).users > 0 || !r.history.stranded_without(r.history.current(id), Loss::kReal).empty()) return false;
+      if (r.stays(id)) return false;
       needless.push_back(r.history.variable(id).address);
       r.history.forget_memory(id);
       return true;

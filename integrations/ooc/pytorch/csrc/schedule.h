@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <utility>
 #include <vector>
 
 namespace ooc_torch __attribute__((visibility("hidden"))) {
@@ -22,6 +23,9 @@ struct Schedule {
   std::vector<uint32_t> functions;  // names of the iteration's functions, as the core numbers them
   std::vector<bool> kept;           // [functions]
   std::vector<ScheduledDrop> drops; // by `after`, ascending
+  // Variables that stay though the program frees them, by made_by and number, each until the function before which they are
+  // needed last has begun.
+  std::map<std::pair<uint32_t, uint32_t>, uint32_t> lingers;
   bool rehearsing = true;           // its drops are made again beside what is there, and compared
   uint32_t rehearsals = 0;
 };
