@@ -127,6 +127,10 @@ MEANWHILE = {
         y, *_ = torch.ops.aten._native_batch_norm_legit(x, None, None, mean, var, True, 0.1, 1e-5); passes(); passes()
         show(y, mean, var)
         """,
+    "a_small_layer_changes_between_two_concatenations": """
+        layers = [torch.randn(1, 256) for _ in range(8)]
+        one = lost(lambda: torch.cat(layers)); layers[3].add_(1); two = lost(lambda: torch.cat(layers)); show(one, two)
+        """,
     "small_arguments_change": """
         w = torch.ones(256); x = made(); y = lost(lambda: F.layer_norm(x, (256,), w)); w.mul_(2); show(y, w)
         z = lost(lambda: x * w[3]); w.zero_(); show(z)
@@ -340,6 +344,19 @@ def test_iterations_that_depart_from_a_schedule_have_the_same_bits(tmp_path: Pat
         show(half, *(p.grad for p in model.parameters()), *model.parameters())
     """
     plain, small = run_both(tmp_path, code(HANDED, meanwhile), **IN_CORE)
+    assert small.output == plain.output
+
+
+def test_calls_that_are_kept_share_the_copies_of_small_arguments(tmp_path: Path) -> None:
+    source = """
+        layers = [torch.randn(1, 256) for _ in range(64)]
+        found = [lost(lambda: torch.cat(layers)) for _ in range(40)]
+        if drops() is not None:
+            used = sys.modules["ooc.pytorch"]._session.core.stats()["slab_used_bytes"]
+            assert used < 1 << 20, "64 KiB of layers were copied 40 times"
+        show(*found)
+    """
+    plain, small = run_both(tmp_path, code(START, source), OOC_STRICT="1", **EVERYTHING)
     assert small.output == plain.output
 
 

@@ -38,7 +38,6 @@ c10::Storage borrowed(char* address, uint64_t bytes, c10::Device device) {
 
 // The bytes of a whole storage, in memory that never leaves; undefined if there is none for them.
 at::Tensor copy_of(const c10::Storage& storage) {
-  if (storage.nbytes() == 0) return {};
   c10::DataPtr memory = c10::GetAllocator(c10::DeviceType::CPU)->allocate(storage.nbytes());
   if (owned(memory.get()) && !in_slab(memory.get())) return {};
   std::memcpy(memory.mutable_get(), storage.data(), storage.nbytes());
@@ -48,7 +47,7 @@ at::Tensor copy_of(const c10::Storage& storage) {
 }
 
 // One tensor; false if it cannot be kept. What variable it lies in is not known yet.
-bool keep_tensor(const at::Tensor& tensor, std::vector<KeptTensor>& kept) {
+bool keep_tensor(const at::Tensor& tensor, std::vector<KeptTensor>& kept, SmallCopies& copies) {
   KeptTensor& one = kept.emplace_back();
   if (!tensor.defined()) return true;
   const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
@@ -61,7 +60,7 @@ bool keep_tensor(const at::Tensor& tensor, std::vector<KeptTensor>& kept) {
   if (is_variable(storage) && !in_slab(address)) {
     one.memory = address;
   } else if (storage.nbytes() <= small_bytes) {
-    one.copy = copy_of(storage);
+    one.copy = copies.of(storage);
     if (storage.nbytes() > 0 && !one.copy.defined()) {
       return false;  // there is no room for copies of small arguments
     }
@@ -89,6 +88,30 @@ bool is_plain_value(const c10::IValue& value) {
 bool is_named(const c10::Argument& argument, std::string_view name) { return argument.name() == name; }
 
 }  // namespace
+
+at::Tensor SmallCopies::of(const c10::Storage& storage) {
+  if (storage.nbytes() == 0) return {};
+  const void* address = storage.data();
+  {
+    const std::lock_guard<std::mutex> lock(lock_);
+    const auto known = known_.find(address);
+    if (known != known_.end() && known->second.storage().nbytes() == storage.nbytes() &&
+        std::memcmp(known->second.storage().data(), address, storage.nbytes()) == 0)
+      return known->second;
+  }
+  at::Tensor copy = copy_of(storage);
+  if (!copy.defined()) return copy;
+  at::Tensor before = copy;  // what it takes the place of goes without the lock
+  const std::lock_guard<std::mutex> lock(lock_);
+  std::swap(known_[address], before);
+  return copy;
+}
+
+void SmallCopies::clear() {
+  std::unordered_map<const void*, at::Tensor> all;
+  const std::lock_guard<std::mutex> lock(lock_);
+  all.swap(known_);
+}
 
 // ---- surroundings ---------------------------------------------------------------------------------------------------
 
@@ -172,7 +195,7 @@ at::Tensor KeptTensor::at(char* address) const {
 }
 
 std::shared_ptr<KeptCall> KeptCall::of(const c10::OperatorHandle& op, const OperatorInfo& info, Role role,
-                                       c10::DispatchKeySet keys, const torch::jit::Stack& stack) {
+                                       c10::DispatchKeySet keys, const torch::jit::Stack& stack, SmallCopies& copies) {
   auto kept = std::make_shared<KeptCall>(op, info, keys);
   kept->role = role;
   const auto& schema = op.schema().arguments();
@@ -193,15 +216,15 @@ std::shared_ptr<KeptCall> KeptCall::of(const c10::OperatorHandle& op, const Oper
     if (statistics) continue;  // none: they were updated once
     if (value.isTensor()) {
       argument.kind = Argument::kTensor;
-      if (!keep_tensor(value.toTensor(), argument.tensors)) return nullptr;
+      if (!keep_tensor(value.toTensor(), argument.tensors, copies)) return nullptr;
     } else if (value.isTensorList()) {
       argument.kind = Argument::kTensors;
       for (const at::Tensor& tensor : value.toTensorList())
-        if (!keep_tensor(tensor, argument.tensors)) return nullptr;
+        if (!keep_tensor(tensor, argument.tensors, copies)) return nullptr;
     } else if (value.isOptionalTensorList()) {
       argument.kind = Argument::kOptionalTensors;
       for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorList())
-        if (!keep_tensor(tensor.value_or(at::Tensor()), argument.tensors)) return nullptr;
+        if (!keep_tensor(tensor.value_or(at::Tensor()), argument.tensors, copies)) return nullptr;
     } else if (is_plain_value(value)) {
       argument.value = value;
     } else {

@@ -12,7 +12,9 @@
 #include <array>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "call_memory.h"
@@ -41,6 +43,19 @@ class Surroundings {
   bool deterministic_ = false, warn_only_ = false, mkldnn_ = false, mkldnn_deterministic_ = false, filled_ = false;
   std::array<at::Float32Precision, 4> precisions_{};  // of generic and of oneDNN's products and convolutions
   c10::ScalarType default_type_ = c10::ScalarType::Float;
+};
+
+// Copies of arguments that are too small to be variables. Calls share one if they found the same bytes at the same place, as a
+// layer that is concatenated again and again.
+class SmallCopies {
+ public:
+  // The bytes of a whole storage, in memory that never leaves; undefined if there is none for them. This allocates.
+  at::Tensor of(const c10::Storage& storage);
+  void clear();
+
+ private:
+  std::mutex lock_;
+  std::unordered_map<const void*, at::Tensor> known_;
 };
 
 // A tensor argument, and how it lies in its memory.
@@ -79,7 +94,7 @@ class KeptCall {
   // What its arguments, on the stack, are before it runs; null if it could not be made again. This allocates and frees: the
   // caller holds no lock.
   static std::shared_ptr<KeptCall> of(const c10::OperatorHandle& op, const OperatorInfo& info, Role role,
-                                      c10::DispatchKeySet keys, const torch::jit::Stack& stack);
+                                      c10::DispatchKeySet keys, const torch::jit::Stack& stack, SmallCopies& copies);
   // Then, still before it runs: which versions its arguments are. What the history did not know of is added to it.
   bool find_versions(History& history);
   // Versions that it reads, beside its target.

@@ -40,6 +40,7 @@ bool Recompute::stays(VariableId id) const {
 void Recompute::forget_iteration() {
   history.clear();
   calls.clear();
+  copies.clear();
   announced.clear();
   made.clear();
   rehearsed.clear();
@@ -266,7 +267,7 @@ void Keeping::begin(const c10::OperatorHandle& op, const OperatorInfo& info, c10
   if (!thread.keep || *thread.keep != info.id || thread.busy || in_mode(kRanges) || on_cuda()) return;
   thread.keep.reset();
   Recompute& r = recompute();
-  call_ = KeptCall::of(op, info, thread.keep_role, keys, stack);
+  call_ = KeptCall::of(op, info, thread.keep_role, keys, stack, r.copies);
   if (!call_) return;
   {
     const std::lock_guard<std::mutex> lock(r.books);

@@ -24,6 +24,7 @@ struct Recompute {
   std::mutex books, remaking;
   History history;
   std::vector<std::shared_ptr<const KeptCall>> calls;  // [history's calls]
+  SmallCopies copies;                                  // which these share; it has a lock of its own
   std::unordered_map<const void*, std::vector<VariableId>> announced;  // by thread: what it used last, or is about to use
   std::vector<VariableId> lingering;                      // variables that the program freed and others need
   uint64_t iteration = 0;
