@@ -347,6 +347,22 @@ def test_iterations_that_depart_from_a_schedule_have_the_same_bits(tmp_path: Pat
     assert small.output == plain.output
 
 
+def test_a_schedule_that_the_program_always_departs_from_ends(tmp_path: Path) -> None:
+    """With it the program runs functions that are in no recording without it."""
+    source = """
+        begin()
+        dropped(8)
+        optimizer.register_step_pre_hook(lambda *_: (made().sin_(), None)[1])
+        last = [dropped(1) for _ in range(14)]
+        if drops() is not None:
+            assert all(last[:12]) and not any(last[12:]), last
+            assert torch.ops.ooc.recompute_figures()[4] >= last[0]
+        show(*model.parameters())
+    """
+    plain, small = run_both(tmp_path, code(HANDED, source), **IN_CORE)
+    assert small.output == plain.output
+
+
 def test_calls_that_are_kept_share_the_copies_of_small_arguments(tmp_path: Path) -> None:
     source = """
         layers = [torch.randn(1, 256) for _ in range(64)]

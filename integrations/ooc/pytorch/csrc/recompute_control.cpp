@@ -59,12 +59,15 @@ void forget_iteration() {
 std::optional<int64_t> iteration_ends() {
   Recompute& r = recompute();
   if (idle(r)) return std::nullopt;
-  const uint64_t before = r.drops_before;
   forget_iteration();
-  const std::lock_guard<std::mutex> lock(r.books);
-  const std::optional<uint64_t> ended = r.follower.end_iteration();
+  std::unique_lock<std::mutex> lock(r.books);
+  const bool dropped = r.figures.drops > r.drops_before;
+  const std::optional<uint64_t> ended = r.follower.end_iteration(dropped);
   r.drops_before = r.figures.drops;
-  return ended && r.figures.drops > before ? std::optional(static_cast<int64_t>(*ended)) : std::nullopt;
+  const bool over = r.idle();  // the last schedule has ended
+  lock.unlock();
+  if (over) take_effect();
+  return ended && dropped ? std::optional(static_cast<int64_t>(*ended)) : std::nullopt;
 }
 
 void set_roles(const c10::List<std::string>& makers, const c10::List<std::string>& links, const c10::List<std::string>& statistics) {

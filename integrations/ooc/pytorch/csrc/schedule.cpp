@@ -16,6 +16,7 @@ void Follower::leave(uint64_t fingerprint) {
   const auto known = schedules_.find(fingerprint);
   if (known == schedules_.end()) return;
   std::erase(alike_, &known->second);
+  if (last_ == &known->second) last_ = nullptr;
   schedules_.erase(known);
 }
 
@@ -24,17 +25,29 @@ Schedule* Follower::advance(uint32_t function) {
   std::erase_if(alike_, [&](const Schedule* schedule) {
     return at >= schedule->functions.size() || schedule->functions[at] != function;
   });
-  return alike_.empty() ? nullptr : alike_.front();
+  if (alike_.empty()) return nullptr;
+  return last_ = alike_.front();
 }
 
-std::optional<uint64_t> Follower::end_iteration() {
+void Follower::count_departure(std::optional<uint64_t> carried_out) {
+  if (carried_out) {
+    schedules_.at(*carried_out).departures = 0;
+  } else if (last_ != nullptr && ++last_->departures >= kMostDepartures) {
+    for (ScheduledDrop& drop : last_->drops) refuse(drop);
+    leave(last_->fingerprint);
+  }
+}
+
+std::optional<uint64_t> Follower::end_iteration(bool dropped) {
   std::optional<uint64_t> carried_out;
   for (Schedule* schedule : alike_) {
     if (position_ != schedule->functions.size()) continue;
     if (schedule->rehearsing) ++schedule->rehearsals;
     else if (!carried_out) carried_out = schedule->fingerprint;
   }
+  if (dropped) count_departure(carried_out);
   alike_.clear();
+  last_ = nullptr;
   position_ = 0;
   for (auto& [fingerprint, schedule] : schedules_) {
     bool open = false;

@@ -28,10 +28,13 @@ struct Schedule {
   std::map<std::pair<uint32_t, uint32_t>, uint32_t> lingers;
   bool rehearsing = true;           // its drops are made again beside what is there, and compared
   uint32_t rehearsals = 0;
+  uint32_t departures = 0;          // iterations in a row that dropped something and then were of another sequence
 };
 
 // Rehearsals that a drop has to pass, and how many iterations there are for them.
 constexpr uint32_t kRehearsals = 2, kMostRehearsals = 6;
+// After so many departures in a row a schedule ends: with it, the program runs other functions than without.
+constexpr uint32_t kMostDepartures = 12;
 
 class Follower {
  public:
@@ -39,6 +42,7 @@ class Follower {
   void leave(uint64_t fingerprint);
   void leave_all() {
     alike_.clear();
+    last_ = nullptr;
     schedules_.clear();
   }
   bool any() const { return !schedules_.empty(); }
@@ -53,13 +57,16 @@ class Follower {
     drop.refused = true;
   }
   uint64_t refused() const { return refused_; }  // so far
-  // The next iteration begins. Schedules whose drops have all been rehearsed are carried out from now on. Gives the one that
-  // the iteration has carried out from its beginning to its end.
-  std::optional<uint64_t> end_iteration();
+  // The next iteration begins, after one in which something was dropped or not. Schedules whose drops have all been rehearsed
+  // are carried out from now on. Gives the one that the iteration has carried out from its beginning to its end.
+  std::optional<uint64_t> end_iteration(bool dropped);
 
  private:
   std::map<uint64_t, Schedule> schedules_;
+  void count_departure(std::optional<uint64_t> carried_out);
+
   std::vector<Schedule*> alike_;  // begin as the iteration does
+  Schedule* last_ = nullptr;      // that the iteration was in
   uint32_t position_ = 0;
   uint64_t refused_ = 0;
 };
