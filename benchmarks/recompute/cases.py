@@ -26,6 +26,7 @@ ARMS = (IN_CORE, SWAP_ONLY, OURS, CHECKPOINT)
 # Once for a model; the first of them holds the links.
 IN_CORE_ALONE, TRACED, CHECKPOINT_IN_CORE, PLAIN = "in-core alone", "traced", "checkpoint in-core", "plain"
 BOUND_PLACES = 96  # a run looks at 32 at most
+WHOLE_PLACES, WHOLE_SECONDS = 24, 30.0  # where candidates are made again wholly or not at all
 OVERSUBSCRIPTIONS = (2.0, 4.0, 8.0)
 SLOWDOWNS = (2.0, 4.0)  # how many times the in-core step swapping alone takes at least
 # Two plans of what is recorded; ours then times swapping alone, tries what it drops, plans that twice, and compares.
@@ -57,8 +58,6 @@ def cases_of(
     in_core_seconds: float,
 ) -> list[Case]:
     """The cases whose budget holds the largest function."""
-    history = History(trace, without_statistics=True)
-    candidates = find_candidates(history)
     found = []
     for x in oversubscriptions:
         budget = int(live_peak_bytes / x)
@@ -67,7 +66,13 @@ def cases_of(
         for slowdown in slowdowns:
             machine = held_link(trace, budget, slowdown * in_core_seconds)
             problem = Problem.from_trace(trace, budget, machine=machine)
-            bounds = lower_bound(problem), recompute_bound(problem, history, candidates, BOUND_PLACES)
+            history = History.beside(problem, trace)
+            candidates = find_candidates(history)
+            both = max(
+                recompute_bound(problem, history, candidates, BOUND_PLACES),
+                recompute_bound(problem, history, candidates, WHOLE_PLACES, WHOLE_SECONDS),
+            )
+            bounds = lower_bound(problem), both
             rate = machine.in_bytes_per_second
             found.append(Case(x, slowdown, budget, rate, problem.compute_seconds, *bounds))
     return found

@@ -7,10 +7,12 @@ each candidate g, of x_g chunks, is made again meanwhile, z_gk. In the least ste
     from each place to the next      d_k >= C_k + sum over g of m_g z_gk
     from any place i to any place j  sum of d_k >= c_i + (P_i + U - M - sum of x_g made again within) / b_in
                                      sum of d_k >= c_i + (P_j + D - M - sum of x_g made again later) / b_out
+    if g is made again from h        no g by a place behind which h is made again, if h was dropped
 
 All of this is linear. So a linear programme finds the least sum of all d_k, with each candidate made again wholly, in
-part or not at all; the least step of whole ones is no shorter. m_g is what the functions take that make g again, each
-of them divided among the candidates that one run of it can serve. Proof: docs/lower-bound.md.
+part or not at all; the least step of whole ones is no shorter, and takes longer to find. m_g is what the functions take
+that make g again, each of them divided among the candidates that one run of it can serve. What lingers costs nothing.
+Proof: docs/lower-bound.md.
 """
 
 from __future__ import annotations
@@ -31,10 +33,22 @@ MOST_UNKNOWN = 20_000  # where candidates times places would be more, there are 
 
 
 def recompute_bound(
-    problem: Problem, history: History, candidates: Sequence[Candidate], places: int | None = None
+    problem: Problem,
+    history: History,
+    candidates: Sequence[Candidate],
+    places: int | None = None,
+    whole_seconds: float | None = None,
 ) -> float:
-    """The bound in seconds; more places give more, and take longer. Arguments are as in `relaxed`."""
-    return relaxed(problem, history, candidates, places)[0]
+    """The bound in seconds; more places give more, and take longer.
+
+    Args:
+        problem, history, candidates, places: as in `relaxed`.
+        whole_seconds: how long to look for the least step in which each candidate is made again wholly or not at all;
+            what is found out by then is a bound as well, and no less.
+    """
+    if not problem.functions:
+        return 0.0
+    return _Programme(problem, history, candidates, places).least(whole_seconds)[0]
 
 
 def relaxed(
@@ -53,8 +67,6 @@ def relaxed(
     """
     if not problem.functions:
         return 0.0, np.zeros(len(candidates))
-    if places is None:
-        places = max(LEAST_PLACES, min(PLACES, MOST_UNKNOWN // max(1, len(candidates))))
     return _Programme(problem, history, candidates, places).least()
 
 
@@ -78,8 +90,12 @@ class _Programme:
     With these a row has one entry for each candidate, and not one for each place at which it may be made again.
     """
 
-    def __init__(self, problem: Problem, history: History, candidates: Sequence[Candidate], places: int) -> None:
+    def __init__(self, problem: Problem, history: History, candidates: Sequence[Candidate], places: int | None) -> None:
+        if places is None:
+            places = max(LEAST_PLACES, min(PLACES, MOST_UNKNOWN // max(1, len(candidates))))
         self.problem, self.history, self.candidates = problem, history, candidates
+        # Of each candidate: the functions that run again if it is made again right after it is dropped.
+        self.functions = [self._makers(c) for c in candidates]
         self.forced = Forced(problem, cut_places(problem, places))
         self.places = self.forced.places
         self.m = len(self.places)
@@ -93,12 +109,16 @@ class _Programme:
         self.unknown = self.m + int(exists.sum())
         self.rows = _Rows()
 
-    def least(self) -> tuple[float, NDArray[np.float64]]:
-        """The least sum of all d_k, in seconds, and how much of each candidate is made again then."""
+    def least(self, whole_seconds: float | None = None) -> tuple[float, NDArray[np.float64]]:
+        """The least sum of all d_k, in seconds, and how much of each candidate is made again then.
+
+        With `whole_seconds` it is that of whole candidates, or what it is at least as far as was found out by then.
+        """
         from scipy.optimize import linprog  # takes a quarter of a second
         from scipy.sparse import csr_array
 
         self._made_once()
+        self._in_order()
         self._computing()
         self._copying()
         rows, duration = self.rows, np.arange(self.unknown) < self.m
@@ -106,9 +126,15 @@ class _Programme:
         entries = np.concatenate(rows.factors), np.concatenate(rows.columns), offsets
         matrix = csr_array(entries, shape=(len(rows.most), self.unknown))
         bounds = np.stack([np.zeros(self.unknown), np.where(duration, np.inf, 1.0)], axis=1)
-        found = linprog(duration, matrix, rows.most, bounds=bounds, method="highs-ipm")
+        if whole_seconds is None:
+            found = linprog(duration, matrix, rows.most, bounds=bounds, method="highs-ipm")
+            seconds = found.fun
+        else:
+            options = {"time_limit": whole_seconds}
+            found = linprog(duration, matrix, rows.most, bounds=bounds, integrality=~duration, options=options)
+            seconds = found.mip_dual_bound
         # Without an answer the computation alone is a bound.
-        seconds, solution = (found.fun, found.x) if found.success else (0.0, np.zeros(self.unknown))
+        seconds, solution = seconds or 0.0, found.x if found.x is not None else np.zeros(self.unknown)
         first = (self.behind >= 0).argmax(axis=1)
         parts: NDArray[np.float64] = solution[self.behind[np.arange(len(first)), first]]
         return max(self.problem.compute_seconds, float(seconds)), parts
@@ -118,6 +144,27 @@ class _Programme:
         for earlier, later in zip(self.behind.T[:-1], self.behind.T[1:]):
             for columns in np.stack([later, earlier], axis=1)[(earlier >= 0) & (later >= 0)]:
                 self.rows.add(columns, [1.0, -1.0], 0.0)
+
+    def _makers(self, c: Candidate) -> list[int]:
+        v = c.drop.variable
+        return self.history.repeats([self.history.version(v, c.before)], c.drop.after + 1, v.__eq__) or []
+
+    def _in_order(self) -> None:
+        """Where h is dropped and made again behind a place, nothing was made from it between its drop and there."""
+        gaps: dict[tuple[int, int], list[int]] = {}  # candidates by the version that is dropped
+        for h, c in enumerate(self.candidates):
+            gaps.setdefault(self.history.version(c.drop.variable, c.before), []).append(h)
+        for g, functions in enumerate(self.functions):
+            read = {(v, number) for f in functions for v, number, _ in self.history.needs[f]}
+            for h in (h for version in sorted(read) for h in gaps.get(version, ())):
+                begin = int(np.searchsorted(self.places, self.after[h]))
+                for k in range(begin, self.m - 1):
+                    made, later, lost = self.behind[g, begin : k + 1], self.behind[g, k + 1], self.behind[h, k + 1]
+                    if lost < 0 or made.max() > made[-1]:
+                        break
+                    if made[-1] >= 0:
+                        columns = [made[made >= 0][0], lost, *([later] if later >= 0 else ())]
+                        self.rows.add(columns, [1.0, 1.0, -1.0][: len(columns)], 1.0)
 
     def _computing(self) -> None:
         """From each place to the next all functions run between them, those too that run again."""
@@ -165,9 +212,8 @@ class _Programme:
     def _seconds(self) -> NDArray[np.float64]:
         """m_g: what each costs at least, its share of the functions that run again wherever in the gap it is made."""
         users: dict[int, list[int]] = {}
-        for g, c in enumerate(self.candidates):
-            v = c.drop.variable
-            for f in self.history.repeats([self.history.version(v, c.before)], c.drop.after + 1, v.__eq__) or ():
+        for g, functions in enumerate(self.functions):
+            for f in functions:
                 users.setdefault(f, []).append(g)
         result = np.zeros(len(self.candidates))
         for f, gs in users.items():
