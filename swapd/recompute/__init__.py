@@ -8,7 +8,7 @@ born where they are made again. Policies, the simulator and the bound of swappin
     operators.py   which functions may run again, and why
     history.py     which bytes a function reads, whether they still exist, and what makes them again
     candidates.py  every drop that a trace allows
-    rewriting.py   the trace of a program that drops
+    rewriting.py   the trace of a program that drops, in which something may linger beyond its end
     choice.py      which drops make a step fastest, with the simulator as judge
     published.py   what others choose, to begin with and to compare with
     bound.py       a step time that no plan of swapping and recomputing beats

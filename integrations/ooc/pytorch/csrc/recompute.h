@@ -3,7 +3,8 @@
 // Calls that may run again are kept (kept_call.h), and a history knows which bytes they read and wrote (history.h). A schedule
 // is never trusted: a variable is only dropped if the history knows how to make it again, and whoever is about to use it,
 // write an input of it, or free one, comes here first: before_use and before_free of the core's watcher. In an iteration
-// that departs from its schedule, what is dropped is made again when it is needed.
+// that departs from its schedule, what is dropped is made again when it is needed. What a schedule lets linger is not freed when
+// the program frees it, but once the last function has begun before which something is made again from it.
 //
 // Nothing here outlives an iteration: at its end, all that is still dropped is made again, and all calls are forgotten.
 #pragma once
