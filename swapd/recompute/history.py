@@ -34,7 +34,7 @@ class History:
         without_statistics: whether normalisations by batch may run again, which the program must then call without
             their running statistics.
         linger_rate: a variable may linger if making it again, once for each function that may run again and reads it,
-            makes fewer bytes a second than this; None if none may.
+            makes fewer bytes a second than this, or if it cannot be made again; None if none may.
     """
 
     def __init__(self, trace: Trace, *, without_statistics: bool = False, linger_rate: float | None = None) -> None:
@@ -76,7 +76,7 @@ class History:
             else:
                 fits = roles[name] in allowed and len(self.makes[f]) > 0
             self.repeatable.append(fits and all(whole[v] for v in (*self.makes[f], *self.writes[f])))
-        self.may_linger = frozenset() if linger_rate is None else self._may_linger(linger_rate)
+        self.may_linger = frozenset() if linger_rate is None else self._may_linger(linger_rate, whole)
         # Of each function: the versions that it reads, each with the last function that still finds it.
         self.needs = [[self._lasting(self.version(v, f)) for v in read] for f, read in enumerate(self.reads)]
 
@@ -87,16 +87,18 @@ class History:
         rate = min(link.out_bytes_per_second, link.in_bytes_per_second)
         return cls(trace, without_statistics=without_statistics, linger_rate=rate)
 
-    def _may_linger(self, rate: float) -> frozenset[int]:
-        """The variables that a function of the iteration makes, which may run again, and that end in the iteration."""
+    def _may_linger(self, rate: float, whole: list[bool]) -> frozenset[int]:
+        """Of the variables that functions of the iteration make, and that end in it."""
         seconds = self.trace.function_seconds.tolist()
         found = []
-        for f in filter(self.repeatable.__getitem__, range(self.trace.functions)):
-            for v in self.makes[f]:
-                readers = sum(self.repeatable[g] and g not in self.writers[v] for g in self.uses[v])
-                taken = sum(seconds[g] for g in self.writers[v])
-                if self.died[v] < self.trace.functions and readers * taken * rate > self.trace.variable_bytes[v]:
-                    found.append(v)
+        for v in range(self.trace.variables):
+            if self.born[v] < 0 or self.died[v] >= self.trace.functions or not whole[v]:
+                continue
+            writers = self.writers[v]
+            readers = sum(self.repeatable[f] and f not in writers for f in self.uses[v])
+            again = sum(seconds[f] if self.repeatable[f] else float("inf") for f in writers)
+            if readers and readers * again * rate > self.trace.variable_bytes[v]:
+                found.append(v)
         return frozenset(found)
 
     def _whole(self) -> list[bool]:

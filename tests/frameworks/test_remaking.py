@@ -409,9 +409,10 @@ CONCATENATED = code(
             self.layers = nn.ModuleList(nn.Linear(64 * (i + 1), 64) for i in range(6))
 
         def forward(self, x):
-            found = [x]
+            found = [F.dropout(x, P) if P else x]
             for layer in self.layers:
-                found.append(layer(F.gelu(torch.cat(found, 1))))
+                made = layer(F.gelu(torch.cat(found, 1)))
+                found.append(F.dropout(made, P) if P else made)
             return torch.cat(found, 1)
 
     model = nn.Sequential(nn.Linear(64, 64), Layers(), nn.Linear(64 * 7, 8))
@@ -438,8 +439,12 @@ CONCATENATED = code(
 )
 
 
-def test_layers_linger_for_what_is_concatenated_again(tmp_path: Path) -> None:
-    """The program then is the one that was written down: its functions, and when each variable begins and ends."""
+@pytest.mark.parametrize("dropout", [0.0, 0.1], ids=["plain", "made at random"])
+def test_layers_linger_for_what_is_concatenated_again(tmp_path: Path, dropout: float) -> None:
+    """The program then is the one that was written down: its functions, and when each variable begins and ends.
+
+    What is made at random lingers too, as it cannot be made again.
+    """
     source = """
         for _ in range(3): step()
         if drops() is None:
@@ -462,5 +467,5 @@ def test_layers_linger_for_what_is_concatenated_again(tmp_path: Path) -> None:
             assert places(found) == places(expected.trace)
         show(*model.parameters())
     """
-    plain, small = run_both(tmp_path, code(CONCATENATED, source), **IN_CORE)
+    plain, small = run_both(tmp_path, code(f"P = {dropout}", CONCATENATED, source), **IN_CORE)
     assert small.output == plain.output

@@ -276,6 +276,25 @@ def test_what_lingers_is_faster_to_copy_than_to_make_for_each_reader(rate: float
     assert sorted(History(trace, linger_rate=rate).may_linger) == lingers and [one, two] == [1, 3]
 
 
+def test_what_cannot_be_made_again_may_linger() -> None:
+    b = Builder()
+    x = b.entry(100)
+    (noise,) = b.call("aten::native_dropout", [x], [100])
+    (y,) = b.call(GELU, [noise], [100], seconds=1.0)
+    b.free(noise)
+    b.call("look", [y], seconds=1.0)
+    b.call("middle", [], seconds=1.0)
+    b.call("last", [y], seconds=1.0)
+    b.free(y)
+    trace = b.trace(chunk_bytes=100)
+    assert find_candidates(History(trace)) == []
+    history = History(trace, linger_rate=1.0)
+    assert [c.drop for c in find_candidates(history)] == [Drop(y, 2)] and history.may_linger == {noise}
+    result = rewrite(history, [Drop(y, 2)])
+    assert result.function.tolist() == [0, 1, 2, 3, 1, 4] and result.lingers == (Linger(noise, 4),)
+    assert replays_the_same(trace, result)
+
+
 def test_only_the_last_bytes_of_a_variable_linger() -> None:
     """What it held before it was written in place is made again."""
     b = Builder()

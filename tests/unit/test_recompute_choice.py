@@ -122,7 +122,8 @@ def test_of_few_candidates_it_finds_nearly_the_best_set() -> None:
         r = random.Random(seed)
         trace = replace(program(r), machine=Machine(r.choice([10.0, 30.0]), r.choice([10.0, 30.0])))
         make = partial(Problem.from_trace, budget_bytes=Problem.from_trace(trace, 0).min_budget_bytes)
-        problem, history = make(trace), History(trace)
+        problem = make(trace)
+        history = History.beside(problem, trace, without_statistics=False)
         over = problem.live > problem.capacity_chunks
         drops = [c.drop for c in find_candidates(history, least_bytes=problem.chunk_bytes, during=over)]
         if not 3 <= len(drops) <= 6:

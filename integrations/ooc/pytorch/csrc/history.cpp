@@ -33,7 +33,7 @@ VariableId History::find_or_add(char* address, uint64_t bytes) {
 
 VariableId History::add_made(char* address, uint64_t bytes, CallId maker) {
   const VariableId id = add(address, bytes, maker);
-  writes_[static_cast<size_t>(maker)].push_back({id, 0});
+  if (maker != kNoId) writes_[static_cast<size_t>(maker)].push_back({id, 0});
   return id;
 }
 

@@ -47,7 +47,7 @@ class History {
   VariableId find(const void* address) const;
   // It is added if need be; its first version is the program's own.
   VariableId find_or_add(char* address, uint64_t bytes);
-  // A call allocated it.
+  // A call allocated it, which may run again if it has an id.
   VariableId add_made(char* address, uint64_t bytes, CallId maker);
   Variable& variable(VariableId id) { return variables_.at(static_cast<size_t>(id)); }
   const Variable& variable(VariableId id) const { return variables_.at(static_cast<size_t>(id)); }

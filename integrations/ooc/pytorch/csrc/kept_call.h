@@ -81,7 +81,7 @@ class KeptCall {
 
   const c10::OperatorHandle op;
   const OperatorInfo& info;
-  Role role = Role::kNever;
+  Role role = Role::kNever;  // then nothing of it is kept but what it allocated, which is to linger
   std::vector<Allocation> allocations;  // of the thread, in order
   struct Output {
     Version version;

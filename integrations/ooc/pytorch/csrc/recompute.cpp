@@ -157,6 +157,7 @@ std::vector<Due> begin_function(Recompute& r, uint32_t function, const std::vect
     thread.keep_position = r.follower.position() - 1;
     if (r.schedule != nullptr) {
       if (r.schedule->kept[thread.keep_position]) thread.keep = function;
+      thread.makes_lingering = r.schedule->makes_lingering(thread.keep_position);
       add_scheduled(r, used, due);
     }
   }
@@ -170,7 +171,7 @@ std::vector<Due> begin_function(Recompute& r, uint32_t function, const std::vect
   }
   if (!thread.keep) return due;
   thread.keep_role = r.role(function);
-  if (thread.keep_role == Role::kNever) thread.keep.reset();
+  if (thread.keep_role == Role::kNever && !thread.makes_lingering) thread.keep.reset();
   return due;
 }
 
@@ -179,6 +180,7 @@ void before_use(uint32_t function, const ooc_operand* operands, uint32_t count) 
   Recompute& r = recompute();
   const bool is_function = function != OOC_NO_FUNCTION;
   thread.keep.reset();
+  thread.makes_lingering = false;
   thread.advanced = false;
   std::unique_lock<std::mutex> lock(r.books);
   std::vector<VariableId> used;
@@ -267,14 +269,15 @@ void Keeping::begin(const c10::OperatorHandle& op, const OperatorInfo& info, c10
   if (!thread.keep || *thread.keep != info.id || thread.busy || in_mode(kRanges) || on_cuda()) return;
   thread.keep.reset();
   Recompute& r = recompute();
-  call_ = KeptCall::of(op, info, thread.keep_role, keys, stack, r.copies);
-  if (!call_) return;
+  if (thread.keep_role != Role::kNever) call_ = KeptCall::of(op, info, thread.keep_role, keys, stack, r.copies);
   {
     const std::lock_guard<std::mutex> lock(r.books);
-    if (!call_->find_versions(r.history)) return;
+    if (call_ && !call_->find_versions(r.history)) call_.reset();
     iteration_ = r.iteration;
     position_ = thread.keep_position;
   }
+  if (!call_ && !thread.makes_lingering) return;
+  if (!call_) call_ = std::make_shared<KeptCall>(op, info, keys);
   memory_ = std::make_unique<CallMemory>();
   during_.emplace(memory_.get());
 }
@@ -288,7 +291,7 @@ void Keeping::finish(const torch::jit::Stack& stack) {
   if (iteration_ != r.iteration) return;
   History& history = r.history;
   if (call_->role == Role::kLink && history.current(call_->target.variable) != call_->target) return;  // another thread wrote it
-  const CallId id = history.new_call();
+  const CallId id = call_->role == Role::kNever ? kNoId : history.new_call();
   for (const Version& version : call_->reads()) history.read(id, version);
   if (call_->role == Role::kLink) history.written_by(call_->target.variable, id);
   const std::vector<at::Tensor> results = KeptCall::tensors_of(stack, call_->op.schema().returns().size());
@@ -309,6 +312,7 @@ void Keeping::finish(const torch::jit::Stack& stack) {
     call_->outputs.push_back({{made.back(), 0}, static_cast<size_t>(result - results.begin()), i});
     if (r.everything) remaking_thread.last.push_back(made.back());
   }
+  if (id == kNoId) return;
   if (r.calls.size() <= static_cast<size_t>(id)) r.calls.resize(static_cast<size_t>(id) + 1);
   r.calls[static_cast<size_t>(id)] = call_;
 }

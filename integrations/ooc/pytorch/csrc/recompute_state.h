@@ -56,6 +56,7 @@ struct RemakingThread {
   bool frees = false;       // it frees what lingered
   std::optional<uint32_t> keep;  // the function that has begun, if its call is to be kept
   Role keep_role = Role::kNever;
+  bool makes_lingering = false;  // whether the schedule lets something linger that it makes
   uint32_t keep_position = 0;
   bool advanced = false;    // the function that has begun counted for the schedule
   uint64_t iteration = 0;   // of `last`

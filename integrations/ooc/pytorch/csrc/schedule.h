@@ -26,6 +26,10 @@ struct Schedule {
   // Variables that stay though the program frees them, by made_by and number, each until the function before which they are
   // needed last has begun.
   std::map<std::pair<uint32_t, uint32_t>, uint32_t> lingers;
+  bool makes_lingering(uint32_t function) const {
+    const auto first = lingers.lower_bound({function, 0});
+    return first != lingers.end() && first->first.first == function;
+  }
   bool rehearsing = true;           // its drops are made again beside what is there, and compared
   uint32_t rehearsals = 0;
   uint32_t departures = 0;          // iterations in a row that dropped something and then were of another sequence
