@@ -409,10 +409,10 @@ CONCATENATED = code(
             self.layers = nn.ModuleList(nn.Linear(64 * (i + 1), 64) for i in range(6))
 
         def forward(self, x):
-            found = [F.dropout(x, P) if P else x]
+            drop = lambda made: torch.native_dropout(made, P, True)[0] if P else made
+            found = [drop(x)]
             for layer in self.layers:
-                made = layer(F.gelu(torch.cat(found, 1)))
-                found.append(F.dropout(made, P) if P else made)
+                found.append(drop(layer(F.gelu(torch.cat(found, 1)))))
             return torch.cat(found, 1)
 
     model = nn.Sequential(nn.Linear(64, 64), Layers(), nn.Linear(64 * 7, 8))
