@@ -75,9 +75,8 @@ def tiny_chain(seed: int) -> Trace:
     for v in reversed(chain_of[1:]):
         if r.random() < 0.8:
             b.free(*b.call("other", [], [r.randint(2, 3)], seconds=float(r.randint(0, 3))))
-        if v == chain_of[-1] and r.random() < 0.5:
-            b.call("uses the first", chain_of[1:2], seconds=float(r.randint(0, 2)))
-        b.call("uses it again", [v], seconds=float(r.randint(0, 2)))
+        used = chain_of[1:] if v == chain_of[-1] and r.random() < 0.5 else [v]
+        b.call("uses it again", used, seconds=float(r.randint(0, 2)))
         b.free(v)
     return b.trace(chunk_bytes=1, machine=Machine(r.choice([1.0, 0.5, 0.25]), r.choice([1.0, 0.5, 0.25])))
 
