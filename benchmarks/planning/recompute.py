@@ -83,8 +83,10 @@ def case(trace: Trace, oversubscription: float, slowdown: float) -> dict[str, An
     spent = time.process_time() - began
     arms: list[dict[str, Any]] = [{"arm": "swap only", "seconds": alone.predicted_seconds, "planning_seconds": spent}]
     for without in (False, True):
-        history = History.beside(problem, trace, without_statistics=without)
-        candidates = find_candidates(history)
+        history, both = (
+            History(trace, without_statistics=without),
+            History.beside(problem, trace, without_statistics=without),
+        )
         if without and not any("batch_norm" in name for name in trace.function_names):
             break
         label = ", statistics left out" if without else ""
@@ -98,7 +100,7 @@ def case(trace: Trace, oversubscription: float, slowdown: float) -> dict[str, An
                 "drops": len(choice.drops),
                 "repeated_seconds": again,
                 "planning_seconds": time.process_time() - began + spent,
-                "bound_seconds": recompute_bound(problem, history, candidates),
+                "bound_seconds": recompute_bound(problem, both, find_candidates(both)),
             }
         )
         over = problem.live > problem.capacity_chunks

@@ -78,7 +78,7 @@ def run_recomputing(problem: Problem, way: str, trace: Trace) -> Outcome:
 
 
 def _published(problem: Problem, way: str, trace: Trace) -> tuple[Plan, Rewritten]:
-    history = History.beside(problem, trace)
+    history = History(trace, without_statistics=True)
     over = problem.live > problem.capacity_chunks
     found = find_candidates(history, least_bytes=problem.chunk_bytes, during=over)
     sets = [swap_then_recompute(problem, found)]

@@ -8,7 +8,8 @@ and the memory that this takes may cost more than a drop saves.
 
 From one set the search goes on to others that differ by a few candidates: first wherever the formula of two phases
 (`swapd.planning.lower_bound.bound`) finds that faster, which takes no plan, then wherever the simulator does, unless
-the lower bound rules it out. What it ends at is kept if it is faster than swapping alone.
+the lower bound rules it out. It begins twice, once with variables that linger and once without, and goes on with what
+is faster. What it ends at is kept if it is faster than swapping alone.
 """
 
 from __future__ import annotations
@@ -86,7 +87,10 @@ def choose(
     before = _seconds(problem, alone)
     best = None
     if before > problem.compute_seconds / WORTH:
-        best = _Search(trace, problem, make_problem, without_statistics).best()
+        lingering = History.beside(problem, trace, without_statistics=without_statistics)
+        alike = History(trace, without_statistics=without_statistics) if lingering.may_linger else None
+        searches = [_Search(problem, make_problem, history) for history in (lingering, alike) if history is not None]
+        best = _best(searches)
     if best is not None and best[2].functions <= MOST_SEARCHED:
         better = plan(best[2])
         seconds = _seconds(best[2], better)
@@ -96,6 +100,18 @@ def choose(
         return Choice((), None, problem, alone, before, before)
     seconds, chosen, rewritten_problem, rewritten = best
     return Choice(rewritten.drops, rewritten, rewritten_problem, chosen, seconds, before)
+
+
+def _best(searches: Sequence[_Search]) -> Planned | None:
+    """The fastest of all sets that are planned; None if there is none."""
+    for search in searches:
+        search.begin()
+    begun = [search for search in searches if search.fastest is not None]
+    if not begun:
+        return None
+    best = min(begun, key=lambda search: search.fastest[0] if search.fastest is not None else 0.0)
+    best.go_on()
+    return best.fastest
 
 
 def _seconds(problem: Problem, plan: Plan) -> float:
@@ -110,29 +126,28 @@ def _phases(variant: Variant) -> float:
 
 
 class _Search:
-    def __init__(
-        self, trace: Trace, problem: Problem, make_problem: Callable[[Trace], Problem], without_statistics: bool
-    ) -> None:
-        self.problem, self.make_problem = problem, make_problem
-        self.history = History.beside(problem, trace, without_statistics=without_statistics)
+    def __init__(self, problem: Problem, make_problem: Callable[[Trace], Problem], history: History) -> None:
+        self.problem, self.make_problem, self.history = problem, make_problem, history
         over = problem.live > problem.capacity_chunks
         self.candidates = find_candidates(self.history, least_bytes=problem.chunk_bytes, during=over)
         self.simulated = 0  # functions and moves
         self.fastest: Planned | None = None
         self.way = WAYS[0]  # in which it was planned
+        self.order = together(self.history, self._ordered(), MOST_TOGETHER)
+        self.goal = 0.0  # in seconds: how near the bound the search ends
 
-    def best(self) -> Planned | None:
-        """The fastest of the sets of candidates that are planned; None if there is none."""
-        order = together(self.history, self._ordered(), MOST_TOGETHER)
+    def begin(self) -> None:
+        """Plan the sets that the search begins at."""
+        order = self.order
         if not order:
-            return None
+            return
         starts = [swap_then_recompute(self.problem, order)]
         starts += [checkpointed(self.problem, order, segments) for segments in SEGMENTS]
         if self.problem.functions > MOST_SEARCHED:
             variant = min(map(self._problem, filter(None, starts)), key=_phases, default=None)
             if variant is not None:
                 self._judge(*variant, TRIED_WAYS[:1])
-            return self.fastest
+            return
         least, parts = relaxed(self.problem, self.history, order)
         starts += [[c.drop for c, part in zip(order, parts) if part > share] for share in SHARES]
         found = {drops: self._problem(drops) for drops in map(frozenset, starts)}
@@ -143,8 +158,7 @@ class _Search:
             self._judge(*variant, TRIED_WAYS)
             if self.simulated >= SIMULATED // 2:
                 break
-        self._simulate_faster(order, CLOSE * least)
-        return self.fastest
+        self.goal = CLOSE * least
 
     def _estimated_faster(self, order: Sequence[Candidate], drops: Drops) -> tuple[Drops, Variant]:
         """A set that is reached by changes which the formula finds faster."""
@@ -156,11 +170,11 @@ class _Search:
                     drops, variant = trial, other
         return drops, variant
 
-    def _simulate_faster(self, order: Sequence[Candidate], goal: float) -> None:
+    def go_on(self) -> None:
         """Change the fastest set wherever that simulates faster, until that takes no longer than the goal."""
-        changes = _Changes(order)
-        for _ in range(CHANGED):
-            if self.fastest is None or self.fastest[0] <= goal or self.simulated >= SIMULATED:
+        changes = _Changes(self.order)
+        for _ in range(CHANGED if self.problem.functions <= MOST_SEARCHED else 0):
+            if self.fastest is None or self.fastest[0] <= self.goal or self.simulated >= SIMULATED:
                 break
             if (trial := changes.of(frozenset(self.fastest[3].drops))) is not None:
                 problem, rewritten = self._problem(trial)

@@ -118,23 +118,31 @@ def test_it_is_never_slower_than_the_plan_that_is_there() -> None:
 def test_of_few_candidates_it_finds_nearly_the_best_set() -> None:
     """Also where most of what does not fit lives across iterations, which the formula of two phases misjudges."""
     found = best = 0.0
+    lingering = 0
     for seed in range(80):
         r = random.Random(seed)
         trace = replace(program(r), machine=Machine(r.choice([10.0, 30.0]), r.choice([10.0, 30.0])))
         make = partial(Problem.from_trace, budget_bytes=Problem.from_trace(trace, 0).min_budget_bytes)
         problem = make(trace)
         history = History.beside(problem, trace, without_statistics=False)
+        alike, best_lingers = History(trace), False
         over = problem.live > problem.capacity_chunks
         drops = [c.drop for c in find_candidates(history, least_bytes=problem.chunk_bytes, during=over)]
         if not 3 <= len(drops) <= 6:
             continue
+        plain = {c.drop for c in find_candidates(alike)}
         seconds = [simulate(problem, idle(problem)).seconds]
         for subset in chain.from_iterable(combinations(drops, count) for count in range(1, len(drops) + 1)):
-            other = make(rewrite(history, subset).trace)
-            if other.min_budget_bytes <= other.budget_bytes:
-                seconds.append(simulate(other, idle(other)).seconds)
+            ways = [history, alike] if plain.issuperset(subset) else [history]
+            for rewritten in (rewrite(way, subset) for way in ways):
+                other = make(rewritten.trace)
+                if other.min_budget_bytes <= other.budget_bytes:
+                    seconds.append(simulate(other, idle(other)).seconds)
+                    if seconds[-1] < 0.999 * min(seconds[:-1]):
+                        best_lingers = bool(rewritten.lingers)
+        lingering += best_lingers
         found, best = found + choose(trace, make, plan=idle).seconds, best + min(seconds)
-    assert best <= found * 1.000001 <= 1.01 * best and best > 1000.0
+    assert best <= found * 1.000001 <= 1.01 * best and best > 1000.0 and lingering > 3
 
 
 def test_what_runs_again_before_one_function_stays_short() -> None:
