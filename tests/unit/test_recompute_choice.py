@@ -145,6 +145,26 @@ def test_of_few_candidates_it_finds_nearly_the_best_set() -> None:
     assert best <= found * 1.000001 <= 1.01 * best and best > 1000.0 and lingering > 3
 
 
+def test_what_is_made_faster_than_moved_does_not_linger_though_many_read_it() -> None:
+    """A second makes it again, and a second what is made of it; to move either takes 4 s each way."""
+    b = Builder()
+    x = b.entry(100)
+    (layer,) = b.call("aten::gelu", [x], [4000], seconds=1.0)
+    for _ in range(10):
+        b.free(*b.call("aten::gelu", [layer], [100], seconds=0.1))
+    (made,) = b.call("aten::gelu", [layer], [4000], seconds=1.0)
+    b.free(layer)
+    b.call("look", [made], seconds=0.1)
+    b.free(*b.call("other", [], [8000], seconds=0.1))
+    b.call("last", [made, x], seconds=0.1)
+    b.free(made)
+    trace = replace(b.trace(chunk_bytes=100), machine=Machine(1000.0, 1000.0))
+    choice = choose(trace, partial(Problem.from_trace, budget_bytes=9000))
+    assert layer in History.beside(choice.problem, trace).may_linger
+    assert choice.rewritten is not None and choice.rewritten.lingers == ()
+    assert choice.seconds == pytest.approx(trace.function_seconds.sum() + 2.0) and choice.swap_only_seconds > 8.0
+
+
 def test_what_runs_again_before_one_function_stays_short() -> None:
     """Also where what it needs is dropped later, and what that needs."""
     b = Builder()
