@@ -103,10 +103,13 @@ def choose(
 
 
 def _best(searches: Sequence[_Search]) -> Planned | None:
-    """The fastest of all sets that are planned; None if there is none."""
+    """The fastest of all sets that are planned; None if there is none. `searches`: the last one without lingering."""
+    begun = []
     for search in searches:
         search.begin()
-    begun = [search for search in searches if search.fastest is not None]
+        begun += [search] if search.fastest is not None else []
+        if search.fastest is not None and not search.fastest[3].lingers:
+            break  # without lingering it is the same
     if not begun:
         return None
     best = min(begun, key=lambda search: search.fastest[0] if search.fastest is not None else 0.0)
