@@ -175,6 +175,16 @@ def _reached(found: dict[Key, dict[str, list[Record]]], plain: dict[str, Record]
     return "Ours:\n\n" + "\n".join(lines) + "\n"
 
 
+def _machines(records: list[Record]) -> str:
+    """The machine; of several, what was measured on each."""
+    models: dict[str, set[str]] = {}
+    for record in records:
+        models.setdefault(machine.words(record["machine"]), set()).add(record["model"])
+    if len(models) == 1:
+        return next(iter(models))
+    return "; ".join(f"{', '.join(sorted(found))}: {words}" for words, found in models.items())
+
+
 def table(records: list[Record]) -> str:
     """Markdown; empty without records."""
     plain = {record["model"]: record for record in records if record["arm"] == PLAIN}
@@ -182,9 +192,8 @@ def table(records: list[Record]) -> str:
     if not records:
         return ""
     found = grouped(records)
-    words = machine.words(records[0]["machine"])
     return (
-        f"{words}; PyTorch uses {next(iter(plain.values()))['threads']} thread(s).\n\n"
+        f"{_machines(records)}; PyTorch uses {next(iter(plain.values()))['threads']} thread(s).\n\n"
         f"{_models(records)}\n{_reached(found, plain)}\n"
         "Bounds and what is computed again are in times of the in-core step; *link 2* is one on which swapping alone "
         "takes at least twice the in-core step, as measured before all cases. *Warm-up* is the number of steps before "

@@ -160,6 +160,14 @@ def test_table_hides_neither_a_slow_step_nor_other_bits_nor_a_failure() -> None:
     assert table([record(OURS, 1.0)]) == ""  # the run was broken off
 
 
+def test_the_table_says_which_models_were_measured_on_which_machine() -> None:
+    one = whole(record(SWAP_ONLY, 4.4), record(OURS, 2.2))
+    assert table(one).startswith("abacus, 2 cores, 8 GiB")
+    other = [made | {"model": "llama", "machine": MACHINE | {"processor": "slide rule"}} for made in one]
+    first = table([*one, *other]).partition("\n")[0]
+    assert "gpt: abacus, 2 cores" in first and "; llama: slide rule, 2 cores" in first
+
+
 @pytest.mark.slow
 def test_every_arm_of_a_toy_network_has_the_program_s_bits_within_its_budget(tmp_path: Path) -> None:
     assert main(["--quick", "--only", "densenet121", "--output", str(tmp_path)]) == 0
