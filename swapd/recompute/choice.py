@@ -108,8 +108,9 @@ def _best(searches: Sequence[_Search]) -> Planned | None:
     for search in searches:
         search.begin()
         begun += [search] if search.fastest is not None else []
-        if search.fastest is not None and not search.fastest[3].lingers:
-            break  # without lingering it is the same
+        many = search.problem.functions > MOST_SEARCHED
+        if many and search.fastest is not None and not search.fastest[3].lingers:
+            break  # without lingering it is much the same, and takes as long again
     if not begun:
         return None
     best = min(begun, key=lambda search: search.fastest[0] if search.fastest is not None else 0.0)
