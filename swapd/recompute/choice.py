@@ -15,7 +15,7 @@ is faster. What it ends at is kept if it is faster than swapping alone.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from swapd.planning.lower_bound import bound, lower_bound
@@ -87,10 +87,8 @@ def choose(
     before = _seconds(problem, alone)
     best = None
     if before > problem.compute_seconds / WORTH:
-        lingering = History.beside(problem, trace, without_statistics=without_statistics)
-        alike = History(trace, without_statistics=without_statistics) if lingering.may_linger else None
-        searches = [_Search(problem, make_problem, history) for history in (lingering, alike) if history is not None]
-        best = _best(searches)
+        histories = _histories(problem, trace, without_statistics)
+        best = _best(_Search(problem, make_problem, history) for history in histories)
     if best is not None and best[2].functions <= MOST_SEARCHED:
         better = plan(best[2])
         seconds = _seconds(best[2], better)
@@ -102,7 +100,15 @@ def choose(
     return Choice(rewritten.drops, rewritten, rewritten_problem, chosen, seconds, before)
 
 
-def _best(searches: Sequence[_Search]) -> Planned | None:
+def _histories(problem: Problem, trace: Trace, without_statistics: bool) -> Iterator[History]:
+    """With variables that may linger and, if there are any, without."""
+    lingering = History.beside(problem, trace, without_statistics=without_statistics)
+    yield lingering
+    if lingering.may_linger:
+        yield History(trace, without_statistics=without_statistics)
+
+
+def _best(searches: Iterable[_Search]) -> Planned | None:
     """The fastest of all sets that are planned; None if there is none. `searches`: the last one without lingering."""
     begun = []
     for search in searches:
