@@ -83,10 +83,8 @@ def case(trace: Trace, oversubscription: float, slowdown: float) -> dict[str, An
     spent = time.process_time() - began
     arms: list[dict[str, Any]] = [{"arm": "swap only", "seconds": alone.predicted_seconds, "planning_seconds": spent}]
     for without in (False, True):
-        history, both = (
-            History(trace, without_statistics=without),
-            History.beside(problem, trace, without_statistics=without),
-        )
+        history = History(trace, without_statistics=without)
+        both = History.beside(problem, trace, without_statistics=without)
         if without and not any("batch_norm" in name for name in trace.function_names):
             break
         label = ", statistics left out" if without else ""

@@ -128,7 +128,7 @@ class _Programme:
         bounds = np.stack([np.zeros(self.unknown), np.where(duration, np.inf, 1.0)], axis=1)
         if whole_seconds is None:
             found = linprog(duration, matrix, rows.most, bounds=bounds, method="highs-ipm")
-            seconds = found.fun
+            seconds = found.fun if found.success else 0.0
         else:
             options = {"time_limit": whole_seconds}
             found = linprog(duration, matrix, rows.most, bounds=bounds, integrality=~duration, options=options)

@@ -113,13 +113,14 @@ def _best(searches: Iterable[_Search]) -> Planned | None:
     begun = []
     for search in searches:
         search.begin()
-        begun += [search] if search.fastest is not None else []
-        many = search.problem.functions > MOST_SEARCHED
-        if many and search.fastest is not None and not search.fastest[3].lingers:
+        if search.fastest is None:
+            continue
+        begun.append((search.fastest[0], search))
+        if search.problem.functions > MOST_SEARCHED and not search.fastest[3].lingers:
             break  # without lingering it is much the same, and takes as long again
     if not begun:
         return None
-    best = min(begun, key=lambda search: search.fastest[0] if search.fastest is not None else 0.0)
+    _, best = min(begun, key=lambda found: found[0])
     best.go_on()
     return best.fastest
 

@@ -93,7 +93,7 @@ def schedule_of(whole: Trace, trace: Trace, rewritten: Rewritten) -> Schedule:
         v = trace.recorded(variable)
         made_by = int(whole.born[v])
         if not 0 <= made_by < whole.functions or made_by != trace.born[variable]:
-            raise ValueError(f"no function of the iteration allocated {trace.label(variable)}, which is to be dropped")
+            raise ValueError(f"no function of the iteration allocated {trace.label(variable)}, so nothing can name it")
         return made_by, int(np.count_nonzero(whole.born[:v] == made_by))
 
     drops = [ScheduledDrop(*named(drop.variable), drop.after) for drop in rewritten.drops]

@@ -39,6 +39,15 @@ START = """
         passes()
         assert before is None or drops() > before, "nothing was dropped"
         return result
+
+    def traced():
+        # a step, as it was recorded
+        session, ended = sys.modules["ooc.pytorch"]._session, []
+        boundary = session.core.boundary
+        session.core.boundary = lambda: ended.append(boundary()) or ended[-1]
+        step()
+        del session.core.boundary
+        return session.planner.trace(*ended)
 """
 
 # What each does to a variable that is lost, or to what it is made of; all print what they find.
@@ -266,12 +275,7 @@ HANDED = code(
         # a schedule that no clock judges: what no function uses for six functions is dropped
         from itertools import pairwise
         from swapd.recompute.schedule import Schedule, ScheduledDrop
-        session, ended = sys.modules["ooc.pytorch"]._session, []
-        boundary = session.core.boundary
-        session.core.boundary = lambda: ended.append(boundary()) or ended[-1]
-        step()
-        del session.core.boundary
-        trace, drops = session.planner.trace(*ended), []
+        trace, drops = traced(), []
         uses = [[] for _ in trace.born]
         for f in range(trace.functions):
             for v in trace.use_variables[trace.use_offsets[f] : trace.use_offsets[f + 1]]:
@@ -282,7 +286,7 @@ HANDED = code(
             drops += [ScheduledDrop(made_by, number, after) for after in gaps]
         drops.sort(key=lambda drop: (drop.after, drop.made_by, drop.number))
         schedule = Schedule(trace.fingerprint, trace.function_names, tuple(range(trace.functions)), tuple(drops))
-        session.planner.remaker.follow(schedule)
+        sys.modules["ooc.pytorch"]._session.planner.remaker.follow(schedule)
 
     def begin():
         for _ in range(4): step()
@@ -424,14 +428,6 @@ CONCATENATED = code(
         loss.backward()
         optimizer.step()
         print(loss.item())
-
-    def traced():
-        session, ended = sys.modules["ooc.pytorch"]._session, []
-        boundary = session.core.boundary
-        session.core.boundary = lambda: ended.append(boundary()) or ended[-1]
-        step()
-        del session.core.boundary
-        return session.planner.trace(*ended)
 
     def places(trace):
         return sorted(zip(trace.born.tolist(), trace.died.tolist(), trace.variable_bytes.tolist()))

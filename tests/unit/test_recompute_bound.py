@@ -225,3 +225,16 @@ def test_random_plans_are_never_faster() -> None:
                 assert simulate(again, make_plan(again, "idle"), 4).seconds >= found - 1e-9, seed
         above += found > problem.compute_seconds + 1e-9
     assert above > 10
+
+
+def test_what_the_solver_did_not_prove_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search that was broken off has a sum, too, which may be above the least one."""
+    from scipy import optimize
+
+    def broken_off(cost: NDArray[np.float64], *_: object, **__: object) -> optimize.OptimizeResult:
+        return optimize.OptimizeResult(success=False, fun=1e9, x=np.ones(len(cost)))
+
+    trace = two_in_turn(1.0)
+    problem, history = Problem.from_trace(trace, 5), History(trace)
+    monkeypatch.setattr(optimize, "linprog", broken_off)
+    assert recompute_bound(problem, history, find_candidates(history)) == problem.compute_seconds

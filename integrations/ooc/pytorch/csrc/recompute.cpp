@@ -156,8 +156,10 @@ std::vector<Due> begin_function(Recompute& r, uint32_t function, const std::vect
     thread.advanced = true;
     thread.keep_position = r.follower.position() - 1;
     if (r.schedule != nullptr) {
-      if (r.schedule->kept[thread.keep_position]) thread.keep = function;
-      thread.makes_lingering = r.schedule->makes_lingering(thread.keep_position);
+      if (r.schedule->kept[thread.keep_position]) {
+        thread.keep = function;
+        thread.makes_lingering = r.schedule->makes_lingering(thread.keep_position);
+      }
       add_scheduled(r, used, due);
     }
   }
