@@ -2,6 +2,8 @@
 
 import os
 import signal
+import sys
+from collections.abc import Iterator
 
 import pytest
 
@@ -22,6 +24,29 @@ def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
     monkeypatch.delenv("TORCH_DEVICE_BACKEND_AUTOLOAD", raising=False)
     monkeypatch.setenv("OOC_PLANNING", "blocking")  # which iteration is the first under a plan is the same every time
+
+
+def pytorchs_settings() -> dict[str, object]:
+    """Those that decide what PyTorch computes, or what Inductor makes of a graph, in this process; by name."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return {}
+    return {
+        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        "default dtype": torch.get_default_dtype(),
+        "oneDNN": torch._C._get_mkldnn_enabled(),
+        "gradients": torch.is_grad_enabled(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+@pytest.fixture(autouse=True)
+def no_settings_of_pytorchs_remain() -> Iterator[None]:
+    """A test that leaves one behind changes those that come after it in the same process: it fails itself instead."""
+    before = pytorchs_settings()
+    yield
+    after = pytorchs_settings()
+    assert {name: value for name, value in after.items() if before and value != before[name]} == {}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("hypothesis")
 
+from tests.conftest import pytorchs_settings
 from tests.fuzz import campaign
 from tests.fuzz.execution import Step, Way
 from tests.fuzz.programs import Program, difference
@@ -27,6 +28,19 @@ def test_random_programs(number: int, seconds: int) -> None:
     batch = campaign.run_batch(number, examples=1 << 20, seconds=seconds)
     assert not batch.failure, f"{batch.failure}\n{batch.program and batch.program.script()}"
     assert batch.counts["moved"] > 5
+
+
+def test_programs_drawn_here_leave_no_settings_behind() -> None:
+    """Their settings are this process's while they are drawn; tests come after it, of what Inductor compiles, too."""
+    before = pytorchs_settings()
+    for program in (Program({}, Way(threads=before["threads"] + 1), []), Program({}, Way(deterministic=True), [])):
+        program.run_plain()
+        assert pytorchs_settings() == before
+    drawn = []
+    for number in range(1, 9):
+        campaign.run_batch(number, examples=2, seconds=60)
+        drawn.append(pytorchs_settings())
+    assert drawn == [before] * 8
 
 
 def test_programs_that_once_failed() -> None:
