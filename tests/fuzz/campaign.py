@@ -23,7 +23,7 @@ from hypothesis.errors import Flaky
 
 from swapd.progress import note
 from swapd.units import parse_bytes
-from tests.fuzz.execution import OUT_OF_MEMORY, Way
+from tests.fuzz.execution import OUT_OF_MEMORY, Way, settings_kept
 from tests.fuzz.programs import Program, difference, programs
 from tests.fuzz.server import ROOT, Result, Server
 
@@ -91,7 +91,7 @@ def run_batch(number: int, examples: int = BATCH_PROGRAMS, seconds: float = floa
     torch.use_deterministic_algorithms(False)  # imports much
     gc.collect()
     gc.freeze()  # programs collect garbage, of which what was imported is none
-    with Server() as server:
+    with Server() as server, settings_kept():
         server.run(Program({}, Way(), []))  # the first program waits for the adapter's compiler
         began = found = time.monotonic()
 

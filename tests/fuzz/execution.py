@@ -48,6 +48,18 @@ def fill_fresh_memory(byte: int) -> None:
     libc.mallopt(-6, byte)
 
 
+@contextlib.contextmanager
+def settings_kept() -> Iterator[None]:
+    """At the end of the block, those that `namespace` changes are as they were."""
+    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+
+
 def namespace(way: Way) -> dict[str, Any]:
     """A fresh one, with every generator and mode of PyTorch's as the program expects it."""
     torch.set_num_threads(way.threads)

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from hypothesis import strategies as st
 
 from tests.fuzz import statements
-from tests.fuzz.execution import OUT_OF_MEMORY, Step, Way, execute, last_look, namespace
+from tests.fuzz.execution import OUT_OF_MEMORY, Step, Way, execute, last_look, namespace, settings_kept
 
 # Budgets in chunks: from what holds the operands of little more than one operator up to what holds most programs.
 _CHUNK_KIB, _BUDGET_CHUNKS = [16, 4, 64], [64, 128, 32, 256]
@@ -55,8 +55,9 @@ class Program:
 
     def run_plain(self) -> list[Step]:
         """What plain memory gives, in this process."""
-        space = namespace(self.way)
-        return [*(execute(statement, space, self.way) for statement in self.statements), last_look(space)]
+        with settings_kept():
+            space = namespace(self.way)
+            return [*(execute(statement, space, self.way) for statement in self.statements), last_look(space)]
 
 
 @st.composite

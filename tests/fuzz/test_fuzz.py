@@ -36,11 +36,8 @@ def test_programs_drawn_here_leave_no_settings_behind() -> None:
     for program in (Program({}, Way(threads=before["threads"] + 1), []), Program({}, Way(deterministic=True), [])):
         program.run_plain()
         assert pytorchs_settings() == before
-    drawn = []
-    for number in range(1, 9):
-        campaign.run_batch(number, examples=2, seconds=60)
-        drawn.append(pytorchs_settings())
-    assert drawn == [before] * 8
+    campaign.run_batch(2, examples=2)  # its last program asks for deterministic algorithms
+    assert pytorchs_settings() == before
 
 
 def test_programs_that_once_failed() -> None:
