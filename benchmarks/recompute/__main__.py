@@ -6,8 +6,9 @@ python -m benchmarks.recompute --tables
 
 Each model is first recorded with all the memory it wants. A budget is a share of its live peak, and the link is so slow
 that swapping alone takes at least two, or four, times the in-core step. Then the arms of each case take turns, each in
-a process of its own: PyTorch without us; ours without recomputation; ours; checkpointing of each block, written by
-hand, in the same budget, on the same link, with its swapping planned by us. The device is emulated.
+a process of its own: PyTorch without us; ours without recomputation; ours with all the memory it wants, whose times the
+bounds are of; ours; checkpointing of each block, written by hand, in the same budget, on the same link, with its
+swapping planned by us. The device is emulated.
 """
 
 from __future__ import annotations
@@ -19,7 +20,17 @@ from pathlib import Path
 
 from benchmarks import machine, results
 from benchmarks.fragmentation import reason
-from benchmarks.recompute.cases import ARMS, IN_CORE, NAME, OVERSUBSCRIPTIONS, SLOWDOWNS, Runner, cases_of
+from benchmarks.recompute.cases import (
+    ARMS,
+    COMPARED,
+    IN_CORE,
+    NAME,
+    OVERSUBSCRIPTIONS,
+    SLOWDOWNS,
+    TIMED,
+    Runner,
+    cases_of,
+)
 from benchmarks.recompute.models import MODELS
 from benchmarks.recompute.tables import step_seconds, table
 from benchmarks.runs import ROOT, RunFailed
@@ -55,14 +66,14 @@ def measure(model: str, options: argparse.Namespace) -> None:
     ends = {1}
     for turn in range(options.rounds):
         for case in cases:
-            for arm in (IN_CORE, *options.arms):
+            for arm in (arm for arm in ARMS if arm in (IN_CORE, TIMED, *options.arms)):
                 label = f"{model}-{case.oversubscription:g}x-{case.slowdown:g}-{arm.replace(' ', '-')}-{turn}"
                 try:
                     record = runner.arm(arm, case) | {"round": turn}
                     ends.update(int(number) for number in record["digests"])
                     said = f"step {step_seconds(record):.3f} s, {len(record['steps'])} steps"
                 except RunFailed as failure:
-                    if arm == IN_CORE:
+                    if arm not in COMPARED:
                         raise
                     said = reason(str(failure))
                     frame = {"model": model, "arm": arm, "round": turn, "machine": machine.describe()}
@@ -78,7 +89,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", choices=list(MODELS), default=list(MODELS), metavar="MODEL")
     parser.add_argument("--at", nargs="+", type=float, metavar="X", help="oversubscriptions (default 2 4 8)")
     parser.add_argument("--links", nargs="+", type=float, metavar="X", help="slowdowns of swapping alone (default 2 4)")
-    parser.add_argument("--arms", nargs="+", choices=ARMS[1:], default=ARMS[1:], metavar="ARM", help="beside in-core")
+    parser.add_argument("--arms", nargs="+", choices=COMPARED, default=COMPARED, metavar="ARM", help="beside in-core")
     parser.add_argument("--tables", action="store_true", help="run nothing: the table of the raw data")
     parser.add_argument("--rounds", type=int, default=1, help="of all arms (default %(default)s)")
     parser.add_argument("--output", type=Path, help="folder (default benchmarks/results/emulated; out/ with --quick)")

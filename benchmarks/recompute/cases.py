@@ -18,11 +18,13 @@ from swapd.planning.problem import Problem
 from swapd.recompute.bound import recompute_bound
 from swapd.recompute.candidates import find_candidates
 from swapd.recompute.history import History
-from swapd.trace.trace import Trace
+from swapd.trace.trace import Machine, Trace
 
 NAME = "recompute"
-IN_CORE, SWAP_ONLY, OURS, CHECKPOINT = "in-core", "swap only", "ours", "checkpoint"
-ARMS = (IN_CORE, SWAP_ONLY, OURS, CHECKPOINT)
+IN_CORE, SWAP_ONLY, TIMED, OURS, CHECKPOINT = "in-core", "swap only", "timed", "ours", "checkpoint"
+# `TIMED` has all the memory it wants: its functions' times give the case's bounds, as the machine's speed drifts.
+ARMS = (IN_CORE, SWAP_ONLY, TIMED, OURS, CHECKPOINT)
+COMPARED = (SWAP_ONLY, OURS, CHECKPOINT)
 # Once for a model; the first of them holds the links.
 IN_CORE_ALONE, TRACED, CHECKPOINT_IN_CORE, PLAIN = "in-core alone", "traced", "checkpoint in-core", "plain"
 BOUND_PLACES = 96  # a run looks at 32 at most
@@ -41,9 +43,6 @@ class Case:
     slowdown: float
     budget_bytes: int
     bytes_per_second: float  # of the link, each way
-    compute_seconds: float  # of the traced step
-    swap_only_bound_seconds: float
-    bound_seconds: float  # of swapping and recomputing
 
     def facts(self) -> dict[str, Any]:
         """The case in a record."""
@@ -65,17 +64,22 @@ def cases_of(
             continue
         for slowdown in slowdowns:
             machine = held_link(trace, budget, slowdown * in_core_seconds)
-            problem = Problem.from_trace(trace, budget, machine=machine)
-            history = History.beside(problem, trace)
-            candidates = find_candidates(history)
-            both = max(
-                recompute_bound(problem, history, candidates, BOUND_PLACES),
-                recompute_bound(problem, history, candidates, WHOLE_PLACES, WHOLE_SECONDS),
-            )
-            bounds = lower_bound(problem), both
-            rate = machine.in_bytes_per_second
-            found.append(Case(x, slowdown, budget, rate, problem.compute_seconds, *bounds))
+            found.append(Case(x, slowdown, budget, machine.in_bytes_per_second))
     return found
+
+
+def bounds(case: Case, trace: Trace) -> dict[str, float]:
+    """Seconds that no plan for these functions' times is faster than: of swapping alone, and of both; and their sum."""
+    machine = Machine(case.bytes_per_second, case.bytes_per_second, LATENCY_SECONDS)
+    problem = Problem.from_trace(trace, case.budget_bytes, machine=machine)
+    history = History.beside(problem, trace)
+    candidates = find_candidates(history)
+    both = max(
+        recompute_bound(problem, history, candidates, BOUND_PLACES),
+        recompute_bound(problem, history, candidates, WHOLE_PLACES, WHOLE_SECONDS),
+    )
+    seconds = {"compute": problem.compute_seconds, "swap_only_bound": lower_bound(problem), "bound": both}
+    return {f"{name}_seconds": value for name, value in seconds.items()}
 
 
 def environment(case: Case | None, recompute: str | None) -> dict[str, str]:
@@ -131,6 +135,9 @@ class Runner:
         """One arm of a case, with the digests of its state at its end."""
         if arm == IN_CORE:
             return case.facts() | self._run(arm, {}, "--steps", str(self.count + 2)) | {"steady": self.count}
+        if arm == TIMED:
+            record, trace = self.traced()
+            return record | case.facts() | {"arm": arm} | bounds(case, trace)
         with tempfile.TemporaryDirectory(prefix="ooc-bench-") as folder:
             arguments = ["--steps", str(LEAST_STEPS[arm]), "--until-steady", str(self.count), "--state", folder]
             if arm == CHECKPOINT:

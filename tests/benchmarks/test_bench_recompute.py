@@ -15,12 +15,15 @@ from benchmarks.recompute.__main__ import main
 from benchmarks.recompute.cases import (
     ARMS,
     CHECKPOINT,
+    COMPARED,
     IN_CORE,
     NAME,
     OURS,
     OVERSUBSCRIPTIONS,
     SLOWDOWNS,
     SWAP_ONLY,
+    TIMED,
+    bounds,
     cases_of,
 )
 from benchmarks.recompute.child import steady_steps, usual
@@ -87,7 +90,12 @@ def test_the_link_holds_swapping_alone_to_the_slowdown_and_infeasible_budgets_ar
         bound = lower_bound(Problem.from_trace(trace, case.budget_bytes, machine=link))
         assert bound == pytest.approx(case.slowdown * 9e-3, rel=0.02)
         assert case.budget_bytes == 16 * CHUNK / case.oversubscription
-        assert case.bound_seconds <= case.swap_only_bound_seconds * 1.001
+        seconds = bounds(case, trace)
+        assert seconds["compute_seconds"] == pytest.approx(8e-3)
+        assert seconds["swap_only_bound_seconds"] == pytest.approx(bound)
+        assert 8e-3 <= seconds["bound_seconds"] <= seconds["swap_only_bound_seconds"] * 1.001
+        slow = bounds(case, a_trace(9e-3))  # functions that take as long as all of them did
+        assert slow["bound_seconds"] >= slow["compute_seconds"] == pytest.approx(72e-3)
 
 
 def record(arm: str, seconds: float, trained: str = "a", statistics: str = "b", peak: int = 50) -> dict[str, Any]:
@@ -98,8 +106,6 @@ def record(arm: str, seconds: float, trained: str = "a", statistics: str = "b", 
         "oversubscription": 2.0,
         "slowdown": 4.0,
         "budget_bytes": 100,
-        "swap_only_bound_seconds": 4.0,
-        "bound_seconds": 2.0,
         "steps": [entry("trial", 99.0), *[step] * 4],
         "steady": 2,
         "digests": {} if arm == IN_CORE else {"5": {"trained": trained, "statistics": statistics}},
@@ -111,13 +117,15 @@ def record(arm: str, seconds: float, trained: str = "a", statistics: str = "b", 
 
 def whole(*records: dict[str, Any]) -> list[dict[str, Any]]:
     """The records of a model whose other runs are there, too."""
-    case = {"oversubscription": 2.0, "budget_bytes": 100, "compute_seconds": 0.9}
+    case = {"oversubscription": 2.0, "budget_bytes": 100}
+    seconds = {"compute_seconds": 0.9, "swap_only_bound_seconds": 4.0, "bound_seconds": 2.0}
     known = {"1": {}, "5": {"trained": "a", "statistics": "b"}}
     return [
         record("traced", 1.0) | {"cases": [case]},
         record("checkpoint in-core", 1.5),
         record("plain", 1.0) | {"digests": known},
         record(IN_CORE, 1.0),
+        record(TIMED, 1.0) | seconds,
         *records,
     ]
 
@@ -175,12 +183,12 @@ def test_every_arm_of_a_toy_network_has_the_program_s_bits_within_its_budget(tmp
     assert set(records) == {*ARMS, "traced", "in-core alone", "checkpoint in-core", "plain"}
     assert not [record["failed"] for record in records.values() if "failed" in record]
     plain = records["plain"]
-    assert {arm: bits(records[arm], plain) for arm in ARMS[1:]} == {
+    assert {arm: bits(records[arm], plain) for arm in COMPARED} == {
         SWAP_ONLY: "yes",
         OURS: "yes",
         CHECKPOINT: "all but running statistics",
     }
-    for arm in ARMS[1:]:
+    for arm in COMPARED:
         made = records[arm]
         assert in_budget(made) and made["steady"] >= 2, arm
         assert made["losses"] == plain["losses"][: len(made["losses"])]
