@@ -169,6 +169,8 @@ class alignas(64) Core : public Mover {
 
   // memory.cpp
   void* malloc_on(Lock& lock, uint64_t bytes, uint32_t stream);
+  void give_back(Region* region);
+  bool complete_region(Lock& lock, Region* region, const Chunk* chunks);
   void* malloc_region(Lock& lock, uint64_t bytes, uint32_t stream);
   void* malloc_small(Lock& lock, uint64_t bytes, uint32_t stream);
   bool runs_on_host() const;  // the calling thread's function

@@ -289,7 +289,7 @@ int Core::detach() {
   if (detached_) return OOC_OK;
   if (threads_.active() > 0) return fail(OOC_INVALID, "a function is running");
   if (device_.lost() && !host_.disk_idle()) return fail(OOC_DRIVER_FAILURE, device_.describe_loss());
-  if (device_.lost()) transitions_.abandon_device();  // nothing may write behind the addresses any more
+  if (device_.lost()) transitions_.abandon_device(lock);  // nothing may write behind the addresses any more
   if (!make_private(true)) return fail(OOC_OUT_OF_MEMORY, "not enough host memory to hold what is on the device");
   detached_ = true;
   paused_ = kDetached;

@@ -54,6 +54,13 @@ class FreeExtents {
     by_size_.insert({size, start});
   }
 
+  // How much is free from the start of a free extent on; 0 where none starts. And the same, taken.
+  uint64_t free_from(uint64_t start) const {
+    const auto found = by_start_.find(start);
+    return found != by_start_.end() ? found->second : 0;
+  }
+  void take_at(uint64_t start, uint64_t size) { cut(by_start_.find(start), size); }
+
   // How much is free just before an end.
   uint64_t free_before(uint64_t end) const {
     const auto next = by_start_.lower_bound(end);

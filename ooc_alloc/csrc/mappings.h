@@ -74,7 +74,23 @@ class Mappings {
     return true;
   }
 
-  // Resident slots lose their chunks. Returns false if the driver refused; then the slots are as they were.
+  // Resident slots lose their chunks. Returns false if the driver refused; then the slots are as they were. The first way,
+  // for slots that are marked as moving, gives the lock up, as the driver takes long: meanwhile nobody can use them, as if
+  // they arrived.
+  bool unmap(Lock& lock, const Piece& slots) {
+    if (streams_.on()) return unmap(slots);
+    Region* region = slots.region;
+    for (Slot& slot : slots.slots()) slot.state = SlotState::kArriving;
+    table_.lost(region, slots.count);
+    lock.unlock();
+    const bool undone = undo(region->first + slots.first, slots.count);
+    lock.lock();
+    for (Slot& slot : slots.slots()) slot.state = SlotState::kResident;
+    if (!undone) table_.gained(region, slots.count);
+    for (Slot& slot : slots.slots())
+      if (undone) give(slot.take(), nullptr);
+    return undone;
+  }
   bool unmap(const Piece& slots) {
     Region* region = slots.region;
     std::shared_ptr<const Moments> after;

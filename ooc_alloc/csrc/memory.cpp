@@ -78,33 +78,55 @@ bool Core::runs_on_host() const {
   return thread != nullptr && thread->in_function && thread->on_host;
 }
 
+// The chunks of a region that is nobody's, which the driver may refuse to unmap.
+void Core::give_back(Region* region) {
+  if (!mappings_.destroy(region)) table_.cache(region);
+}
+
+// Maps chunks, taken by the caller, behind the slots that have none, of a region that is nobody's. Returns false, with an
+// error, if the driver refused; then the region is gone and the chunks are in the pool.
+bool Core::complete_region(Lock& lock, Region* region, const Chunk* chunks) {
+  CUresult result = CUDA_SUCCESS;
+  uint32_t missing = region->count - region->resident;
+  const auto map_run = [&](const Piece& run, bool has_chunk) {
+    if (has_chunk) return true;
+    lock.unlock();
+    result = mappings_.map(run, chunks);
+    lock.lock();
+    if (result != CUDA_SUCCESS) return false;
+    region->order.arrival.add(mappings_.take_users(chunks, run.count));
+    for (Slot& slot : run.slots()) slot.put(*chunks++, SlotState::kResident);
+    table_.gained(region, run.count);
+    missing -= run.count;
+    return true;
+  };
+  if (each_run(Piece::whole(region), &Slot::has_chunk, map_run)) return true;
+  for (; missing > 0; --missing) mappings_.give(*chunks++, nullptr);
+  give_back(region);
+  set_last_error("mapping chunks for a variable failed: " + describe(device_.driver(), result), OOC_DRIVER_FAILURE);
+  return false;
+}
+
 void* Core::malloc_region(Lock& lock, uint64_t bytes, uint32_t stream) {
   if (!table_.fits(bytes)) return nullptr;
   const auto count = static_cast<uint32_t>(geometry_.chunks_for(bytes));
-  Region* region = table_.take_cached(count, [&](Region* cached) { return streams_.idle_for(stream, cached); });
-  if (region == nullptr) {
-    std::vector<Chunk> chunks(count);
-    if (const Room room = take_room(lock, count, chunks.data(), count); room != Room::kMade) {
+  // What is incomplete is nobody's until the rest is there, so it is only taken where that needs no waiting.
+  const bool incomplete = idle_.count() >= count;
+  const auto usable = [&](const Region* cached) { return streams_.idle_for(stream, cached); };
+  Region* region = table_.take_cached(count, incomplete, usable);
+  if (region == nullptr || !region->fully_resident()) {
+    std::vector<Chunk> chunks(region == nullptr ? count : count - region->resident);
+    const auto missing = static_cast<uint32_t>(chunks.size());
+    if (const Room room = take_room(lock, missing, chunks.data(), count); room != Room::kMade) {
+      if (region != nullptr) give_back(region);
       return runs_on_host() ? malloc_in_place(lock, bytes) : malloc_failed(bytes, room);
     }
-    region = mappings_.make(lock, count);
-    CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
-    if (region != nullptr) {
-      lock.unlock();
-      result = mappings_.map({region, 0, count}, chunks.data());
-      lock.lock();
-    }
-    if (result != CUDA_SUCCESS) {
+    if (region == nullptr) region = mappings_.make(lock, count);
+    if (region == nullptr) {
       for (const Chunk chunk : chunks) mappings_.give(chunk, nullptr);
-      if (region == nullptr) return nullptr;
-      mappings_.destroy(region);
-      set_last_error("mapping " + std::to_string(count) + " chunks failed: " + describe(device_.driver(), result),
-                     OOC_DRIVER_FAILURE);
       return nullptr;
     }
-    for (uint32_t i = 0; i < count; ++i) region->slots[i].put(chunks[i], SlotState::kResident);
-    region->order.arrival = mappings_.take_users(chunks.data(), count);
-    table_.gained(region, count);
+    if (!complete_region(lock, region, chunks.data())) return nullptr;
   }
   if (!streams_.wait_for_memory(stream, region->order.arrival)) {
     table_.cache(region);

@@ -125,16 +125,17 @@ class RegionTable {
   }
   // So many cached chunks in a row, as one region that is cached no more; null if there are none. A region of that size
   // comes first: the newest that can be used at once, idle(region), or else the newest. Then part of a larger one, or
-  // neighbours together, all of which can be used at once.
+  // neighbours together, all of which can be used at once. With `incomplete` there may be free addresses between and behind
+  // them: slots without chunks.
   template <class Idle>
-  Region* take_cached(uint32_t count, Idle idle) {
+  Region* take_cached(uint32_t count, bool incomplete, Idle idle) {
     Region* region = cached_of_size(count, idle);
-    if (region == nullptr) region = first_of_neighbours(count, idle);
+    if (region == nullptr) region = first_of_neighbours(count, incomplete, idle);
     if (region == nullptr) return nullptr;
     uncache(region);
-    while (region->count < count) join(region, whole_behind(region));
+    while (region->count < count) join(region, count);
     if (region->count > count) cache(split(region, count));
-    ++cache_hits_;
+    if (region->fully_resident()) ++cache_hits_;
     return region;
   }
   // The cached region that was freed first, cached no more; null if none is.
@@ -219,33 +220,38 @@ class RegionTable {
     const auto found = std::find_if(newest, end, idle);
     return found != end ? *found : *newest;
   }
-  // Of those neighbours that hold enough with the least beyond it, among the newest.
+  // Of those neighbours that hold most of so many chunks, and the least beyond them, among the newest.
   template <class Idle>
-  Region* first_of_neighbours(uint32_t count, Idle idle) {
+  Region* first_of_neighbours(uint32_t count, bool incomplete, Idle idle) {
     constexpr int kMostAsked = 32;
     Region* best = nullptr;
-    uint64_t least = ~uint64_t{0};
+    uint64_t most = 0, least = 0;
     int asked = 0;
     for (Region* first = cached_.newest(); first != nullptr && asked < kMostAsked; first = first->older, ++asked) {
-      uint64_t together = 0;
-      for (Region* next = whole(first) ? first : nullptr; next != nullptr && idle(next); next = whole_behind(next)) {
-        together += next->count;
-        if (together >= count) break;
+      uint64_t end = first->first, held = 0;
+      while (end - first->first < count) {
+        const Region* next = whole_at(end);
+        const uint64_t free = next == nullptr && incomplete ? space_.free_from(end) : 0;
+        if (next != nullptr ? !idle(next) : free == 0) break;
+        held += next != nullptr ? next->count : 0;
+        end += next != nullptr ? next->count : free;
       }
-      if (together < count || together >= least) continue;
+      const uint64_t length = end - first->first;
+      held = std::min<uint64_t>(held, count);
+      if (length < count || held < most || (held == most && length >= least)) continue;
       best = first;
-      least = together;
+      most = held;
+      least = length;
     }
     return best;
   }
   // Whether a freed region can become part of another one, or be divided.
   static bool whole(const Region* region) { return region->fully_resident() && !region->leaky; }
-  // The cached region at the next addresses, if it is whole; else null.
-  Region* whole_behind(const Region* region) {
-    const uint64_t chunk = region->first + region->count;
+  // The cached region at an address, if it is whole; else null.
+  Region* whole_at(uint64_t chunk) {
     if (chunk >= geometry_.region_chunks || at_[chunk] == 0) return nullptr;
-    Region* next = &regions_[at_[chunk] - 1];
-    return next->cached && whole(next) ? next : nullptr;
+    Region* region = &regions_[at_[chunk] - 1];
+    return region->cached && whole(region) ? region : nullptr;
   }
   // The slots of a whole region from `count` on become one of their own; who used the memory may have used either.
   Region* split(Region* region, uint32_t count) {
@@ -255,14 +261,25 @@ class RegionTable {
     rest->resident = rest->count;
     rest->order = region->order;
     region->slots.resize(count);
-    region->resident = region->count = count;
+    region->resident -= rest->count;
+    region->count = count;
     return rest;
   }
-  void join(Region* region, Region* behind) {
-    uncache(behind);
+  // What comes behind the region becomes part of it: a cached region, or free addresses up to so many chunks in all.
+  void join(Region* region, uint32_t count) {
+    const uint64_t end = region->first + region->count;
+    Region* behind = whole_at(end);
+    if (behind == nullptr) {
+      const uint64_t free = std::min<uint64_t>(space_.free_from(end), count - region->count);
+      space_.take_at(end, free);
+      behind = make_at(end, static_cast<uint32_t>(free));
+    } else {
+      uncache(behind);
+    }
     std::fill_n(at_ + behind->first, behind->count, region->index + 1);
     region->slots.insert(region->slots.end(), behind->slots.begin(), behind->slots.end());
-    region->resident = region->count += behind->count;
+    region->count += behind->count;
+    region->resident += behind->resident;
     region->order.arrival.add(behind->order.arrival);
     region->order.out.add(behind->order.out);
     behind->slots.clear();

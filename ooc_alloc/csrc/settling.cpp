@@ -29,7 +29,7 @@ bool Transitions::settle_enqueued(Lock& lock, const Transfer& transfer) {
   }
   if (out) transfer.region->order.out.add(moment);
   else with_.streams.arrives(transfer.region, transfer.first, transfer.count, moment);
-  return end_transition(transfer, copied);
+  return end_transition(lock, transfer, copied);
 }
 
 bool Transitions::arrives(const Transfer& transfer) {
@@ -75,14 +75,14 @@ bool Transitions::settle_waited(Lock& lock, const Transfer& transfer) {
     event->start = now - seconds;
     event->end = now;
   }
-  return end_transition(transfer, copied);
+  return end_transition(lock, transfer, copied);
 }
 
-bool Transitions::end_transition(const Transfer& transfer, bool copied) {
+bool Transitions::end_transition(Lock& lock, const Transfer& transfer, bool copied) {
   const bool out = transfer.direction == Direction::kOut;
   const uint64_t moved = out ? counted_.swap_out_bytes : counted_.swap_in_bytes;
   const uint64_t written_back = counted_.write_back_bytes;
-  if (out) settle_out(transfer, copied);
+  if (out) settle_out(lock, transfer, copied);
   else copied = settle_in(transfer, copied);
   if (ooc_event* event = with_.watch.event(transfer.watched); event != nullptr && with_.watch.recording()) {
     event->bytes = (out ? counted_.swap_out_bytes : counted_.swap_in_bytes) - moved;
@@ -93,17 +93,17 @@ bool Transitions::end_transition(const Transfer& transfer, bool copied) {
   return copied;
 }
 
-void Transitions::settle_out(const Transfer& transfer, bool copied) {
+void Transitions::settle_out(Lock& lock, const Transfer& transfer, bool copied) {
   Region* region = transfer.region;
   enum Outcome { kNothing, kOverwritten, kStays, kPinned, kLeaves };
-  const bool for_nothing = !copied || region->doomed;
+  const auto for_nothing = [region, copied] { return !copied || region->doomed; };
   const auto outcome_of = [region, for_nothing](const Slot& slot) {
-    if (for_nothing) return kNothing;
+    if (for_nothing()) return kNothing;
     if (slot.overwritten || region->writable_pins > 0) return kOverwritten;
     if (slot.state == SlotState::kWritingBack) return kStays;
     return region->pins > 0 || slot.pins > 0 ? kPinned : kLeaves;
   };
-  if (!for_nothing) {
+  if (!for_nothing()) {
     counted_.swap_out_bytes += with_.geometry.bytes_in(region, transfer.first, transfer.count);
     ++counted_.swap_out_count;
   }
@@ -114,7 +114,7 @@ void Transitions::settle_out(const Transfer& transfer, bool copied) {
     with_.host.validate(run);
     if (outcome == kStays) counted_.write_back_bytes += with_.geometry.bytes_in(region, run.first, run.count);
     else if (outcome == kPinned) ++counted_.cancelled_swap_out_count;  // somebody reads it: it stays, and is clean
-    else with_.mappings.unmap(run);                                    // if the driver refuses, it stays, and is clean
+    else with_.mappings.unmap(lock, run);                              // if the driver refuses, it stays, and is clean
     return true;
   });
 }
@@ -175,14 +175,14 @@ bool Transitions::device_lost(Lock& lock) {
   with_.host.end_stalled();
   for (const Transfer& transfer : std::exchange(abandoned_, {})) {
     if (transfer.event != nullptr) device.recycle(transfer.event);
-    end_transition(transfer, false);
+    end_transition(lock, transfer, false);
   }
   return false;
 }
 
-void Transitions::abandon_device() {
+void Transitions::abandon_device(Lock& lock) {
   with_.device.destroy_copy_streams();
-  for (const Transfer& transfer : std::exchange(abandoned_, {})) end_transition(transfer, false);
+  for (const Transfer& transfer : std::exchange(abandoned_, {})) end_transition(lock, transfer, false);
 }
 
 }  // namespace ooc

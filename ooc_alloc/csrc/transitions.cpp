@@ -64,13 +64,16 @@ bool Transitions::verify_clean(const Piece& piece) {
   return with_.host.agrees(piece, now.data());
 }
 
-bool Transitions::drop_clean(const Piece& piece) {
-  if (!with_.mappings.unmap(piece)) return false;
-  counted_.clean_drop_bytes += with_.geometry.bytes_in(piece.region, piece.first, piece.count);
-  ++counted_.clean_drop_count;
-  with_.watch.dropped(piece);
-  changed_.notify_all();
-  return true;
+bool Transitions::drop_clean(Lock& lock, const Piece& piece) {
+  begin_moving(piece.region, piece.count);
+  const bool dropped = with_.mappings.unmap(lock, piece);
+  if (dropped) {
+    counted_.clean_drop_bytes += with_.geometry.bytes_in(piece.region, piece.first, piece.count);
+    ++counted_.clean_drop_count;
+    with_.watch.dropped(piece);
+  }
+  end_moving(piece.region, piece.count);
+  return dropped;
 }
 
 Transfer Transitions::copy_out(Lock& lock, const Piece& piece, bool stay) {
@@ -122,7 +125,7 @@ bool Transitions::start_out(Lock& lock, const Piece& piece, std::vector<Transfer
       continue;
     }
     if (slot.host_valid) {
-      if (!drop_clean(run)) return false;
+      if (!drop_clean(lock, run)) return false;
     } else {
       transfers.push_back(copy_out(lock, run, stay));
     }

@@ -78,7 +78,7 @@ class Transitions {
   // Whether nothing can be moved, as what was enqueued may never be over.
   bool device_lost(Lock& lock);
   // Ends what is under way on a device that is lost, and the use of its copy streams.
-  void abandon_device();
+  void abandon_device(Lock& lock);
 
   uint64_t moving() const { return moving_; }
   // Bytes moved either way, and those of clean drops.
@@ -94,7 +94,7 @@ class Transitions {
   void end_moving(Region* region, uint32_t slots);
   Transfer begin_transfer(const Piece& piece, Direction direction);
   Transfer copy_out(Lock& lock, const Piece& piece, bool stay);
-  bool drop_clean(const Piece& piece);
+  bool drop_clean(Lock& lock, const Piece& piece);
   bool verify_clean(const Piece& piece);
   // Without the lock: the slots are marked as moving, and the copy stream waits for whoever uses the bytes. They say in
   // the transfer whether it failed, and what to wait for.
@@ -103,8 +103,8 @@ class Transitions {
   bool arrives(const Transfer& transfer);  // waits; whether the bytes did
   bool settle_enqueued(Lock& lock, const Transfer& transfer);
   bool settle_waited(Lock& lock, const Transfer& transfer);
-  bool end_transition(const Transfer& transfer, bool copied);  // returns whether the bytes arrived
-  void settle_out(const Transfer& transfer, bool copied);
+  bool end_transition(Lock& lock, const Transfer& transfer, bool copied);  // returns whether the bytes arrived
+  void settle_out(Lock& lock, const Transfer& transfer, bool copied);
   bool settle_in(const Transfer& transfer, bool copied);
   void dispose(Region* region);
 

@@ -195,6 +195,25 @@ TEST(a_freed_region_is_reused_without_driver_calls) {
   EXPECT_EQ(t.stats().swap_out_bytes, uint64_t{0});
 }
 
+TEST(a_freed_region_that_is_too_small_keeps_its_mapping) {
+  CoreTest t({9});
+  const Variable first = t.make(2 * t.chunk, 1), freed = t.make(3 * t.chunk, 2);
+  t.core.free(freed.address);
+  const ooc_stats before = t.stats();
+  const Variable larger = t.make(5 * t.chunk, 3);
+  const ooc_stats after = t.stats();
+  EXPECT_EQ(larger.address, freed.address);
+  EXPECT_EQ(after.driver_calls_map - before.driver_calls_map, uint64_t{2});
+  EXPECT_EQ(after.unmapped_bytes, before.unmapped_bytes);
+  EXPECT_EQ(after.cache_hits, before.cache_hits);
+  t.expect_intact({first, larger});
+  EXPECT_EQ(t.core.audit(), OOC_OK);
+  // What first has to leave for is made whole.
+  t.core.free(larger.address);
+  const Variable largest = t.make(8 * t.chunk, 4);
+  t.expect_intact({largest, first});
+}
+
 TEST(freed_regions_are_reused_in_other_sizes_without_driver_calls) {
   CoreTest t({8});
   const std::vector<Variable> freed = t.make_many(2, 3 * t.chunk);

@@ -201,3 +201,82 @@ TEST(the_callers_capture_mode_is_left_alone) {
   EXPECT_EQ(mode, CU_STREAM_CAPTURE_MODE_GLOBAL);
   daemon.stop();
 }
+
+namespace {
+
+// A variable of which another thread takes the memory, which takes the driver long.
+struct UnmapTest : CoreTest {
+  explicit UnmapTest(bool clean) : CoreTest({8}), leaving(make(2 * chunk, 1)), stays(make(2 * chunk, 2)) {
+    let_go();
+    if (clean) {  // then it leaves without a copy
+      EXPECT_EQ(core.evict_all(), OOC_OK);
+      expect_intact({leaving, stays});
+      let_go();
+    }
+    Lock lock(core.mutex());
+    leaves = region(leaving);
+    const uint64_t before = control().call_count("cuMemUnmap");
+    thread = std::thread([this] {
+      core.device().bind_thread();
+      Lock own(core.mutex());
+      std::vector<Transfer> transfers;
+      EXPECT_TRUE(core.move_out(own, {leaves, 0, 2}, transfers, false));
+      for (const Transfer& transfer : transfers) core.settle(own, transfer);
+      done = true;
+    });
+    lock.unlock();
+    while (control().call_count("cuMemUnmap") == before) std::this_thread::yield();
+  }
+  ~UnmapTest() { thread.join(); }
+
+  const FaultsForTest slow{"cuMemUnmap:cost=300ms"};
+  const Variable leaving, stays;
+  Region* leaves = nullptr;
+  std::atomic<bool> done{false};
+  std::thread thread;
+};
+
+}  // namespace
+
+TEST(functions_run_while_the_driver_unmaps) {
+  for (const bool clean : {false, true}) {
+    UnmapTest t(clean);
+    int ran = 0;
+    for (; !t.done; ++ran) EXPECT_EQ(t.check(t.stays), OOC_OK);
+    EXPECT_TRUE(ran >= 10);
+    EXPECT_EQ(t.resident(t.leaving), 0u);
+  }
+}
+
+TEST(what_is_being_unmapped_is_waited_for_and_comes_back) {
+  for (const bool clean : {false, true}) {
+    UnmapTest t(clean);
+    const uint64_t came = t.stats().swap_in_count;
+    EXPECT_EQ(t.check(t.leaving), OOC_OK);
+    EXPECT_EQ(t.stats().swap_in_count, came + 1);
+  }
+}
+
+TEST(what_is_being_unmapped_does_not_leave_again) {
+  for (const bool clean : {false, true}) {
+    UnmapTest t(clean);
+    const ooc_stats before = t.stats();
+    Lock lock(t.core.mutex());
+    std::vector<Transfer> transfers;
+    EXPECT_TRUE(t.core.move_out(lock, {t.leaves, 0, 2}, transfers, false));
+    EXPECT_TRUE(transfers.empty() && !t.done);
+    lock.unlock();
+    EXPECT_EQ(t.stats().clean_drop_count, before.clean_drop_count);
+  }
+}
+
+TEST(what_is_freed_while_it_is_unmapped_goes_when_that_is_over) {
+  for (const bool clean : {false, true}) {
+    UnmapTest t(clean);
+    t.core.free(t.leaving.address);
+    EXPECT_EQ(t.check(t.stays), OOC_OK);
+    while (!t.done) std::this_thread::yield();
+    EXPECT_EQ(t.stats().resident_bytes, 2 * t.chunk);
+    EXPECT_EQ(t.stats().free_bytes + t.stats().cached_bytes, 2 * t.chunk);
+  }
+}

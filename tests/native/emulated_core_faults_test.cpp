@@ -269,3 +269,26 @@ TEST(freed_memory_that_could_not_be_unmapped_serves_later) {
   const std::vector<Variable> live = {t.make(3 * t.chunk, 4), t.make(t.chunk, 5), between};
   t.expect_intact(live);
 }
+
+// Five chunks that three freed variables have three of, in turns: the first gap is filled, and the second is not.
+TEST(what_cannot_be_completed_is_given_back) {
+  for (const char* calls : {"cuMemMap", "cuMemMap:after=1", "cuMemSetAccess:after=1"}) {
+    CoreTest t({7});
+    const std::vector<Variable> all = t.make_many(7, t.chunk);
+    t.let_go();
+    t.free({all[1], all[3]});
+    t.core.release_cached();
+    t.free({all[0], all[2], all[4]});
+    {
+      const FaultsForTest faults(calls);
+      EXPECT_EQ(t.core.malloc(5 * t.chunk), nullptr);
+      EXPECT_EQ(last_status(), OOC_DRIVER_FAILURE);
+      EXPECT_TRUE(contains(last_error(), "mapping"));
+    }
+    EXPECT_EQ(t.core.audit(), OOC_OK);
+    EXPECT_EQ(t.stats().resident_bytes, 2 * t.chunk);
+    const Variable large = t.make(5 * t.chunk, 9);
+    t.expect_intact({large, all[5], all[6]});
+    EXPECT_EQ(t.stats().swap_out_bytes, uint64_t{0});
+  }
+}

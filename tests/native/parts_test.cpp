@@ -87,8 +87,8 @@ TEST(a_freed_region_serves_the_next_variable_of_its_size) {
   EXPECT_EQ(table.cached_chunks(), uint64_t{2});
   EXPECT_EQ(table.resident_chunks(), uint64_t{0});
   const auto any = [](const Region*) { return true; };
-  EXPECT_TRUE(table.take_cached(3, any) == nullptr);
-  EXPECT_TRUE(table.take_cached(2, any) == region);
+  EXPECT_TRUE(table.take_cached(3, false, any) == nullptr);
+  EXPECT_TRUE(table.take_cached(2, false, any) == region);
   EXPECT_EQ(table.audit(), std::string("resident chunks: counted 0, kept 2; cached chunks: counted 2, kept 0; "));
   table.begin_variable(region, 10);
   EXPECT_EQ(table.audit(), std::string());
@@ -122,17 +122,17 @@ TEST(freed_regions_are_divided_and_joined) {
   cached(2);
   const Chunk last = middle->slots[2].chunk;
   // A part of the one with the least to spare.
-  Region* part = begin(table.take_cached(1, any));
+  Region* part = begin(table.take_cached(1, false, any));
   EXPECT_EQ(part->first, uint64_t{5});
   EXPECT_EQ(table.cached_chunks(), uint64_t{6});
   // No neighbours that are apart, or in use, or cannot be used at once.
-  EXPECT_TRUE(table.take_cached(6, any) == nullptr);
-  EXPECT_TRUE(table.take_cached(4, [&](const Region* region) { return region != middle; }) == nullptr);
+  EXPECT_TRUE(table.take_cached(6, false, any) == nullptr);
+  EXPECT_TRUE(table.take_cached(4, false, [&](const Region* region) { return region != middle; }) == nullptr);
   // Two of them, and no chunk of either is another one now.
-  Region* both = begin(table.take_cached(4, any));
+  Region* both = begin(table.take_cached(4, false, any));
   EXPECT_EQ(both->first, uint64_t{0});
   EXPECT_TRUE(both->fully_resident() && both->slots.size() == 4);
-  Region* rest = table.take_cached(1, any);
+  Region* rest = table.take_cached(1, false, any);
   EXPECT_EQ(rest->first, uint64_t{4});
   EXPECT_EQ(rest->slots[0].chunk, last);
   begin(rest);
@@ -140,7 +140,36 @@ TEST(freed_regions_are_divided_and_joined) {
     table.end_variable(region);
     table.cache(region);
   }
-  EXPECT_EQ(begin(table.take_cached(7, any))->first, uint64_t{0});
+  EXPECT_EQ(begin(table.take_cached(7, false, any))->first, uint64_t{0});
+}
+
+TEST(free_addresses_complete_freed_regions) {
+  Ground ground;
+  RegionTable& table = ground.table;
+  Region* regions[3];
+  for (uint32_t i = 0; i < 3; ++i) {  // at 0, 2 and 5
+    regions[i] = table.make(i == 1 ? 3 : 2);
+    fill(ground, regions[i]);
+    if (i != 1) table.cache(regions[i]);
+  }
+  const auto any = [](const Region*) { return true; };
+  const auto not_the_last = [&](const Region* region) { return region != regions[2]; };
+  EXPECT_TRUE(table.take_cached(5, true, not_the_last) == nullptr);  // behind the first somebody lives
+  ASSERT_TRUE(ground.mappings.destroy(regions[1]));
+  EXPECT_TRUE(table.take_cached(6, false, any) == nullptr);
+  EXPECT_TRUE(table.take_cached(6, true, not_the_last) == nullptr);
+  Region* both = table.take_cached(6, true, any);  // and not one of them with what is free behind it
+  ASSERT_TRUE(both != nullptr);
+  EXPECT_EQ(both->first, uint64_t{0});
+  EXPECT_EQ(both->slots.size(), size_t{6});
+  EXPECT_EQ(both->resident, 3u);
+  for (uint32_t i = 0; i < 6; ++i) EXPECT_EQ(both->slots[i].has_chunk(), i < 2 || i == 5);
+  EXPECT_EQ(table.make(1)->first, uint64_t{7});  // what became part of it is not free
+  Region* rest = table.take_cached(3, true, any);
+  EXPECT_TRUE(rest == nullptr);  // the one behind it is that which was just made
+  for (Region* region : {both, table.take_cached(1, false, any)}) ASSERT_TRUE(ground.mappings.destroy(region));
+  EXPECT_EQ(ground.pool.free(), uint64_t{7});
+  EXPECT_EQ(table.make(7)->first, uint64_t{0});
 }
 
 TEST(who_used_freed_memory_is_known_of_each_part_and_of_the_whole) {
@@ -158,12 +187,12 @@ TEST(who_used_freed_memory_is_known_of_each_part_and_of_the_whole) {
     for (const Moment& moment : region->order.arrival) number += moment.stream == stream ? moment.number : 0;
     return number;
   };
-  Region* all = table.take_cached(3, any);
+  Region* all = table.take_cached(3, false, any);
   EXPECT_EQ(until(all, 3), uint64_t{1});
   EXPECT_EQ(until(all, 4), uint64_t{2});
   table.cache(all);
-  table.take_cached(2, any);
-  Region* rest = table.take_cached(1, any);
+  table.take_cached(2, false, any);
+  Region* rest = table.take_cached(1, false, any);
   EXPECT_EQ(until(rest, 3), uint64_t{1});
   EXPECT_EQ(until(rest, 4), uint64_t{2});
 }
