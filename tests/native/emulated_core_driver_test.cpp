@@ -278,5 +278,27 @@ TEST(what_is_freed_while_it_is_unmapped_goes_when_that_is_over) {
     while (!t.done) std::this_thread::yield();
     EXPECT_EQ(t.stats().resident_bytes, 2 * t.chunk);
     EXPECT_EQ(t.stats().free_bytes + t.stats().cached_bytes, 2 * t.chunk);
+    EXPECT_EQ(t.stats().driver_failure_count, uint64_t{0});  // nothing is unmapped twice
+  }
+}
+
+TEST(what_the_driver_does_not_unmap_stays) {
+  for (const bool clean : {false, true}) {
+    CoreTest t({8});
+    const Variable stays = t.make(2 * t.chunk, 1);
+    t.let_go();
+    if (clean) {
+      EXPECT_EQ(t.core.evict_all(), OOC_OK);
+      t.expect_intact({stays});
+      t.let_go();
+    }
+    {
+      const FaultsForTest faults("cuMemUnmap");
+      EXPECT_EQ(t.core.evict_all(), OOC_OK);
+    }
+    ASSERT_EQ(t.resident(stays), 2u);
+    EXPECT_EQ(t.stats().resident_bytes, 2 * t.chunk);
+    EXPECT_EQ(t.core.audit(), OOC_OK);
+    t.expect_intact({stays});
   }
 }
