@@ -54,7 +54,7 @@ class FreeExtents {
     by_size_.insert({size, start});
   }
 
-  // How much is free from the start of a free extent on; 0 where none starts. And the same, taken.
+  // The size of the free extent that starts there; 0 if none does. take_at() takes its first part, at most all of it.
   uint64_t free_from(uint64_t start) const {
     const auto found = by_start_.find(start);
     return found != by_start_.end() ? found->second : 0;

@@ -27,7 +27,8 @@ namespace ooc {
 enum class SlotState : uint8_t {
   kSwapped,      // no chunk: the bytes are in the host copy, or nowhere if the variable was freed
   kBlank,        // no chunk and no host copy: the slot was never written, and comes in without a copy
-  kArriving,     // has a chunk; the bytes are in the host copy, and a copy to the device is under way
+  kArriving,     // has a chunk that nobody may use; the bytes are in the host copy, and are copied to the device, or the
+                 // chunk is being unmapped
   kResident,     // has a chunk with the bytes; the host copy has them too if host_valid
   kLeaving,      // as resident; a copy to the host is under way, after which the slot is swapped
   kWritingBack,  // as resident; a copy to the host is under way, after which the slot is resident
