@@ -23,6 +23,7 @@ MADE_UP = """
     from ooc.pytorch.splitting import fast, measure
 
     def made_up(self, kernel, algorithm, size):
+        if algorithm.name not in COSTS: return None
         seconds, workspace = COSTS[algorithm.name]
         return seconds * size * (SINGLE if size == 1 else 1), workspace * size, 0.0
 

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "frequent_operators.h"
+#include "micro_batches.h"
 #include "operators.h"
 #include "places.h"
 #ifdef OOC_WITH_CUDA
@@ -334,6 +335,13 @@ TORCH_LIBRARY(ooc, m) {
   m.def("place(Tensor target, int alike) -> bool", Placing::begin);
   m.def("placed(Tensor result) -> bool", Placing::end);
   m.def("not_placed() -> ()", Placing::give_up);
+  m.def("convolution_in_parts(Tensor(a!) result, int[] parts, int begin, int alike, Tensor input, Tensor weight, Tensor? bias, "
+        "int[] stride, int[] padding, int[] dilation, bool transposed, int[] output_padding, int groups) -> ()",
+        convolution_in_parts);
+  m.def("convolution_backward_in_parts(Tensor(a!)? result, int[] parts, int begin, int alike, Tensor grad_output, Tensor input, "
+        "Tensor weight, int[]? bias_sizes, int[] stride, int[] padding, int[] dilation, bool transposed, int[] output_padding, "
+        "int groups, bool[3] output_mask) -> (Tensor, Tensor)",
+        convolution_backward_in_parts);
   m.def("watch_live() -> ()", watch_live);
   m.def("watched_live() -> int", watched_live);
   m.def("record_places(bool on, str[] skipped, str here) -> ()", record_places);

@@ -37,6 +37,24 @@ def compact(context: Memory, view: Tensor) -> Tensor:
     return made
 
 
+def in_place(target: Tensor, alike: int, run: Callable[[], Tensor]) -> Tensor | None:
+    """Runs what makes a tensor of the target's shape, in the target; returns the tensor if it lies elsewhere.
+
+    `alike` is the same for calls that allocate alike, as far as one knows.
+    """
+    begin: Callable[[Tensor, int], bool] | None = getattr(torch.ops.ooc, "place", None)  # none without the adapter
+    if begin is None or not begin(target, alike):
+        return run()
+    try:
+        result = run()
+    except BaseException:
+        torch.ops.ooc.not_placed()
+        raise
+    if not torch.ops.ooc.placed(result):
+        return result
+    return None if (result.shape, result.stride()) == (target.shape, target.stride()) else result.clone()
+
+
 @dataclass(frozen=True)
 class Blocks:
     """Runs an operator block by block."""
@@ -68,11 +86,6 @@ class Blocks:
             self._block(made, arguments, boxes, [(axis, n) for n, (axis, _) in enumerate(cut) if not axis.sums])
         return made[0] if len(made) == 1 else tuple(made)
 
-    def one(self, made: list[Any], axis: Axis, span: Span, named: Named) -> None:
-        """Runs the operator for one block alone, and keeps its results in `made`; sums are the last block's."""
-        axes = [] if axis.sums else [(axis, 0)]
-        self._block(made, _Arguments(self.context, [axis], named, self.unread), [[span]], axes)
-
     def _block(
         self, made: list[Any], arguments: _Arguments, boxes: Sequence[Sequence[Span]], axes: Sequence[tuple[Axis, int]]
     ) -> None:
@@ -87,28 +100,17 @@ class Blocks:
             self._keep(made, place, result, own)
 
     def _in_place(self, made: list[Any], part: Named, box: Sequence[tuple[Axis, Span]]) -> bool:
-        """Runs the operator for one box, whose only result is made where it belongs. False if it cannot lie there."""
+        """Runs the operator for one box, whose only result is made where it belongs. False if that cannot be."""
         wanted = [place for place, result in enumerate(self.results) if result is not None]
-        begin: Callable[[Tensor, int], bool] | None = getattr(torch.ops.ooc, "place", None)  # none without the adapter
-        if len(wanted) != 1 or self.guessed or begin is None or not any(wanted[0] in axis.gives for axis, _ in box):
+        if len(wanted) != 1 or self.guessed or not any(wanted[0] in axis.gives for axis, _ in box):
             return False
         place, whole = wanted[0], made[wanted[0]]
-        whole = made[place] = self._result(self.results[place], self.results[place]) if whole is None else whole
-        target = whole
+        target = made[place] = self._result(self.results[place], self.results[place]) if whole is None else whole
         for axis, span in box:
             target = axis.target(place, target, *span)
-        if not begin(target, hash(likeness(part))):
-            return False
-        try:
-            result = as_tuple(self.op(**part))[place]
-        except BaseException:
-            torch.ops.ooc.not_placed()
-            raise
-        if torch.ops.ooc.placed(result):
-            if (result.shape, result.stride()) == (target.shape, target.stride()):
-                return True
-            result = result.clone()
-        self._keep(made, place, result, box)
+        result = in_place(target, hash(likeness(part)), lambda: as_tuple(self.op(**part))[place])
+        if result is not None:
+            self._keep(made, place, result, box)
         return True
 
     def _loops(self, cut: Cut, arguments: _Arguments) -> Sequence[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -94,7 +95,7 @@ class Call:
     arguments: tuple[Any, ...]
     keywords: dict[str, Any]
 
-    @property
+    @cached_property
     def shapes(self) -> str:
         """The arguments as text: tensors' sizes, types, and strides where unusual, and everything that is no tensor."""
         named = [f"{name}={_named_shape(value)}" for name, value in self.keywords.items()]

@@ -14,15 +14,16 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ooc.pytorch.splitting import conditions
 from ooc.pytorch.splitting.calls import Call, Split
-from ooc.pytorch.splitting.kernels import CPU, FORWARD, Kernel, kernels_of
+from ooc.pytorch.splitting.kernels import CPU, FORWARD, Kernel, MicroBatches, kernels_of
 from ooc.pytorch.splitting.measure import Effort, Measurer, live_during
 from ooc.pytorch.splitting.memory import NO_LIMIT
 from ooc.pytorch.splitting.registry import overload_of
@@ -40,6 +41,7 @@ Choice = tuple[Split, Verdict]  # how a convolution runs, and by how much its re
 CONVOLUTIONS = ("aten::convolution", "aten::convolution_backward")
 TURNS = 7  # of a division and the whole call; the division has to be faster in all but one
 GAIN = 0.95  # of the whole call's time: what gains less may be noise
+CALL_SECONDS = 1e-4  # more in a program than in a loop, whose code is in the processor's caches
 _WHOLE = Verdict("whole", 1)
 _EFFORT = Effort(2, 0.02, 5)
 
@@ -98,7 +100,7 @@ class Fast:
         try:
             limit = self.limits.each or self.limits.total
             measurer = Measurer(self._store, NO_LIMIT if limit is None else limit, _EFFORT)
-            tables = tuple(measurer.table(kernel, self.limits.policy).cautious() for kernel in kernels)
+            tables = tuple(_in_a_program(measurer.table(kernel, self.limits.policy).cautious()) for kernel in kernels)
             try:
                 smallest = tuple(map(smallest_division, tables))
             except UnreachableBatchError:  # some sizes do not fit the budget
@@ -132,7 +134,7 @@ class Fast:
         try:
             workspace, verdict = live_during(whole), _compared(call, split)
             over = self.limits.each is not None and workspace > self.limits.each
-            turns = [] if over else [(_seconds(divided), _seconds(whole)) for _ in range(TURNS)]
+            turns = [] if over else [(_seconds(divided) + CALL_SECONDS, _seconds(whole)) for _ in range(TURNS)]
         except torch.OutOfMemoryError:
             return None
         won = sum(one < GAIN * other for one, other in turns) >= len(turns) - 1
@@ -189,17 +191,29 @@ def _compared(call: Call, split: Split) -> Verdict:
 
 def _split(operator: str, kernels: Sequence[Kernel], chosen: Sequence[Configuration]) -> Split:
     """A call in micro-batches; `run` takes arguments as the operator does."""
+    op = overload_of(operator)
+    assert op is not None
     how = "; ".join(f"{kernel.kind}: {each}" for kernel, each in zip(kernels, chosen))
     parts = [[(part.batch, CPU[part.algorithm]) for part in each.parts] for each in chosen]
+    names, forward = [argument.name for argument in op._schema.arguments], kernels[0].kind == FORWARD
+    batches = [MicroBatches(kernel, each) for kernel, each in zip(kernels, parts)]
 
     def run(*arguments: Any, **keywords: Any) -> Any:
-        given = kernels_of(Call(operator, arguments, keywords))
-        made = [kernel.run(each) for kernel, each in zip(given, parts)]
-        if given[0].kind == FORWARD:
+        given = {**dict(zip(names, arguments)), **keywords}
+        tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
+        made = [each(tensors) for each in batches]
+        if forward:
             return made[0][0]
         return tuple(next((result for result in each if result is not None), None) for each in zip(*made))
 
     return Split(how, sum(map(len, parts)), run)
+
+
+def _in_a_program(table: KernelTable) -> KernelTable:
+    """The table, in which all but PyTorch's own way take as much longer as they do in a program."""
+    own = (table.batch, "own")
+    more = [0.0 if (row.batch, row.algorithm) == own else CALL_SECONDS * row.batch / table.batch for row in table.rows]
+    return replace(table, rows=tuple(replace(row, seconds=row.seconds + by) for row, by in zip(table.rows, more)))
 
 
 def _as_it_is(chosen: Sequence[Configuration]) -> bool:

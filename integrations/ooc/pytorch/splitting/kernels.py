@@ -10,12 +10,21 @@ On a CPU the algorithms are these; products of spectra (FFT) were never the fast
   smaller where a copy of the filters is most of it.
 - `own summed in N`: BackwardData for one block of channels of the result's gradient after the other; the input's is
   their sum. Unlike blocks of the input's channels, these have filters that lie together and need no copy.
+- `own turned`: Forward as the data gradient of a convolution with the filters turned about, and the other way round.
+  One of the two may have a kernel of oneDNN that the other lacks, as where a dilated filter is as wide as the image.
 - `im2col`: every patch becomes a column, and the convolution one matrix product for each sample (Chellapilla, Puri and
   Simard 2006, "High performance convolutional neural networks for document processing"). For images, without groups.
+- `im2col merged`: one product for all samples, which suits small images with many channels: unlike oneDNN's kernels it
+  needs no copy of the filters, or of their gradient, in another order.
+- `taps`: BackwardFilter as a matrix product for each tap of a dilated filter, over those positions alone where it meets
+  the image (after Vasudevan, Anderson and Gregg 2017, "Parallel multi channel convolution using general matrix
+  multiplication").
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,9 +34,9 @@ import torch
 from torch import Tensor
 
 from ooc.pytorch.splitting.axes import Axis, Named
-from ooc.pytorch.splitting.blocks import Blocks, as_tuple
+from ooc.pytorch.splitting.blocks import Blocks, as_tuple, in_place, likeness
 from ooc.pytorch.splitting.calls import Call
-from ooc.pytorch.splitting.convolution import full, kernel_axes, kernel_results
+from ooc.pytorch.splitting.convolution import full, kernel_axes, kernel_results, unfolds
 from ooc.pytorch.splitting.geometry import layout
 from ooc.pytorch.splitting.memory import NO_LIMIT, Memory
 from ooc.pytorch.splitting.parts import bind
@@ -46,6 +55,9 @@ class Algorithm:
     name: str
     run: Callable[..., Sequence[Any]]  # with the operator's arguments by name; gives all its results
     suits: Callable[[Kernel], bool] = lambda kernel: True
+
+
+Parts = Sequence[tuple[int, Algorithm]]  # micro-batches: how many samples, and how they are computed
 
 
 @dataclass(frozen=True)
@@ -79,17 +91,67 @@ class Kernel:
             for name, value in self.named.items()
         }
 
-    def run(self, parts: Sequence[tuple[int, Algorithm]]) -> Sequence[Any]:
-        """The operator's results, computed part by part; a part is a number of samples and an algorithm."""
-        algorithms = iter([algorithm for _, algorithm in parts])
-        if len(parts) == 1:
-            return next(algorithms).run(**self.named)
-        spans, begin = [], 0
-        for size, _ in parts:
-            spans.append((begin, size))
-            begin += size
-        blocks = Blocks(MEMORY, lambda **part: next(algorithms).run(**part), kernel_results(self.named))
-        return as_tuple(blocks.run([(self.samples, spans)], self.named))
+    def run(self, parts: Parts) -> Sequence[Any]:
+        """The operator's results, computed part by part."""
+        return MicroBatches(self, parts)(self.named)
+
+
+class MicroBatches:
+    """A kernel in micro-batches: what is alike in all calls of the same shapes is computed once, and no tensor is kept.
+
+    Sums are added up in the order of the parts. Parts of PyTorch's own run in the adapter (csrc/micro_batches.h).
+    """
+
+    def __init__(self, kernel: Kernel, parts: Parts) -> None:
+        samples, self._results = kernel.samples, kernel_results(kernel.named)
+        self._names = list(kernel.named)
+        self._others = {name: value for name, value in kernel.named.items() if not isinstance(value, Tensor)}
+        self._cut = [name for name in samples.takes if name in kernel.named]
+        self._place = None if samples.sums else next(n for n, one in enumerate(self._results) if one is not None)
+        ends = itertools.accumulate(size for size, _ in parts)
+        self._parts = [(end - size, size, algorithm) for (size, algorithm), end in zip(parts, ends)]
+        self._alike = hash(likeness(kernel.named))
+        native = f"{kernel.operator.partition('::')[2]}_in_parts" if {a.name for _, a in parts} == {"own"} else ""
+        self._native = getattr(torch.ops.ooc, native, None) if native else None
+
+    def __call__(self, tensors: Named) -> Sequence[Any]:
+        """The operator's results. `tensors` has at least those of the call, by name."""
+        if len(self._parts) == 1:
+            return self._parts[0][2].run(**tensors | self._others)
+        made: list[Any] = []
+        self.some(tensors, made, range(len(self._parts)))
+        return made
+
+    def some(self, tensors: Named, made: list[Any], numbers: Sequence[int]) -> None:
+        """Computes some parts, into their places in the results `made`, which are made if there are none, or added."""
+        named, parts = tensors | self._others, [self._parts[number] for number in numbers]
+        if self._place is not None and not made:
+            made[:] = [None if one is None else MEMORY.empty(like=one) for one in self._results]
+        if self._native is not None:
+            result, sizes = None if self._place is None else made[self._place], [size for _, size, _ in parts]
+            sums = self._native(result, sizes, parts[0][0], self._alike, *(named[name] for name in self._names))
+            if result is None:
+                _add(made, (None, *sums))
+            return
+        for begin, size, algorithm in parts:
+            part = named | {name: named[name].narrow(0, begin, size) for name in self._cut}
+            if self._place is None:
+                _add(made, algorithm.run(**part))
+                continue
+            target = made[self._place].narrow(0, begin, size)
+            alike = hash((self._alike, size, algorithm.name))
+            result = in_place(target, alike, partial(_one, self._place, algorithm, part))
+            if result is not None:
+                target.copy_(result)
+
+
+def _one(place: int, algorithm: Algorithm, part: Named) -> Tensor:
+    made: Tensor = algorithm.run(**part)[place]
+    return made
+
+
+def _add(sums: list[Any], made: Sequence[Any]) -> None:
+    sums[:] = [one if one is None else one.add_(more) for one, more in zip(sums, made)] if sums else made
 
 
 def kernels_of(call: Call) -> list[Kernel]:
@@ -141,30 +203,67 @@ def _has_sums(number: int, kernel: Kernel) -> bool:
     return usual and large and bool(named["weight"].shape[0] >= 8 * number)
 
 
-# ---- a matrix product -----------------------------------------------------------------------------------------------
+# ---- the opposite direction -----------------------------------------------------------------------------------------
 
 
-def _im2col(**named: Any) -> Sequence[Any]:
-    """The results by products with im2col matrices [samples, taps, positions]."""
+def _turned(**named: Any) -> Sequence[Any]:
+    """A convolution as a transposed one, or the other way round: the filters change sides, and their taps the order."""
+
+    def turn(filters: Tensor) -> Tensor:
+        return filters.transpose(0, 1).flip(tuple(range(2, filters.dim()))).contiguous()
+
+    opposite = {"weight": turn(named["weight"]), "padding": _padding(named), "transposed": not named["transposed"]}
+    made = list(_own(**named | opposite))
+    return [turn(one) if place == 1 and one is not None else one for place, one in enumerate(made)]
+
+
+def _padding(named: Named) -> list[int]:
+    """What the opposite direction pads with."""
+    sizes = named["dilation"], named["weight"].shape[2:], named["padding"]
+    return [dilation * (taps - 1) - padding for dilation, taps, padding in zip(*sizes)]
+
+
+def _suits_turned(kernel: Kernel) -> bool:
+    named = kernel.named
+    steps = {*named["stride"]} == {1} and not any(named["output_padding"])
+    windows = math.prod(named["weight"].shape[2:]) > 1 and min(_padding(named)) >= 0
+    return steps and windows and named["groups"] == 1 and _is_plain(named) and not unfolds(named["input"].dtype)
+
+
+# ---- matrix products ------------------------------------------------------------------------------------------------
+
+
+def _is_plain(named: Named) -> bool:
+    return layout(named["input"], named["weight"]) == torch.contiguous_format
+
+
+def _im2col(merged: bool, /, **named: Any) -> Sequence[Any]:
+    """The results by products with im2col matrices [samples, taps, positions], or [1, taps, samples * positions]."""
     mask: Sequence[bool] = named.get("output_mask", [])
     weight, grad = named["weight"], named.get("grad_output")
     window = weight.shape[2:], named["dilation"], named["padding"], named["stride"]
-    filters = weight.view(1, weight.shape[0], -1)
     samples, size = named["input"].shape[0], named["input"].shape[2:]
+
+    def together(matrices: Tensor) -> Tensor:
+        return matrices.transpose(0, 1).reshape(1, matrices.shape[1], -1) if merged else matrices
+
+    def apart(matrices: Tensor) -> Tensor:
+        return matrices.view(matrices.shape[1], samples, -1).transpose(0, 1) if merged else matrices
+
+    filters = weight.view(1, weight.shape[0], -1).expand(1 if merged else samples, -1, -1)
     if grad is None:
-        made = torch.bmm(filters.expand(samples, -1, -1), _columns(named["input"], window))
+        made = apart(torch.bmm(filters, together(_columns(named["input"], window)))).contiguous()
         made = made if named["bias"] is None else made.add_(named["bias"].view(-1, 1))
         return (made.view(samples, -1, *kernel_results(named)[0].shape[2:]),)
-    errors = grad.reshape(samples, weight.shape[0], -1)
+    errors = together(grad.flatten(2))
     if mask[0]:
-        columns = torch.bmm(filters.expand(samples, -1, -1).transpose(1, 2), errors)
-        made = columns.view(samples, -1, *size) if _pointwise(window) else _aten.col2im(columns, size, *window)
+        columns = apart(torch.bmm(filters.transpose(1, 2), errors))
+        made = columns.reshape(samples, -1, *size) if _pointwise(window) else _aten.col2im(columns, size, *window)
         return made, None, None
-    columns = _columns(named["input"], window)
+    columns = together(_columns(named["input"], window))
     sums = torch.empty_like(weight, memory_format=torch.contiguous_format)
     line = sums.view(weight.shape[0], -1)
-    for i in range(samples):
-        torch.addmm(line, errors[i], columns[i].t(), beta=min(i, 1), out=line)
+    torch.addbmm(line, errors, columns.transpose(1, 2), beta=0, out=line)
     return None, sums, errors.sum((0, 2)) if mask[2] else None
 
 
@@ -181,12 +280,48 @@ def _columns(x: Tensor, window: tuple[Sequence[int], ...]) -> Tensor:
 
 def _suits_im2col(kernel: Kernel) -> bool:
     named = kernel.named
-    usual = named["groups"] == 1 and not named["transposed"] and named["input"].dim() == 4
-    plain = layout(named["input"], named["weight"]) == torch.contiguous_format
-    return usual and plain and named["input"].dtype in (torch.float32, torch.float64)
+    return _is_ordinary(named) and named["input"].dim() == 4
+
+
+def _taps(**named: Any) -> Sequence[Any]:
+    """The filter's gradient tap by tap."""
+    x, weight, grad = named["input"], named["weight"], named["grad_output"]
+    sums = torch.zeros_like(weight, memory_format=torch.contiguous_format)
+    shapes = x.shape[2:], grad.shape[2:], named["stride"], named["padding"], named["dilation"]
+    for tap in itertools.product(*map(range, weight.shape[2:])):
+        sides = [_meeting(*each) for each in zip(tap, *shapes)]
+        at: list[Any] = [(..., *places) for places in (*zip(*sides), tap)]
+        errors, met, sums_of_tap = grad[at[0]].flatten(2), x[at[1]].flatten(2), sums[at[2]]
+        if errors.numel():
+            sums_of_tap.copy_(torch.addbmm(sums_of_tap, errors, met.transpose(1, 2), beta=0))
+    return None, sums, grad.flatten(2).sum((0, 2)) if named["output_mask"][2] else None
+
+
+def _meeting(tap: int, size: int, made: int, stride: int, padding: int, dilation: int) -> tuple[slice, slice]:
+    """The positions of a result where a tap meets the image, and those of the image, in one dimension."""
+    offset = tap * dilation - padding
+    first = max(0, -(offset // stride))
+    number = max(0, min(made, (size - 1 - offset) // stride + 1) - first)
+    begin = first * stride + offset
+    return slice(first, first + number), slice(begin, begin + number * stride, stride)
+
+
+def _suits_taps(kernel: Kernel) -> bool:
+    return kernel.kind == BACKWARD_FILTER and max(kernel.named["dilation"]) > 1 and _is_ordinary(kernel.named)
+
+
+def _is_ordinary(named: Named) -> bool:
+    usual = named["groups"] == 1 and not named["transposed"] and _is_plain(named)
+    return usual and named["input"].dtype in (torch.float32, torch.float64)
 
 
 IN_BLOCKS = tuple(Algorithm(f"own in {n}", partial(_in_blocks, n), partial(_has_blocks, n)) for n in (2, 4))
-OTHERS = Algorithm("own", _own), Algorithm("im2col", _im2col, _suits_im2col)
+OTHERS = (
+    Algorithm("own", _own),
+    Algorithm("own turned", _turned, _suits_turned),
+    Algorithm("im2col", partial(_im2col, False), _suits_im2col),
+    Algorithm("im2col merged", partial(_im2col, True), _suits_im2col),
+    Algorithm("taps", _taps, _suits_taps),
+)
 SUMMED = tuple(Algorithm(f"own summed in {n}", partial(_summed, n), partial(_has_sums, n)) for n in (2, 4))
 CPU = {algorithm.name: algorithm for algorithm in (*OTHERS, *IN_BLOCKS, *SUMMED)}

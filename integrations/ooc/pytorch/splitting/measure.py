@@ -30,9 +30,7 @@ import numpy as np
 import torch
 
 from ooc.pytorch.splitting import conditions
-from ooc.pytorch.splitting.blocks import Blocks
-from ooc.pytorch.splitting.convolution import kernel_results
-from ooc.pytorch.splitting.kernels import CPU, IN_BLOCKS, MEMORY, SUMMED, Algorithm, Kernel
+from ooc.pytorch.splitting.kernels import CPU, IN_BLOCKS, SUMMED, Algorithm, Kernel, MicroBatches
 from ooc.pytorch.splitting.verification import tensors_in
 from swapd.splitting.configurations import KernelTable, MicroConfiguration, micro_batch_sizes
 from swapd.splitting.store import Store
@@ -135,22 +133,12 @@ class Measurer:
 
 def _in_turns(kernel: Kernel, algorithm: Algorithm, size: int) -> Callable[[], Any]:
     """A call that computes one part, each time the next one: data that were just used may still be in the cache."""
-    samples = kernel.samples
-    if size == samples.length:
+    if size == kernel.samples.length:
         return lambda: algorithm.run(**kernel.named)
-    expected = kernel_results(kernel.named)
-    results = [None if r is None else torch.zeros_like(r, device="cpu") for r in expected]
-    begins = itertools.cycle(range(0, samples.length - size + 1, size))
-    blocks = Blocks(MEMORY, algorithm.run, expected)
-
-    def call() -> None:
-        made: list[Any] = [None] * len(results) if samples.sums else list(results)
-        blocks.one(made, samples, (next(begins), size), kernel.named)
-        for result, part in zip(results, made):
-            if samples.sums and result is not None:
-                result.add_(part)
-
-    return call
+    number = kernel.samples.length // size
+    parts, made = MicroBatches(kernel, [(size, algorithm)] * number), list[Any]()
+    numbers = itertools.cycle(range(number))
+    return lambda: parts.some(kernel.named, made, [next(numbers)])
 
 
 def _is_hopeless(row: MicroConfiguration, found: Sequence[MicroConfiguration]) -> bool:
