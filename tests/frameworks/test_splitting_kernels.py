@@ -12,7 +12,6 @@ from ooc.pytorch.splitting.calls import Call
 from ooc.pytorch.splitting.kernels import BACKWARD_DATA, BACKWARD_FILTER, CPU, FORWARD, KINDS, Kernel, kernels_of
 
 BATCH = 5
-NARROW = "own turned", "taps"
 CONVOLUTIONS = {
     "same size": images(3, 4, (9, 7), (3, 3), padding=(1, 1)),
     "no padding": images(4, 2, (8, 8), (5, 3)),
@@ -21,7 +20,22 @@ CONVOLUTIONS = {
     "pointwise, strided": images(6, 5, (7, 6), (1, 1), stride=(2, 2)),
     "strided": images(3, 8, (19, 17), (7, 5), stride=(4, 2), padding=(3, 0)),
     "dilated": images(3, 2, (11, 12), (3, 3), dilation=(2, 3), padding=(2, 2)),
+    "dilated beyond the image": images(3, 4, (5, 6), (3, 3), dilation=(6, 4), padding=(6, 4)),
+    "dilated, strided": images(3, 4, (11, 9), (3, 2), stride=(2, 3), dilation=(3, 2), padding=(4, 1)),
     "groups": images(4, 6, (7, 7), (3, 3), padding=(1, 1), groups=2),
+}
+ALL = set(CONVOLUTIONS)
+DILATED = {"dilated", "dilated beyond the image", "dilated, strided"}
+# Those of no more than one stride, tap or group, for which turned filters pad.
+TURNED = {"same size", "no padding", "more padding than needed", "dilated", "dilated beyond the image"}
+SUITED = {
+    ("own", FORWARD): ALL,
+    ("own turned", FORWARD): TURNED,
+    ("own turned", BACKWARD_DATA): TURNED,
+    ("im2col", BACKWARD_FILTER): ALL - {"groups"},
+    ("im2col merged", BACKWARD_DATA): ALL - {"groups"},
+    ("taps", FORWARD): set(),
+    ("taps", BACKWARD_FILTER): DILATED,
 }
 
 
@@ -49,12 +63,38 @@ def only(results: Any) -> Tensor:
 def test_it_is_the_same_convolution(shape: str, kind: str, algorithm: str, parts: tuple[int, ...]) -> None:
     kernel = kernel_of(CONVOLUTIONS[shape], kind)
     if not CPU[algorithm].suits(kernel):
-        assert kernel.named["groups"] > 1 or algorithm.startswith(("own in", "own summed in")) or algorithm in NARROW
-        return
+        return  # see test_which_algorithms_suit
     found = only(kernel.run([(size, CPU[algorithm]) for size in parts]))
     wanted = expected(kernel)
     assert found.shape == wanted.shape
     assert (found.double() - wanted).abs().max() < 2e-5 * wanted.abs().max()
+
+
+@pytest.mark.parametrize(("algorithm", "kind"), SUITED)
+def test_which_algorithms_suit(algorithm: str, kind: str) -> None:
+    found = {shape for shape, layer in CONVOLUTIONS.items() if CPU[algorithm].suits(kernel_of(layer, kind))}
+    assert found == SUITED[algorithm, kind]
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("dimensions", [1, 2, 3])
+def test_a_convolution_is_one_of_the_opposite_direction(dimensions: int, transposed: bool) -> None:
+    torch.manual_seed(1)
+    channels = (3, 4) if transposed else (4, 3)
+    x, bias = torch.randn(5, 3, *(7, 6, 5)[:dimensions]), torch.randn(4)
+    w = torch.randn(*channels, *(3, 2, 3)[:dimensions])
+    rest = [1] * dimensions, [1, 0, 1][:dimensions], [1, 2, 1][:dimensions], transposed, [0] * dimensions, 1
+    y = torch.ops.aten.convolution(x, w, bias, *rest)
+    forward = kernels_of(Call("aten::convolution", (x, w, bias, *rest), {}))
+    backward = kernels_of(Call("aten::convolution_backward", (y, x, w, [4], *rest, [True, True, True]), {}))
+    for kernel in (*forward, *backward):
+        assert CPU["own turned"].suits(kernel)
+        for parts in ((5,), (2, 3)):
+            found, wanted = kernel.run([(size, CPU["own turned"]) for size in parts]), kernel.run([(5, CPU["own"])])
+            for one, other in zip(found, wanted):
+                assert (one is None) == (other is None)
+                assert one is None or (one.shape == other.shape and one.is_contiguous())
+                assert one is None or (one - other).abs().max() < 1e-5 * other.abs().max()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -91,7 +131,7 @@ def test_the_gradient_of_the_bias_comes_with_the_filters(bias: bool) -> None:
     call = Call("aten::convolution_backward", (y, x, w, [16], [1], [0], [1], False, [0], 1, [True, True, bias]), {})
     data, filters = kernels_of(call)
     assert (data.kind, filters.kind) == (BACKWARD_DATA, BACKWARD_FILTER)
-    for algorithm in ("own", "own in 2", "im2col"):
+    for algorithm in ("own", "own in 2", "own turned", "im2col", "im2col merged"):
         for parts in ((4,), (1, 3)):
             _, weight, found = filters.run([(size, CPU[algorithm]) for size in parts])
             assert torch.allclose(weight, expected(filters).float(), rtol=1e-4, atol=1e-4)

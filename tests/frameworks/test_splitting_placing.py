@@ -123,6 +123,57 @@ def test_only_the_first_part_is_copied(tmp_path: Path) -> None:
     assert found == ["1", "True", "0", "True", "1", "True", "0", "True", "True"]
 
 
+def test_parts_in_the_adapter_have_the_bits_of_parts_in_python(tmp_path: Path) -> None:
+    """Unequal parts; gradients that are broadcast, and images whose channels lie last; sums with and without a bias."""
+    found = lines(tmp_path, """
+        from ooc.pytorch.splitting.calls import Call
+        from ooc.pytorch.splitting.kernels import CPU, MicroBatches, kernels_of
+
+        bias, rest = torch.randn(16), ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+        last = x.to(memory_format=torch.channels_last)
+        ooc_ops.ranges(True)
+        with torch.no_grad():
+            y = call(x)
+            calls = [Call("aten::convolution", (given, w, bias, *rest), {}) for given in (x, last)]
+            for grad in (y, y[:1, :1, :1, :1].expand(y.shape)):
+                for asked in ([True, True, True], [False, True, False]):
+                    calls.append(Call("aten::convolution_backward", (grad, x, w, [16], *rest, asked), {}))
+            for kernel in (kernel for each in calls for kernel in kernels_of(each)):
+                parts = MicroBatches(kernel, [(size, CPU["own"]) for size in (1, 2, 1)])
+                assert parts._native is not None
+                whole = kernel.run([(4, CPU["own"])])
+                for turn in range(2):
+                    found = parts(kernel.named)
+                    native, parts._native = parts._native, None
+                    wanted, parts._native = parts(kernel.named), native
+                    for one, other, at_once in zip(found, wanted, whole):
+                        assert (one is None) == (other is None) == (at_once is None)
+                        if one is None:
+                            continue
+                        assert torch.equal(one, other) and one.stride() == other.stride() == at_once.stride()
+                        assert (one - at_once).abs().max() <= 1e-4 * at_once.abs().max()
+            print("compared")
+    """)
+    assert found == ["compared"]
+
+
+def test_after_an_error_in_the_adapter_nothing_is_placed(tmp_path: Path) -> None:
+    found = lines(tmp_path, """
+        given = [2, 2], 0, 5, x, w, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1
+        ooc_ops.ranges(True)
+        with torch.no_grad():
+            ooc_ops.convolution_in_parts(whole, *given)
+            kept = whole.clone()
+            try:
+                ooc_ops.convolution_in_parts(whole, *given[:4], w[:, :5], *given[5:])  # filters of other channels
+            except RuntimeError as error:
+                print("channels" in str(error))
+            made = call(x[:2])
+            print(bool((made == wanted).all()), bool((whole == kept).all()))
+    """)
+    assert found == ["True"] * 3
+
+
 def test_parts_of_convolutions_are_placed_and_have_the_same_bits(tmp_path: Path) -> None:
     """Budget 512 KiB, results of 1 MiB: by samples, which lie together, and by rows, which do not."""
     ended = both(tmp_path, """
