@@ -63,9 +63,7 @@ class Rows(Axis):
         """A block's rows of the source, or those that the kernel makes of them."""
         if where == self.source:
             return self._met(start, units)[1] if self.spread else self._window(units)
-        if not self.spread:
-            return units
-        return self._made(start, units)[1]
+        return self._made(start, units)[1] if self.spread else units
 
     def part(self, memory: Memory, name: str, tensor: Tensor, start: int, units: int) -> Tensor:
         """The rows of the source that a block is made of."""

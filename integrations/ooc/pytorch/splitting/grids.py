@@ -8,15 +8,13 @@ from collections.abc import Callable, Sequence
 
 
 def largest(total: int, multiple: int, fits: Callable[[int], bool]) -> int:
-    """The largest block size that fits: `total` or a multiple below it; 0 if none fits. Larger blocks take more."""
-    if fits(total):
-        return total
+    """The largest multiple below `total` that fits as a block size; 0 if none fits. Larger blocks take more."""
     found = bisect_left(range(multiple, total, multiple), True, key=lambda size: not fits(size))
     if not found:
         return 0
     parts = -(-total // (found * multiple))
     share = -(-total // parts)  # no larger blocks than it takes to have so few
-    return min(total, -(-share // multiple) * multiple)
+    return -(-share // multiple) * multiple
 
 
 def grid(

@@ -123,14 +123,11 @@ def _each(overload: Overload, named: Named) -> list[_Call]:
     if isinstance(named.get("scalars"), Tensor):
         overload, named = overload._overloadpacket.ScalarList, named | {"scalars": named["scalars"].tolist()}
     lists = [value for value in named.values() if isinstance(value, list | tuple) and tensors_in(value)]
-    if not lists:
-        raise CannotSplit("it has no list of tensors")
-    length = len(lists[0])
 
     def of(value: Any, place: int) -> Any:
-        return [value[place]] if isinstance(value, list | tuple) and len(value) == length else value
+        return [value[place]] if isinstance(value, list | tuple) and len(value) == len(lists[0]) else value
 
-    return [_Call(overload, {name: of(value, n) for name, value in named.items()}) for n in range(length)]
+    return [_Call(overload, {name: of(value, n) for name, value in named.items()}) for n in range(len(lists[0]))]
 
 
 def _positive(given: Given) -> Given:

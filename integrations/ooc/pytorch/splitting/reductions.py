@@ -39,10 +39,9 @@ REMOVES = (
 def reduction(context: Context, op: OpOverload, named: Named) -> list[Split]:
     """Reductions along some dimensions, or along all of them where none is given."""
     tensor, dims = named["self"], named["dim"]
-    every = list(range(tensor.dim()))
-    own = {d % max(tensor.dim(), 1) for d in ([dims] if isinstance(dims, int) else dims or every)}
+    own = dims if isinstance(dims, int) else dims or range(tensor.dim())
     found = along(context, op, named, beside(named, "self", own, removed=not named.get("keepdim", False)))
-    return found or (joined(context, op, named) if every else [])
+    return found or (joined(context, op, named) if tensor.dim() else [])
 
 
 # ---- to one number --------------------------------------------------------------------------------------------------
