@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from ooc.pytorch.splitting.calls import CannotSplit
 from ooc.pytorch.splitting.grids import equal_spans, spans
-
-if TYPE_CHECKING:
-    from ooc.pytorch.splitting.memory import Memory
+from ooc.pytorch.splitting.memory import Memory
 
 Named = dict[str, Any]  # the arguments of a call
 Where = str | int  # an argument, or a result
@@ -66,9 +64,8 @@ class Axis:
 
     def part(self, memory: Memory, name: str, tensor: Tensor, start: int, units: int) -> Tensor:
         """An argument's part."""
-        found = self.dimension(name, tensor)
         first = self.length - start - units if self.mirrored else start
-        return tensor if found is None else self._narrowed(tensor, found, first, units)
+        return self.target(name, tensor, first, units)
 
     def numbers(self, part: Named, start: int, units: int) -> None:
         """Changes the arguments that are no tensors to those of a block."""
@@ -80,10 +77,13 @@ class Axis:
             if part[name] is not None:
                 part[name] = [n * units // self.length if i == index else n for i, n in enumerate(part[name])]
 
-    def target(self, place: int, result: Tensor, start: int, units: int) -> Tensor:
-        """Where in a result a block lies."""
-        found = self.dimension(place, result)
-        return result if found is None else self._narrowed(result, found, start, units)
+    def target(self, where: Where, tensor: Tensor, start: int, units: int) -> Tensor:
+        """Where in a result a block lies, or in an argument that is not mirrored."""
+        found = self.dimension(where, tensor)
+        if found is None:
+            return tensor
+        unit = tensor.shape[found] // self.length
+        return tensor.narrow(found, start * unit, units * unit)
 
     def own(self, place: int, part: Tensor, start: int, units: int) -> Tensor:
         """What a block's operator returned, without what belongs to other blocks."""
@@ -91,7 +91,3 @@ class Axis:
 
     def check(self, name: str, part: Tensor) -> None:
         """Raises CannotSplit for an argument's part with numbers for which parts would give something else."""
-
-    def _narrowed(self, tensor: Tensor, dimension: int, start: int, units: int) -> Tensor:
-        unit = tensor.shape[dimension] // self.length
-        return tensor.narrow(dimension, start * unit, units * unit)

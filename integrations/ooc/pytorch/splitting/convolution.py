@@ -123,8 +123,7 @@ def _with_zeros(memory: Memory, source: Tensor, start: int, length: int) -> Tens
     made = memory.empty(size=size, stride=dense_stride(size, source.stride()), dtype=source.dtype)
     for begin, end in ((start, min(first, start + length)), (max(last, start), start + length)):
         if end > begin:
-            edge = made.narrow(2, begin - start, end - begin)
-            memory.move(edge, edge.new_zeros(()).expand(edge.shape))
+            memory.move(made.narrow(2, begin - start, end - begin), 0)
     if last > first:
         memory.move(made.narrow(2, first - start, last - first), source.narrow(2, first, last - first))
     return made

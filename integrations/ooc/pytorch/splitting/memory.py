@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -77,16 +78,18 @@ class Memory:
             return made
         return torch.empty_strided(shape, tuple(stride), dtype=kind, device=CPU)
 
-    def move(self, target: Tensor, source: Tensor) -> int:
-        """Copies `source` to `target`, in as many parts as needed; returns how many. `source` may be broadcast."""
-        if self.part_bytes >= NO_LIMIT:
-            target.copy_(source)
-            return 1
-        parts = 0
-        for index in geometry.blocks([target, source], self.part_bytes, self.chunk_bytes):
-            geometry.narrowed(target, index).copy_(geometry.narrowed(source, index))
-            parts += 1
-        return parts
+    def move(self, target: Tensor, source: Any) -> int:
+        """Copies `source`, a number or a tensor that may be broadcast, in as many parts as needed; returns how many."""
+        tensors = [target, source] if isinstance(source, Tensor) else [target]
+        everything = self.part_bytes >= NO_LIMIT
+        indexes = [()] if everything else list(geometry.blocks(tensors, self.part_bytes, self.chunk_bytes))
+        for index in indexes:
+            part = geometry.narrowed(target, index)
+            if isinstance(source, Tensor):
+                part.copy_(geometry.narrowed(source, index))
+            else:
+                part.fill_(source)
+        return len(indexes)
 
     @property
     def on_gpu(self) -> bool:
