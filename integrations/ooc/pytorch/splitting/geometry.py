@@ -60,8 +60,6 @@ def footprint(tensor: Tensor, chunk_bytes: int) -> int:
 def footprint_of(size: Sequence[int], stride: Sequence[int], item: int, chunk_bytes: int) -> int:
     """The footprint of a view that is given by its sizes and strides, and by the bytes of an element, `item`."""
     whole = extent(size, stride) * item
-    if whole == 0:
-        return 0
     runs = 1
     inner_size, inner_stride = list(size), list(stride)
     moving = [d for d in range(len(size)) if size[d] > 1 and stride[d] != 0]
@@ -77,7 +75,7 @@ def footprint_of(size: Sequence[int], stride: Sequence[int], item: int, chunk_by
 
 def rounded(size_bytes: int, chunk_bytes: int) -> int:
     """Bytes of the chunks that a range of `size_bytes` bytes touches at most."""
-    return (-(-size_bytes // chunk_bytes) + (1 if chunk_bytes > 1 else 0)) * chunk_bytes
+    return (-(-size_bytes // chunk_bytes) + (chunk_bytes > 1 and size_bytes > 0)) * chunk_bytes
 
 
 def narrowed(tensor: Tensor, index: Index) -> Tensor:

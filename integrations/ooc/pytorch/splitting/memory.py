@@ -54,6 +54,11 @@ class Memory:
         self.device = managed or CPU  # of the operator's large tensors
         self._managed = managed is not None
 
+    def own_bytes(self, size_bytes: int) -> int:
+        """Bytes that new memory takes on the device: whole chunks, or its own size if it is smaller than a chunk."""
+        chunk = self.chunk_bytes
+        return size_bytes if size_bytes < chunk else -(-size_bytes // chunk) * chunk
+
     def empty(
         self,
         like: Tensor | None = None,

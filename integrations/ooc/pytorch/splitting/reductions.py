@@ -20,9 +20,9 @@ from ooc.pytorch.splitting.axes import Axis, Named
 from ooc.pytorch.splitting.calls import Split
 from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.dividers import Stage, divides, divides_along, with_mask
-from ooc.pytorch.splitting.geometry import blocks, flat, narrowed
+from ooc.pytorch.splitting.geometry import blocks, flat, narrowed, rounded
 from ooc.pytorch.splitting.grids import count, spans
-from ooc.pytorch.splitting.parts import PREFERRED, along, bind, divisions, view_bytes
+from ooc.pytorch.splitting.parts import PREFERRED, along, bind, divisions
 from ooc.pytorch.splitting.tables import beside, table
 
 aten = torch.ops.aten
@@ -61,7 +61,7 @@ def joined(context: Context, op: OpOverload, named: Named) -> list[Split]:
     reduce = getattr(aten, kind)
 
     def need(sizes: Sequence[int]) -> int:
-        return view_bytes(context, sizes[0] * tensor.element_size()) + 64 + 8 * count([tensor.numel()], sizes)
+        return rounded(sizes[0] * tensor.element_size(), context.chunk_bytes) + 64 + 8 * count([tensor.numel()], sizes)
 
     def run(sizes: Sequence[int], call: Named) -> Tensor:
         line = flat(call["self"])
