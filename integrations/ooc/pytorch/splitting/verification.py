@@ -151,13 +151,9 @@ def _tensor_difference(expected: Tensor, found: Tensor) -> Difference:
     for start in range(0, one.numel(), _COMPARED_AT_ONCE):
         a, b = one[start : start + _COMPARED_AT_ONCE], other[start : start + _COMPARED_AT_ONCE]
         scale = max(scale, _largest(a))
-        if torch.equal(a.view(bits), b.view(bits)):
-            continue
-        identical = False
-        largest = max(largest, _distance(a, b))
-    if identical:
-        return IDENTICAL
-    return Difference(False, largest, largest / scale if scale > 0 else math.inf if largest > 0 else 0.0)
+        if not torch.equal(a.view(bits), b.view(bits)):
+            identical, largest = False, max(largest, _distance(a, b))
+    return Difference(identical, largest, largest / scale if scale > 0 else math.inf if largest > 0 else 0.0)
 
 
 def _wide(a: Tensor) -> Tensor:
