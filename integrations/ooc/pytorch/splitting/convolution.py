@@ -191,23 +191,18 @@ def unfolds(dtype: torch.dtype) -> bool:
 def _pass_axes(call: Named) -> tuple[Axis, Axis, Axis, Rows]:
     """Samples, groups, channels of the result, and rows of the result."""
     given, result, groups = _source(call), _result_size(call), call["groups"]
-    source = call[given].shape
-    like = {"input"} - {given}  # what is as large as the result
     spread = call["transposed"] != (given == "grad_output")
     least = [_least(call, n) for n in (32, 8)] + [(1, 32, 8), (1, 32, 1), (1, 8, 1)]
     of_samples, of_channels, of_rows = zip(*least)
     stride, padding, dilation, _ = (call[name][0] for name in LISTS)
-
-    def takes(dimension: int, **others: int) -> dict[str, int]:
-        return others | dict.fromkeys(like, dimension)
-
+    like = [dict.fromkeys({"input"} - {given}, dimension) for dimension in range(3)]  # what is as large as the result
     return (
-        Axis("samples", result[0], takes(0) | {given: 0}, {0: 0}, equal=True, least=of_samples),
-        Axis("groups", groups, takes(1, weight=0, bias=0) | {given: 1}, {0: 1}, ["groups"]),
-        Axis("channels", result[1] // groups, takes(1, weight=int(spread), bias=0), {0: 1}, within="groups",
+        Axis("samples", result[0], {**like[0], given: 0}, {0: 0}, equal=True, least=of_samples),
+        Axis("groups", groups, {**like[1], given: 1, "weight": 0, "bias": 0}, {0: 1}, ["groups"]),
+        Axis("channels", result[1] // groups, {**like[1], "weight": int(spread), "bias": 0}, {0: 1}, within="groups",
              least=of_channels),
-        Rows("rows", result[2], takes(2) | {given: 2}, {0: 2}, equal=True, least=of_rows, source=given, spread=spread,
-             small=source[2] if spread else result[2], stride=stride, padding=padding, dilation=dilation,
+        Rows("rows", result[2], {**like[2], given: 2}, {0: 2}, equal=True, least=of_rows, source=given, spread=spread,
+             small=call[given].shape[2] if spread else result[2], stride=stride, padding=padding, dilation=dilation,
              kernel=call["weight"].shape[2]),
     )  # fmt: skip
 
@@ -238,10 +233,8 @@ def _filter_axes(call: Named) -> list[Axis]:
         Axis("groups", groups, {**dict.fromkeys(both, 1), "weight": 0}, {1: 0, 2: 0}, ["groups"], {"bias_sizes": 0}),
     ]
     outer, inner = both if call["transposed"] else reversed(both)
-    for name, of, place, length in (
-        ("channels", outer, 0, weight[0] // groups),
-        ("inner channels", inner, 1, weight[1]),
-    ):
+    outer_and_inner = (("channels", outer, 0, weight[0] // groups), ("inner channels", inner, 1, weight[1]))
+    for name, of, place, length in outer_and_inner:
         if wanted or of == "grad_output":
             gives, entries = ({1: place, 2: 0}, {"bias_sizes": 0}) if of == "grad_output" else ({1: place}, {})
             least = (64, 32, few if of == "input" else 16, 16, 8, 4, 2)

@@ -89,18 +89,13 @@ def divisions(
     def fits(blocks: Sequence[int]) -> bool:
         return need(blocks) <= context.part_bytes and count(lengths, blocks) >= least
 
-    found: dict[tuple[int, ...], Split] = {}
-    for order in [range(len(lengths))] if orders is None else orders:
-        for multiple in multiples:
-            sizes = grid(lengths, floors, order, multiple, fits)
-            if sizes is not None and sizes not in found and allowed(sizes):
-                how, parts = label(names, lengths, sizes), count(lengths, sizes)
-                found[sizes] = Split(how, parts, _bound(op, run, sizes), rounds(sizes))
-    return list(found.values())
+    def split(sizes: Sequence[int]) -> Split:
+        how, parts = label(names, lengths, sizes), count(lengths, sizes)
+        return Split(how, parts, lambda *args, **kwargs: run(sizes, bind(op, args, kwargs)), rounds(sizes))
 
-
-def _bound(op: OpOverload, run: Callable[[Sequence[int], Named], Any], sizes: Sequence[int]) -> Callable[..., Any]:
-    return lambda *args, **kwargs: run(sizes, bind(op, args, kwargs))
+    orders = [range(len(lengths))] if orders is None else orders
+    found = dict.fromkeys(grid(lengths, floors, order, each, fits) for order in orders for each in multiples)
+    return [split(sizes) for sizes in found if sizes is not None and allowed(sizes)]
 
 
 def along(

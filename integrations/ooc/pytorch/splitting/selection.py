@@ -145,9 +145,8 @@ def nll_loss(context: Context, op: OpOverload, named: Named) -> list[Split]:
         return along(context, op, named, _of_losses(named), multiples=(16, 1))
     # The last call needs all that was gathered.
     last = 2 * context.own_bytes(target.numel() * (target.element_size() + given.element_size()))
-    index, found = (
-        torch.empty(target.unsqueeze(1).shape, dtype=dtype, device="meta") for dtype in (target.dtype, given.dtype)
-    )
+    size = target.unsqueeze(1).shape
+    index, found = (torch.empty(size, dtype=tensor.dtype, device="meta") for tensor in (target, given))
     gather = {"self": given, "dim": 1, "index": index, "sparse_grad": False}
     pieces = along(
         context, aten.gather.default, gather, _of_gathered(gather), multiples=(1,), results=[found],
