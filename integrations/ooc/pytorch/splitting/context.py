@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from ooc.pytorch.splitting import registry
-from ooc.pytorch.splitting.calls import ALL_SPECIALS, Call, CannotSplit, NotYet, Sample, Specials, Split
+from ooc.pytorch.splitting.calls import Call, CannotSplit, NotYet, Sample, Split
+from ooc.pytorch.splitting.geometry import storage_line
 from ooc.pytorch.splitting.memory import Memory
 from ooc.pytorch.splitting.tally import Tally
-from ooc.pytorch.splitting.trial import Trial
-from ooc.pytorch.splitting.verification import map_tensors, random_like, storage_line
+from ooc.pytorch.splitting.verification import ALL_SPECIALS, Specials, Trial, map_tensors, random_like
 from swapd.splitting.store import Key, Store, Verdict
 
 _MOST_ROUNDING = 0.02  # of the largest value; a few units in the last place of bfloat16

@@ -23,12 +23,13 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from ooc.pytorch.splitting.axes import Axis, Named, Span, Where
-from ooc.pytorch.splitting.calls import CannotSplit, Specials, Split
+from ooc.pytorch.splitting.calls import CannotSplit, Split
 from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.dividers import PRODUCTS, Stage, divides, with_mask
 from ooc.pytorch.splitting.geometry import dense_stride, layout, strides_of
 from ooc.pytorch.splitting.memory import Memory
 from ooc.pytorch.splitting.parts import Part, along
+from ooc.pytorch.splitting.verification import Specials
 
 IM2COL_ELEMENTS = 20480  # PyTorch takes no oneDNN kernel for one sample of up to so many elements
 SPECIALS = Specials(PRODUCTS.kinds, finite=frozenset({"weight"}))  # see Rows.check

@@ -15,10 +15,10 @@ from torch._ops import OpOverload
 
 from ooc.pytorch.splitting import registry
 from ooc.pytorch.splitting.axes import Axis, Named
-from ooc.pytorch.splitting.calls import ALL_SPECIALS, CannotSplit, Given, NotYet, Specials, Split
+from ooc.pytorch.splitting.calls import CannotSplit, Given, NotYet, Split
 from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.parts import along, bind
-from ooc.pytorch.splitting.verification import SPARSE
+from ooc.pytorch.splitting.verification import ALL_SPECIALS, SPARSE, Specials
 from swapd.splitting.store import Verdict
 
 PRODUCTS = Specials((SPARSE,))  # for sums of products: with more special numbers every sum would be NaN

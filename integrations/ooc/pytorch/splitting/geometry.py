@@ -130,3 +130,8 @@ def flat(tensor: Tensor) -> Tensor | None:
     """A dense tensor's memory as a tensor of one dimension; None if the tensor has gaps or overlaps."""
     dense = torch.ops.aten.is_non_overlapping_and_dense(tensor)
     return tensor.as_strided((tensor.numel(),), (1,)) if dense else None
+
+
+def storage_line(tensor: Tensor) -> Tensor:
+    """A tensor's storage from its start to the tensor's last element, in one dimension."""
+    return tensor.as_strided((tensor.storage_offset() + extent(tensor.shape, tensor.stride()),), (1,), 0)

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from ooc.pytorch.splitting import geometry
-from ooc.pytorch.splitting.verification import storage_line
 
 CPU = torch.device("cpu")
 NO_LIMIT = 1 << 62  # bytes of a part, where everything fits
@@ -122,7 +121,7 @@ class Memory:
 
     def copied(self, tensor: Tensor, device: torch.device) -> Tensor:
         """A copy on a device, the GPU or the CPU, with the same strides and offset; for use inside of `trial`."""
-        line = storage_line(tensor)
+        line = geometry.storage_line(tensor)
         target = self.empty(like=line, device=device)
         self.move(target, line)
         return target.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())

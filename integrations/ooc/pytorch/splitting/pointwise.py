@@ -22,11 +22,11 @@ from torch import Tensor
 
 from ooc.pytorch.splitting import geometry, registry
 from ooc.pytorch.splitting.axes import Named
-from ooc.pytorch.splitting.calls import CannotSplit, Given, Specials, Split, its_own_errors
+from ooc.pytorch.splitting.calls import CannotSplit, Given, Split, its_own_errors
 from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.cutting import Cut, all_meta, cut_elementwise, meta_results
 from ooc.pytorch.splitting.parts import bind
-from ooc.pytorch.splitting.verification import map_tensors, tensors_in
+from ooc.pytorch.splitting.verification import Specials, map_tensors, tensors_in
 
 Overload = torch._ops.OpOverload
 
