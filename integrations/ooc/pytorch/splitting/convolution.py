@@ -140,13 +140,8 @@ def full(named: Named, **others: Any) -> Named:
     return named | {name: list(named[name]) * (spatial if len(named[name]) == 1 else 1) for name in LISTS} | others
 
 
-def _source(call: Named) -> str:
-    """What a pass forward or to the data gradient makes its result of."""
-    return "grad_output" if "output_mask" in call else "input"
-
-
 def _result_size(call: Named) -> Sequence[int]:
-    """Sizes of what such a pass makes, [N, C, rows, ...]."""
+    """Sizes of what a pass forward or to the data gradient makes, [N, C, rows, ...]."""
     given, weight = call["input"].shape, call["weight"].shape
     if "output_mask" in call:
         return tuple(given)
@@ -164,16 +159,14 @@ def _result_size(call: Named) -> Sequence[int]:
 def kernel_results(call: Named, like: Named | None = None) -> list[Any]:
     """What a full call returns, without memory; it lies as that of the call `like` would."""
     like, mask = like or call, call.get("output_mask", [True])
-    order = layout(like["input"], like["weight"])
-
-    def made(size: Sequence[int]) -> Tensor:
-        return torch.empty_strided(size, strides_of(size, order), dtype=call["input"].dtype, device="meta")
-
-    found: list[Any] = [made(_result_size(call)) if mask[0] else None]
+    order, dtype = layout(like["input"], like["weight"]), call["input"].dtype
+    sizes = [_result_size(call)]
     if len(mask) > 1:
-        found.append(made(call["weight"].shape) if mask[1] else None)
-        found.append(made(call["grad_output"].shape[1:2]) if mask[2] else None)
-    return found
+        sizes += [call["weight"].shape, call["grad_output"].shape[1:2]]
+    return [
+        torch.empty_strided(size, strides_of(size, order), dtype=dtype, device="meta") if wanted else None
+        for size, wanted in zip(sizes, mask)
+    ]
 
 
 def kernel_axes(call: Named) -> Sequence[Axis]:
@@ -191,8 +184,8 @@ def unfolds(dtype: torch.dtype) -> bool:
 
 def _pass_axes(call: Named) -> tuple[Axis, Axis, Axis, Rows]:
     """Samples, groups, channels of the result, and rows of the result."""
-    given, result, groups = _source(call), _result_size(call), call["groups"]
-    spread = call["transposed"] != (given == "grad_output")
+    backward, result, groups = "output_mask" in call, _result_size(call), call["groups"]
+    given, spread = "grad_output" if backward else "input", call["transposed"] != backward
     least = [_least(call, n) for n in (32, 8)] + [(1, 32, 8), (1, 32, 1), (1, 8, 1)]
     of_samples, of_channels, of_rows = zip(*least)
     stride, padding, dilation, _ = (call[name][0] for name in LISTS)
@@ -247,8 +240,8 @@ def _along_kernel(context: Context, op: OpOverload, named: Named, before: Callab
     """Divisions of a pass forward or to a gradient; `before` makes a full call of the arguments, which asks for it."""
     call = before(named)
     axes = samples, groups, *others = kernel_axes(call)
-    given, backward, item = _source(call), "output_mask" in call, call["input"].element_size()
-    of_filter, turned = backward and not call["output_mask"][0], others[::-1]
+    backward, item, turned = "output_mask" in call, call["input"].element_size(), others[::-1]
+    given, of_filter = "grad_output" if backward else "input", backward and not call["output_mask"][0]
     if of_filter:  # by channels, then by samples too
         orders: Sequence[Sequence[Axis]] = ((groups, *others), (groups, *turned), axes)
         windows: tuple[Where, Where, Where] = ("input", "grad_output", 1)  # larger side, smaller side, and weight

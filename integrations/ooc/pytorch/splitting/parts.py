@@ -31,17 +31,10 @@ MOST_CANDIDATES = 8
 # ---- calls ----------------------------------------------------------------------------------------------------------
 
 
-def bind(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Named:
+def bind(op: OpOverload, args: Sequence[Any], kwargs: Named) -> Named:
     """All arguments of a call by name; those that were not given have their defaults."""
-    named: Named = {}
-    for position, argument in enumerate(op._schema.arguments):
-        if position < len(args):
-            named[argument.name] = args[position]
-        elif argument.name in kwargs:
-            named[argument.name] = kwargs[argument.name]
-        else:
-            named[argument.name] = argument.default_value
-    return named
+    given = dict(zip((argument.name for argument in op._schema.arguments), args)) | kwargs
+    return {argument.name: given.get(argument.name, argument.default_value) for argument in op._schema.arguments}
 
 
 _shapes: dict[tuple[OpOverload, str], tuple[Any, ...]] = {}
