@@ -15,13 +15,12 @@ from typing import Any
 from torch import Tensor
 from torch._ops import OpOverload
 
-from ooc.pytorch.splitting.axes import Axis, Named, Where
+from ooc.pytorch.splitting.axes import Axis, Named, Where, count, grid, label
 from ooc.pytorch.splitting.blocks import Blocks, as_tuple, likeness
 from ooc.pytorch.splitting.calls import Split, its_own_errors
 from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.cutting import all_meta
 from ooc.pytorch.splitting.geometry import footprint, rounded
-from ooc.pytorch.splitting.grids import count, grid, label
 from ooc.pytorch.splitting.verification import map_tensors
 
 PREFERRED = (64, 32, 16, 8, 4, 1)  # blocks of these leave vector kernels the remainders that the whole has
@@ -69,7 +68,7 @@ def divisions(
     allowed: Callable[[Sequence[int]], bool] = lambda sizes: True,
     rounds: Callable[[Sequence[int]], bool] = lambda sizes: False,
 ) -> list[Split]:
-    """One division for each order and each multiple that makes a difference; see `grids.grid` for these and `floors`.
+    """One division for each order and each multiple that makes a difference; see `axes.grid` for these and `floors`.
 
     Args:
         need: gives the bytes of the largest part from the sizes of blocks.

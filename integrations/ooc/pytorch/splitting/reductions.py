@@ -16,12 +16,11 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from ooc.pytorch.splitting import registry
-from ooc.pytorch.splitting.axes import Axis, Named
+from ooc.pytorch.splitting.axes import Axis, Named, count, spans
 from ooc.pytorch.splitting.calls import Split
 from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.dividers import Stage, divides, divides_along, with_mask
 from ooc.pytorch.splitting.geometry import blocks, flat, narrowed, rounded
-from ooc.pytorch.splitting.grids import count, spans
 from ooc.pytorch.splitting.parts import PREFERRED, along, bind, divisions
 from ooc.pytorch.splitting.tables import beside, table
 

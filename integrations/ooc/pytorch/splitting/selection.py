@@ -16,14 +16,13 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from ooc.pytorch.splitting import registry
-from ooc.pytorch.splitting.axes import Named
+from ooc.pytorch.splitting.axes import Named, spans
 from ooc.pytorch.splitting.blocks import compact
 from ooc.pytorch.splitting.calls import CannotSplit, Split
 from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.cutting import on_meta
 from ooc.pytorch.splitting.dividers import divides, divides_along
 from ooc.pytorch.splitting.geometry import rounded
-from ooc.pytorch.splitting.grids import spans
 from ooc.pytorch.splitting.movement import strided
 from ooc.pytorch.splitting.parts import along, bind, divisions
 from ooc.pytorch.splitting.tables import beside, table
