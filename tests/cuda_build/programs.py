@@ -384,8 +384,7 @@ def example_resnet50() -> None:
 @program
 def functions_in_parts() -> None:
     """Functions that do not fit the device: some are divided, and what cannot be divided uses host memory in place."""
-    from ooc.pytorch.splitting.trial import Trial
-    from ooc.pytorch.splitting.verification import tensors_in
+    from ooc.pytorch.splitting.verification import Trial, tensors_in
 
     outcome = Trial._outcome
 

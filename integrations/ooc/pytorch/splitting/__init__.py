@@ -10,8 +10,8 @@
     pointwise.py    the operators that compute each element by itself, also over lists, or draw random numbers
     movement.py     those that only move data, and those that make tensors
     dividers.py     handlers made of a divider, or of axes alone
-    axes.py         what is cut along: rows, channels, heads; parts.py: divisions along axes, with grids.py: block sizes
-                    that fit; blocks.py: how blocks are run
+    axes.py         what is cut along: rows, channels, heads, and block sizes that fit; parts.py: divisions along axes;
+                    blocks.py: how blocks are run
     tables.py       axes from tables, and the operators that need no more
     linear.py convolution.py reductions.py selection.py   those with dimensions along which a cut leaves sums whole
     fast.py         convolutions that fit, as measure.py found to be fastest among the algorithms in kernels.py

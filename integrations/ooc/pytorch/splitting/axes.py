@@ -1,18 +1,17 @@
-"""What an operator can be cut along: rows, channels, planes, heads."""
+"""What an operator can be cut along (rows, channels, planes, heads), and into which blocks."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from ooc.pytorch.splitting.calls import CannotSplit
-from ooc.pytorch.splitting.grids import equal_spans, spans
-
-if TYPE_CHECKING:
-    from ooc.pytorch.splitting.memory import Memory
+from ooc.pytorch.splitting.memory import Memory
 
 Named = dict[str, Any]  # the arguments of a call
 Where = str | int  # an argument, or a result
@@ -42,7 +41,9 @@ class Axis:
 
     def spans(self, units: int) -> list[Span]:
         """All blocks of so many units."""
-        return (equal_spans if self.equal else spans)(self.length, units)
+        if self.equal and units < self.length:
+            return [(min(start, self.length - units), units) for start in range(0, self.length, units)]
+        return spans(self.length, units)
 
     def dimension(self, where: Where, tensor: Tensor) -> int | None:
         """The dimension of an argument or result that is cut, from the left; None if it is not cut.
@@ -66,9 +67,8 @@ class Axis:
 
     def part(self, memory: Memory, name: str, tensor: Tensor, start: int, units: int) -> Tensor:
         """An argument's part."""
-        found = self.dimension(name, tensor)
         first = self.length - start - units if self.mirrored else start
-        return tensor if found is None else self._narrowed(tensor, found, first, units)
+        return self.target(name, tensor, first, units)
 
     def numbers(self, part: Named, start: int, units: int) -> None:
         """Changes the arguments that are no tensors to those of a block."""
@@ -80,10 +80,13 @@ class Axis:
             if part[name] is not None:
                 part[name] = [n * units // self.length if i == index else n for i, n in enumerate(part[name])]
 
-    def target(self, place: int, result: Tensor, start: int, units: int) -> Tensor:
-        """Where in a result a block lies."""
-        found = self.dimension(place, result)
-        return result if found is None else self._narrowed(result, found, start, units)
+    def target(self, where: Where, tensor: Tensor, start: int, units: int) -> Tensor:
+        """Where in a result a block lies, or in an argument that is not mirrored."""
+        found = self.dimension(where, tensor)
+        if found is None:
+            return tensor
+        unit = tensor.shape[found] // self.length
+        return tensor.narrow(found, start * unit, units * unit)
 
     def own(self, place: int, part: Tensor, start: int, units: int) -> Tensor:
         """What a block's operator returned, without what belongs to other blocks."""
@@ -92,6 +95,57 @@ class Axis:
     def check(self, name: str, part: Tensor) -> None:
         """Raises CannotSplit for an argument's part with numbers for which parts would give something else."""
 
-    def _narrowed(self, tensor: Tensor, dimension: int, start: int, units: int) -> Tensor:
-        unit = tensor.shape[dimension] // self.length
-        return tensor.narrow(dimension, start * unit, units * unit)
+
+# ---- grids of blocks ------------------------------------------------------------------------------------------------
+
+
+def largest(total: int, multiple: int, fits: Callable[[int], bool]) -> int:
+    """The largest multiple below `total` that fits as a block size; 0 if none fits. Larger blocks take more."""
+    found = bisect_left(range(multiple, total, multiple), True, key=lambda size: not fits(size))
+    if not found:
+        return 0
+    parts = -(-total // (found * multiple))
+    share = -(-total // parts)  # no larger blocks than it takes to have so few
+    return -(-share // multiple) * multiple
+
+
+def grid(
+    lengths: Sequence[int],
+    floors: Sequence[Sequence[int]],
+    order: Sequence[int],
+    multiple: int,
+    fits: Callable[[Sequence[int]], bool],
+) -> tuple[int, ...] | None:
+    """Block sizes for several axes. One axis after the other, in `order`, is cut until everything fits.
+
+    Blocks are no smaller than the first of `floors` says if that suffices, else no smaller than the second says, and so
+    on; at last they may be single units. Returns None if single units do not fit.
+    """
+    chosen = list(lengths)
+    for least in (*floors, [1] * len(lengths)):
+        for axis in order:
+            if fits(chosen):
+                return tuple(chosen)
+
+            def fits_with(size: int, axis: int = axis) -> bool:
+                return fits([*chosen[:axis], size, *chosen[axis + 1 :]])
+
+            size = largest(chosen[axis], multiple, fits_with) or largest(chosen[axis], 1, fits_with)
+            chosen[axis] = max(size, min(least[axis], chosen[axis]))
+    return tuple(chosen) if fits(chosen) else None
+
+
+def spans(total: int, size: int) -> list[tuple[int, int]]:
+    """Start and length of each block."""
+    return [(start, min(size, total - start)) for start in range(0, total, size)]
+
+
+def count(lengths: Sequence[int], sizes: Sequence[int]) -> int:
+    """How many blocks a grid has."""
+    return math.prod(-(-n // size) for n, size in zip(lengths, sizes))
+
+
+def label(names: Sequence[str], lengths: Sequence[int], sizes: Sequence[int]) -> str:
+    """A grid in words, such as "channels by 64, rows by 8"."""
+    cut = [f"{name} by {size}" for name, n, size in zip(names, lengths, sizes) if size < n]
+    return ", ".join(cut) or "whole"

@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ooc.pytorch.splitting.verification import KINDS
-
 Given = tuple[tuple[Any, ...], dict[str, Any]]  # arguments and keywords
 Sample = Callable[[Given], Given]  # makes arguments that a verification may use of random ones
 
@@ -47,21 +45,6 @@ class Split:
     parts: int
     run: Callable[..., Any]  # called as the handler is, without the context; gives the operator's result
     rounds: bool = False  # it divides sums, so it changes bits on some data, whatever a verification on others shows
-
-
-@dataclass(frozen=True)
-class Specials:
-    """The special data that a division is tried on, beside ordinary data.
-
-    `kinds`: some of `verification.KINDS`. `finite`: names of arguments that get no special numbers: the division
-    itself checks them.
-    """
-
-    kinds: tuple[str, ...] = KINDS
-    finite: frozenset[str] = frozenset()
-
-
-ALL_SPECIALS = Specials()
 
 
 _TYPES = {

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from ooc.pytorch.splitting import registry
-from ooc.pytorch.splitting.calls import ALL_SPECIALS, Call, CannotSplit, NotYet, Sample, Specials, Split
+from ooc.pytorch.splitting.calls import Call, CannotSplit, NotYet, Sample, Split
+from ooc.pytorch.splitting.geometry import storage_line
 from ooc.pytorch.splitting.memory import Memory
 from ooc.pytorch.splitting.tally import Tally
-from ooc.pytorch.splitting.trial import Trial
-from ooc.pytorch.splitting.verification import map_tensors, random_like, storage_line
+from ooc.pytorch.splitting.verification import ALL_SPECIALS, Specials, Trial, map_tensors, random_like
 from swapd.splitting.store import Key, Store, Verdict
 
 _MOST_ROUNDING = 0.02  # of the largest value; a few units in the last place of bfloat16
@@ -65,7 +65,6 @@ class Context(Memory):
         self._key = key or Key("", "", call.operator, call.shapes)
         self.ran: Verdict | None = Verdict("parts", 1)  # what `used` noted last
         self._later = later
-        self._left = False  # the call has no data
 
     def choose(
         self,
@@ -113,14 +112,13 @@ class Context(Memory):
         if best is None:
             raise CannotSplit("no division makes its parts small enough")
         verdict, chosen = best
+        differs = f"in parts ({chosen.how}) the result differs"
         if not verdict.identical and self.exact:
             largest = verdict.largest_difference
             how = f"by up to {largest:.3g}" if largest else "on special numbers"
-            raise CannotSplit(
-                f"in parts ({chosen.how}) the result differs from the one in one piece {how}", inexact=True
-            )
+            raise CannotSplit(f"{differs} from the one in one piece {how}", inexact=True)
         if not verdict.largest_relative <= _MOST_ROUNDING:  # so much is not rounding any more
-            raise CannotSplit(f"in parts ({chosen.how}) the result differs by {verdict.largest_relative:.3g} of itself")
+            raise CannotSplit(f"{differs} by {verdict.largest_relative:.3g} of itself")
         # Sums in parts change bits on some data, even if they did not on the data of the trial.
         exact = verdict.identical and not chosen.rounds
         self.used(chosen.how, chosen.parts, exact, verdict.largest_difference, verdict.largest_relative)
@@ -128,8 +126,6 @@ class Context(Memory):
 
     def _leave_data(self) -> None:
         """From now on the call's tensors only say how they lie; indexes and the like are copies, in plain memory."""
-        if self._left:
-            return
 
         def again(tensor: Tensor) -> Tensor:
             if not (tensor.is_floating_point() or tensor.is_complex()):
@@ -139,7 +135,7 @@ class Context(Memory):
 
         with self.plain():
             arguments, keywords = map_tensors((self.call.arguments, self.call.keywords), again)
-        self.call, self._left = Call(self.call.operator, arguments, keywords), True
+        self.call = Call(self.call.operator, arguments, keywords)
 
     def _nearest(self, key: Key, candidates: Sequence[Split], trial: Trial | None) -> tuple[Verdict, Split] | None:
         """The first division that is identical, or else the nearest; None without any, or if a trial is needed."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,12 +23,13 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from ooc.pytorch.splitting.axes import Axis, Named, Span, Where
-from ooc.pytorch.splitting.calls import CannotSplit, Specials, Split
+from ooc.pytorch.splitting.calls import CannotSplit, Split
 from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.dividers import PRODUCTS, Stage, divides, with_mask
 from ooc.pytorch.splitting.geometry import dense_stride, layout, strides_of
 from ooc.pytorch.splitting.memory import Memory
 from ooc.pytorch.splitting.parts import Part, along
+from ooc.pytorch.splitting.verification import Specials
 
 IM2COL_ELEMENTS = 20480  # PyTorch takes no oneDNN kernel for one sample of up to so many elements
 SPECIALS = Specials(PRODUCTS.kinds, finite=frozenset({"weight"}))  # see Rows.check
@@ -63,9 +65,7 @@ class Rows(Axis):
         """A block's rows of the source, or those that the kernel makes of them."""
         if where == self.source:
             return self._met(start, units)[1] if self.spread else self._window(units)
-        if not self.spread:
-            return units
-        return self._made(start, units)[1]
+        return self._made(start, units)[1] if self.spread else units
 
     def part(self, memory: Memory, name: str, tensor: Tensor, start: int, units: int) -> Tensor:
         """The rows of the source that a block is made of."""
@@ -125,8 +125,7 @@ def _with_zeros(memory: Memory, source: Tensor, start: int, length: int) -> Tens
     made = memory.empty(size=size, stride=dense_stride(size, source.stride()), dtype=source.dtype)
     for begin, end in ((start, min(first, start + length)), (max(last, start), start + length)):
         if end > begin:
-            edge = made.narrow(2, begin - start, end - begin)
-            memory.move(edge, edge.new_zeros(()).expand(edge.shape))
+            memory.move(made.narrow(2, begin - start, end - begin), 0)
     if last > first:
         memory.move(made.narrow(2, first - start, last - first), source.narrow(2, first, last - first))
     return made
@@ -135,19 +134,14 @@ def _with_zeros(memory: Memory, source: Tensor, start: int, length: int) -> Tens
 # ---- calls ----------------------------------------------------------------------------------------------------------
 
 
-def full(named: Named) -> Named:
+def full(named: Named, **others: Any) -> Named:
     """The arguments of a convolution or its backward pass, with a stride, padding and so on for each dimension."""
     spatial = named["weight"].dim() - 2
-    return named | {name: list(named[name]) * (spatial if len(named[name]) == 1 else 1) for name in LISTS}
-
-
-def _source(call: Named) -> str:
-    """What a pass forward or to the data gradient makes its result of."""
-    return "grad_output" if "output_mask" in call else "input"
+    return named | {name: list(named[name]) * (spatial if len(named[name]) == 1 else 1) for name in LISTS} | others
 
 
 def _result_size(call: Named) -> Sequence[int]:
-    """Sizes of what such a pass makes, [N, C, rows, ...]."""
+    """Sizes of what a pass forward or to the data gradient makes, [N, C, rows, ...]."""
     given, weight = call["input"].shape, call["weight"].shape
     if "output_mask" in call:
         return tuple(given)
@@ -165,16 +159,14 @@ def _result_size(call: Named) -> Sequence[int]:
 def kernel_results(call: Named, like: Named | None = None) -> list[Any]:
     """What a full call returns, without memory; it lies as that of the call `like` would."""
     like, mask = like or call, call.get("output_mask", [True])
-    order = layout(like["input"], like["weight"])
-
-    def made(size: Sequence[int]) -> Tensor:
-        return torch.empty_strided(size, strides_of(size, order), dtype=call["input"].dtype, device="meta")
-
-    found: list[Any] = [made(_result_size(call)) if mask[0] else None]
+    order, dtype = layout(like["input"], like["weight"]), call["input"].dtype
+    sizes = [_result_size(call)]
     if len(mask) > 1:
-        found.append(made(call["weight"].shape) if mask[1] else None)
-        found.append(made(call["grad_output"].shape[1:2]) if mask[2] else None)
-    return found
+        sizes += [call["weight"].shape, call["grad_output"].shape[1:2]]
+    return [
+        torch.empty_strided(size, strides_of(size, order), dtype=dtype, device="meta") if wanted else None
+        for size, wanted in zip(sizes, mask)
+    ]
 
 
 def kernel_axes(call: Named) -> Sequence[Axis]:
@@ -187,35 +179,24 @@ def unfolds(dtype: torch.dtype) -> bool:
     return dtype not in (torch.float32, torch.bfloat16, torch.float16)
 
 
-def _columns(part: Part, large: Where, small: Where, weight: Where, item: int) -> int:
-    """Bytes of the columns of all windows, which a kernel makes that is not oneDNN's."""
-    taps = math.prod(part.shapes[weight][2:])
-    return math.prod(part.shapes[large][:2]) * taps * math.prod(part.shapes[small][2:]) * item
-
-
-# ---- forward, and to the data gradient ------------------------------------------------------------------------------
+# ---- divisions ------------------------------------------------------------------------------------------------------
 
 
 def _pass_axes(call: Named) -> tuple[Axis, Axis, Axis, Rows]:
     """Samples, groups, channels of the result, and rows of the result."""
-    given, result, groups = _source(call), _result_size(call), call["groups"]
-    source = call[given].shape
-    like = {"input"} - {given}  # what is as large as the result
-    spread = call["transposed"] != (given == "grad_output")
+    backward, result, groups = "output_mask" in call, _result_size(call), call["groups"]
+    given, spread = "grad_output" if backward else "input", call["transposed"] != backward
     least = [_least(call, n) for n in (32, 8)] + [(1, 32, 8), (1, 32, 1), (1, 8, 1)]
     of_samples, of_channels, of_rows = zip(*least)
     stride, padding, dilation, _ = (call[name][0] for name in LISTS)
-
-    def takes(dimension: int, **others: int) -> dict[str, int]:
-        return others | dict.fromkeys(like, dimension)
-
+    like = [dict.fromkeys({"input"} - {given}, dimension) for dimension in range(3)]  # what is as large as the result
     return (
-        Axis("samples", result[0], takes(0) | {given: 0}, {0: 0}, equal=True, least=of_samples),
-        Axis("groups", groups, takes(1, weight=0, bias=0) | {given: 1}, {0: 1}, ["groups"]),
-        Axis("channels", result[1] // groups, takes(1, weight=int(spread), bias=0), {0: 1}, within="groups",
+        Axis("samples", result[0], {**like[0], given: 0}, {0: 0}, equal=True, least=of_samples),
+        Axis("groups", groups, {**like[1], given: 1, "weight": 0, "bias": 0}, {0: 1}, ["groups"]),
+        Axis("channels", result[1] // groups, {**like[1], "weight": int(spread), "bias": 0}, {0: 1}, within="groups",
              least=of_channels),
-        Rows("rows", result[2], takes(2) | {given: 2}, {0: 2}, equal=True, least=of_rows, source=given, spread=spread,
-             small=source[2] if spread else result[2], stride=stride, padding=padding, dilation=dilation,
+        Rows("rows", result[2], {**like[2], given: 2}, {0: 2}, equal=True, least=of_rows, source=given, spread=spread,
+             small=call[given].shape[2] if spread else result[2], stride=stride, padding=padding, dilation=dilation,
              kernel=call["weight"].shape[2]),
     )  # fmt: skip
 
@@ -231,19 +212,53 @@ def _least(call: Named, channels: int) -> tuple[int, int, int]:
     return 1, channels, max(8, IM2COL_ELEMENTS // (row * step) + 1)
 
 
-def _along_pass(context: Context, op: OpOverload, named: Named, before: Callable[[Named], Named]) -> list[Split]:
-    """Divisions of a pass forward or to the data gradient; `before` makes a full call of the arguments."""
+def _filter_axes(call: Named) -> list[Axis]:
+    """Samples, groups, and the channels that the weight has first and second, "outer" and "inner" ones.
+
+    Outer channels are those of the result's gradient, inner ones those of the input. In a transposed convolution it is
+    the other way round. Channels that the gradient of the bias lacks are not cut where the weight's is not wanted.
+    """
+    weight, groups, wanted = call["weight"].shape, call["groups"], call["output_mask"][1]
+    both, (samples, _, *size) = ("input", "grad_output"), call["input"].shape
+    # The fewest channels for which PyTorch takes the same kernel as for the whole.
+    few = max(16, IM2COL_ELEMENTS // math.prod(size) + 1) if samples == 1 else 16
+    found = [
+        Axis("samples", samples, dict.fromkeys(both, 0), {}, sums=True),
+        Axis("groups", groups, {**dict.fromkeys(both, 1), "weight": 0}, {1: 0, 2: 0}, ["groups"], {"bias_sizes": 0}),
+    ]
+    outer, inner = both if call["transposed"] else reversed(both)
+    outer_and_inner = (("channels", outer, 0, weight[0] // groups), ("inner channels", inner, 1, weight[1]))
+    for name, of, place, length in outer_and_inner:
+        if wanted or of == "grad_output":
+            gives, entries = ({1: place, 2: 0}, {"bias_sizes": 0}) if of == "grad_output" else ({1: place}, {})
+            least = (64, 32, few if of == "input" else 16, 16, 8, 4, 2)
+            found.append(Axis(name, length, {of: 1, "weight": place}, gives, (), entries, within="groups", least=least))
+    return found
+
+
+def _along_kernel(context: Context, op: OpOverload, named: Named, before: Callable[[Named], Named]) -> list[Split]:
+    """Divisions of a pass forward or to a gradient; `before` makes a full call of the arguments, which asks for it."""
     call = before(named)
-    given, backward, item = _source(call), "output_mask" in call, call["input"].element_size()
-    axes = samples, groups, channels, rows = _pass_axes(call)
+    axes = samples, groups, *others = kernel_axes(call)
+    backward, item, turned = "output_mask" in call, call["input"].element_size(), others[::-1]
+    given, of_filter = "grad_output" if backward else "input", backward and not call["output_mask"][0]
+    if of_filter:  # by channels, then by samples too
+        orders: Sequence[Sequence[Axis]] = ((groups, *others), (groups, *turned), axes)
+        windows: tuple[Where, Where, Where] = ("input", "grad_output", 1)  # larger side, smaller side, and weight
+        multiples, unread = (64, 32, 16), ["weight"]
+    else:  # blocks of samples and channels are used as they lie in memory; blocks of rows need copies
+        orders = (axes, (samples, groups, *turned), (groups, *others, samples), (*turned, samples))
+        windows = (given, 0, "weight") if call["transposed"] == backward else (0, given, "weight")
+        multiples, unread = (16, 8, 1), ["input"] * backward
 
     def workspace(part: Part) -> int:
-        """A copy of each operand and result in the kernel's own layout, a placeholder, and columns."""
-        total = part.sizes["weight"] + part.sizes[given] + part.results * (1 + backward)
-        judged = part.results if backward else part.sizes[given]
-        if unfolds(call["input"].dtype) or (part.shapes[0][0] == 1 and judged <= IM2COL_ELEMENTS * item):
-            large, small = (0, given) if rows.spread else (given, 0)
-            total += _columns(part, large, small, "weight", item)
+        """A copy of each operand and result in the kernel's own layout, a placeholder, and columns of all windows."""
+        total = part.operands - part.sizes.get("bias", 0) + part.results * (1 + backward)
+        judged = 0 if of_filter else part.results if backward else part.sizes[given]
+        unfolded = unfolds(call["input"].dtype) or (part.shapes[given][0] == 1 and judged <= IM2COL_ELEMENTS * item)
+        if unfolded and windows[2] in part.shapes:  # not where the bias's gradient alone is wanted
+            large, small, weight = (part.shapes[where] for where in windows)
+            total += math.prod((*large[:2], *weight[2:], *small[2:], item))
         return total
 
     return along(
@@ -251,12 +266,11 @@ def _along_pass(context: Context, op: OpOverload, named: Named, before: Callable
         op,
         named,
         axes,
-        # Blocks of samples and channels are used as they lie in memory; blocks of rows need copies.
-        orders=(axes, (samples, groups, rows, channels), (groups, channels, rows, samples), (rows, channels, samples)),
-        multiples=(16, 8, 1),
+        orders=orders,
+        multiples=multiples,
         workspace=workspace,
         before=before,
-        unread=("input",) if backward else (),
+        unread=unread,
         results=kernel_results(call, named),
     )
 
@@ -266,11 +280,11 @@ def convolution(context: Context, op: OpOverload, named: Named) -> list[Split]:
     """Convolutions of one, two or three spatial dimensions, ordinary or transposed."""
     if named["input"].dim() != named["weight"].dim():
         return []  # it has no samples: composite operators add that dimension before they call this one
-    found = _along_pass(context, op, named, full)
+    found = _along_kernel(context, op, named, full)
     pointwise = all(n == 1 for n in named["weight"].shape[2:]) and not any(named["padding"])
     if not pointwise or named["transposed"] or max(named["stride"]) == 1:
         return found
-    dense = [piece for piece in _along_pass(context, op, named, _subsampled) if piece.parts > 1]
+    dense = [piece for piece in _along_kernel(context, op, named, _subsampled) if piece.parts > 1]
     return [replace(piece, how=f"subsampled, {piece.how}") for piece in dense] + found
 
 
@@ -281,74 +295,15 @@ def _subsampled(named: Named) -> Named:
     return call | {"input": call["input"][steps], "stride": [1] * len(call["stride"])}
 
 
-# ---- gradients ------------------------------------------------------------------------------------------------------
-
-
 @divides("aten::convolution_backward", specials=SPECIALS)
 def convolution_backward(context: Context, op: OpOverload, named: Named) -> list[Stage]:
     """Those gradients of input, weight and bias that `output_mask` asks for."""
-    mask = named["output_mask"]
     if named["input"].dim() != named["weight"].dim():
-        return [Stage("", (0, 1, 2), op, [])]
+        return []
     stages = []
-    of_data, of_filter = [True, False, False], [False, *mask[1:]]
-    if mask[0]:
-        found = _along_pass(context, op, named, lambda call: full(call) | {"output_mask": of_data})
-        stages.append(Stage("data gradient", (0,), with_mask(op, of_data), found))
-    if mask[1] or mask[2]:
-        found = _along_filter(context, op, named, lambda call: full(call) | {"output_mask": of_filter})
-        stages.append(Stage("filter gradient", (1, 2), with_mask(op, of_filter), found))
+    for name, places in (("data gradient", (0,)), ("filter gradient", (1, 2))):
+        mask = [wanted and place in places for place, wanted in enumerate(named["output_mask"])]
+        if any(mask):
+            found = _along_kernel(context, op, named, partial(full, output_mask=mask))
+            stages.append(Stage(name, places, with_mask(op, mask), found))
     return stages
-
-
-def _filter_axes(call: Named) -> list[Axis]:
-    """Samples, groups, and the channels that the weight has first and second, "outer" and "inner" ones.
-
-    Outer channels are those of the result's gradient, inner ones those of the input. In a transposed convolution it is
-    the other way round. Channels that the gradient of the bias lacks are not cut where the weight's is not wanted.
-    """
-    weight, groups, wanted = call["weight"].shape, call["groups"], call["output_mask"][1]
-    both = "input", "grad_output"
-    found = [
-        Axis("samples", call["input"].shape[0], dict.fromkeys(both, 0), {}, sums=True),
-        Axis("groups", groups, {**dict.fromkeys(both, 1), "weight": 0}, {1: 0, 2: 0}, ["groups"], {"bias_sizes": 0}),
-    ]
-    outer, inner = both if call["transposed"] else reversed(both)
-    for name, of, place, length in (
-        ("channels", outer, 0, weight[0] // groups),
-        ("inner channels", inner, 1, weight[1]),
-    ):
-        if wanted or of == "grad_output":
-            gives, entries = ({1: place, 2: 0}, {"bias_sizes": 0}) if of == "grad_output" else ({1: place}, {})
-            found.append(Axis(name, length, {of: 1, "weight": place}, gives, (), entries, within="groups"))
-    return found
-
-
-def _along_filter(context: Context, op: OpOverload, named: Named, before: Callable[[Named], Named]) -> list[Split]:
-    """Divisions of the gradients of weight and bias: by channels, then by samples too."""
-    call = before(named)
-    given, item = call["input"], call["input"].element_size()
-    samples, groups, *channels = _filter_axes(call)
-
-    def workspace(part: Part) -> int:
-        """A copy of each operand and result in the kernel's own layout, a placeholder, and columns."""
-        total = part.operands + 2 * part.results
-        if 1 in part.shapes and (unfolds(given.dtype) or part.shapes["input"][0] == 1):
-            total += _columns(part, "input", "grad_output", 1, item)
-        return total
-
-    # The fewest channels for which PyTorch takes the same kernel as for the whole.
-    few = max(16, IM2COL_ELEMENTS // math.prod(given.shape[2:]) + 1) if given.shape[0] == 1 else 16
-    channels = [replace(a, least=(64, 32, few if "input" in a.takes else 16, 16, 8, 4, 2)) for a in channels]
-    return along(
-        context,
-        op,
-        named,
-        [samples, groups, *channels],
-        orders=([groups, *channels], [groups, *reversed(channels)], [samples, groups, *channels]),
-        multiples=(64, 32, 16),
-        workspace=workspace,
-        before=before,
-        unread=("weight",),
-        results=kernel_results(call),
-    )

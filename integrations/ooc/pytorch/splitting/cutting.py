@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from ooc.pytorch.splitting import geometry
+from ooc.pytorch.splitting.axes import spans
 from ooc.pytorch.splitting.calls import CannotSplit, its_own_errors
 from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.geometry import Index
-from ooc.pytorch.splitting.grids import spans
 from ooc.pytorch.splitting.verification import map_tensors, tensors_in
 
 _GRAIN = 32768  # elements for which PyTorch uses another thread (at::internal::GRAIN_SIZE)

@@ -15,10 +15,10 @@ from torch._ops import OpOverload
 
 from ooc.pytorch.splitting import registry
 from ooc.pytorch.splitting.axes import Axis, Named
-from ooc.pytorch.splitting.calls import ALL_SPECIALS, CannotSplit, Given, NotYet, Specials, Split
+from ooc.pytorch.splitting.calls import CannotSplit, Given, NotYet, Split
 from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.parts import along, bind
-from ooc.pytorch.splitting.verification import SPARSE
+from ooc.pytorch.splitting.verification import ALL_SPECIALS, SPARSE, Specials
 from swapd.splitting.store import Verdict
 
 PRODUCTS = Specials((SPARSE,))  # for sums of products: with more special numbers every sum would be NaN
@@ -61,31 +61,26 @@ class Divided:
 
     def __call__(self, context: Context, *args: Any, **kwargs: Any) -> Any:
         """The operator's result, in parts."""
-        named = bind(self.op, args, kwargs)
-        stages = self.stages(context, named)
-        chosen: list[Split] = []
-        ran: dict[str, Verdict] = {}
+        chosen: list[tuple[Stage, Split, Verdict | None]] = []
         late: NotYet | None = None
-        for stage in stages:  # before any runs: verdicts on all of them are found at once
-            try:
-                chosen.append(self._choose(context, stage))
+        for stage in self.stages(context, bind(self.op, args, kwargs)):
+            try:  # before any runs: verdicts on all of them are found at once
+                chosen.append((stage, self._choose(context, stage), context.ran))
             except NotYet as error:
                 late = error
-            if context.ran is not None:
-                ran[stage.name] = context.ran
         if late is not None:
             raise late
-        if len(stages) == 1:
-            return chosen[0].run(*args, **kwargs)
+        if len(chosen) == 1:
+            return chosen[0][1].run(*args, **kwargs)
         results: list[Any] = [None] * len(self.op._schema.returns)
-        for stage, split in zip(stages, chosen):
+        for stage, split, _ in chosen:
             found = split.run(*args, **kwargs)
             for place in stage.results:
                 results[place] = found[place]
-        each = ran.values()
+        each = [ran for *_, ran in chosen if ran is not None]
         context.used(  # the summary has one line, with the largest differences
-            "; ".join(f"{name}: {one.how}" for name, one in ran.items()),
-            sum(one.parts for one in each),
+            "; ".join(f"{stage.name}: {split.how}" for stage, split, _ in chosen),
+            sum(split.parts for _, split, _ in chosen),
             all(one.identical for one in each),
             max(one.largest_difference for one in each),
             max(one.largest_relative for one in each),
@@ -93,7 +88,14 @@ class Divided:
         return tuple(results)
 
     def _choose(self, context: Context, stage: Stage) -> Split:
-        candidates = _fitting(stage, context)
+        """One of a stage's candidates; where bits may not change, of those that do not divide sums."""
+        of, fit = f" of the {stage.name}" if stage.name else "", f"makes its parts fit {context.part_bytes} bytes"
+        if not stage.candidates:
+            raise CannotSplit(f"no division{of} {fit}")
+        candidates = [piece for piece in stage.candidates if not (context.exact and piece.rounds)]
+        if not candidates:
+            how = stage.candidates[0].how
+            raise CannotSplit(f"only a division{of} of its sums ({how}) {fit}", inexact=True)
         if self.moves:
             context.used(candidates[0].how, candidates[0].parts)
             return candidates[0]
@@ -103,20 +105,6 @@ class Divided:
 
 def _changed(op: OpOverload, change: Change, given: Given) -> Given:
     return (), change(bind(op, *given))
-
-
-def _fitting(stage: Stage, context: Context) -> Sequence[Split]:
-    """The candidates of a stage; where bits may not change, those that do not divide sums. Raises CannotSplit."""
-    of = f" of the {stage.name}" if stage.name else ""
-    if not stage.candidates:
-        raise CannotSplit(f"no division{of} makes its parts fit {context.part_bytes} bytes")
-    found = [piece for piece in stage.candidates if not (context.exact and piece.rounds)]
-    if not found:
-        how = stage.candidates[0].how
-        raise CannotSplit(
-            f"only a division{of} of its sums ({how}) makes its parts fit {context.part_bytes} bytes", inexact=True
-        )
-    return found
 
 
 def with_mask(op: OpOverload, mask: Sequence[bool]) -> Callable[..., Any]:
@@ -143,20 +131,14 @@ def divides(
     return register
 
 
-def divides_along(
-    *names: str,
-    axes: Callable[[Named], list[Axis]],
-    sample: Change | None = None,
-    moves: bool = False,
-    specials: Specials = ALL_SPECIALS,
-    **options: Any,
-) -> None:
+def divides_along(*names: str, axes: Callable[[Named], list[Axis]], **options: Any) -> None:
     """Registers operators that are cut along the axes that `axes` finds in a call's arguments.
 
-    `options` are those of `parts.along`.
+    `options` are those of `divides`, and those of `parts.along`.
     """
+    told = {name: options.pop(name) for name in ("sample", "moves", "specials") if name in options}
 
     def divide(context: Context, op: OpOverload, named: Named) -> list[Split]:
         return along(context, op, named, axes(named), **options)
 
-    divides(*names, sample=sample, moves=moves, specials=specials)(divide)
+    divides(*names, **told)(divide)

@@ -60,8 +60,6 @@ def footprint(tensor: Tensor, chunk_bytes: int) -> int:
 def footprint_of(size: Sequence[int], stride: Sequence[int], item: int, chunk_bytes: int) -> int:
     """The footprint of a view that is given by its sizes and strides, and by the bytes of an element, `item`."""
     whole = extent(size, stride) * item
-    if whole == 0:
-        return 0
     runs = 1
     inner_size, inner_stride = list(size), list(stride)
     moving = [d for d in range(len(size)) if size[d] > 1 and stride[d] != 0]
@@ -77,7 +75,7 @@ def footprint_of(size: Sequence[int], stride: Sequence[int], item: int, chunk_by
 
 def rounded(size_bytes: int, chunk_bytes: int) -> int:
     """Bytes of the chunks that a range of `size_bytes` bytes touches at most."""
-    return (-(-size_bytes // chunk_bytes) + (1 if chunk_bytes > 1 else 0)) * chunk_bytes
+    return (-(-size_bytes // chunk_bytes) + (chunk_bytes > 1 and size_bytes > 0)) * chunk_bytes
 
 
 def narrowed(tensor: Tensor, index: Index) -> Tensor:
@@ -132,3 +130,8 @@ def flat(tensor: Tensor) -> Tensor | None:
     """A dense tensor's memory as a tensor of one dimension; None if the tensor has gaps or overlaps."""
     dense = torch.ops.aten.is_non_overlapping_and_dense(tensor)
     return tensor.as_strided((tensor.numel(),), (1,)) if dense else None
+
+
+def storage_line(tensor: Tensor) -> Tensor:
+    """A tensor's storage from its start to the tensor's last element, in one dimension."""
+    return tensor.as_strided((tensor.storage_offset() + extent(tensor.shape, tensor.stride()),), (1,), 0)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ooc.pytorch.splitting import geometry
-from ooc.pytorch.splitting.verification import storage_line
 
 CPU = torch.device("cpu")
 NO_LIMIT = 1 << 62  # bytes of a part, where everything fits
@@ -53,6 +53,11 @@ class Memory:
         self.device = managed or CPU  # of the operator's large tensors
         self._managed = managed is not None
 
+    def own_bytes(self, size_bytes: int) -> int:
+        """Bytes that new memory takes on the device: whole chunks, or its own size if it is smaller than a chunk."""
+        chunk = self.chunk_bytes
+        return size_bytes if size_bytes < chunk else -(-size_bytes // chunk) * chunk
+
     def empty(
         self,
         like: Tensor | None = None,
@@ -77,16 +82,18 @@ class Memory:
             return made
         return torch.empty_strided(shape, tuple(stride), dtype=kind, device=CPU)
 
-    def move(self, target: Tensor, source: Tensor) -> int:
-        """Copies `source` to `target`, in as many parts as needed; returns how many. `source` may be broadcast."""
-        if self.part_bytes >= NO_LIMIT:
-            target.copy_(source)
-            return 1
-        parts = 0
-        for index in geometry.blocks([target, source], self.part_bytes, self.chunk_bytes):
-            geometry.narrowed(target, index).copy_(geometry.narrowed(source, index))
-            parts += 1
-        return parts
+    def move(self, target: Tensor, source: Any) -> int:
+        """Copies `source`, a number or a tensor that may be broadcast, in as many parts as needed; returns how many."""
+        tensors = [target, source] if isinstance(source, Tensor) else [target]
+        everything = self.part_bytes >= NO_LIMIT
+        indexes = [()] if everything else list(geometry.blocks(tensors, self.part_bytes, self.chunk_bytes))
+        for index in indexes:
+            part = geometry.narrowed(target, index)
+            if isinstance(source, Tensor):
+                part.copy_(geometry.narrowed(source, index))
+            else:
+                part.fill_(source)
+        return len(indexes)
 
     @property
     def on_gpu(self) -> bool:
@@ -114,7 +121,7 @@ class Memory:
 
     def copied(self, tensor: Tensor, device: torch.device) -> Tensor:
         """A copy on a device, the GPU or the CPU, with the same strides and offset; for use inside of `trial`."""
-        line = storage_line(tensor)
+        line = geometry.storage_line(tensor)
         target = self.empty(like=line, device=device)
         self.move(target, line)
         return target.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())

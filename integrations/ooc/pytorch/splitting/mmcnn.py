@@ -34,8 +34,7 @@ class Rules:
         self._core = core
         self.shares: dict[tuple[str, str], Share] = {}  # of the calls that were recorded, by operator and shapes
         self._calls: list[tuple[tuple[str, str], int, int]] = []  # of this iteration: its first function, and its end
-        self._began = 0
-        self._began = self.begin()
+        self._began = int(core.stats()["functions"])  # the first function of this iteration
         self._asks = False  # convolutions and products that fit come here
 
     def begin(self) -> int:

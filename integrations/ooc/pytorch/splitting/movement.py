@@ -18,7 +18,7 @@ from ooc.pytorch.splitting.axes import Named
 from ooc.pytorch.splitting.calls import CannotSplit, Split
 from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.cutting import Cut, cut_elementwise, meta, on_meta
-from ooc.pytorch.splitting.geometry import blocks, extent, layout, narrowed
+from ooc.pytorch.splitting.geometry import extent, layout
 from ooc.pytorch.splitting.parts import bind
 from ooc.pytorch.splitting.verification import tensors_in
 
@@ -49,7 +49,7 @@ def moved(find: Mover, whole: Any, context: Context, /, *arguments: Any, **keywo
     result, pairs = find(context, *arguments, **keywords)
     types = [(target.dtype, source.dtype) for target, source in pairs if isinstance(source, Tensor)]
     if not any(to != of and (of.is_floating_point or of.is_complex) for to, of in types):
-        context.used("blocks", sum(_written(context, *pair) for pair in pairs if pair[0].numel()))
+        context.used("blocks", sum(context.move(*pair) for pair in pairs if pair[0].numel()))
         return result
     if len(pairs) != 1:
         raise CannotSplit("its tensors are of unlike types")
@@ -70,15 +70,6 @@ def strided(context: Context, tensors: Sequence[Tensor]) -> None:
     """Raises CannotSplit unless all tensors are strided and on the CPU or the context's device, or have no data."""
     if any(t.layout != torch.strided or t.device.type not in ("cpu", "meta", context.device.type) for t in tensors):
         raise CannotSplit(f"its tensors are not strided ones on the CPU or on {context.device}")
-
-
-def _written(context: Context, target: Tensor, source: Any) -> int:
-    if isinstance(source, Tensor):
-        return context.move(target, source)
-    indexes = list(blocks([target], context.part_bytes, context.chunk_bytes))
-    for index in indexes:
-        narrowed(target, index).fill_(source)
-    return len(indexes)
 
 
 @moves("aten::fill_.Scalar", "aten::fill_.Tensor", "aten::zero_", repeatable=True)

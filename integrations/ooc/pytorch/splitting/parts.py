@@ -8,20 +8,19 @@ view kernels would make copies of their own, or touch what lies between.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 from torch._ops import OpOverload
 
-from ooc.pytorch.splitting.axes import Axis, Named, Where
+from ooc.pytorch.splitting.axes import Axis, Named, Where, count, grid, label
 from ooc.pytorch.splitting.blocks import Blocks, as_tuple, likeness
 from ooc.pytorch.splitting.calls import Split, its_own_errors
 from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.cutting import all_meta
 from ooc.pytorch.splitting.geometry import footprint, rounded
-from ooc.pytorch.splitting.grids import count, grid, label
 from ooc.pytorch.splitting.verification import map_tensors
 
 PREFERRED = (64, 32, 16, 8, 4, 1)  # blocks of these leave vector kernels the remainders that the whole has
@@ -31,17 +30,10 @@ MOST_CANDIDATES = 8
 # ---- calls ----------------------------------------------------------------------------------------------------------
 
 
-def bind(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Named:
+def bind(op: OpOverload, args: Sequence[Any], kwargs: Named) -> Named:
     """All arguments of a call by name; those that were not given have their defaults."""
-    named: Named = {}
-    for position, argument in enumerate(op._schema.arguments):
-        if position < len(args):
-            named[argument.name] = args[position]
-        elif argument.name in kwargs:
-            named[argument.name] = kwargs[argument.name]
-        else:
-            named[argument.name] = argument.default_value
-    return named
+    given = dict(zip((argument.name for argument in op._schema.arguments), args)) | kwargs
+    return {argument.name: given.get(argument.name, argument.default_value) for argument in op._schema.arguments}
 
 
 _shapes: dict[tuple[OpOverload, str], tuple[Any, ...]] = {}
@@ -57,20 +49,6 @@ def results_of(context: Context, op: OpOverload, named: Named) -> tuple[Any, ...
         with context.plain(), its_own_errors():  # so that nothing here is a function to the core
             _shapes[key] = as_tuple(op(**meta))
     return _shapes[key]
-
-
-# ---- memory ---------------------------------------------------------------------------------------------------------
-
-
-def own_bytes(context: Context, size_bytes: int) -> int:
-    """Bytes that new memory takes on the device: whole chunks, or its own size if it is smaller than a chunk."""
-    chunk = context.chunk_bytes
-    return size_bytes if size_bytes < chunk else -(-size_bytes // chunk) * chunk
-
-
-def view_bytes(context: Context, size_bytes: int) -> int:
-    """Bytes that a dense view of a larger variable takes on the device at most."""
-    return rounded(size_bytes, context.chunk_bytes) if size_bytes else 0
 
 
 # ---- along axes -----------------------------------------------------------------------------------------------------
@@ -90,7 +68,7 @@ def divisions(
     allowed: Callable[[Sequence[int]], bool] = lambda sizes: True,
     rounds: Callable[[Sequence[int]], bool] = lambda sizes: False,
 ) -> list[Split]:
-    """One division for each order and each multiple that makes a difference; see `grids.grid` for these and `floors`.
+    """One division for each order and each multiple that makes a difference; see `axes.grid` for these and `floors`.
 
     Args:
         need: gives the bytes of the largest part from the sizes of blocks.
@@ -103,18 +81,13 @@ def divisions(
     def fits(blocks: Sequence[int]) -> bool:
         return need(blocks) <= context.part_bytes and count(lengths, blocks) >= least
 
-    found: dict[tuple[int, ...], Split] = {}
-    for order in [range(len(lengths))] if orders is None else orders:
-        for multiple in multiples:
-            sizes = grid(lengths, floors, order, multiple, fits)
-            if sizes is not None and sizes not in found and allowed(sizes):
-                how, parts = label(names, lengths, sizes), count(lengths, sizes)
-                found[sizes] = Split(how, parts, _bound(op, run, sizes), rounds(sizes))
-    return list(found.values())
+    def split(sizes: Sequence[int]) -> Split:
+        how, parts = label(names, lengths, sizes), count(lengths, sizes)
+        return Split(how, parts, lambda *args, **kwargs: run(sizes, bind(op, args, kwargs)), rounds(sizes))
 
-
-def _bound(op: OpOverload, run: Callable[[Sequence[int], Named], Any], sizes: Sequence[int]) -> Callable[..., Any]:
-    return lambda *args, **kwargs: run(sizes, bind(op, args, kwargs))
+    orders = [range(len(lengths))] if orders is None else orders
+    found = dict.fromkeys(grid(lengths, floors, order, each, fits) for order in orders for each in multiples)
+    return [split(sizes) for sizes in found if sizes is not None and allowed(sizes)]
 
 
 def along(
@@ -149,7 +122,8 @@ def along(
     if before is not None:
         named = before(named)
     guessed, results = results is None, results_of(context, op, named) if results is None else results
-    read: list[tuple[Where, Any]] = [item for item in named.items() if item[0] not in unread]
+    values: dict[Where, Any] = {name: value for name, value in named.items() if name not in unread}
+    tensors = {where: t for where, t in (values | dict(enumerate(results))).items() if isinstance(t, Tensor)}
     steps = max(len(axis.least) for axis in axes)
     lengths = [axis.length for axis in axes]
 
@@ -163,7 +137,7 @@ def along(
         op,
         [axis.name for axis in axes],
         lengths,
-        _Need(context, axes, workspace, [*read, *enumerate(results)]),
+        _need(context, axes, workspace, tensors),
         Blocks(context, op, results, axes, before, unread, guessed),
         floors=[[axis.least[min(step, len(axis.least) - 1)] for axis in axes] for step in range(steps)],
         orders=None if orders is None else [[axes.index(a) for a in order if a in axes] for order in orders],
@@ -192,35 +166,32 @@ class Part:
         return sum(size for where, size in self.sizes.items() if isinstance(where, int))
 
 
-@dataclass
-class _Need:
-    """Computes the bytes of one part from the block sizes."""
+def _need(
+    context: Context, axes: Sequence[Axis], workspace: Callable[[Part], int], tensors: Mapping[Where, Tensor]
+) -> Callable[[Sequence[int]], int]:
+    """Gives the bytes of one part from the sizes of blocks. `tensors`: the arguments that are read, and the results."""
+    cuts: dict[Where, list[tuple[int, int]]] = {
+        where: [(n, cut) for n, axis in enumerate(axes) if (cut := axis.dimension(where, tensor)) is not None]
+        for where, tensor in tensors.items()
+    }
 
-    context: Context
-    axes: Sequence[Axis]
-    workspace: Callable[[Part], int]
-    values: Iterable[tuple[Where, Any]]  # arguments that are read, and results
+    def shape_of(where: Where, sizes: Sequence[int]) -> list[int]:
+        shape = list(tensors[where].shape)
+        for n, dimension in cuts[where]:
+            if sizes[n] < axes[n].length:
+                shape[dimension] = axes[n].elements(where, shape[dimension], sizes[n])
+        return shape
 
-    def __post_init__(self) -> None:
-        self._tensors = {where: value for where, value in self.values if isinstance(value, Tensor)}
-        self._cuts = {where: [axis.dimension(where, t) for axis in self.axes] for where, t in self._tensors.items()}
-
-    def __call__(self, sizes: Sequence[int]) -> int:
-        shapes = {where: self._shape(where, sizes) for where in self._tensors}
-        part = Part(shapes, {w: math.prod(shape) * self._tensors[w].element_size() for w, shape in shapes.items()})
-        total = own_bytes(self.context, self.workspace(part))
+    def need(sizes: Sequence[int]) -> int:
+        shapes = {where: shape_of(where, sizes) for where in tensors}
+        part = Part(shapes, {w: math.prod(shape) * tensors[w].element_size() for w, shape in shapes.items()})
+        total = context.own_bytes(workspace(part))
         for where, size in part.sizes.items():
             if isinstance(where, int):
-                total += own_bytes(self.context, size)
-            elif any(cut is not None for cut in self._cuts[where]):
-                total += view_bytes(self.context, size)
+                total += context.own_bytes(size)
             else:
-                total += footprint(self._tensors[where], self.context.chunk_bytes)
+                chunk = context.chunk_bytes
+                total += rounded(size, chunk) if cuts[where] else footprint(tensors[where], chunk)
         return total
 
-    def _shape(self, where: Where, sizes: Sequence[int]) -> list[int]:
-        shape = list(self._tensors[where].shape)
-        for axis, dimension, size in zip(self.axes, self._cuts[where], sizes):
-            if dimension is not None and size < axis.length:
-                shape[dimension] = axis.elements(where, shape[dimension], size)
-        return shape
+    return need

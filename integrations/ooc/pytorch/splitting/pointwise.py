@@ -22,11 +22,11 @@ from torch import Tensor
 
 from ooc.pytorch.splitting import geometry, registry
 from ooc.pytorch.splitting.axes import Named
-from ooc.pytorch.splitting.calls import CannotSplit, Given, Specials, Split, its_own_errors
+from ooc.pytorch.splitting.calls import CannotSplit, Given, Split, its_own_errors
 from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.cutting import Cut, all_meta, cut_elementwise, meta_results
 from ooc.pytorch.splitting.parts import bind
-from ooc.pytorch.splitting.verification import map_tensors, tensors_in
+from ooc.pytorch.splitting.verification import Specials, map_tensors, tensors_in
 
 Overload = torch._ops.OpOverload
 
@@ -55,18 +55,14 @@ registry.finders.append(pointwise)
 
 
 def _elementwise(overload: Overload, lists: bool, context: Context, /, *arguments: Any, **keywords: Any) -> Any:
-    def calls(given: Any, more: Named) -> list[_Call]:
-        """The call; over lists, those with the elements of one place each."""
-        named = bind(overload, given, more)
-        return _each(overload, named) if lists else [_Call(overload, named)]
-
-    each = calls(arguments, keywords)
+    each = _calls(overload, lists, bind(overload, arguments, keywords))
     results = [call.results(context) for call in each]
     cuts = [cut_elementwise(context, made, call.read) for made, call in zip(results, each)]
     ways = [[found[min(way, len(found) - 1)] for found in cuts] for way in range(max(map(len, cuts)))]
 
     def run(way: list[Cut], *given: Any, **more: Any) -> Any:
-        made = [call.run(context, cut, like) for call, cut, like in zip(calls(given, more), way, results)]
+        again = _calls(overload, lists, bind(overload, given, more))
+        made = [call.run(context, cut, like) for call, cut, like in zip(again, way, results)]
         if lists:
             return [element for (element,) in made] if overload._schema.returns else None
         return made[0][0] if len(made[0]) == 1 else tuple(made[0])
@@ -118,13 +114,13 @@ class _Call:
         return made
 
 
-def _each(overload: Overload, named: Named) -> list[_Call]:
-    """For each place of the lists the call with their elements, in lists of one."""
+def _calls(overload: Overload, over_lists: bool, named: Named) -> list[_Call]:
+    """The call; or for each place of the lists the call with their elements, in lists of one."""
+    if not over_lists:
+        return [_Call(overload, named)]
     if isinstance(named.get("scalars"), Tensor):
         overload, named = overload._overloadpacket.ScalarList, named | {"scalars": named["scalars"].tolist()}
     lists = [value for value in named.values() if isinstance(value, list | tuple) and tensors_in(value)]
-    if not lists:
-        raise CannotSplit("it has no list of tensors")
     length = len(lists[0])
 
     def of(value: Any, place: int) -> Any:

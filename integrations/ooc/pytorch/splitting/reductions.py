@@ -16,13 +16,12 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from ooc.pytorch.splitting import registry
-from ooc.pytorch.splitting.axes import Axis, Named
+from ooc.pytorch.splitting.axes import Axis, Named, count, spans
 from ooc.pytorch.splitting.calls import Split
 from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.dividers import Stage, divides, divides_along, with_mask
-from ooc.pytorch.splitting.geometry import blocks, flat, narrowed
-from ooc.pytorch.splitting.grids import count, spans
-from ooc.pytorch.splitting.parts import PREFERRED, along, bind, divisions, view_bytes
+from ooc.pytorch.splitting.geometry import blocks, flat, narrowed, rounded
+from ooc.pytorch.splitting.parts import PREFERRED, along, bind, divisions
 from ooc.pytorch.splitting.tables import beside, table
 
 aten = torch.ops.aten
@@ -39,10 +38,9 @@ REMOVES = (
 def reduction(context: Context, op: OpOverload, named: Named) -> list[Split]:
     """Reductions along some dimensions, or along all of them where none is given."""
     tensor, dims = named["self"], named["dim"]
-    every = list(range(tensor.dim()))
-    own = {d % max(tensor.dim(), 1) for d in ([dims] if isinstance(dims, int) else dims or every)}
+    own = dims if isinstance(dims, int) else dims or range(tensor.dim())
     found = along(context, op, named, beside(named, "self", own, removed=not named.get("keepdim", False)))
-    return found or (joined(context, op, named) if every else [])
+    return found or (joined(context, op, named) if tensor.dim() else [])
 
 
 # ---- to one number --------------------------------------------------------------------------------------------------
@@ -62,7 +60,7 @@ def joined(context: Context, op: OpOverload, named: Named) -> list[Split]:
     reduce = getattr(aten, kind)
 
     def need(sizes: Sequence[int]) -> int:
-        return view_bytes(context, sizes[0] * tensor.element_size()) + 64 + 8 * count([tensor.numel()], sizes)
+        return rounded(sizes[0] * tensor.element_size(), context.chunk_bytes) + 64 + 8 * count([tensor.numel()], sizes)
 
     def run(sizes: Sequence[int], call: Named) -> Tensor:
         line = flat(call["self"])

@@ -16,15 +16,15 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from ooc.pytorch.splitting import registry
-from ooc.pytorch.splitting.axes import Named
+from ooc.pytorch.splitting.axes import Named, spans
 from ooc.pytorch.splitting.blocks import compact
 from ooc.pytorch.splitting.calls import CannotSplit, Split
 from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.cutting import on_meta
 from ooc.pytorch.splitting.dividers import divides, divides_along
-from ooc.pytorch.splitting.grids import spans
+from ooc.pytorch.splitting.geometry import rounded
 from ooc.pytorch.splitting.movement import strided
-from ooc.pytorch.splitting.parts import along, bind, divisions, own_bytes, view_bytes
+from ooc.pytorch.splitting.parts import along, bind, divisions
 from ooc.pytorch.splitting.tables import beside, table
 
 aten = torch.ops.aten
@@ -41,7 +41,7 @@ def select_rows(context: Context, op: OpOverload, named: Named) -> list[Split]:
     lengths = (named[wanted].numel(), given.shape[0])
 
     def need(sizes: Sequence[int]) -> int:
-        return 2 * view_bytes(context, sizes[0] * row) + view_bytes(context, sizes[1] * row)
+        return 2 * rounded(sizes[0] * row, context.chunk_bytes) + rounded(sizes[1] * row, context.chunk_bytes)
 
     def run(sizes: Sequence[int], call: Named) -> Tensor:
         rows = _gathered(context, call[source], call[wanted].reshape(-1), sizes)
@@ -102,7 +102,7 @@ def embedding_backward(context: Context, op: OpOverload, named: Named) -> list[S
 
     def need(sizes: Sequence[int]) -> int:
         gathered, made = number * sizes[1] * item, sizes[0] * sizes[1] * item
-        return own_bytes(context, gathered) + own_bytes(context, made) + view_bytes(context, 8 * number)
+        return context.own_bytes(gathered) + context.own_bytes(made) + rounded(8 * number, context.chunk_bytes)
 
     def run(sizes: Sequence[int], call: Named) -> Tensor:
         indices, padding = call["indices"].reshape(-1), call["padding_idx"]
@@ -143,10 +143,9 @@ def nll_loss(context: Context, op: OpOverload, named: Named) -> list[Split]:
     if named["reduction"] == NONE:
         return along(context, op, named, _of_losses(named), multiples=(16, 1))
     # The last call needs all that was gathered.
-    last = 2 * own_bytes(context, target.numel() * (target.element_size() + given.element_size()))
-    index, found = (
-        torch.empty(target.unsqueeze(1).shape, dtype=dtype, device="meta") for dtype in (target.dtype, given.dtype)
-    )
+    last = 2 * context.own_bytes(target.numel() * (target.element_size() + given.element_size()))
+    size = target.unsqueeze(1).shape
+    index, found = (torch.empty(size, dtype=tensor.dtype, device="meta") for tensor in (target, given))
     gather = {"self": given, "dim": 1, "index": index, "sparse_grad": False}
     pieces = along(
         context, aten.gather.default, gather, _of_gathered(gather), multiples=(1,), results=[found],

@@ -1,6 +1,7 @@
-"""Whether a division changes bits: random and special arguments of the same shapes, and the comparison of two results.
+"""Whether a division changes bits: it and the operator in one piece run on the same random and special arguments.
 
-Everything here runs on the CPU in plain memory, whatever the budget is and wherever the operator runs.
+On the CPU both run in plain memory. On a GPU the division runs as it will, and the whole uses host memory in place
+where it does not fit; arguments and results are made and compared on the CPU, whatever the budget is.
 """
 
 from __future__ import annotations
@@ -8,14 +9,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
 
-from ooc.pytorch.splitting.geometry import extent
+from ooc.pytorch.splitting import registry
+from ooc.pytorch.splitting.calls import Call, CannotSplit, Given, Sample, Split
+from ooc.pytorch.splitting.geometry import extent, storage_line
+from ooc.pytorch.splitting.memory import CPU, Memory
 
+_SEED = 20181213
+_ENOUGH_ELEMENTS, _MOST_TURNS = 4096, 16  # so many numbers are compared, from at most so many results
 _COMPARED_AT_ONCE = 1 << 22  # elements
 _ALIGNMENT = 64  # bytes to which every storage is aligned; kernels choose by the offset from it
 # Kinds of special data: one element in 4096 is special; one in 4 is; all are 0, -0 or -1; all are 0, -0 or 1.
@@ -24,6 +31,20 @@ KINDS = (SPARSE, DENSE, NOT_POSITIVE, NOT_NEGATIVE)
 # Types whose numbers PyTorch draws; for others they are converted.
 _DRAWN = {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128}
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}  # by bytes of an element
+
+
+@dataclass(frozen=True)
+class Specials:
+    """The special data that a division is tried on, beside ordinary data.
+
+    `kinds`: some of `KINDS`. `finite`: names of arguments that get no special numbers: the division itself checks them.
+    """
+
+    kinds: tuple[str, ...] = KINDS
+    finite: frozenset[str] = frozenset()
+
+
+ALL_SPECIALS = Specials()
 
 
 def map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
@@ -102,11 +123,6 @@ def duplicate(value: Any) -> Any:
     return map_tensors(value, lambda t: storage_line(t).clone().as_strided(t.shape, t.stride(), t.storage_offset()))
 
 
-def storage_line(tensor: Tensor) -> Tensor:
-    """A tensor's storage from its start to the tensor's last element, in one dimension."""
-    return tensor.as_strided((tensor.storage_offset() + extent(tensor.shape, tensor.stride()),), (1,), 0)
-
-
 @dataclass(frozen=True)
 class Difference:
     """How two results differ; both numbers are 0 where the results are identical, bit by bit."""
@@ -135,8 +151,6 @@ def difference(expected: Any, found: Any) -> Difference:
 def _leaf_difference(expected: Any, found: Any) -> Difference:
     if isinstance(expected, Tensor) and isinstance(found, Tensor):
         return _tensor_difference(expected, found)
-    if isinstance(expected, torch.Generator) and isinstance(found, torch.Generator):
-        return IDENTICAL  # a handler that draws from one returns its state, which is compared
     return IDENTICAL if type(expected) is type(found) and expected == found else INCOMPARABLE
 
 
@@ -151,13 +165,9 @@ def _tensor_difference(expected: Tensor, found: Tensor) -> Difference:
     for start in range(0, one.numel(), _COMPARED_AT_ONCE):
         a, b = one[start : start + _COMPARED_AT_ONCE], other[start : start + _COMPARED_AT_ONCE]
         scale = max(scale, _largest(a))
-        if torch.equal(a.view(bits), b.view(bits)):
-            continue
-        identical = False
-        largest = max(largest, _distance(a, b))
-    if identical:
-        return IDENTICAL
-    return Difference(False, largest, largest / scale if scale > 0 else math.inf if largest > 0 else 0.0)
+        if not torch.equal(a.view(bits), b.view(bits)):
+            identical, largest = False, max(largest, _distance(a, b))
+    return Difference(identical, largest, largest / scale if scale > 0 else math.inf if largest > 0 else 0.0)
 
 
 def _wide(a: Tensor) -> Tensor:
@@ -174,3 +184,88 @@ def _distance(a: Tensor, b: Tensor) -> float:
     same = (one == other) | (one.isnan() & other.isnan())
     apart = (one - other).abs().masked_fill(same, 0.0)  # signs of zeros and kinds of NaN are no distance
     return math.inf if bool(apart.isnan().any()) else float(apart.max())
+
+
+# ---- trials ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Trial:
+    """Compares divisions with the operator in one piece, of which arguments and result are made when first needed.
+
+    A few numbers may agree by luck, so small results are compared for several sets of arguments.
+    """
+
+    call: Call
+    memory: Memory
+    whole: Callable[..., Any]
+    sample: Sample | None
+    specials: Specials
+    copy: Callable[[Tensor, Tensor], object]  # (target, source) of tensors whose numbers count
+
+    def compare(self, candidate: Split) -> Difference:
+        with self.memory.trial():
+            try:
+                elements = sum(tensor.numel() for tensor in tensors_in(self._first[1][0]))
+                turns = min(max(-(-_ENOUGH_ELEMENTS // max(elements, 1)), 1), _MOST_TURNS)
+                for turn in range(turns):
+                    found = self._compare_once(candidate, turn)
+                    if not found.identical:
+                        return found
+                return IDENTICAL if self._same_specials(candidate, turns) else CHANGES_SPECIALS
+            except CannotSplit:
+                return INCOMPARABLE
+            except (MemoryError, RuntimeError) as error:
+                if "allocate memory" not in str(error) and not isinstance(error, MemoryError):
+                    raise
+                raise CannotSplit(f"no host memory to find out whether parts give the same bits: {error}") from None
+
+    @cached_property
+    def _first(self) -> tuple[Given, Any]:
+        return self._run_whole(0, None)
+
+    def _same_specials(self, candidate: Split, turns: int) -> bool:
+        kinds = self.specials.kinds
+        if not kinds or not any(t.is_floating_point() or t.is_complex() for t in tensors_in(self._first)):
+            return True
+        numbers = range(max(turns, len(kinds)))
+        return all(self._compare_once(candidate, n, kinds[n % len(kinds)]).identical for n in numbers)
+
+    def _compare_once(self, candidate: Split, turn: int, special: str | None = None) -> Difference:
+        given, expected = self._run_whole(turn, special) if turn > 0 or special is not None else self._first
+        return difference(expected, self._outcome(candidate.run, given))
+
+    def _run_whole(self, turn: int, special: str | None) -> tuple[Given, Any]:
+        generator = torch.Generator().manual_seed(_SEED + turn)
+        call = (self.call.arguments, self.call.keywords)
+        given = map_tensors(call, lambda t: random_like(t, generator, self.copy))
+        if self.sample is not None:
+            given = self.sample(given)
+        if special is not None:
+            given = self._with_specials(given, special, generator)
+        with self.memory.undivided():
+            return given, self._outcome(self.whole, given)
+
+    def _outcome(self, run: Callable[..., Any], given: Given) -> Any:
+        """What a way to run the call returns, and its arguments afterwards, in plain memory."""
+        memory = self.memory
+        if not memory.on_gpu:
+            arguments, keywords = duplicate(given)
+            return run(*arguments, **keywords), arguments, keywords
+        call = tensors_in((self.call.arguments, self.call.keywords))
+        # Single numbers of the call may be the CPU's.
+        devices = iter([t.device for t in call] if self.sample is None else [memory.device] * len(tensors_in(given)))
+        arguments, keywords = map_tensors(given, lambda t: memory.copied(t, next(devices)))
+        left = (run(*arguments, **keywords), arguments, keywords)
+        return map_tensors(left, lambda t: memory.copied(t, CPU))
+
+    def _with_specials(self, given: Given, kind: str, generator: torch.Generator) -> Given:
+        overload: Any = registry.overload_of(self.call.operator)
+
+        def changed(name: str, value: Any) -> Any:
+            if name in self.specials.finite:
+                return value
+            return map_tensors(value, lambda tensor: put_special(tensor, kind, generator))
+
+        arguments = tuple(changed(a.name, value) for a, value in zip(overload._schema.arguments, given[0]))
+        return arguments, {name: changed(name, value) for name, value in given[1].items()}
