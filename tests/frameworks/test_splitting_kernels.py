@@ -66,7 +66,7 @@ def test_it_is_the_same_convolution(shape: str, kind: str, algorithm: str, parts
         return  # see test_which_algorithms_suit
     found = only(kernel.run([(size, CPU[algorithm]) for size in parts]))
     wanted = expected(kernel)
-    assert found.shape == wanted.shape
+    assert found.shape == wanted.shape and found.is_contiguous()
     assert (found.double() - wanted).abs().max() < 2e-5 * wanted.abs().max()
 
 
