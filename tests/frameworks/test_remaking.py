@@ -189,15 +189,3 @@ def test_calls_that_are_kept_share_the_copies_of_small_arguments(tmp_path: Path)
     """
     plain, small = run_both(tmp_path, code(START, source), OOC_STRICT="1", **EVERYTHING)
     assert small.output == plain.output
-
-
-def test_what_ran_on_host_memory_is_not_dropped(tmp_path: Path) -> None:
-    """A function that does not fit the budget would not fit when it runs again."""
-    source = """
-        x = made(64); y = x.repeat(8, 16); passes(); z = lost(lambda: F.gelu(x)); show(z)
-        passes(); passes(); show(torch.acos(y), y[-8:])
-    """
-    settings = EVERYTHING | {"OOC_BUDGET": "1MiB", "OOC_CHUNK_SIZE": "4KiB"}
-    plain, small = run_both(tmp_path, code(START, source), OOC_STRICT="1", **settings)
-    assert small.output == plain.output
-    assert small.figures["host_backed_function_count"] > 0 and small.figures["recompute_drop_count"] > 0
