@@ -258,10 +258,9 @@ def _im2col(merged: bool, /, **named: Any) -> Sequence[Any]:
     errors = together(grad.flatten(2))
     if mask[0]:
         columns = apart(torch.bmm(filters.transpose(1, 2), errors))
-        if not _pointwise(window):
-            return _aten.col2im(columns, size, *window), None, None
-        made = columns.contiguous().view(samples, -1, *size)
-        return made, None, None
+        if _pointwise(window):
+            return columns.contiguous().view(samples, -1, *size), None, None
+        return _aten.col2im(columns, size, *window), None, None
     columns = together(_columns(named["input"], window))
     sums = torch.empty_like(weight, memory_format=torch.contiguous_format)
     line = sums.view(weight.shape[0], -1)
