@@ -7,7 +7,7 @@ from pathlib import Path
 from processes import Ended, run_source
 
 START = """
-    import hashlib, os, sys
+    import contextlib, hashlib, os, sys
     import torch
     from torch import nn
     from torch.nn import functional as F
@@ -34,6 +34,22 @@ START = """
         passes()
         assert before is None or drops() > before, "nothing was dropped"
         return result
+
+    def lost_or_not(make):
+        result = make()
+        passes()
+        passes()
+        return result
+
+    @contextlib.contextmanager
+    def budget_of(size_bytes):
+        # as the budget while inside, beside what cannot leave
+        core = sys.modules["ooc.pytorch"]._active().core if drops() is not None else None
+        if core is not None:
+            stats = core.stats()
+            core.set_budget(size_bytes + stats["pinned_bytes"] + stats["slab_bytes"])
+        yield
+        if core is not None: core.set_budget(stats["budget_bytes"])
 
     def traced():
         # a step, as it was recorded

@@ -65,6 +65,14 @@ MEANWHILE = {
         if (child := os.fork()) == 0: show(x, y); sys.stdout.flush(); os._exit(0)
         os.waitpid(child, 0); passes(); show(y)
         """,
+    "the_budget_falls": """
+        x = made(1536); y = lost(lambda: F.gelu(x)); z = lost(lambda: F.gelu(y))
+        with budget_of(x.nbytes * 3 // 2):  # less than y's function needs
+            show(y); show(z)
+            w = lost_or_not(lambda: F.gelu(x) + 1)
+            show(w)
+        show(x, y, w)
+        """,
     "settings_change": """
         x = made(); y = lost(lambda: F.softmax(x @ x, 0)); torch.set_num_threads(2); torch.set_flush_denormal(True)
         torch.use_deterministic_algorithms(True); torch.set_default_dtype(torch.float64); show(x, y)
