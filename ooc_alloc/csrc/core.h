@@ -150,6 +150,10 @@ class alignas(64) Core : public Mover {
     const ooc_watcher* watcher = watcher_.load(std::memory_order_acquire);
     return __builtin_expect(watcher != nullptr, false) ? watcher->before_use(function, operands, count) : OOC_OK;
   }
+  int tell_budget_falls() const {
+    const ooc_watcher* watcher = watcher_.load(std::memory_order_acquire);
+    return watcher != nullptr ? watcher->before_budget_falls() : OOC_OK;
+  }
   bool free_later(void* address) const {
     const ooc_watcher* watcher = watcher_.load(std::memory_order_acquire);
     return __builtin_expect(watcher != nullptr, false) && watcher->before_free(address) != 0;

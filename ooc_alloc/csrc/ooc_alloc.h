@@ -244,6 +244,8 @@ typedef struct {
   int (*before_use)(uint32_t function_id, const ooc_operand* operands, uint32_t count);
   // Memory is freed. If it returns 1, nothing is done now, and ooc_core_free is called again later.
   int (*before_free)(void* address);
+  // The budget is about to fall, so that functions of before may not fit any more; as before_use.
+  int (*before_budget_falls)(void);
 } ooc_watcher;
 OOC_API void ooc_core_watch_uses(ooc_core* core, const ooc_watcher* watcher);
 // Makes this the calling thread's last error, and returns the status.

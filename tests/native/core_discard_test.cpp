@@ -154,6 +154,8 @@ struct Told {
   Variable* lost = nullptr;        // is written again before it is used
   const void* refused = nullptr;   // whoever uses it fails
   const void* kept = nullptr;      // is freed later
+  std::vector<uint64_t> budgets;   // as they were before they fell
+  bool refuses_budgets = false;
   bool busy = false;
 };
 Told told;
@@ -174,7 +176,12 @@ int before_free(void* address) {
   told.freed.push_back(address);
   return address == told.kept ? 1 : 0;
 }
-const ooc_watcher watcher{before_use, before_free};
+int before_budget_falls() {
+  told.budgets.push_back(told.test->stats().budget_bytes);
+  if (told.refuses_budgets) return ooc_refuse(OOC_OUT_OF_MEMORY, "refused by the test");
+  return told.lost == nullptr ? OOC_OK : rewrite(*told.test, *std::exchange(told.lost, nullptr), 7);
+}
+const ooc_watcher watcher{before_use, before_free, before_budget_falls};
 
 }  // namespace
 
@@ -218,6 +225,28 @@ TEST(a_use_that_is_refused_has_not_begun) {
   uint64_t token = 0;
   EXPECT_EQ(t.core.pin(variable.address, OOC_READ, &token), OOC_INVALID);
   EXPECT_EQ(t.stats().pinned_bytes, 0u);
+  t.core.watch_uses(nullptr);
+  EXPECT_EQ(t.check(variable), OOC_OK);
+}
+
+TEST(what_is_lost_can_be_written_again_before_the_budget_falls) {
+  CoreTest t(Limits{8, 64, 0, 2});
+  Variable variable = t.make(4 * t.chunk, 1);
+  t.let_go();
+  told = Told{};
+  told.test = &t;
+  told.lost = &variable;
+  EXPECT_EQ(t.core.discard(variable.address), OOC_OK);
+  t.core.watch_uses(&watcher);
+  EXPECT_EQ(t.core.set_budget(3 * t.chunk), OOC_OK);  // it does not fit any more
+  EXPECT_TRUE(told.lost == nullptr);
+  EXPECT_TRUE(told.budgets == std::vector<uint64_t>{8 * t.chunk});
+  EXPECT_EQ(t.core.set_budget(6 * t.chunk), OOC_OK);  // it rises
+  EXPECT_EQ(told.budgets.size(), size_t{1});
+  told.refuses_budgets = true;
+  EXPECT_EQ(t.core.set_budget(2 * t.chunk), OOC_OUT_OF_MEMORY);
+  EXPECT_TRUE(contains(last_error(), "refused by the test"));
+  EXPECT_EQ(t.stats().budget_bytes, 6 * t.chunk);
   t.core.watch_uses(nullptr);
   EXPECT_EQ(t.check(variable), OOC_OK);
 }

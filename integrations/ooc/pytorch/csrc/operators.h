@@ -175,7 +175,7 @@ inline void run_once(const c10::OperatorHandle& op, const OperatorInfo& info, c1
   began = true;
   const Operands held = info.hold_operands || info.collective != Collective::kNone ? operands : Operands{};
   if (info.collective == Collective::kWork) make_room_for_scratch(c10::toString(op.operator_name()), torch::jit::last(*stack, count));
-  Keeping keeping(op, info, keys, *stack);
+  Keeping keeping(op, info, keys, *stack, on_host);
   {
     const CallMemory::During during(placing != nullptr && !scope.nested() ? placing->memory() : nullptr);
     c10::impl::ExcludeDispatchKeyGuard guard(kKey);

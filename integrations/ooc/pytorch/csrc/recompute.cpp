@@ -211,10 +211,12 @@ void before_use(uint32_t function, const ooc_operand* operands, uint32_t count) 
   note_writes(r, operands, count, !is_function);
 }
 
-int told_of_use(uint32_t function, const ooc_operand* operands, uint32_t count) {
+// As a status of the core what `act` throws.
+template <class Act>
+int told(Act act) {
   if (remaking_thread.busy) return OOC_OK;
   try {
-    before_use(function, operands, count);
+    act();
     return OOC_OK;
   } catch (const c10::OutOfMemoryError& error) {
     return ooc_refuse(OOC_OUT_OF_MEMORY, error.what_without_backtrace());
@@ -223,6 +225,12 @@ int told_of_use(uint32_t function, const ooc_operand* operands, uint32_t count) 
     return ooc_refuse(OOC_INVALID, known != nullptr ? known->what_without_backtrace() : error.what());
   }
 }
+
+int told_of_use(uint32_t function, const ooc_operand* operands, uint32_t count) {
+  return told([=] { before_use(function, operands, count); });
+}
+
+int told_of_budget() { return told(forget_iteration); }
 
 int told_of_free(void* address) {
   if (remaking_thread.frees || !owned(address) || in_slab(address)) return 0;  // kept calls have copies in slabs
@@ -245,7 +253,7 @@ int told_of_free(void* address) {
   return 0;
 }
 
-constexpr ooc_watcher kWatcher{told_of_use, told_of_free};
+constexpr ooc_watcher kWatcher{told_of_use, told_of_free, told_of_budget};
 
 }  // namespace
 
@@ -266,10 +274,11 @@ void function_did_not_begin() {
 }
 
 void Keeping::begin(const c10::OperatorHandle& op, const OperatorInfo& info, c10::DispatchKeySet keys,
-                    const torch::jit::Stack& stack) {
+                    const torch::jit::Stack& stack, bool on_host) {
   RemakingThread& thread = remaking_thread;
   if (!thread.keep || *thread.keep != info.id || thread.busy || in_mode(kRanges) || on_cuda()) return;
   thread.keep.reset();
+  if (on_host) return;
   Recompute& r = recompute();
   if (thread.keep_role != Role::kNever) call_ = KeptCall::of(op, info, thread.keep_role, keys, stack, r.copies);
   {

@@ -23,11 +23,13 @@ namespace ooc_torch __attribute__((visibility("hidden"))) {
 
 inline std::atomic<bool> recomputing{false};  // calls may have to be kept, or memory to be told of
 
-// Keeps the call of a function that has begun, if it was found then that it may run again.
+// Keeps the call of a function that has begun, if it was found then that it may run again. A function on host memory may
+// not: it has more operands than fit.
 class Keeping {
  public:
-  Keeping(const c10::OperatorHandle& op, const OperatorInfo& info, c10::DispatchKeySet keys, const torch::jit::Stack& stack) {
-    if (__builtin_expect(recomputing.load(std::memory_order_relaxed), false)) begin(op, info, keys, stack);
+  Keeping(const c10::OperatorHandle& op, const OperatorInfo& info, c10::DispatchKeySet keys, const torch::jit::Stack& stack,
+          bool on_host) {
+    if (__builtin_expect(recomputing.load(std::memory_order_relaxed), false)) begin(op, info, keys, stack, on_host);
   }
   Keeping(const Keeping&) = delete;
   Keeping& operator=(const Keeping&) = delete;
@@ -37,7 +39,8 @@ class Keeping {
   }
 
  private:
-  void begin(const c10::OperatorHandle& op, const OperatorInfo& info, c10::DispatchKeySet keys, const torch::jit::Stack& stack);
+  void begin(const c10::OperatorHandle& op, const OperatorInfo& info, c10::DispatchKeySet keys, const torch::jit::Stack& stack,
+             bool on_host);
   void finish(const torch::jit::Stack& stack);
 
   std::shared_ptr<KeptCall> call_;

@@ -40,6 +40,8 @@ void make_all_again() {
   if (!dropped.empty()) make_again(dropped, Loss::kReal, iteration);
 }
 
+}  // namespace
+
 void forget_iteration() {
   Recompute& r = recompute();
   {
@@ -54,6 +56,8 @@ void forget_iteration() {
     return r.forget_iteration();
   }
 }
+
+namespace {
 
 // Gives the schedule that the iteration has carried out, if it has.
 std::optional<int64_t> iteration_ends() {
