@@ -6,7 +6,8 @@
 // that departs from its schedule, what is dropped is made again when it is needed. What a schedule lets linger is not freed when
 // the program frees it, but once the last function has begun before which something is made again from it.
 //
-// Nothing here outlives an iteration: at its end, all that is still dropped is made again, and all calls are forgotten.
+// Nothing here outlives an iteration, or a budget that is lowered: then all that is still dropped is made again, and all calls
+// are forgotten.
 #pragma once
 
 #include <c10/core/Storage.h>
