@@ -31,11 +31,11 @@ class Way(NamedTuple):
 
 
 WAYS = (
-    *(Way(clean_first, margin) for clean_first in (True, False) for margin in (2.0, 0.0, 4.0)),
+    *(Way(clean_first, margin) for margin in (2.0, 0.0, 4.0) for clean_first in (True, False)),
     *(Way(True, margin, LATENCIES // 4) for margin in (2.0, 0.0, 4.0)),
 )
 ROUNDS = 3  # attempts with stretched times
-WORK = 30_000  # about how many functions and intervals can be gone through in a second
+WORK = 100_000  # about how many functions and intervals can be gone through in a second
 CLOSE = 1.01  # times the bound: a plan that is this near ends the search
 
 
