@@ -283,7 +283,9 @@ int Core::discard(const void* address) {
 
 bool Core::exposed(const void* address) {
   const Lock lock(mutex_);
-  const Region* region = detached_ ? nullptr : table_.find(address);
+  if (detached_) return false;
+  if (geometry_.in_slabs(address)) return slabs_.pinned(address);
+  const Region* region = table_.find(address);
   return region != nullptr && region->writable_pins > 0;
 }
 

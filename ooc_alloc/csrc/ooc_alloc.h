@@ -250,7 +250,7 @@ typedef struct {
 OOC_API void ooc_core_watch_uses(ooc_core* core, const ooc_watcher* watcher);
 // Makes this the calling thread's last error, and returns the status.
 OOC_API int ooc_refuse(int status, const char* message);
-// 1 if a user who may write it at any time has pinned a variable.
+// 1 if a user who may write it at any time has pinned a variable, or anything in the chunks of a small block.
 OOC_API int ooc_core_exposed(ooc_core* core, const void* address);
 // 1 if functions that the calling thread begins now are part of the recorded sequence.
 OOC_API int ooc_core_records(ooc_core* core);

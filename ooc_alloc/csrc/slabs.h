@@ -148,10 +148,16 @@ class Slabs {
   // A user reaches the memory under a block: it does not leave until as many unpins, or until nothing is in its chunks.
   // Gives the number for unpin.
   uint64_t pin(const void* address) {
-    const uint64_t offset = offset_of(address), first = heap_.chunk_at(offset);
-    const uint64_t last = heap_.requested(offset) != 0 ? heap_.last_chunk(offset) : first;
+    const auto [first, last] = chunks_of(address);
     for (uint64_t c = first; c <= last; ++c) ++chunks_[c].pins;
     return first << 24 | (last - first);
+  }
+  // Whether a user reaches the memory of its chunks.
+  bool pinned(const void* address) const {
+    const auto [first, last] = chunks_of(address);
+    for (uint64_t c = first; c <= last; ++c)
+      if (chunks_[c].pins > 0) return true;
+    return false;
   }
   void unpin(uint64_t pinned) {
     const uint64_t first = pinned >> 24;
@@ -261,6 +267,11 @@ class Slabs {
         idle_.push_back(c);
       }
     }
+  }
+  // The first and the last chunk of a block.
+  std::pair<uint64_t, uint64_t> chunks_of(const void* address) const {
+    const uint64_t offset = offset_of(address), first = heap_.chunk_at(offset);
+    return {first, heap_.requested(offset) != 0 ? heap_.last_chunk(offset) : first};
   }
   uint64_t offset_of(const void* address) const {
     return static_cast<uint64_t>(static_cast<const char*>(address) - this->address(0));

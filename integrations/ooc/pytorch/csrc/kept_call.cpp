@@ -47,7 +47,7 @@ at::Tensor copy_of(const c10::Storage& storage) {
 }
 
 // One tensor; false if it cannot be kept. What variable it lies in is not known yet.
-bool keep_tensor(const at::Tensor& tensor, std::vector<KeptTensor>& kept, SmallCopies& copies) {
+bool keep_tensor(const at::Tensor& tensor, std::vector<KeptTensor>& kept) {
   KeptTensor& one = kept.emplace_back();
   if (!tensor.defined()) return true;
   const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
@@ -57,10 +57,10 @@ bool keep_tensor(const at::Tensor& tensor, std::vector<KeptTensor>& kept, SmallC
   }
   const c10::Storage& storage = impl.unsafe_storage();
   auto* address = static_cast<char*>(storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get());
-  if (is_variable(storage) && !in_slab(address)) {
+  if (is_variable(storage) && !(in_slab(address) && ooc_core_exposed(core, address))) {
     one.memory = address;
   } else if (storage.nbytes() <= small_bytes) {
-    one.copy = copies.of(storage);
+    if (storage.nbytes() > 0) one.copy = copy_of(storage);
     if (storage.nbytes() > 0 && !one.copy.defined()) {
       return false;  // there is no room for copies of small arguments
     }
@@ -88,30 +88,6 @@ bool is_plain_value(const c10::IValue& value) {
 bool is_named(const c10::Argument& argument, std::string_view name) { return argument.name() == name; }
 
 }  // namespace
-
-at::Tensor SmallCopies::of(const c10::Storage& storage) {
-  if (storage.nbytes() == 0) return {};
-  const void* address = storage.data();
-  {
-    const std::lock_guard<std::mutex> lock(lock_);
-    const auto known = known_.find(address);
-    if (known != known_.end() && known->second.storage().nbytes() == storage.nbytes() &&
-        std::memcmp(known->second.storage().data(), address, storage.nbytes()) == 0)
-      return known->second;
-  }
-  at::Tensor copy = copy_of(storage);
-  if (!copy.defined()) return copy;
-  at::Tensor before = copy;  // what it takes the place of goes without the lock
-  const std::lock_guard<std::mutex> lock(lock_);
-  std::swap(known_[address], before);
-  return copy;
-}
-
-void SmallCopies::clear() {
-  std::unordered_map<const void*, at::Tensor> all;
-  const std::lock_guard<std::mutex> lock(lock_);
-  all.swap(known_);
-}
 
 // ---- surroundings ---------------------------------------------------------------------------------------------------
 
@@ -195,7 +171,7 @@ at::Tensor KeptTensor::at(char* address) const {
 }
 
 std::shared_ptr<KeptCall> KeptCall::of(const c10::OperatorHandle& op, const OperatorInfo& info, Role role,
-                                       c10::DispatchKeySet keys, const torch::jit::Stack& stack, SmallCopies& copies) {
+                                       c10::DispatchKeySet keys, const torch::jit::Stack& stack) {
   auto kept = std::make_shared<KeptCall>(op, info, keys);
   kept->role = role;
   const auto& schema = op.schema().arguments();
@@ -216,15 +192,15 @@ std::shared_ptr<KeptCall> KeptCall::of(const c10::OperatorHandle& op, const Oper
     if (statistics) continue;  // none: they were updated once
     if (value.isTensor()) {
       argument.kind = Argument::kTensor;
-      if (!keep_tensor(value.toTensor(), argument.tensors, copies)) return nullptr;
+      if (!keep_tensor(value.toTensor(), argument.tensors)) return nullptr;
     } else if (value.isTensorList()) {
       argument.kind = Argument::kTensors;
       for (const at::Tensor& tensor : value.toTensorList())
-        if (!keep_tensor(tensor, argument.tensors, copies)) return nullptr;
+        if (!keep_tensor(tensor, argument.tensors)) return nullptr;
     } else if (value.isOptionalTensorList()) {
       argument.kind = Argument::kOptionalTensors;
       for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorList())
-        if (!keep_tensor(tensor.value_or(at::Tensor()), argument.tensors, copies)) return nullptr;
+        if (!keep_tensor(tensor.value_or(at::Tensor()), argument.tensors)) return nullptr;
     } else if (is_plain_value(value)) {
       argument.value = value;
     } else {
@@ -233,7 +209,7 @@ std::shared_ptr<KeptCall> KeptCall::of(const c10::OperatorHandle& op, const Oper
     const auto* alias = schema[i].alias_info();
     if (alias == nullptr || !alias->isWrite()) continue;
     if (role != Role::kLink || ++written > 1 || argument.kind != Argument::kTensor ||
-        argument.tensors.front().memory == nullptr) {
+        argument.tensors.front().memory == nullptr || in_slab(argument.tensors.front().memory)) {
       return nullptr;  // it writes more than one variable, or a small one
     }
     kept->written_ = i;

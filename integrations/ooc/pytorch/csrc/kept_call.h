@@ -1,5 +1,5 @@
 // A call of an operator that can be made again. It refers to none of the program's memory: a tensor argument is known by the
-// version of the variable that it lies in, and what is too small to be a variable was copied. With it goes what kernels look at
+// version of the memory that it lies in, or was copied if it is small and may change unseen. With it goes what kernels look at
 // beside their arguments: the state of the thread, and of PyTorch's settings.
 #pragma once
 
@@ -12,9 +12,7 @@
 #include <array>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "call_memory.h"
@@ -45,23 +43,10 @@ class Surroundings {
   c10::ScalarType default_type_ = c10::ScalarType::Float;
 };
 
-// Copies of arguments that are too small to be variables. Calls share one if they found the same bytes at the same place, as a
-// layer that is concatenated again and again.
-class SmallCopies {
- public:
-  // The bytes of a whole storage, in memory that never leaves; undefined if there is none for them. This allocates.
-  at::Tensor of(const c10::Storage& storage);
-  void clear();
-
- private:
-  std::mutex lock_;
-  std::unordered_map<const void*, at::Tensor> known_;
-};
-
 // A tensor argument, and how it lies in its memory.
 struct KeptTensor {
-  char* memory = nullptr;  // the variable that it lies in; null: `copy` has the bytes of its storage
-  Version version;         // of that variable
+  char* memory = nullptr;  // that it lies in: a variable, or a small block; null: `copy` has the bytes of its storage
+  Version version;         // of that memory
   at::Tensor copy;
   uint64_t storage_bytes = 0;
   c10::SmallVector<int64_t, 5> sizes, strides;
@@ -94,7 +79,7 @@ class KeptCall {
   // What its arguments, on the stack, are before it runs; null if it could not be made again. This allocates and frees: the
   // caller holds no lock.
   static std::shared_ptr<KeptCall> of(const c10::OperatorHandle& op, const OperatorInfo& info, Role role,
-                                      c10::DispatchKeySet keys, const torch::jit::Stack& stack, SmallCopies& copies);
+                                      c10::DispatchKeySet keys, const torch::jit::Stack& stack);
   // Then, still before it runs: which versions its arguments are. What the history did not know of is added to it.
   bool find_versions(History& history);
   // Versions that it reads, beside its target.

@@ -3,6 +3,7 @@
 #include <c10/util/ScopeExit.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "operators.h"
 #include "recompute_state.h"
@@ -34,18 +35,19 @@ uint32_t Recompute::again_id(uint32_t function) {
 bool Recompute::stays(VariableId id) const {
   const Variable& b = history.variable(id);
   if (b.users > 0 || b.dropped) return b.users > 0;
+  if (in_slab(b.address) && !ends && !b.readers[b.version].empty()) return true;  // it takes less room than the looking
   return (schedule != nullptr && follower.position() < b.lingers) || !history.stranded_without(history.current(id), Loss::kReal).empty();
 }
 
-void Recompute::forget_iteration() {
+std::vector<std::shared_ptr<const KeptCall>> Recompute::forget_iteration() {
   history.clear();
-  calls.clear();
-  copies.clear();
   announced.clear();
   made.clear();
   rehearsed.clear();
   schedule = nullptr;
+  ends = false;
   ++iteration;
+  return std::exchange(calls, {});
 }
 
 namespace {
@@ -233,7 +235,7 @@ int told_of_use(uint32_t function, const ooc_operand* operands, uint32_t count) 
 int told_of_budget() { return told(forget_iteration); }
 
 int told_of_free(void* address) {
-  if (remaking_thread.frees || !owned(address) || in_slab(address)) return 0;  // kept calls have copies in slabs
+  if (remaking_thread.frees || !owned(address)) return 0;
   Recompute& r = recompute();
   std::unique_lock<std::mutex> lock(r.books);
   const VariableId id = r.history.find(address);
@@ -280,10 +282,11 @@ void Keeping::begin(const c10::OperatorHandle& op, const OperatorInfo& info, c10
   thread.keep.reset();
   if (on_host) return;
   Recompute& r = recompute();
-  if (thread.keep_role != Role::kNever) call_ = KeptCall::of(op, info, thread.keep_role, keys, stack, r.copies);
+  std::shared_ptr<KeptCall> call;  // it goes without the lock, as its copies do
+  if (thread.keep_role != Role::kNever) call = KeptCall::of(op, info, thread.keep_role, keys, stack);
   {
     const std::lock_guard<std::mutex> lock(r.books);
-    if (call_ && !call_->find_versions(r.history)) call_.reset();
+    if (call && call->find_versions(r.history)) call_ = call;
     iteration_ = r.iteration;
     position_ = thread.keep_position;
   }

@@ -46,14 +46,17 @@ void forget_iteration() {
   Recompute& r = recompute();
   {
     const std::lock_guard<std::mutex> lock(r.books);
-    r.schedule = nullptr;  // nothing lingers any longer
+    r.schedule = nullptr;
+    r.ends = true;
   }
+  std::vector<std::shared_ptr<const KeptCall>> calls;
   while (true) {
     make_all_again();
     free_needless();
     const std::scoped_lock alone(r.remaking, r.books);
     if (!all_dropped(r).empty() || !r.lingering.empty()) continue;  // another thread dropped or freed it meanwhile
-    return r.forget_iteration();
+    calls = r.forget_iteration();
+    return;
   }
 }
 

@@ -24,10 +24,10 @@ struct Recompute {
   std::mutex books, remaking;
   History history;
   std::vector<std::shared_ptr<const KeptCall>> calls;  // [history's calls]
-  SmallCopies copies;                                  // which these share; it has a lock of its own
   std::unordered_map<const void*, std::vector<VariableId>> announced;  // by thread: what it used last, or is about to use
   std::vector<VariableId> lingering;                      // variables that the program freed and others need
   uint64_t iteration = 0;
+  bool ends = false;  // the iteration does: nothing lingers any longer
   Follower follower;
   Schedule* schedule = nullptr;  // that the recorded thread is in
   std::unordered_map<uint64_t, std::vector<VariableId>> made;  // by function of the schedule: what it allocated, in order
@@ -45,7 +45,8 @@ struct Recompute {
   // Whether a variable stays if the program frees it, as something is made again from it.
   bool stays(VariableId id) const;
   bool idle() const { return !everything && !follower.any(); }
-  void forget_iteration();
+  // Gives the calls that were kept, which go without the lock, as their copies do.
+  [[nodiscard]] std::vector<std::shared_ptr<const KeptCall>> forget_iteration();
 };
 
 Recompute& recompute();
