@@ -18,7 +18,7 @@ extern "C" {
 #endif
 
 #define OOC_API __attribute__((visibility("default")))
-#define OOC_ABI_VERSION 9
+#define OOC_ABI_VERSION 10
 
 typedef struct ooc_core ooc_core;
 
@@ -239,13 +239,12 @@ OOC_API void* ooc_core_malloc_absent(ooc_core* core, uint64_t bytes);
 OOC_API int ooc_core_discard(ooc_core* core, const void* address);
 // Who makes discarded variables again is told, by the thread, without a lock. The struct stays; null: nobody is told.
 typedef struct {
-  // A function begins, or with OOC_NO_FUNCTION a pin; it may itself run functions. Another status than OOC_OK, of which
-  // ooc_refuse has said why, is what the call fails with.
+  // A function begins, or with OOC_NO_FUNCTION a pin; it may itself run functions. The call fails with another status than
+  // OOC_OK, of which ooc_refuse has said why.
   int (*before_use)(uint32_t function_id, const ooc_operand* operands, uint32_t count);
   // Memory is freed. If it returns 1, nothing is done now, and ooc_core_free is called again later.
   int (*before_free)(void* address);
-  // The budget is about to fall, so that functions of before may not fit any more; as before_use.
-  int (*before_budget_falls)(void);
+  int (*before_budget_falls)(void);  // functions that have run may not fit any more; as before_use
 } ooc_watcher;
 OOC_API void ooc_core_watch_uses(ooc_core* core, const ooc_watcher* watcher);
 // Makes this the calling thread's last error, and returns the status.
@@ -355,7 +354,6 @@ OOC_API int ooc_core_watch_repeats(ooc_core* core, int (*found)(void* first, voi
 OOC_API int ooc_core_trace_copy(ooc_core* core, uint64_t fingerprint, ooc_trace_arrays* arrays);
 OOC_API int ooc_core_install_plan(ooc_core* core, const ooc_plan* plan);
 OOC_API void ooc_core_forget_plans(ooc_core* core);
-
 OOC_API void ooc_core_read_stats(ooc_core* core, ooc_stats* stats);
 
 // Keeps the last `capacity` events (a power of two, or rounded up to one; 80 bytes each) from now on.

@@ -119,7 +119,8 @@ MEANWHILE = {
         del w; others = [torch.randn(256) for _ in range(100)]; show(y, *others[:3])
         """,
     "small_arguments_are_written_by_numpy": """
-        w = torch.ones(256); x = made(); y = lost(lambda: F.layer_norm(x, (256,), w)); n = w.numpy(); n[:] = 2; show(y, w)
+        w = torch.ones(256); x = made(); y = lost(lambda: F.layer_norm(x, (256,), w))
+        n = w.numpy(); n[:] = 2; show(y, w)
         z = lost(lambda: F.layer_norm(x, (256,), w)); n[:] = 5; show(z, w)
         """,
     "several_results": """
