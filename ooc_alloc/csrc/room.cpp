@@ -138,9 +138,15 @@ bool Core::shrink_to_limit(Lock& lock) {
 int Core::set_budget(uint64_t bytes) {
   const RelaxedCaptures relaxed(streams_.capturable());
   ThreadState& thread = thread_state();
-  Lock lock(mutex_);
   const uint64_t chunk = geometry_.chunk_bytes;
   const uint64_t chunks = bytes / chunk, first = geometry_.budget_bytes / chunk;
+  Lock lock(mutex_);
+  if (!detached_ && !thread.in_function && chunks > 0 && chunks < pool_.configured_limit()) {
+    lock.unlock();
+    if (const int status = tell_budget_falls()) return status;
+    lock.lock();
+  }
+  const uint64_t before = pool_.configured_limit();
   if (detached_) return fail(OOC_INVALID, "the device is not used any more: there is no budget to change");
   if (thread.in_function) return fail(OOC_INVALID, "the budget cannot change within a function");
   if (chunks == 0)
@@ -149,12 +155,6 @@ int Core::set_budget(uint64_t bytes) {
   if (chunks > first)
     return fail(OOC_INVALID, "the budget cannot become " + std::to_string(bytes) + " bytes: it began as " +
                                  std::to_string(first * chunk) + " bytes and can only be lowered; set OOC_BUDGET");
-  if (chunks < pool_.configured_limit()) {
-    lock.unlock();
-    if (const int status = tell_budget_falls()) return status;
-    lock.lock();
-  }
-  const uint64_t before = pool_.configured_limit();
   holds_.release(thread.held);
   pool_.set_limit(chunks);
   if (!shrink_to_limit(lock)) {

@@ -35,7 +35,7 @@ WAYS = (
     *(Way(True, margin, LATENCIES // 4) for margin in (2.0, 0.0, 4.0)),
 )
 ROUNDS = 3  # attempts with stretched times
-WORK = 40_000  # about how many functions and intervals can be gone through in a second
+WORK = 40_000  # about how many functions and intervals all attempts go through; it takes less than a second
 CLOSE = 1.01  # times the bound: a plan that is this near ends the search
 
 

@@ -22,7 +22,7 @@ from swapd.planning.lower_bound import bound, lower_bound
 from swapd.planning.plan import Plan
 from swapd.planning.problem import InfeasibleError, Problem
 from swapd.policies import make_plan
-from swapd.policies.idle import CLOSE, WAYS, Way, plan_paced
+from swapd.policies.idle import CLOSE, Way, plan_paced
 from swapd.recompute.bound import relaxed
 from swapd.recompute.candidates import Candidate, Drop, find_candidates
 from swapd.recompute.history import History
@@ -39,7 +39,7 @@ MOST_SEARCHED = 4_000  # functions of traces for which more is planned than one 
 ESTIMATED, CHANGED = 200, 400  # changes that are tried, with the formula and with the simulator
 WIDEST = 5  # a change is of at most 2 ** WIDEST candidates
 SIMULATED = 120_000  # functions and moves in all plans that are simulated; each takes about 12 us, planning included
-TRIED_WAYS = WAYS[0], WAYS[4], WAYS[3]
+TRIED_WAYS = Way(True, 2.0), Way(True, 4.0), Way(False, 0.0)
 ANOTHER = 0.2  # of the changes are planned in one of these too, beside the way of the fastest plan
 PROMISING = 1.06  # times the seconds of the fastest: what is so near is planned again with stretched times
 WORTH = 0.99  # times the seconds of swapping alone: less gain than that is not worth it
@@ -143,7 +143,7 @@ class _Search:
         self.candidates = find_candidates(self.history, least_bytes=problem.chunk_bytes, during=over)
         self.simulated = 0  # functions and moves
         self.fastest: Planned | None = None
-        self.way = WAYS[0]  # in which it was planned
+        self.way = TRIED_WAYS[0]  # in which it was planned
         self.order = together(self.history, self._ordered(), MOST_TOGETHER)
         self.goal = 0.0  # in seconds: how near the bound the search ends
 

@@ -35,7 +35,7 @@ uint32_t Recompute::again_id(uint32_t function) {
 bool Recompute::stays(VariableId id) const {
   const Variable& b = history.variable(id);
   if (b.users > 0 || b.dropped) return b.users > 0;
-  if (in_slab(b.address) && !ends && !b.readers[b.version].empty()) return true;  // it takes less room than the looking
+  if (in_slab(b.address) && !ends && !b.readers[b.version].empty()) return true;  // it is small: it stays for any call
   return (schedule != nullptr && follower.position() < b.lingers) || !history.stranded_without(history.current(id), Loss::kReal).empty();
 }
 
