@@ -36,24 +36,20 @@ COUNTERS = """
 
 
 class Turn:
-    """Waits until it is this process's turn again, where two processes step in turns (`benchmarks.runs.in_turns`)."""
+    """Waits until it is this process's turn again, where processes step in turns (`benchmarks.runs.in_turns`)."""
 
     def __init__(self, pipes: str) -> None:
-        self.pipes = [int(number) for number in pipes.split()]  # one to read a turn from, one to hand it on
+        self.pipes = [int(number) for number in pipes.split()]  # one that a turn begins by, one that it ends by
         self.has_it = False
 
     def __call__(self) -> None:
         if not self.pipes:
             return
-        mine, the_others = self.pipes
-        try:
-            if self.has_it:
-                os.write(the_others, b"!")
-            self.has_it = os.read(mine, 1) != b""
-        except BrokenPipeError:
-            self.has_it = False
-        if not self.has_it:  # the other process has ended
-            self.pipes = []
+        begin, end = self.pipes
+        if self.has_it:
+            os.write(end, b"!")
+        os.read(begin, 1)
+        self.has_it = True
 
 
 class Watch:

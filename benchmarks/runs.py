@@ -84,7 +84,7 @@ def run(
         output, state = Path(folder) / "child.json", Path(folder) / "state.pt"
         command = [sys.executable, "-m", "benchmarks.child", str(output), *workload.command(quick=quick)]
         command += ["--steps", str(steps), "--save", str(state)]
-        said = _start(command, variables, turns)
+        said = start(command, variables, turns)
         result: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
         digest = digest_of(state)
         if trace_path is not None:
@@ -104,26 +104,46 @@ def run(
 
 
 def in_turns(*runs: Callable[[tuple[int, ...]], dict[str, Any]]) -> list[dict[str, Any]]:
-    """Two runs beside each other, whose steps take turns: what slows the machine down slows a step of each.
+    """Runs beside each other, whose steps take turns: what slows the machine down slows a step of each.
 
-    Each of `runs` is called with the value for `turns` of :func:`run`.
+    Each of `runs` is called with the value for `turns` of :func:`run`. One that has ended is passed over.
     """
-    reads, writes = zip(os.pipe(), os.pipe())
-    os.write(writes[0], b"!")
-    ends = [(reads[0], writes[1]), (reads[1], writes[0])]
+    begins, ends = [os.pipe() for _ in runs], [os.pipe() for _ in runs]
 
     def call(index: int) -> dict[str, Any]:
+        pipes = begins[index][0], ends[index][1]
         try:
-            return runs[index](ends[index])
+            return runs[index](pipes)
         finally:
-            for end in ends[index]:
-                os.close(end)
+            for pipe in pipes:
+                os.close(pipe)
 
     with ThreadPoolExecutor(len(runs)) as pool:
-        return list(pool.map(call, range(len(runs))))
+        found = [pool.submit(call, index) for index in range(len(runs))]
+        left = list(zip((begin for _, begin in begins), (end for end, _ in ends)))
+        while left:
+            left = [turn for turn in left if _took(*turn)]
+        for (_, begin), (end, _) in zip(begins, ends):
+            os.close(begin)
+            os.close(end)
+        return [future.result() for future in found]
 
 
-def _start(command: list[str], variables: dict[str, str], turns: tuple[int, ...]) -> str:
+def _took(begin: int, end: int) -> bool:
+    """Whether a run has had its turn and goes on; False if it has ended."""
+    try:
+        os.write(begin, b"!")
+    except BrokenPipeError:
+        return False
+    return os.read(end, 1) != b""
+
+
+def start(command: list[str], variables: dict[str, str], turns: tuple[int, ...] = ()) -> str:
+    """Runs a command with these variables in its environment, and returns what it said; `turns` as of :func:`run`.
+
+    Raises:
+        RunFailed: it ended with an error or hung.
+    """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("OOC_")}
     environment.pop("TORCH_DEVICE_BACKEND_AUTOLOAD", None)
     try:

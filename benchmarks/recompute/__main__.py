@@ -5,10 +5,10 @@ python -m benchmarks.recompute [--quick] [--only MODEL ...] [--at X ...] [--link
 python -m benchmarks.recompute --tables
 
 Each model is first recorded with all the memory it wants. A budget is a share of its live peak, and the link is so slow
-that swapping alone takes at least two, or four, times the in-core step. Then the arms of each case take turns, each in
-a process of its own: PyTorch without us; ours without recomputation; ours with all the memory it wants, whose times the
-bounds are of; ours; checkpointing of each block, written by hand, in the same budget, on the same link, with its
-swapping planned by us. The device is emulated.
+that swapping alone takes at least two, or four, times the in-core step. Then the arms of each case take turns, a few
+steps at a time, each in a process of its own: PyTorch without us; ours without recomputation; ours with all the memory
+it wants, whose times the bounds are of; ours; checkpointing of each block, written by hand, in the same budget, on the
+same link, with its swapping planned by us. The device is emulated.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from benchmarks.recompute.tables import step_seconds, table
 from benchmarks.runs import ROOT, RunFailed
 from swapd.progress import note
 
-COUNT = 4  # steady steps of a run
+TURNS = 4  # of a run, once its steps are steady
 
 
 def say(text: str) -> None:
@@ -53,7 +53,7 @@ def measure(model: str, options: argparse.Namespace) -> None:
     target, quick = options.output, options.quick
     for path in (target / NAME).glob(f"{model}-*.json"):
         path.unlink()
-    runner = Runner(model, quick=quick, count=2 if quick else COUNT)
+    runner = Runner(model, quick=quick, turns=1 if quick else TURNS)
     in_core = runner.in_core()
     results.save(target, NAME, f"{model}-in-core-alone", in_core)
     traced, trace = runner.traced()
@@ -64,20 +64,21 @@ def measure(model: str, options: argparse.Namespace) -> None:
     say(f"{model}: live peak {peak} MiB, {trace.functions} functions, step {step_seconds(in_core):.3f} s")
     results.save(target, NAME, f"{model}-checkpoint-in-core", runner.checkpoint_in_core())
     ends = {1}
+    arms = [arm for arm in ARMS if arm in (IN_CORE, TIMED, *options.arms)]
     for turn in range(options.rounds):
         for case in cases:
-            for arm in (arm for arm in ARMS if arm in (IN_CORE, TIMED, *options.arms)):
+            for arm, found in runner.arms(arms, case).items():
                 label = f"{model}-{case.oversubscription:g}x-{case.slowdown:g}-{arm.replace(' ', '-')}-{turn}"
-                try:
-                    record = runner.arm(arm, case) | {"round": turn}
+                if not isinstance(found, RunFailed):
+                    record = found | {"round": turn}
                     ends.update(int(number) for number in record["digests"])
                     said = f"step {step_seconds(record):.3f} s, {len(record['steps'])} steps"
-                except RunFailed as failure:
-                    if arm not in COMPARED:
-                        raise
-                    said = reason(str(failure))
+                elif arm not in COMPARED:
+                    raise found
+                else:
+                    said = reason(str(found))
                     frame = {"model": model, "arm": arm, "round": turn, "machine": machine.describe()}
-                    record = case.facts() | frame | {"failed": said, "output": str(failure)[-3000:]}
+                    record = case.facts() | frame | {"failed": said, "output": str(found)[-3000:]}
                 results.save(target, NAME, label, record)
                 say(f"{label}: {said}, load {machine.load()[0]}")
     results.save(target, NAME, f"{model}-plain", runner.plain(sorted(ends)))

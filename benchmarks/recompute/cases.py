@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.children import measure_in_child
 from benchmarks.planning.recompute import LATENCY_SECONDS, held_link
 from benchmarks.recompute.child import digests
-from benchmarks.runs import torch_threads
+from benchmarks.runs import RunFailed, in_turns, torch_threads
 from benchmarks.workloads import CHUNK_BYTES
 from swapd.planning.lower_bound import lower_bound
 from swapd.planning.problem import Problem
@@ -32,7 +33,7 @@ WHOLE_PLACES, WHOLE_SECONDS = 24, 30.0  # where candidates are made again wholly
 OVERSUBSCRIPTIONS = (2.0, 4.0, 8.0)
 SLOWDOWNS = (2.0, 4.0)  # how many times the in-core step swapping alone takes at least
 # Two plans of what is recorded; ours then times swapping alone, tries what it drops, plans that twice, and compares.
-LEAST_STEPS = {SWAP_ONLY: 8, OURS: 17, CHECKPOINT: 8}
+LEAST_STEPS = {SWAP_ONLY: 6, OURS: 15, CHECKPOINT: 6}
 
 
 @dataclass(frozen=True)
@@ -102,46 +103,65 @@ def environment(case: Case | None, recompute: str | None) -> dict[str, str]:
 class Runner:
     """Runs processes for one model. `quick`: at toy sizes. All methods raise RunFailed."""
 
-    def __init__(self, model: str, *, quick: bool, count: int) -> None:
-        self.model, self.quick, self.count = model, quick, count
+    def __init__(self, model: str, *, quick: bool, turns: int) -> None:
+        self.model, self.quick, self.turns = model, quick, turns
 
-    def _run(self, arm: str, variables: dict[str, str], *arguments: str) -> dict[str, Any]:
+    def _run(self, arm: str, variables: dict[str, str], *arguments: str, turns: tuple[int, ...] = ()) -> dict[str, Any]:
         variables = variables | {"OMP_NUM_THREADS": str(torch_threads())}
         words = [self.model, *(["--quick"] if self.quick else []), *arguments]
-        record = measure_in_child("recompute.child", *words, **variables)
+        record = measure_in_child("recompute.child", *words, turns=turns, **variables)
         return {"model": self.model, "arm": arm, "environment": variables} | record
 
-    def in_core(self) -> dict[str, Any]:
-        """The in-core step that the links are held by, of twice as many steps as count elsewhere."""
-        return self._run(IN_CORE_ALONE, {}, "--steps", str(2 * self.count + 2)) | {"steady": 2 * self.count}
+    def _turns(self, least_steps: int = 2) -> list[str]:
+        return ["--steps", str(least_steps), "--turns", str(self.turns)]
 
-    def traced(self) -> tuple[dict[str, Any], Trace]:
+    def in_core(self) -> dict[str, Any]:
+        """The in-core step that the links are held by."""
+        return self._run(IN_CORE_ALONE, {}, *self._turns())
+
+    def traced(self, arm: str = TRACED, turns: tuple[int, ...] = ()) -> tuple[dict[str, Any], Trace]:
         """A run that has all the memory it wants, and a usual step of it."""
         with tempfile.TemporaryDirectory(prefix="ooc-bench-") as folder:
             path = Path(folder) / "trace"
-            record = self._run(TRACED, environment(None, "off"), "--steps", "9", "--trace", str(path))
+            record = self._run(arm, environment(None, "off"), *self._turns(), "--trace", str(path), turns=turns)
             return record, Trace.load(path)
 
     def checkpoint_in_core(self) -> dict[str, Any]:
         """What checkpointing by hand takes, in memory and time, if nothing is moved."""
-        return self._run(CHECKPOINT_IN_CORE, environment(None, "off"), "--checkpoint", "--steps", "6")
+        return self._run(CHECKPOINT_IN_CORE, environment(None, "off"), "--checkpoint", *self._turns())
 
     def plain(self, steps: list[int]) -> dict[str, Any]:
         """PyTorch without us, and the digests of its state after each of some steps."""
         wanted = [str(number) for number in steps]
         return self._run(PLAIN, {}, "--steps", str(max(steps)), "--digests", *wanted)
 
-    def arm(self, arm: str, case: Case) -> dict[str, Any]:
-        """One arm of a case, with the digests of its state at its end."""
+    def arms(self, arms: Iterable[str], case: Case) -> dict[str, dict[str, Any] | RunFailed]:
+        """Arms of a case, their steps in turns; each with the digests of its state at its end."""
+        traces: list[Trace] = []
+
+        def attempt(arm: str, turns: tuple[int, ...]) -> dict[str, Any]:
+            try:
+                if arm == TIMED:
+                    record, trace = self.traced(TIMED, turns)
+                    traces.append(trace)
+                    return {"found": record}
+                return {"found": self._arm(arm, case, turns)}
+            except RunFailed as failure:
+                return {"found": failure}
+
+        chosen = list(arms)
+        made = in_turns(*(partial(attempt, arm) for arm in chosen))
+        found = {arm: each["found"] for arm, each in zip(chosen, made)}
+        for trace in traces:
+            found[TIMED] |= bounds(case, trace)
+        return {arm: got if isinstance(got, RunFailed) else got | case.facts() for arm, got in found.items()}
+
+    def _arm(self, arm: str, case: Case, turns: tuple[int, ...]) -> dict[str, Any]:
         if arm == IN_CORE:
-            return case.facts() | self._run(arm, {}, "--steps", str(self.count + 2)) | {"steady": self.count}
-        if arm == TIMED:
-            record, trace = self.traced()
-            return record | case.facts() | {"arm": arm} | bounds(case, trace)
+            return self._run(arm, {}, *self._turns(), turns=turns)
         with tempfile.TemporaryDirectory(prefix="ooc-bench-") as folder:
-            arguments = ["--steps", str(LEAST_STEPS[arm]), "--until-steady", str(self.count), "--state", folder]
+            arguments = [*self._turns(LEAST_STEPS[arm]), "--state", folder]
             if arm == CHECKPOINT:
                 arguments.append("--checkpoint")
-            variables = environment(case, "exact" if arm == OURS else "off")
-            record = case.facts() | self._run(arm, variables, *arguments)
+            record = self._run(arm, environment(case, "exact" if arm == OURS else "off"), *arguments, turns=turns)
             return record | {"digests": {str(len(record["steps"])): digests(Path(folder))}}

@@ -1,18 +1,19 @@
-"""Trains one network in this process until its steps are steady, and notes each step.
+"""Trains one network in this process until its steps are steady, then in turns with others, and notes each step.
 
-    python -m benchmarks.recompute.child OUTPUT.json MODEL [--quick] [--checkpoint] [--steps N] [--until-steady N]
+    python -m benchmarks.recompute.child OUTPUT.json MODEL [--quick] [--checkpoint] [--steps N] [--turns N]
         [--state FOLDER] [--digests STEP ...] [--trace FILE]
 
 Only OOC_ variables say whether the allocator is on. A step is timed from its batch to its loss, with all that the
 allocator does at the boundary, and without what is noted here. What a step was run under is its `state`: the sequence,
-whether its plan was followed, and the plan's moves. Steps are steady when the last ones, of which N count, all had the
-same state, and that is a plan, or nothing moved.
+whether its plan was followed, and the plan's moves. Steps are steady when the last ones all had the same state, and
+that is a plan, or nothing moved. A turn is a few steps; all but the first, which begins after a pause, count.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 import time
@@ -23,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.child import Turn, Watch
+from benchmarks.child import TURNS, Turn, Watch
 from benchmarks.gpu.models import checkpoint_blocks
 from benchmarks.recompute.models import MODELS, Job
 from benchmarks.runs import digest_of
@@ -32,14 +33,15 @@ from swapd.planner import Planner
 from swapd.planning.problem import Problem
 from swapd.trace.trace import Trace
 
-SETTLING = 2  # steps of a state that do not count: the first ones begin where another state left things
+SETTLING = 2  # steps of a state before it is steady: the first ones begin where another state left things
+TURN_STEPS = 3
 
 
 class Notes(Watch):
-    """An entry a step, with its state; and the traces of steps, if they are wanted."""
+    """An entry a step, with its state; and the trace of each step, if it is wanted."""
 
     def __init__(self, planner: Planner | None, keep_traces: bool) -> None:
-        self.traces: list[Trace] = []
+        self.traces: dict[int, Trace] = {}
         self.keep_traces = keep_traces
         super().__init__(planner, Path(), Turn(""))
 
@@ -55,7 +57,7 @@ class Notes(Watch):
         if ended is None:
             return {}
         if self.keep_traces:
-            self.traces.append(planner.trace(ended))
+            self.traces[len(self.steps)] = planner.trace(ended)
         plan = planner.last_plan
         moves = hash((plan.outs, plan.ins, plan.write_backs)) if plan is not None else 0
         return {
@@ -65,17 +67,19 @@ class Notes(Watch):
         }
 
 
-def steady_steps(steps: list[dict[str, Any]]) -> int:
-    """How many of the last steps have the same state and count; 0 as long as something moves without a plan."""
+def is_steady(steps: list[dict[str, Any]]) -> bool:
+    """Whether the last steps were alike; not as long as something moves without a plan."""
     last = steps[-1]
     if not last.get("followed_plan") and last.get("swapped_bytes"):
-        return 0
-    same = 0
-    for step in reversed(steps):
-        if step.get("state") != last.get("state"):
-            break
-        same += 1
-    return max(0, same - SETTLING)
+        return False
+    return len(steps) > SETTLING and all(step.get("state") == last.get("state") for step in steps[-SETTLING:])
+
+
+def counted(steps: list[dict[str, Any]]) -> list[int]:
+    """Which steps count: those of turns, in the state of the last one; none if that is no steady one."""
+    if not is_steady(steps):
+        return []
+    return [place for place, step in enumerate(steps) if step["counts"] and step.get("state") == steps[-1].get("state")]
 
 
 def usual(traces: list[Trace]) -> Trace:
@@ -104,8 +108,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("model", choices=list(MODELS))
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--checkpoint", action="store_true", help="each block by torch.utils.checkpoint")
-    parser.add_argument("--steps", type=int, default=8, help="at least; exactly, without --until-steady")
-    parser.add_argument("--until-steady", type=int, default=0, help="steps that count; at most --most-steps in all")
+    parser.add_argument("--steps", type=int, default=8, help="exactly; with --turns at least so many, before them")
+    parser.add_argument("--turns", type=int, default=0, help="once steps are steady, or after --most-steps of them")
     parser.add_argument("--most-steps", type=int, default=32)
     parser.add_argument("--state", type=Path, help="folder that gets the last step's state")
     parser.add_argument("--digests", type=int, nargs="*", default=[], help="steps whose state is hashed")
@@ -115,6 +119,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def train(options: argparse.Namespace) -> dict[str, Any]:
     """The record of all steps."""
+    turn = Turn(os.environ.pop(TURNS, ""))
     torch.manual_seed(0)
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # no real run writes that
@@ -126,27 +131,39 @@ def train(options: argparse.Namespace) -> dict[str, Any]:
     notes = Notes(pytorch._active().planner if pytorch.enabled() else None, options.trace is not None)
     losses: list[float] = []
     hashed: dict[str, Any] = {}
-    wanted = options.until_steady
-    for number in range(1, (options.most_steps if wanted else options.steps) + 1):
+
+    def step(counts: bool) -> None:
         notes.began = time.perf_counter()
         losses.append(job.step(generator))
         notes.step()
+        notes.steps[-1]["counts"] = counts
+        number = len(notes.steps)
         if number in options.digests:
             with tempfile.TemporaryDirectory(prefix="ooc-bench-") as folder:
                 save_state(job, losses, Path(folder))
                 hashed[str(number)] = digests(Path(folder))
-        if wanted and number >= options.steps and steady_steps(notes.steps) >= wanted:
-            break
+
+    def is_settled() -> bool:
+        number = len(notes.steps)
+        return number >= options.most_steps or (number >= options.steps and is_steady(notes.steps))
+
+    turn()
+    while len(notes.steps) < options.steps or (options.turns and not is_settled()):
+        step(counts=False)
+    for _ in range(options.turns):
+        turn()
+        for place in range(TURN_STEPS):
+            step(counts=place > 0)
     record = {
         "threads": torch.get_num_threads(),
         "steps": notes.steps,
-        "steady": steady_steps(notes.steps),
+        "counted": counted(notes.steps),
         "losses": losses,
         "digests": hashed,
         "summary": pytorch.summary() if pytorch.enabled() else None,
     }
     if options.trace is not None:
-        usual(notes.traces[options.steps // 2 :]).save(options.trace)
+        usual([notes.traces[place] for place in counted(notes.steps)]).save(options.trace)
     if options.state is not None:
         save_state(job, losses, options.state)
     return record

@@ -29,8 +29,9 @@ SWAP_ONLY_TARGET, BOUND_TARGET = 0.80, 1.15  # ours over our swap-only step, and
 
 
 def counted(record: Record) -> list[Record]:
-    """The steps that count: the steady ones, or a few of the last."""
-    return list(record["steps"][-(record["steady"] or LAST) :])
+    """The steps that count: those of turns once steps were steady, or a few of the last."""
+    steps: list[Record] = record["steps"]
+    return [steps[place] for place in record["counted"]] or steps[-LAST:]
 
 
 def step_seconds(records: Record | list[Record]) -> float:
@@ -110,7 +111,7 @@ def _rows(key: Key, arms: dict[str, list[Record]], plain: Record) -> list[list[s
                 f"{middle(records, 'recompute_seconds') / core:.2f}",
                 results.mib(middle(records, "swap_out_bytes")),
                 results.mib(middle(records, "swap_in_bytes")),
-                "/".join(str(len(r["steps"]) - r["steady"]) if r["steady"] else "never" for r in records),
+                "/".join(str(r["counted"][0] - 1) if r["counted"] else "never" for r in records),
                 "yes" if all(map(in_budget, records)) else "NO",
                 "/".join(sorted({bits(record, plain) for record in records})),
             ]
@@ -213,10 +214,10 @@ def table(records: list[Record]) -> str:
         f"{_machines(records)}; PyTorch uses {next(iter(plain.values()))['threads']} thread(s).\n\n"
         f"{_models(records)}\n{_reached(found, plain)}\n"
         "Bounds and what is computed again are in times of the in-core step; bounds are of the functions' times in a "
-        "run beside the case's others that has all the memory it wants; *link 2* is one on which swapping alone takes "
-        "at least twice the in-core step, as measured before all cases. *Warm-up* is the number of steps before "
-        "those that count. Planning, which the program waits for here and another process does by default, is not in "
-        "the steps. Checkpointing by hand runs batch norms twice, which update their running statistics twice: these "
-        "bits differ from the program's.\n\n"
+        "run with all the memory it wants, whose steps take turns with those of the case's others; *link 2* is one on "
+        "which swapping alone takes at least twice the in-core step, as measured before all cases. *Warm-up* is the "
+        "number of steps before the turns that count. Planning, which the program waits for here and another process "
+        "does by default, is not in the steps. Checkpointing by hand runs batch norms twice, which update their "
+        "running statistics twice: these bits differ from the program's.\n\n"
         f"{_cases(found, plain)}"
     )

@@ -26,7 +26,7 @@ from benchmarks.recompute.cases import (
     bounds,
     cases_of,
 )
-from benchmarks.recompute.child import steady_steps, usual
+from benchmarks.recompute.child import counted, is_steady, usual
 from benchmarks.recompute.tables import bits, in_budget, step_seconds, table
 from swapd.planning.lower_bound import lower_bound
 from swapd.planning.problem import Problem
@@ -36,18 +36,29 @@ MACHINE = {"processor": "abacus", "cores": 2, "memory_bytes": 8 << 30, "kernel":
 CHUNK = 1 << 20
 
 
-def entry(state: str, seconds: float = 1.0, followed: bool = True, moved: int = 1, again: int = 0) -> dict[str, Any]:
+def entry(
+    state: str, seconds: float = 1.0, followed: bool = True, moved: int = 1, again: int = 0, counts: bool = True
+) -> dict[str, Any]:
     entry: dict[str, Any] = {"seconds": seconds, "state": state, "followed_plan": followed, "swapped_bytes": moved}
-    return entry | {"recompute_function_count": again, "recompute_seconds": again / 10, "swap_out_bytes": CHUNK}
+    again_figures = {"recompute_function_count": again, "recompute_seconds": again / 10}
+    return entry | again_figures | {"swap_out_bytes": CHUNK, "counts": counts}
 
 
 def test_steps_are_steady_once_a_plan_is_followed_without_a_change() -> None:
     trial, planned = entry("trial"), entry("planned")
-    assert steady_steps([trial, planned, planned]) == 0
-    assert steady_steps([trial, *[planned] * 6]) == 4
-    assert steady_steps([*[planned] * 6, trial]) == 0
-    assert steady_steps([entry("demand", followed=False)] * 9) == 0
-    assert steady_steps([entry("it fits", followed=False, moved=0)] * 9) == 7
+    assert not is_steady([planned, planned])
+    assert not is_steady([planned, trial, planned])
+    assert is_steady([trial, planned, planned])
+    assert not is_steady([planned, planned, trial])
+    assert not is_steady([entry("demand", followed=False)] * 9)
+    assert is_steady([entry("it fits", followed=False, moved=0)] * 3)
+
+
+def test_steps_of_turns_count_in_the_last_state_alone() -> None:
+    trial, first, planned = entry("trial"), entry("planned", counts=False), entry("planned")
+    assert counted([first, first, first, planned, planned, first, planned]) == [3, 4, 6]
+    assert counted([trial, trial, planned, planned]) == [2, 3]
+    assert counted([planned, planned, trial]) == []
 
 
 def a_trace(seconds: float = 1.0, fingerprint: int = 7) -> Trace:
@@ -107,7 +118,7 @@ def record(arm: str, seconds: float, trained: str = "a", statistics: str = "b", 
         "slowdown": 4.0,
         "budget_bytes": 100,
         "steps": [entry("trial", 99.0), *[step] * 4],
-        "steady": 2,
+        "counted": [3, 4],
         "digests": {} if arm == IN_CORE else {"5": {"trained": trained, "statistics": statistics}},
         "summary": {"device_peak_bytes": peak, "budget_bytes": 100, "live_peak_bytes": 200},
         "machine": MACHINE,
@@ -132,10 +143,10 @@ def whole(*records: dict[str, Any]) -> list[dict[str, Any]]:
 
 def test_only_steps_that_count_are_timed() -> None:
     steps = [entry("", seconds) for seconds in (9, 9, 3, 1, 2)]
-    assert step_seconds({"steps": steps, "steady": 3}) == 2.0
-    assert step_seconds({"steps": steps, "steady": 2}) == 1.5
-    assert step_seconds({"steps": steps, "steady": 0}) == 2.0  # never steady: a few of the last
-    assert step_seconds({"steps": [entry("", 3) | {"planning_seconds": 0.5}], "steady": 1}) == 2.5
+    assert step_seconds({"steps": steps, "counted": [2, 3, 4]}) == 2.0
+    assert step_seconds({"steps": steps, "counted": [3, 4]}) == 1.5
+    assert step_seconds({"steps": steps, "counted": []}) == 2.0  # never steady: a few of the last
+    assert step_seconds({"steps": [entry("", 3) | {"planning_seconds": 0.5}], "counted": [0]}) == 2.5
 
 
 def test_bits_and_budgets_are_not_taken_for_granted() -> None:
@@ -190,7 +201,7 @@ def test_every_arm_of_a_toy_network_has_the_program_s_bits_within_its_budget(tmp
     }
     for arm in COMPARED:
         made = records[arm]
-        assert in_budget(made) and made["steady"] >= 2, arm
+        assert in_budget(made) and len(made["counted"]) == 2, arm
         assert made["losses"] == plain["losses"][: len(made["losses"])]
         assert made["environment"]["OOC_RECOMPUTE"] == ("exact" if arm == OURS else "off")
     assert records[SWAP_ONLY]["steps"][-1]["swap_out_bytes"] > 0

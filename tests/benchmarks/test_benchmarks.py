@@ -19,7 +19,7 @@ from benchmarks.__main__ import main, write_tables
 from benchmarks.child import Turn
 from benchmarks.children import measure_in_child
 from benchmarks.monitoring import scrapes
-from benchmarks.runs import in_turns
+from benchmarks.runs import RunFailed, in_turns
 from swapd.planning.problem import Problem
 
 CHUNK = step_time.CHUNK_BYTES
@@ -276,18 +276,24 @@ def test_sizes(count: int, text: str) -> None:
     assert results.size(count) == text
 
 
-def test_two_processes_step_in_turns_until_one_ends() -> None:
+def test_processes_step_in_turns_and_one_that_ends_or_fails_is_passed_over() -> None:
     order: list[str] = []
 
-    def stepper(name: str, steps: int) -> Callable[[tuple[int, ...]], dict[str, Any]]:
+    def stepper(name: str, steps: int, fails: bool = False) -> Callable[[tuple[int, ...]], dict[str, Any]]:
         def go(turns: tuple[int, ...]) -> dict[str, Any]:
             turn = Turn(" ".join(map(str, turns)))
             for _ in range(steps):
                 turn()
                 order.append(name)
+            if fails:
+                raise RunFailed(name)
             return {"name": name}
 
         return go
 
-    assert in_turns(stepper("a", 3), stepper("b", 5)) == [{"name": "a"}, {"name": "b"}]
-    assert order == ["a", "b", "a", "b", "a", "b", "b", "b"]
+    assert in_turns(stepper("a", 3), stepper("b", 5), stepper("c", 1)) == [{"name": name} for name in "abc"]
+    assert order == ["a", "b", "c", "a", "b", "a", "b", "b", "b"]
+    order.clear()
+    with pytest.raises(RunFailed, match="b"):
+        in_turns(stepper("a", 3), stepper("b", 1, fails=True), stepper("c", 3))
+    assert order == ["a", "b", "c", "a", "c", "a", "c"]
