@@ -36,7 +36,7 @@ from benchmarks.recompute.tables import step_seconds, table
 from benchmarks.runs import ROOT, RunFailed
 from swapd.progress import note
 
-TURNS = 4  # of a run, once its steps are steady
+TURNS = 3  # of a run, once its steps are steady
 
 
 def say(text: str) -> None:
