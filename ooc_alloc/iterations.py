@@ -37,6 +37,7 @@ class Iteration:
     planned: bool
     followed_plan: bool
     contains_first: bool
+    timed: bool
     seen_count: int
     live_peak_bytes: int
     slab_peak_bytes: int
@@ -74,7 +75,7 @@ class IterationCalls:
         ended = ffi.new(_ITERATION)
         check(self._library.ooc_core_boundary(self._core, ended))
         values = as_dict(ended)
-        for flag in ("planned", "followed_plan", "contains_first"):
+        for flag in ("planned", "followed_plan", "contains_first", "timed"):
             values[flag] = bool(values[flag])
         return Iteration(**values)
 

@@ -155,9 +155,9 @@ class Planner:
         """The sequence with the least times of its functions, if it is known well enough to choose what to drop.
 
         Not where there is a disk below host memory: what moves there is planned from a trace that repeats itself as it
-        was recorded, and nobody has solved that for one that is rewritten. Nor on streams, which are not timed by then.
+        was recorded, and nobody has solved that for one that is rewritten.
         """
-        can = self.recompute and self.remaker is not None and self.disk is None and not self.asynchronous
+        can = self.recompute and self.remaker is not None and self.disk is None and ended.timed
         can = can and self.policy != "none"
         last = ended.followed_plan and self._measured[ended.fingerprint] >= _PLANS
         if not can or not last or self._account.is_timed(ended.fingerprint):

@@ -91,7 +91,7 @@ class Iterations {
   std::shared_ptr<Trace> end(double now, const ThreadState* thread, uint64_t moved_bytes, StreamTimer* timer,
                              ooc_iteration* ended) {
     std::shared_ptr<Trace> trace = recorder_.finish(now);
-    if (timer != nullptr) take_times(*trace, *timer);
+    ended->timed = timer == nullptr || take_times(*trace, *timer) ? 1 : 0;
     thread_ = thread;
     taker_left_ = false;
     repeats_.ended(trace->own_functions());
@@ -146,18 +146,20 @@ class Iterations {
 
  private:
   // The host's times say when functions were enqueued; the device's, how long they ran.
-  void take_times(Trace& trace, StreamTimer& timer) {
+  // Returns whether they are known.
+  bool take_times(Trace& trace, StreamTimer& timer) {
     timer.collect();
-    if (left_to_measure_ == 0) return;
+    if (left_to_measure_ == 0) return false;
     --left_to_measure_;
     const std::vector<double> seconds = timer.finish_iteration();
-    if (seconds.size() != trace.seconds.size() || trace.overflow) return;
+    if (seconds.size() != trace.seconds.size() || trace.overflow) return false;
     trace.seconds = seconds;
     double start = 0;
     for (size_t i = 0; i < seconds.size(); ++i) {
       trace.starts[i] = start;
       start += seconds[i];
     }
+    return true;
   }
 
   static constexpr int kMeasured = 4;  // until a plan was made, and made again, of times without disturbance

@@ -18,7 +18,7 @@ extern "C" {
 #endif
 
 #define OOC_API __attribute__((visibility("default")))
-#define OOC_ABI_VERSION 10
+#define OOC_ABI_VERSION 11
 
 typedef struct ooc_core ooc_core;
 
@@ -120,9 +120,9 @@ typedef struct {
   uint32_t planned;                // a plan for this fingerprint is installed
   uint32_t followed_plan;          // the iteration ran under a plan until its end
   uint32_t contains_first;         // the process's first function is in it: set-up, not a steady iteration
+  uint32_t timed;                  // the trace says how long functions took: on streams only while plans are made
   uint64_t seen_count;             // iterations with this fingerprint so far
-  uint64_t live_peak_bytes;        // within the iteration
-  uint64_t slab_peak_bytes;        // most bytes of slabs in use within the iteration
+  uint64_t live_peak_bytes, slab_peak_bytes;  // most bytes within the iteration; slabs: in use
   uint64_t swapped_bytes;          // bytes moved either way, plus clean drops, within the iteration
   double seconds;                  // from the boundary before to this one
   double stall_seconds;

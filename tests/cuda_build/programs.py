@@ -110,6 +110,13 @@ def adamw_fused() -> None:
 
 
 @program
+def many_steps() -> None:
+    """So many that a schedule of what to compute again is rehearsed and carried out."""
+    model = mlp(64).to(CUDA)
+    train(model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9), batches(14, 512, 64))
+
+
+@program
 def language_model() -> None:
     model = Language().to(CUDA)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)

@@ -68,6 +68,28 @@ def test_every_bit_is_the_same(name: str, seed: int) -> None:
         assert figures["split_function_count"] > 30
 
 
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_every_bit_is_the_same_if_all_that_can_be_is_made_again(name: str) -> None:
+    expected = with_room(name)
+    times = 1.0 if name == "functions_in_parts" else 1 / OVERSUBSCRIPTION
+    budget = int(expected["summary"]["live_peak_bytes"] * times)
+    result = run(name, budget, 1, _OOC_RECOMPUTE_EVERYTHING="1")
+    figures = result["summary"]
+    assert figures["device_peak_bytes"] <= figures["budget_bytes"] <= budget
+    assert figures["recompute_drop_count"] > 0
+    assert result["digest"] == expected["digest"]
+
+
+def test_a_schedule_of_what_is_made_again_is_carried_out() -> None:
+    expected = with_room("many_steps")
+    budget = int(expected["summary"]["live_peak_bytes"] / 1.6)  # what runs again needs room beside the largest function
+    result = run("many_steps", budget, 1, OOC_EMULATED_BANDWIDTH="30MB/s")
+    figures = result["summary"]
+    assert result["digest"] == expected["digest"]
+    assert figures["recompute_drop_count"] >= 20 and figures["recompute_refused_count"] == 0
+    assert figures["device_peak_bytes"] <= figures["budget_bytes"]
+
+
 @pytest.mark.parametrize("name", ["graphs", "loader", "mixed_precision", "side_streams", "two_threads"])
 def test_every_bit_is_the_same_in_safe_mode(name: str) -> None:
     expected = with_room(name)

@@ -41,7 +41,7 @@ class RecordedCore:
     def boundary(self) -> Iteration:
         trace = self.case.trace
         counts = (trace.functions, trace.variables, len(trace.use_variables))
-        ended = Iteration(trace.fingerprint, *counts, False, False, False, 1, 0, 0, 100, 1.0, 0.5)
+        ended = Iteration(trace.fingerprint, *counts, False, False, False, True, 1, 0, 0, 100, 1.0, 0.5)
         return dataclasses.replace(ended, **self.ended)
 
     functions = 0

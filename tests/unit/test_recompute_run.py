@@ -104,6 +104,7 @@ class Program(Counters):
         self.schedule: Schedule | None = None
         self.tried = 0
         self.called: list[str] = []
+        self.timed = True  # as the next iterations are, on streams
 
     def boundary(self) -> Iteration:
         now = DROPPING if self.is_dropping() else ALONE
@@ -111,7 +112,7 @@ class Program(Counters):
         self.ran.append(now)
         self.seen[now] += 1
         trial = self.schedule is not None and now == ALONE
-        of = {"fingerprint": now, "functions": 1, "swapped_bytes": CHUNK, "seen_count": self.seen[now]}
+        of = {"timed": self.timed, "fingerprint": now, "functions": 1, "swapped_bytes": CHUNK, "seen_count": self.seen[now]}
         of["planned"] = of["followed_plan"] = now in self.plans
         seconds = self.seconds[now] + 100 * trial
         return Iteration(**({field.name: 0 for field in fields(Iteration)} | of | {"seconds": seconds}))  # type: ignore[arg-type]
@@ -327,6 +328,17 @@ def test_drops_are_chosen_with_the_least_times_of_functions(monkeypatch: pytest.
     run(planner_of(Program()), 5)
     (request,) = [one for one in asked if one.recompute]
     assert request.recorded.whole.function_seconds.tolist() == least.tolist()
+
+
+def test_iterations_whose_functions_were_not_timed_say_nothing_of_what_to_drop() -> None:
+    program = Program()
+    planner = planner_of(program)
+    program.timed = False
+    run(planner, 12)
+    assert program.plans == {ALONE} and program.schedule is None
+    program.timed = True
+    run(planner, 3)
+    assert program.schedule is not None
 
 
 def test_more_sequences_than_are_kept_are_each_asked_about_once() -> None:

@@ -55,7 +55,7 @@ class TorchSession(swapd.session.Session):
             self._runtime = runtime.Runtime(self.core, config.split, config.split_store, where, workspaces, rules)
             runtime.install(self._runtime)
             self._patches.callback(runtime.uninstall)
-        if device is None and config.recompute == "exact":
+        if config.recompute == "exact":
             self.planner.remaker = Remaker(checks=config.strict)
         if device is not None:
             cuda.install(self._patches, self.core, device.ordinal)

@@ -305,7 +305,10 @@ bool in_scope() { return core != nullptr && ooc_core_in_function(core) != 0; }
 }  // namespace
 
 bool ooc_torch::is_variable(const c10::Storage& storage) {
-  return storage.data_ptr().get_deleter() == &free_block && owned(storage.data());
+  if (!owned(storage.data())) return false;
+  if constexpr (kWithCuda)
+    if (on_cuda()) return cuda_is_block(storage.data_ptr());
+  return storage.data_ptr().get_deleter() == &free_block;
 }
 
 TORCH_LIBRARY(ooc, m) {

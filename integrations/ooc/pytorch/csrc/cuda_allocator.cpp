@@ -11,8 +11,10 @@
 #include <optional>
 #include <utility>
 
+#include "call_memory.h"
 #include "cuda_functions.h"
 #include "places.h"
+#include "recompute.h"
 #include "splitting.h"
 
 namespace ooc_torch {
@@ -25,6 +27,8 @@ thread_local size_t not_reported = 0;  // bytes of the last allocation that fail
 void delete_block(void* block) {
   if (block != nullptr && installed != nullptr) installed->free_block(block, false);
 }
+
+void leave(void*) {}  // it lies in memory that another has
 
 // TORCH_CUDA_SANITIZER asks for these.
 using Traced = void (c10::impl::PyInterpreterVTable::*)(c10::DeviceType, uintptr_t) const;
@@ -80,9 +84,13 @@ ooc_stats CudaAllocator::core_stats() const {
 // ---- allocating -----------------------------------------------------------------------------------------------------
 
 c10::DataPtr CudaAllocator::allocate(size_t bytes) {
-  const c10::DeviceIndex device = current_device();
-  void* block = bytes > 0 ? take(bytes, c10::cuda::getCurrentCUDAStream(device).stream()) : nullptr;
-  return {block, block, &delete_block, c10::Device(c10::DeviceType::CUDA, device)};
+  const c10::Device device(c10::DeviceType::CUDA, current_device());
+  CallMemory* memory = bytes > 0 ? CallMemory::current() : nullptr;
+  if (memory != nullptr)
+    if (char* place = memory->place_for(bytes)) return {place, place, &leave, device};
+  void* block = bytes > 0 ? take(bytes, c10::cuda::getCurrentCUDAStream(device.index()).stream()) : nullptr;
+  if (memory != nullptr) memory->allocated(bytes, block);
+  return {block, block, &delete_block, device};
 }
 
 c10::DataPtr CudaAllocator::allocate_absent(size_t bytes) {
@@ -228,6 +236,8 @@ void CudaAllocator::free_block(void* address, bool must_be_known) {
   if (block->is_external && block->stream != current) return discard({{address, nullptr}});
   const RelaxedCapture relaxed(pools_.active() || captures(current));
   for (void* stream : block->other_streams) ooc_core_record_use(managed_, address, stream);
+  // What lingers is freed later, by somebody who does not know the stream.
+  if (recomputing.load(std::memory_order_relaxed)) ooc_core_record_use(managed_, address, block->stream);
   ooc_core_free_on(managed_, address, block->stream);
 }
 
@@ -276,7 +286,8 @@ void CudaAllocator::recordStream(const c10::DataPtr& data, c10::cuda::CUDAStream
 
 void CudaAllocator::beginAllocateToPool(c10::DeviceIndex device, PoolId pool, Pools::Filter filter) {
   check_device(device);
-  pools_.begin(pool, std::move(filter));
+  pools_.begin(pool, std::move(filter));  // from here on nothing is dropped
+  forget_iteration();                     // what is made again while a stream is captured would be made by each replay
 }
 
 void CudaAllocator::endAllocateToPool(c10::DeviceIndex, PoolId pool) {
@@ -329,6 +340,8 @@ void cuda_report_out_of_memory() {
   if (const size_t bytes = std::exchange(not_reported, 0)) installed->report_out_of_memory(bytes);
 }
 c10::DataPtr cuda_allocate_absent(size_t bytes) { return installed->allocate_absent(bytes); }
+bool cuda_pools_active() { return any_capture(); }
+bool cuda_is_block(const c10::DataPtr& memory) { return memory.get_deleter() == &delete_block; }
 bool captured(cudaStream_t stream) { return installed != nullptr && installed->captures(stream); }
 
 void install_cuda_allocator(ooc_core* managed, c10::DeviceIndex device) {

@@ -47,6 +47,15 @@ void refuse_forked_child() {
 bool cuda_capturing() { return captured(current_stream()); }
 bool cuda_function_allocated() { return !allocations.blocks.empty(); }
 
+void cuda_read(void* host, const void* memory, size_t bytes) {
+  const cudaStream_t stream = current_stream();
+  C10_CUDA_CHECK(cudaMemcpyAsync(host, memory, bytes, cudaMemcpyDeviceToHost, stream));
+  C10_CUDA_CHECK(cudaStreamSynchronize(stream));
+}
+void cuda_copy(void* target, const void* memory, size_t bytes) {
+  C10_CUDA_CHECK(cudaMemcpyAsync(target, memory, bytes, cudaMemcpyDeviceToDevice, current_stream()));
+}
+
 int cuda_function_begin(uint32_t id, const ooc_operand* operands, uint32_t count, bool on_host) {
   if (in_forked_child && count == 0) return OOC_NESTED;
   refuse_forked_child();

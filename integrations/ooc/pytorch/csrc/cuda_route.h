@@ -18,6 +18,13 @@ bool cuda_function_allocated();
 void cuda_report_out_of_memory();
 // Whether the current stream is captured into a graph.
 bool cuda_capturing();
+// Whether memory is allocated for a graph, or for another pool of the program's.
+bool cuda_pools_active();
+// Whether it is a block of the allocator for the device.
+bool cuda_is_block(const c10::DataPtr& memory);
+// Copies of device memory, on the current stream: to the host, which waits for it; and within the device.
+void cuda_read(void* host, const void* memory, size_t bytes);
+void cuda_copy(void* target, const void* memory, size_t bytes);
 // A variable of which nothing is on the device yet (ooc_core_malloc_absent). Throws if it cannot be had.
 c10::DataPtr cuda_allocate_absent(size_t bytes);
 

@@ -18,6 +18,9 @@ namespace ooc_torch __attribute__((visibility("hidden"))) {
 namespace {
 
 constexpr std::array kPrecisions{std::pair{at::Float32Backend::GENERIC, at::Float32Op::ALL},
+                                 std::pair{at::Float32Backend::CUDA, at::Float32Op::ALL},
+                                 std::pair{at::Float32Backend::CUDA, at::Float32Op::MATMUL},
+                                 std::pair{at::Float32Backend::CUDA, at::Float32Op::CONV},
                                  std::pair{at::Float32Backend::MKLDNN, at::Float32Op::ALL},
                                  std::pair{at::Float32Backend::MKLDNN, at::Float32Op::MATMUL},
                                  std::pair{at::Float32Backend::MKLDNN, at::Float32Op::CONV}};
@@ -27,8 +30,8 @@ constexpr uint32_t kFlags = 0x3f;  // exceptions that occurred
 
 // Dispatch keys of a plain tensor; what has others is not only its memory.
 c10::DispatchKeySet plain_keys() {
-  return c10::DispatchKeySet(c10::DispatchKey::CPU) | c10::autograd_dispatch_keyset_with_ADInplaceOrView |
-         c10::autocast_dispatch_keyset;
+  return c10::DispatchKeySet({c10::DispatchKey::CPU, c10::DispatchKey::CUDA}) |
+         c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset;
 }
 
 c10::Storage borrowed(char* address, uint64_t bytes, c10::Device device) {
@@ -59,7 +62,7 @@ bool keep_tensor(const at::Tensor& tensor, std::vector<KeptTensor>& kept) {
   auto* address = static_cast<char*>(storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get());
   if (is_variable(storage) && !(in_slab(address) && ooc_core_exposed(core, address))) {
     one.memory = address;
-  } else if (storage.nbytes() <= small_bytes) {
+  } else if (storage.nbytes() <= small_bytes && storage.device_type() == c10::kCPU) {
     if (storage.nbytes() > 0) one.copy = copy_of(storage);
     if (storage.nbytes() > 0 && !one.copy.defined()) {
       return false;  // there is no room for copies of small arguments
@@ -108,6 +111,9 @@ Surroundings Surroundings::now() {
   s.deterministic_ = context.deterministicAlgorithms();
   s.warn_only_ = context.deterministicAlgorithmsWarnOnly();
   s.filled_ = context.deterministicFillUninitializedMemory();
+  s.cudnn_ = context.userEnabledCuDNN();
+  s.cudnn_benchmark_ = context.benchmarkCuDNN();
+  s.cudnn_deterministic_ = context.deterministicCuDNN();
   s.mkldnn_ = context.userEnabledMkldnn();
   s.mkldnn_deterministic_ = context.deterministicMkldnn();
   for (size_t i = 0; i < kPrecisions.size(); ++i) s.precisions_[i] = context.float32Precision(kPrecisions[i].first, kPrecisions[i].second);
@@ -134,6 +140,9 @@ void Surroundings::set(const Surroundings& now) const {
   at::Context& context = at::globalContext();
   if (deterministic_ != now.deterministic_ || warn_only_ != now.warn_only_) context.setDeterministicAlgorithms(deterministic_, warn_only_);
   if (filled_ != now.filled_) context.setDeterministicFillUninitializedMemory(filled_);
+  if (cudnn_ != now.cudnn_) context.setUserEnabledCuDNN(cudnn_);
+  if (cudnn_benchmark_ != now.cudnn_benchmark_) context.setBenchmarkCuDNN(cudnn_benchmark_);
+  if (cudnn_deterministic_ != now.cudnn_deterministic_) context.setDeterministicCuDNN(cudnn_deterministic_);
   if (mkldnn_ != now.mkldnn_) context.setUserEnabledMkldnn(mkldnn_);
   if (mkldnn_deterministic_ != now.mkldnn_deterministic_) context.setDeterministicMkldnn(mkldnn_deterministic_);
   for (size_t i = 0; i < kPrecisions.size(); ++i)

@@ -39,7 +39,8 @@ class Surroundings {
   uint32_t rounding_ = 0;  // of the processor: denormal numbers, too
   int threads_ = 0;
   bool deterministic_ = false, warn_only_ = false, mkldnn_ = false, mkldnn_deterministic_ = false, filled_ = false;
-  std::array<at::Float32Precision, 4> precisions_{};  // of generic and of oneDNN's products and convolutions
+  bool cudnn_ = false, cudnn_benchmark_ = false, cudnn_deterministic_ = false;
+  std::array<at::Float32Precision, 7> precisions_{};  // of generic ones and of each library's products and convolutions
   c10::ScalarType default_type_ = c10::ScalarType::Float;
 };
 

@@ -165,6 +165,11 @@ std::vector<Due> begin_function(Recompute& r, uint32_t function, const std::vect
       add_scheduled(r, used, due);
     }
   }
+  if constexpr (kWithCuda)
+    if (on_cuda() && cuda_pools_active()) {  // a stream may be captured, which must not make anything again
+      thread.keep.reset();
+      return {};
+    }
   if (r.everything) {
     thread.keep = function;
     if (thread.iteration == r.iteration)
@@ -204,6 +209,9 @@ void before_use(uint32_t function, const ooc_operand* operands, uint32_t count) 
     if (wanted.empty() && rehearsed.empty()) break;
     const uint64_t iteration = r.iteration;
     lock.unlock();
+    if constexpr (kWithCuda)
+      TORCH_CHECK(!on_cuda() || !cuda_capturing(), "a graph is captured that uses memory which is made again before its next use; capture "
+                  "it with torch.cuda.graph, or set OOC_RECOMPUTE=off");
     TORCH_CHECK(ooc_core_in_function(core) == 0, "a variable that is made again before its next use was used within a function that did "
                 "not have it as an operand; OOC_RECOMPUTE=off leaves variables as they are");
     if (!rehearsed.empty()) make_again(rehearsed, Loss::kRehearsed, iteration);
@@ -278,7 +286,7 @@ void function_did_not_begin() {
 void Keeping::begin(const c10::OperatorHandle& op, const OperatorInfo& info, c10::DispatchKeySet keys,
                     const torch::jit::Stack& stack, bool on_host) {
   RemakingThread& thread = remaking_thread;
-  if (!thread.keep || *thread.keep != info.id || thread.busy || in_mode(kRanges) || on_cuda()) return;
+  if (!thread.keep || *thread.keep != info.id || thread.busy || in_mode(kRanges)) return;
   thread.keep.reset();
   if (on_host) return;
   Recompute& r = recompute();

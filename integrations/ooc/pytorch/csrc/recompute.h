@@ -54,6 +54,9 @@ class Keeping {
 // Whether a storage's memory is one of the core's variables, all of it, and goes when the storage does.
 bool is_variable(const c10::Storage& storage);
 
+// Everything that is dropped is made again, and all kept calls are forgotten.
+void forget_iteration();
+
 // A function whose begin was announced did not begin.
 void function_did_not_begin();
 

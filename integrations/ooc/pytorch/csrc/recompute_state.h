@@ -72,8 +72,6 @@ void watch_uses(bool on);
 void make_again(const std::vector<VariableId>& wanted, Loss loss, uint64_t iteration);
 // Frees what the program freed before and nobody needs any more. The thread holds neither mutex.
 void free_needless();
-// Everything that is dropped is made again, and all kept calls are forgotten.
-void forget_iteration();
 // Reads a variable's bytes in a function that is no part of the sequence.
 uint64_t hash_of_variable(char* address, uint64_t bytes);
 

@@ -41,14 +41,44 @@ uint32_t checks_id() {
   return id;
 }
 
+template <class AddResults>
+void end(FunctionScope& scope, AddResults add_results) {
+  if (const int status = scope.end(false, add_results); status != OOC_OK) raise(status);
+}
 void end(FunctionScope& scope) {
-  if (const int status = scope.end(false, [](Operands&) {}); status != OOC_OK) raise(status);
+  end(scope, [](Operands&) {});
 }
 
-// FNV-1a over words: any change of a bit changes it.
-uint64_t hash_of(const char* bytes, uint64_t count) {
-  uint64_t hash = 0xcbf29ce484222325ULL, word = 0;
-  uint64_t i = 0;
+// Bytes of the device, where the host can read them.
+class HostView {
+ public:
+  HostView(const char* address, size_t bytes) : bytes_(address) {
+    if constexpr (kWithCuda)
+      if (on_cuda()) {
+        copy_.resize(bytes);
+        cuda_read(copy_.data(), address, bytes);
+        bytes_ = copy_.data();
+      }
+  }
+  const char* get() const { return bytes_; }
+
+ private:
+  std::vector<char> copy_;
+  const char* bytes_;
+};
+
+// Calls `act(offset, bytes)` for each part of so many bytes, as long as it returns true.
+template <class Act>
+bool all_parts(uint64_t bytes, Act act) {
+  constexpr uint64_t kPart = 4 << 20;
+  for (uint64_t at = 0; at < bytes; at += kPart)
+    if (!act(at, std::min(kPart, bytes - at))) return false;
+  return true;
+}
+
+// FNV-1a over words, going on from another hash: any change of a bit changes it.
+uint64_t hash_of(const char* bytes, uint64_t count, uint64_t hash) {
+  uint64_t word = 0, i = 0;
   for (; i + sizeof word <= count; i += sizeof word) {
     std::memcpy(&word, bytes + i, sizeof word);
     hash = (hash ^ word) * 0x100000001b3ULL;
@@ -56,6 +86,12 @@ uint64_t hash_of(const char* bytes, uint64_t count) {
   }
   for (; i < count; ++i) hash = (hash ^ static_cast<unsigned char>(bytes[i])) * 0x100000001b3ULL;
   return hash;
+}
+
+void copy_bytes(char* target, const char* bytes, size_t count) {
+  if constexpr (kWithCuda)
+    if (on_cuda()) return cuda_copy(target, bytes, count);
+  std::memcpy(target, bytes, count);
 }
 
 // Calls that run again together.
@@ -106,7 +142,9 @@ class Batch {
   bool agrees(VariableId id, char* address, uint64_t bytes) {
     char* other = restored_.at(id).address;
     FunctionScope scope(checks_id(), of_memory({{address, OOC_READ}, {other, OOC_READ}}));
-    const bool same = std::memcmp(address, other, bytes) == 0;
+    const bool same = all_parts(bytes, [&](uint64_t at, uint64_t count) {
+      return std::memcmp(HostView(address + at, count).get(), HostView(other + at, count).get(), count) == 0;
+    });
     end(scope);
     return same;
   }
@@ -125,7 +163,7 @@ class Batch {
         const std::lock_guard<std::mutex> lock(r_.books);
         bytes = r_.history.variable(id).bytes;
       }
-      place.memory = c10::GetAllocator(c10::DeviceType::CPU)->allocate(bytes);
+      place.memory = c10::GetAllocator(on_cuda() ? c10::DeviceType::CUDA : c10::DeviceType::CPU)->allocate(bytes);
       place.address = static_cast<char*>(place.memory.get());
     }
   }
@@ -158,7 +196,9 @@ class Batch {
       results = call.run(std::move(stack));
       put_in_place(call, memory, results);
     }
-    end(scope);
+    end(scope, [this](Operands& made) {
+      for (const auto& [id, result] : fresh_) made.push_back({static_cast<char*>(result.storage().mutable_data()), OOC_READ, 0, 0});
+    });
     const double seconds = std::chrono::duration<double>(Clock::now() - began).count();
     const std::lock_guard<std::mutex> lock(r_.books);
     ++r_.figures.repeats;
@@ -180,7 +220,7 @@ class Batch {
       char* made = static_cast<char*>(result.storage().mutable_data());
       if (made == place->second.address) continue;
       TORCH_CHECK(!memory.gave(made), "a function that ran again allocated its results in another order");
-      std::memcpy(place->second.address, made, bytes);
+      copy_bytes(place->second.address, made, bytes);
     }
   }
 
@@ -249,7 +289,11 @@ void check_bytes(Recompute& r, const Batch& batch) {
 uint64_t hash_of_variable(char* address, uint64_t bytes) {
   const Busy busy(OOC_APART);
   FunctionScope scope(checks_id(), of_memory({{address, OOC_READ}}));
-  const uint64_t hash = hash_of(address, bytes);
+  uint64_t hash = 0xcbf29ce484222325ULL;
+  all_parts(bytes, [&](uint64_t at, uint64_t count) {
+    hash = hash_of(HostView(address + at, count).get(), count, hash);
+    return true;
+  });
   end(scope);
   return hash;
 }
