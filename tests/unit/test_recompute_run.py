@@ -112,8 +112,9 @@ class Program(Counters):
         self.ran.append(now)
         self.seen[now] += 1
         trial = self.schedule is not None and now == ALONE
-        of = {"timed": self.timed, "fingerprint": now, "functions": 1, "swapped_bytes": CHUNK, "seen_count": self.seen[now]}
+        of = {"fingerprint": now, "functions": 1, "swapped_bytes": CHUNK, "seen_count": self.seen[now]}
         of["planned"] = of["followed_plan"] = now in self.plans
+        of["timed"] = self.timed
         seconds = self.seconds[now] + 100 * trial
         return Iteration(**({field.name: 0 for field in fields(Iteration)} | of | {"seconds": seconds}))  # type: ignore[arg-type]
 

@@ -286,8 +286,8 @@ void CudaAllocator::recordStream(const c10::DataPtr& data, c10::cuda::CUDAStream
 
 void CudaAllocator::beginAllocateToPool(c10::DeviceIndex device, PoolId pool, Pools::Filter filter) {
   check_device(device);
-  pools_.begin(pool, std::move(filter));  // from here on nothing is dropped
-  forget_iteration();                     // what is made again while a stream is captured would be made by each replay
+  pools_.begin(pool, std::move(filter));
+  forget_iteration();  // what is made again while a stream is captured would be made by each replay
 }
 
 void CudaAllocator::endAllocateToPool(c10::DeviceIndex, PoolId pool) {
@@ -340,7 +340,6 @@ void cuda_report_out_of_memory() {
   if (const size_t bytes = std::exchange(not_reported, 0)) installed->report_out_of_memory(bytes);
 }
 c10::DataPtr cuda_allocate_absent(size_t bytes) { return installed->allocate_absent(bytes); }
-bool cuda_pools_active() { return any_capture(); }
 bool cuda_is_block(const c10::DataPtr& memory) { return memory.get_deleter() == &delete_block; }
 bool captured(cudaStream_t stream) { return installed != nullptr && installed->captures(stream); }
 

@@ -18,8 +18,6 @@ bool cuda_function_allocated();
 void cuda_report_out_of_memory();
 // Whether the current stream is captured into a graph.
 bool cuda_capturing();
-// Whether memory is allocated for a graph, or for another pool of the program's.
-bool cuda_pools_active();
 // Whether it is a block of the allocator for the device.
 bool cuda_is_block(const c10::DataPtr& memory);
 // Copies of device memory, on the current stream: to the host, which waits for it; and within the device.

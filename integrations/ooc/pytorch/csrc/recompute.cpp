@@ -165,11 +165,6 @@ std::vector<Due> begin_function(Recompute& r, uint32_t function, const std::vect
       add_scheduled(r, used, due);
     }
   }
-  if constexpr (kWithCuda)
-    if (on_cuda() && cuda_pools_active()) {  // a stream may be captured, which must not make anything again
-      thread.keep.reset();
-      return {};
-    }
   if (r.everything) {
     thread.keep = function;
     if (thread.iteration == r.iteration)
