@@ -286,8 +286,8 @@ void CudaAllocator::recordStream(const c10::DataPtr& data, c10::cuda::CUDAStream
 
 void CudaAllocator::beginAllocateToPool(c10::DeviceIndex device, PoolId pool, Pools::Filter filter) {
   check_device(device);
-  pools_.begin(pool, std::move(filter));
   forget_iteration();  // what is made again while a stream is captured would be made by each replay
+  pools_.begin(pool, std::move(filter));
 }
 
 void CudaAllocator::endAllocateToPool(c10::DeviceIndex, PoolId pool) {
