@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from benchmarks import machine
 from benchmarks.child import TURNS
@@ -21,6 +21,7 @@ from benchmarks.workloads import CHUNK_BYTES, Workload
 
 ROOT = Path(__file__).resolve().parent.parent
 TIMEOUT_SECONDS = 600
+T = TypeVar("T")
 
 
 class RunFailed(Exception):
@@ -103,14 +104,14 @@ def run(
     }
 
 
-def in_turns(*runs: Callable[[tuple[int, ...]], dict[str, Any]]) -> list[dict[str, Any]]:
+def in_turns(*runs: Callable[[tuple[int, ...]], T]) -> list[T]:
     """Runs beside each other, whose steps take turns: what slows the machine down slows a step of each.
 
     Each of `runs` is called with the value for `turns` of :func:`run`. One that has ended is passed over.
     """
     begins, ends = [os.pipe() for _ in runs], [os.pipe() for _ in runs]
 
-    def call(index: int) -> dict[str, Any]:
+    def call(index: int) -> T:
         pipes = begins[index][0], ends[index][1]
         try:
             return runs[index](pipes)

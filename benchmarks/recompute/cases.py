@@ -137,24 +137,17 @@ class Runner:
 
     def arms(self, arms: Iterable[str], case: Case) -> dict[str, dict[str, Any] | RunFailed]:
         """Arms of a case, their steps in turns; each with the digests of its state at its end."""
-        traces: list[Trace] = []
-
-        def attempt(arm: str, turns: tuple[int, ...]) -> dict[str, Any]:
+        def attempt(arm: str, turns: tuple[int, ...]) -> dict[str, Any] | RunFailed:
             try:
-                if arm == TIMED:
-                    record, trace = self.traced(TIMED, turns)
-                    traces.append(trace)
-                    return {"found": record}
-                return {"found": self._arm(arm, case, turns)}
+                if arm != TIMED:
+                    return self._arm(arm, case, turns) | case.facts()
+                record, trace = self.traced(TIMED, turns)
+                return record | bounds(case, trace) | case.facts()
             except RunFailed as failure:
-                return {"found": failure}
+                return failure
 
         chosen = list(arms)
-        made = in_turns(*(partial(attempt, arm) for arm in chosen))
-        found = {arm: each["found"] for arm, each in zip(chosen, made)}
-        for trace in traces:
-            found[TIMED] |= bounds(case, trace)
-        return {arm: got if isinstance(got, RunFailed) else got | case.facts() for arm, got in found.items()}
+        return dict(zip(chosen, in_turns(*(partial(attempt, arm) for arm in chosen))))
 
     def _arm(self, arm: str, case: Case, turns: tuple[int, ...]) -> dict[str, Any]:
         if arm == IN_CORE:

@@ -267,8 +267,7 @@ class AddressSpace {
   };
   Way way_to(const Granule& granule, CUmemAccess_flags access) const {
     if (granule.access == static_cast<uint32_t>(access)) return Way::kNone;
-    const bool is_home = allocation_at(granule).lent_to == 0 && !allocation_at(granule).on_host;
-    return access == CU_MEM_ACCESS_FLAGS_PROT_READWRITE && is_home && memory_.can_lend() ? Way::kLend : Way::kMap;
+    return access == CU_MEM_ACCESS_FLAGS_PROT_READWRITE && memory_.can_lend(allocation_at(granule)) ? Way::kLend : Way::kMap;
   }
   Run next_run(const Granule* first, const Granule* last, uint64_t address, CUmemAccess_flags access) const {
     Run run{way_to(*first, access), first, first, address, allocation_at(*first).offset, 0};

@@ -1,10 +1,11 @@
 // The physical memory of the emulated device: extents of one memfd, handed out up to the device's size.
 //
-// The whole file is mapped once, at its *home*, where every extent's pages are in the page tables from its creation on.
-// Making an extent accessible at a device address lends it: mremap moves the page table entries there, in blocks of 2 MiB
-// where all is aligned; unmapping moves them home. That takes 3 to 5 us per 2 MiB where mapping the file anew and faulting
-// the pages in takes 100 to 200: about the share of a swap's time that mapping takes on a GPU. The slow way is taken for an
-// extent that is lent already (an alias), for host memory, on an old kernel, and wherever mremap fails.
+// Extents of whole 2 MiB are mapped once more, at their *home*, where their pages are in the page tables from their creation
+// on. Making one accessible at a device address lends it: mremap moves the page table entries there, in blocks of 2 MiB;
+// unmapping moves them home. That takes 3 to 5 us per 2 MiB where mapping the file anew and putting each page in takes 100
+// to 200: about the share of a swap's time that mapping takes on a GPU. The file is mapped anew for a smaller extent (moving
+// single entries takes longer, for each time all processors have to forget them), for one that is lent already (an alias),
+// for host memory, on an old kernel, and wherever mremap fails.
 //
 // Not thread-safe, except fill(): its owner (device.h) holds a lock.
 #pragma once
@@ -57,7 +58,7 @@ class PhysicalMemory {
     map_home();
   }
   ~PhysicalMemory() {
-    if (home_ != nullptr) munmap(home_, 2 * zone_bytes(device_bytes_));
+    if (home_ != nullptr) munmap(home_, zone_bytes(device_bytes_));
     close(file_);
   }
   PhysicalMemory(const PhysicalMemory&) = delete;
@@ -89,7 +90,7 @@ class PhysicalMemory {
       done += static_cast<uint64_t>(written);
     }
     // This puts the pages into the page tables at home. If it fails, page faults do that later.
-    if (home_ != nullptr && !is_on_host(offset)) (void)madvise(home_ + offset, bytes, kMadvPopulateWrite);
+    if (home_ != nullptr && has_home(offset)) (void)madvise(home_ + offset, bytes, kMadvPopulateWrite);
     return true;
   }
   CUmemGenericAllocationHandle publish(uint64_t offset, uint64_t bytes) {
@@ -153,7 +154,9 @@ class PhysicalMemory {
     return mremap(reinterpret_cast<void*>(address), bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED | kMremapDontUnmap,
                   home_ + offset) != MAP_FAILED;
   }
-  bool can_lend() const { return home_ != nullptr; }
+  bool can_lend(const Allocation& allocation) const {
+    return home_ != nullptr && has_home(allocation.offset) && allocation.lent_to == 0;
+  }
   void set_lent_to(uint32_t slot, uint64_t address) { slots_[slot].lent_to = address; }
 
   int file() const { return file_; }
@@ -182,7 +185,7 @@ class PhysicalMemory {
   }
   // Without a home (no room for it in the address space) everything takes the slow way.
   void map_home() {
-    const uint64_t bytes = 2 * zone_bytes(device_bytes_);
+    const uint64_t bytes = zone_bytes(device_bytes_);
     constexpr int kNowhere = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
     void* room = mmap(nullptr, bytes + kPageTableBytes, PROT_NONE, kNowhere, -1, 0);
     if (room == MAP_FAILED) return;
@@ -200,6 +203,7 @@ class PhysicalMemory {
     }
     home_ = static_cast<unsigned char*>(home);
   }
+  bool has_home(uint64_t offset) const { return offset < zone_bytes(device_bytes_); }
   bool is_on_host(uint64_t offset) const { return offset >= 2 * zone_bytes(device_bytes_); }
   FreeExtents& zone_of(uint64_t bytes) {
     return bytes % kPageTableBytes == 0 ? aligned_free_ : other_free_;
@@ -218,9 +222,9 @@ class PhysicalMemory {
   uint64_t host_bytes_ = 0;
   // Of the file, from the start of the smallest extent that fits: chunks that are created one after another are neighbours
   // there, so that their mappings merge into one of the kernel's.
-  FreeExtents aligned_free_;  // for sizes that are multiples of 2 MiB, so that their offsets are too
+  FreeExtents aligned_free_;  // for sizes that are multiples of 2 MiB, so that their offsets are too: these have a home
   FreeExtents other_free_;
-  FreeExtents host_free_;     // behind the two, and not mapped at home
+  FreeExtents host_free_;     // behind the two
   std::vector<Allocation> slots_;
   std::vector<uint32_t> free_slots_;
   int file_ = -1;

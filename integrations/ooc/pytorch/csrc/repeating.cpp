@@ -76,6 +76,8 @@ bool all_parts(uint64_t bytes, Act act) {
   return true;
 }
 
+constexpr uint64_t kHashOfNothing = 0xcbf29ce484222325ULL;
+
 // FNV-1a over words, going on from another hash: any change of a bit changes it.
 uint64_t hash_of(const char* bytes, uint64_t count, uint64_t hash) {
   uint64_t word = 0, i = 0;
@@ -289,7 +291,7 @@ void check_bytes(Recompute& r, const Batch& batch) {
 uint64_t hash_of_variable(char* address, uint64_t bytes) {
   const Busy busy(OOC_APART);
   FunctionScope scope(checks_id(), of_memory({{address, OOC_READ}}));
-  uint64_t hash = 0xcbf29ce484222325ULL;
+  uint64_t hash = kHashOfNothing;
   all_parts(bytes, [&](uint64_t at, uint64_t count) {
     hash = hash_of(HostView(address + at, count).get(), count, hash);
     return true;
