@@ -111,7 +111,7 @@ def _drops(request: Request, trace: Trace, swap_only: Plan) -> tuple[Schedule | 
         return None, None
     problem = make_problem(trace)
     history = History.beside(problem, trace)
-    return schedule, recompute_bound(problem, history, find_candidates(history))
+    return schedule, recompute_bound(problem, history, find_candidates(history, final=True))
 
 
 def _plan(request: Request, problem: Problem, trace: Trace) -> Made:

@@ -98,7 +98,7 @@ def case(trace: Trace, oversubscription: float, slowdown: float) -> dict[str, An
                 "drops": len(choice.drops),
                 "repeated_seconds": again,
                 "planning_seconds": time.process_time() - began + spent,
-                "bound_seconds": recompute_bound(problem, both, find_candidates(both)),
+                "bound_seconds": recompute_bound(problem, both, find_candidates(both, final=True)),
             }
         )
         over = problem.live > problem.capacity_chunks

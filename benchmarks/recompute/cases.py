@@ -74,7 +74,7 @@ def bounds(case: Case, trace: Trace) -> dict[str, float]:
     machine = Machine(case.bytes_per_second, case.bytes_per_second, LATENCY_SECONDS)
     problem = Problem.from_trace(trace, case.budget_bytes, machine=machine)
     history = History.beside(problem, trace)
-    candidates = find_candidates(history)
+    candidates = find_candidates(history, final=True)
     both = max(
         recompute_bound(problem, history, candidates, BOUND_PLACES),
         recompute_bound(problem, history, candidates, WHOLE_PLACES, WHOLE_SECONDS),

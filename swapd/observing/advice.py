@@ -114,7 +114,7 @@ class Advisor:
         found = run_recomputing(self.problem, OURS, self.trace)
         if found.recomputed is not None and self._saved(found.seconds) >= WORTH_SAYING:
             count = found.recomputed.drop_count
-            words = f"computing {count} tensors again instead of moving them (OOC_RECOMPUTE=exact, in PyTorch) saves"
+            words = f"dropping {count} tensors instead of moving them (OOC_RECOMPUTE=exact, in PyTorch) saves"
             yield self._saving("recompute", words, found.seconds)
 
     def _budget(self) -> Iterator[Advice]:

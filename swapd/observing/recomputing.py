@@ -69,9 +69,11 @@ def run_recomputing(problem: Problem, way: str, trace: Trace) -> Outcome:
     history = History.beside(problem, trace)
     recomputed = Recomputed(
         compute_seconds=problem.compute_seconds,
-        bound_seconds=recompute_bound(problem, history, [] if runs_again(trace) else find_candidates(history)),
+        bound_seconds=recompute_bound(
+            problem, history, [] if runs_again(trace) else find_candidates(history, final=True)
+        ),
         repeat_seconds=rewritten.repeated_seconds if rewritten is not None else 0.0,
-        drop_count=len(rewritten.drops) if rewritten is not None else 0,
+        drop_count=rewritten.drop_count if rewritten is not None else 0,
     )
     left = make_problem(rewritten.trace) if rewritten is not None else problem
     return run_plan(left, plan, way, spent, recomputed=recomputed)

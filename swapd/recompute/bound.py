@@ -101,6 +101,7 @@ class _Programme:
         self.m = len(self.places)
         self.after = np.array([c.drop.after for c in candidates], np.int64)
         self.before = np.array([c.before for c in candidates], np.int64)
+        self.returns = np.array([not c.final for c in candidates], bool)
         self.chunks = np.array([problem.chunks[c.drop.variable] for c in candidates], np.float64)
         # A candidate can be made again between two places if there is a function that it may run directly before.
         stops = np.append(self.places[1:], problem.functions)
@@ -146,6 +147,8 @@ class _Programme:
                 self.rows.add(columns, [1.0, -1.0], 0.0)
 
     def _makers(self, c: Candidate) -> list[int]:
+        if c.final:
+            return []
         v = c.drop.variable
         return self.history.repeats([self.history.version(v, c.before)], c.drop.after + 1, v.__eq__) or []
 
@@ -188,7 +191,7 @@ class _Programme:
             for d in range(self.m):
                 end, stop = (a + d + 1) % self.m, forced.unwrapped[a + d + 1]
                 j = self.places[end]
-                inside = (self.after < i) & (i < self.before) & (self.before <= stop)
+                inside = self.returns & (self.after < i) & (i < self.before) & (self.before <= stop)
                 left = (self.after < j) & (j < self.before) & ((written >= i) | (stop > j))
                 for seconds, each, spared, at in (
                     (first + forced.into[a, d] * into, into, inside, a),

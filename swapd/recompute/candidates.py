@@ -8,6 +8,10 @@ them in turn and the functions are not too many.
 Candidates do not exclude each other. If a drop's inputs were themselves dropped, they can be made again, because their
 own inputs still exist: those exist until after the next use of what is made of them. So every set of candidates can be
 carried out, but what runs again before one function becomes longer.
+
+A drop is *final* if the variable is not used again, and only takes memory until the program frees it: what an operation
+saved for its backward pass does until the last function of that has run. Nothing is made again then, unless the program
+departs from its trace.
 """
 
 from __future__ import annotations
@@ -36,10 +40,11 @@ class Candidate:
     """A drop that is possible, and what it takes if it is the only one."""
 
     drop: Drop
-    before: int  # the function that uses the variable next
-    functions: tuple[int, ...]  # that run again before it, in order
-    seconds: float  # of these functions
+    before: int  # the function that uses the variable next; of a final drop, the first one after the variable's end
+    functions: tuple[int, ...]  # that run again before it, in order; of a final drop, if the variable is used after all
+    seconds: float  # of these functions; none for a final drop
     bytes: int  # of the variable
+    final: bool = False
 
 
 def find_candidates(
@@ -48,6 +53,7 @@ def find_candidates(
     least_bytes: int = 1,
     during: NDArray[np.bool_] | None = None,
     most_functions: int = MOST_FUNCTIONS,
+    final: bool = False,
 ) -> list[Candidate]:
     """All candidates, by variable and then by function.
 
@@ -56,6 +62,7 @@ def find_candidates(
         least_bytes: smaller variables are left alone.
         during: bool[n]: only drops over at least one of these functions are of interest; None for all.
         most_functions: that run again for one drop.
+        final: whether final drops are among them.
     """
     trace = history.trace
     seconds = trace.function_seconds.tolist()
@@ -67,13 +74,15 @@ def find_candidates(
             continue
         if history.born[v] < 0:
             continue
-        uses = history.uses[v]
-        for after, before in pairwise(uses):
+        uses, died = history.uses[v], history.died[v]
+        ends = [died + 1] if final and died < trace.functions else []
+        for after, before in pairwise(uses + ends):
             if before <= after + 1 or (ahead is not None and ahead[before] == ahead[after + 1]):
                 continue
-            functions = history.repeats([history.version(v, before)], before, v.__eq__, most_functions)
+            over = after == uses[-1]
+            functions = history.repeats_alone(v, died if over else before, most_functions)
             if functions is None:
                 break  # what is lost stays lost, and what was written in a way that cannot be repeated too
-            taken = sum(seconds[f] for f in functions)
-            found.append(Candidate(Drop(v, after), before, tuple(functions), taken, sizes[v]))
+            taken = 0.0 if over else sum(seconds[f] for f in functions)
+            found.append(Candidate(Drop(v, after), before, tuple(functions), taken, sizes[v], over))
     return found

@@ -10,6 +10,9 @@ From one set the search goes on to others that differ by a few candidates: first
 (`swapd.planning.lower_bound.bound`) finds that faster, which takes no plan, then wherever the simulator does, unless
 the lower bound rules it out. It begins twice, once with variables that linger and once without, and goes on with what
 is faster. What it ends at is kept if it is faster than swapping alone.
+
+Final drops cost nothing, so they are not searched for: each set is judged with all of them. In the end those are left
+out for which there is room.
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from swapd.planning.lower_bound import bound, lower_bound
 from swapd.planning.plan import Plan
@@ -28,7 +33,7 @@ from swapd.recompute.candidates import Candidate, Drop, find_candidates
 from swapd.recompute.history import History
 from swapd.recompute.published import checkpointed, swap_then_recompute
 from swapd.recompute.rewriting import Rewritten, rewrite
-from swapd.simulation.simulator import simulate_once
+from swapd.simulation.simulator import simulate_events, simulate_once
 from swapd.trace.trace import Trace
 
 MOST_TOGETHER = 16  # functions that run again before one function, all drops considered
@@ -88,12 +93,7 @@ def choose(
     best = None
     if before > problem.compute_seconds / WORTH:
         histories = _histories(problem, trace, without_statistics)
-        best = _best(_Search(problem, make_problem, history) for history in histories)
-    if best is not None and best[2].functions <= MOST_SEARCHED:
-        better = plan(best[2])
-        seconds = _seconds(best[2], better)
-        if seconds < best[0]:
-            best = (seconds, better, best[2], best[3])
+        best = _best((_Search(problem, make_problem, history) for history in histories), plan)
     if best is None or best[0] >= WORTH * before:
         return Choice((), None, problem, alone, before, before)
     seconds, chosen, rewritten_problem, rewritten = best
@@ -108,8 +108,13 @@ def _histories(problem: Problem, trace: Trace, without_statistics: bool) -> Iter
         yield History(trace, without_statistics=without_statistics)
 
 
-def _best(searches: Iterable[_Search]) -> Planned | None:
-    """The fastest of all sets that are planned; None if there is none. `searches`: the last one without lingering."""
+def _best(searches: Iterable[_Search], plan: Callable[[Problem], Plan]) -> Planned | None:
+    """The fastest of all sets that are planned; None if there is none.
+
+    Args:
+        searches: the last one without lingering.
+        plan: makes another plan for that set.
+    """
     begun = []
     for search in searches:
         search.begin()
@@ -122,6 +127,7 @@ def _best(searches: Iterable[_Search]) -> Planned | None:
         return None
     _, best = min(begun, key=lambda found: found[0])
     best.go_on()
+    best.end(plan)
     return best.fastest
 
 
@@ -136,11 +142,34 @@ def _phases(variant: Variant) -> float:
     return bound(variant[0]).seconds
 
 
+def _needed(problem: Problem, plan: Plan, rewritten: Rewritten) -> list[Candidate]:
+    """The final drops for whose variables a plan has no room. With the others left out, the same moves are possible."""
+    if not rewritten.final:
+        return []
+    events = simulate_events(problem, plan)[1]
+    times, held = np.array([(at.start, at.chunks) for at in events.held]).T
+    ends = np.array([run.end for run in events.runs])
+    first = np.maximum(np.searchsorted(times, np.append(0.0, ends[:-1]), side="right") - 1, 0)
+    stop = np.maximum(np.searchsorted(times, ends), first + 1)
+    most = np.array([held[a:b].max() for a, b in zip(first, stop)])  # of chunks, until each function ends
+    own = np.flatnonzero(~rewritten.repeated)
+    needed = []
+    for c in sorted(rewritten.final, key=lambda c: c.bytes):
+        within, chunks = slice(own[c.drop.after] + 1, own[c.before - 1] + 1), problem.chunks[c.drop.variable]
+        if most[within].max() + chunks > problem.capacity_chunks:
+            needed.append(c)
+        else:
+            most[within] += chunks
+    return needed
+
+
 class _Search:
     def __init__(self, problem: Problem, make_problem: Callable[[Trace], Problem], history: History) -> None:
         self.problem, self.make_problem, self.history = problem, make_problem, history
         over = problem.live > problem.capacity_chunks
-        self.candidates = find_candidates(self.history, least_bytes=problem.chunk_bytes, during=over)
+        found = find_candidates(self.history, least_bytes=problem.chunk_bytes, during=over, final=True)
+        self.candidates = [c for c in found if not c.final]
+        self.final = [c for c in found if c.final]
         self.simulated = 0  # functions and moves
         self.fastest: Planned | None = None
         self.way = TRIED_WAYS[0]  # in which it was planned
@@ -150,21 +179,22 @@ class _Search:
     def begin(self) -> None:
         """Plan the sets that the search begins at."""
         order = self.order
-        if not order:
+        if not order and not self.final:
             return
-        starts = [swap_then_recompute(self.problem, order)]
+        starts: list[list[Drop]] = [[], swap_then_recompute(self.problem, order)]
         starts += [checkpointed(self.problem, order, segments) for segments in SEGMENTS]
         if self.problem.functions > MOST_SEARCHED:
-            variant = min(map(self._problem, filter(None, starts)), key=_phases, default=None)
+            variant = min(map(self._problem, starts if self.final else filter(None, starts)), key=_phases, default=None)
             if variant is not None:
                 self._judge(*variant, TRIED_WAYS[:1])
             return
-        least, parts = relaxed(self.problem, self.history, order)
+        least, parts = relaxed(self.problem, self.history, [*order, *self.final])
         starts += [[c.drop for c, part in zip(order, parts) if part > share] for share in SHARES]
         found = {drops: self._problem(drops) for drops in map(frozenset, starts)}
         drops, variant = self._estimated_faster(order, min(found, key=lambda drops: _phases(found[drops])))
         found[drops] = variant
-        found.pop(frozenset(), None)
+        if not self.final:
+            found.pop(frozenset(), None)
         for variant in sorted(found.values(), key=_phases):
             self._judge(*variant, TRIED_WAYS)
             if self.simulated >= SIMULATED // 2:
@@ -174,7 +204,7 @@ class _Search:
     def _estimated_faster(self, order: Sequence[Candidate], drops: Drops) -> tuple[Drops, Variant]:
         """A set that is reached by changes which the formula finds faster."""
         variant, changes = self._problem(drops), _Changes(order)
-        for _ in range(ESTIMATED):
+        for _ in range(ESTIMATED if order else 0):
             if (trial := changes.of(drops)) is not None:
                 other = self._problem(trial)
                 if _phases(other) < _phases(variant):
@@ -184,7 +214,7 @@ class _Search:
     def go_on(self) -> None:
         """Change the fastest set wherever that simulates faster, until that takes no longer than the goal."""
         changes = _Changes(self.order)
-        for _ in range(CHANGED if self.problem.functions <= MOST_SEARCHED else 0):
+        for _ in range(CHANGED if self.order and self.problem.functions <= MOST_SEARCHED else 0):
             if self.fastest is None or self.fastest[0] <= self.goal or self.simulated >= SIMULATED:
                 break
             if (trial := changes.of(frozenset(self.fastest[3].drops))) is not None:
@@ -192,6 +222,22 @@ class _Search:
                 if lower_bound(problem, FEW_CUTS) < self.fastest[0]:
                     another = changes.chance.sample(TRIED_WAYS, int(changes.chance.random() < ANOTHER))
                     self._judge(problem, rewritten, (self.way, *another))
+
+    def end(self, make: Callable[[Problem], Plan]) -> None:
+        """Plan the fastest set as well as can be, and leave out the final drops that this plan does not need."""
+        if self.fastest is None:
+            return
+        seconds, plan, problem, rewritten = self.fastest
+        if problem.functions <= MOST_SEARCHED:
+            better = make(problem)
+            if _seconds(problem, better) < seconds:
+                seconds, plan = _seconds(problem, better), better
+        needed = _needed(problem, plan, rewritten)
+        if len(needed) < len(rewritten.final):
+            rewritten = rewrite(self.history, rewritten.drops, needed)
+            problem = self.make_problem(rewritten.trace)
+            seconds = simulate_once(problem, plan).seconds
+        self.fastest = (seconds, plan, problem, rewritten)
 
     def _ordered(self) -> list[Candidate]:
         """The candidates that save more time of the link than they cost, the cheapest first."""
@@ -201,7 +247,7 @@ class _Search:
         return sorted(worth, key=lambda c: (c.seconds / c.bytes, c.drop.after - c.before))
 
     def _problem(self, drops: Iterable[Drop]) -> Variant:
-        rewritten = rewrite(self.history, drops)
+        rewritten = rewrite(self.history, drops, self.final)
         return self.make_problem(rewritten.trace), rewritten
 
     def _judge(self, problem: Problem, rewritten: Rewritten, ways: Sequence[Way]) -> None:

@@ -122,6 +122,10 @@ class History:
         following = self.writers[variable][number + 1 : number + 2]
         return variable, number, min([self.died[variable], *following])
 
+    def repeats_alone(self, variable: int, before: int, limit: int | None = None) -> list[int] | None:
+        """What runs again directly before a function if this variable alone has lost its bytes; else as `repeats`."""
+        return self.repeats([self.version(variable, before)], before, variable.__eq__, limit)
+
     def repeats(
         self,
         wanted: Iterable[Version],

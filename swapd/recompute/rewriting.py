@@ -2,10 +2,10 @@
 
 The rewritten trace has the functions of the trace and, directly before those that need a dropped variable, the
 functions that make it again. A variable that is dropped ends there; what makes it again gives birth to another one,
-which lives on as the first would have done. What a repeated function allocates besides is a workspace: it is gone once
-nothing else that is repeated with it needs it. Every input of a repeated function is used by it, so it has to be on the
-device then. If an input was dropped too, it is made again first, and stays. If it has ended and may linger, it ends
-after the last repeated function that uses it instead.
+which lives on as the first would have done. After a final drop nothing is made again. What a repeated function
+allocates besides is a workspace: it is gone once nothing else that is repeated with it needs it. Every input of a
+repeated function is used by it, so it has to be on the device then. If an input was dropped too, it is made again
+first, and stays. If it has ended and may linger, it ends after the last repeated function that uses it instead.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from swapd.recompute.candidates import Drop
+from swapd.recompute.candidates import Candidate, Drop
 from swapd.recompute.history import History
 from swapd.trace.trace import READ, WRITE, Trace
 
@@ -42,7 +42,13 @@ class Rewritten:
     repeated: NDArray[np.bool_]  # bool[functions]: whether it runs again, and is not the original itself
     variable: NDArray[np.int32]  # int32[variables]: the original variable whose bytes each one holds
     drops: tuple[Drop, ...]
+    final: tuple[Candidate, ...]  # final drops, beside `drops`
     lingers: tuple[Linger, ...]  # by variable
+
+    @property
+    def drop_count(self) -> int:
+        """How many variables are dropped, and how often, all together."""
+        return len(self.drops) + len(self.final)
 
     @property
     def repeated_seconds(self) -> float:
@@ -50,17 +56,22 @@ class Rewritten:
         return float(self.trace.function_seconds[self.repeated].sum())
 
 
-def rewrite(history: History, drops: Iterable[Drop]) -> Rewritten:
+def rewrite(history: History, drops: Iterable[Drop], final: Iterable[Candidate] = ()) -> Rewritten:
     """The trace of `history` as a program records it that carries out `drops`.
+
+    Args:
+        history: of the trace.
+        drops: none of them final.
+        final: final drops, of which those are carried out whose variables are not read to make something again.
 
     Raises:
         ValueError: a drop is not possible.
     """
-    return _Writer(history, drops).write()
+    return _Writer(history, drops, final).write()
 
 
 class _Writer:
-    def __init__(self, history: History, drops: Iterable[Drop]) -> None:
+    def __init__(self, history: History, drops: Iterable[Drop], final: Iterable[Candidate]) -> None:
         self.history, self.trace = history, history.trace
         trace = self.trace
         self.due: dict[int, list[int]] = {}  # what is dropped after each function
@@ -69,6 +80,11 @@ class _Writer:
         for drop in self.drops:
             self.events.update((drop.after, self._next_use(drop)))
             self.due.setdefault(drop.after, []).append(drop.variable)
+        self.last: dict[int, list[Candidate]] = {}  # final drops after each function
+        for candidate in final:
+            self.events.add(candidate.drop.after)
+            self.last.setdefault(candidate.drop.after, []).append(candidate)
+        self.over: dict[int, Candidate] = {}  # variables after their final drops
         self.done = 0  # functions of the trace that are written down
         self.origin: list[int] = []
         self.repeated: list[bool] = []
@@ -99,10 +115,16 @@ class _Writer:
                 self._as_before(f)
                 self._repeat(wanted, f)
             for v in self.due.get(f, ()):
-                self.died[self.holder[v]] = len(self.origin) + f - self.done
+                self._ends(v, f)
                 self.lost.add(v)
+            for candidate in self.last.get(f, ()):
+                self._ends(candidate.drop.variable, f)
+                self.over[candidate.drop.variable] = candidate
         self._as_before(trace.functions)
         return self._finish()
+
+    def _ends(self, v: int, after: int) -> None:
+        self.died[self.holder[v]] = len(self.origin) + after - self.done
 
     def _as_before(self, stop: int) -> None:
         """Write down functions of the trace up to this one, which find variables where they are now."""
@@ -129,6 +151,8 @@ class _Writer:
             uses: dict[int, int] = {}
             for v, _, last in history.needs[f]:
                 source = self.holder[v] if before <= last and v not in self.lost else fresh[v]
+                if source == self.holder[v] and self.over.pop(v, None) is not None:
+                    self.died[source] = -2  # it is not dropped
                 uses[source] = uses.get(source, 0) | READ
                 if source == self.holder[v] and history.died[v] < before:
                     self.died[source], self.until[v] = index, before
@@ -200,6 +224,7 @@ class _Writer:
             repeated,
             variable,
             self.drops,
+            tuple(self.over.values()),
             tuple(Linger(v, self.until[v]) for v in sorted(self.until)),
         )
 

@@ -23,6 +23,7 @@ class ScheduledDrop(NamedTuple):
     made_by: int  # the function that allocates it
     number: int  # which of the recorded variables that this function allocates, in the order of allocation
     after: int  # the last function before the gap
+    final: bool = False  # no function uses it behind the gap
 
 
 class ScheduledLinger(NamedTuple):
@@ -39,7 +40,7 @@ class Schedule:
 
     fingerprint: int  # of the sequence without drops
     functions: tuple[str, ...]  # the names of its functions
-    kept: tuple[int, ...]  # ascending: functions whose calls are kept, as they run again or make what lingers
+    kept: tuple[int, ...]  # ascending: functions whose calls are kept, as they may run again or make what lingers
     drops: tuple[ScheduledDrop, ...]  # by `after`, ascending
     lingers: tuple[ScheduledLinger, ...] = ()
 
@@ -97,8 +98,10 @@ def schedule_of(whole: Trace, trace: Trace, rewritten: Rewritten) -> Schedule:
         return made_by, int(np.count_nonzero(whole.born[:v] == made_by))
 
     drops = [ScheduledDrop(*named(drop.variable), drop.after) for drop in rewritten.drops]
+    drops += [ScheduledDrop(*named(c.drop.variable), c.drop.after, True) for c in rewritten.final]
     lingers = tuple(ScheduledLinger(*named(linger.variable), linger.until) for linger in rewritten.lingers)
     kept = {*rewritten.function[rewritten.repeated].tolist(), *(linger.made_by for linger in lingers)}
+    kept.update(*(c.functions for c in rewritten.final))
     in_order = tuple(sorted(drops, key=lambda drop: (drop.after, drop.made_by, drop.number)))
     return Schedule(whole.fingerprint, trace.function_names, tuple(sorted(kept)), in_order, lingers)
 

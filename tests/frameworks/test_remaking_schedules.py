@@ -236,3 +236,108 @@ def test_layers_linger_for_what_is_concatenated_again(tmp_path: Path, dropout: f
     """
     plain, small = run_both(tmp_path, code(f"P = {dropout}", CONCATENATED, source), **IN_CORE)
     assert small.output == plain.output
+
+
+GATED = code(
+    START,
+    """
+    class Gated(nn.Module):
+        # of the product's two operands, its backward pass reads one first, and frees both once it has read the other
+        def __init__(self):
+            super().__init__()
+            self.gate, self.up, self.down = nn.Linear(64, 256), nn.Linear(64, 256), nn.Linear(256, 64)
+
+        def forward(self, x):
+            gate, up = F.silu(self.gate(x)), F.softplus(self.up(x))
+            if looks: held.extend((gate.detach(), up.detach()))
+            return x + self.down(gate * up)
+
+    held, looks = [], False
+    model = nn.Sequential(*(Gated() for _ in range(4)), nn.Linear(64, 8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step():
+        optimizer.zero_grad()
+        F.mse_loss(model(torch.randn(512, 64)), torch.zeros(512, 8)).backward()
+        optimizer.step()
+
+    def places(trace):
+        return sorted(zip(trace.born.tolist(), trace.died.tolist(), trace.variable_bytes.tolist()))
+
+    def hand_over():
+        # a schedule of nothing but final drops; gives what it makes of the program
+        from swapd.recompute.candidates import find_candidates
+        from swapd.recompute.history import History
+        from swapd.recompute.rewriting import rewrite
+        from swapd.recompute.schedule import schedule_of
+        trace = traced()
+        history = History(trace)
+        expected = rewrite(history, [], [c for c in find_candidates(history, final=True) if c.final])
+        sys.modules["ooc.pytorch"]._session.planner.remaker.follow(schedule_of(trace, trace, expected))
+        return expected
+
+    def figures():
+        return dict(zip(("drops", "bytes", "repeats", "seconds", "refused"), torch.ops.ooc.recompute_figures()))
+    """,
+)
+
+
+def test_a_final_drop_is_rehearsed_at_once_and_never_made_again(tmp_path: Path) -> None:
+    """The program is then the one that was written down. If it looks at a variable after all, that is made again."""
+    source = """
+        for _ in range(3): step()
+        if drops() is None:
+            for _ in range(11): step()
+        else:
+            expected = hand_over()
+            assert len(expected.final) >= 4
+            for _ in range(8): step()
+            before = figures()
+            found = traced()
+            assert figures()["drops"] - before["drops"] == len(expected.final)
+            assert figures()["repeats"] == before["repeats"] > 0 and figures()["refused"] == 0
+            assert found.function_names == expected.trace.function_names
+            assert places(found) == places(expected.trace)
+            step()
+        before, looks = drops(), True
+        step()
+        looks = False
+        assert before is None or drops() > before
+        show(*held)
+        held.clear()
+        for _ in range(3): step()
+        assert before is None or drops() >= before + 3 * len(expected.final)
+        show(*model.parameters())
+    """
+    plain, small = run_both(tmp_path, code(GATED, source), **IN_CORE)
+    assert small.output == plain.output
+
+
+def test_a_final_drop_of_what_would_have_other_bits_is_refused(tmp_path: Path) -> None:
+    """So that it has its bytes if the program looks at it after all."""
+    source = """
+        library, calls = torch.library.Library("aten", "IMPL"), [0]
+
+        def other_bits(function):
+            def changed(x, *more):
+                calls[0] += CHANGE
+                return function(x) + calls[0] * 1e-6
+            return changed
+
+        library.impl("silu", other_bits(lambda x: x * torch.sigmoid(x)), "CPU")
+        library.impl("softplus", other_bits(lambda x: torch.log1p(torch.exp(x))), "CPU")
+        for _ in range(3): step()
+        expected = hand_over()
+        for _ in range(8): step()
+        before = figures()
+        step()
+        print(len(expected.final), int(figures()["refused"]), int(figures()["drops"] - before["drops"]))
+    """
+
+    def found(change: str) -> list[int]:
+        program = code(GATED, source.replace("CHANGE", change))
+        return [int(word) for word in run_source(tmp_path, program, options=("-s",), **IN_CORE).check().output.split()]
+
+    (final, refused_alike, dropped_alike), (_, refused, dropped) = found("0"), found("1")
+    assert final >= 4 and refused_alike == 0 and dropped_alike == final
+    assert refused >= 4 and dropped == final - refused

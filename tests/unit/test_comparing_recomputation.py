@@ -55,9 +55,9 @@ def test_ours_is_what_a_run_chooses_and_others_what_they_publish(capsys: Capture
     make = partial(Problem.from_trace, budget_bytes=BUDGET)
     problem, history = make(network()), History(network(), without_statistics=True)
     assert rows["recompute"]["seconds"] == chosen().seconds < rows["auto"]["seconds"]
-    assert rows["recompute"]["drop_count"] == len(chosen().drops)
     rewritten = chosen().rewritten
-    assert rewritten is not None and rows["recompute"]["repeat_seconds"] == rewritten.repeated_seconds > 0
+    assert rewritten is not None and rows["recompute"]["drop_count"] == rewritten.drop_count > 0
+    assert rows["recompute"]["repeat_seconds"] == rewritten.repeated_seconds > 0
     over = problem.live > problem.capacity_chunks
     found = find_candidates(history, least_bytes=CHUNK, during=over)
     (capuchin,) = [make_plan(make(rewrite(history, swap_then_recompute(problem, found)).trace))]
@@ -67,7 +67,7 @@ def test_ours_is_what_a_run_chooses_and_others_what_they_publish(capsys: Capture
         for count in SEGMENTS
     )
     assert rows["checkpointed"]["seconds"] == best
-    least = recompute_bound(problem, history, find_candidates(history))
+    least = recompute_bound(problem, history, find_candidates(history, final=True))
     for way in RECOMPUTING:
         row = rows[way]
         assert row["can_run"] and row["peak_bytes"] <= BUDGET and row["planning_seconds"] > 0
@@ -125,8 +125,10 @@ def advice_on(trace: Trace, **settings: Any) -> dict[str, str]:
 def test_advice_says_what_computing_again_would_save() -> None:
     saved = 1 - chosen().seconds / chosen().swap_only_seconds
     assert saved > 0.1
-    count = len(chosen().drops)
-    expected = f"computing {count} tensors again instead of moving them (OOC_RECOMPUTE=exact, in PyTorch) saves"
+    rewritten = chosen().rewritten
+    assert rewritten is not None
+    count = rewritten.drop_count
+    expected = f"dropping {count} tensors instead of moving them (OOC_RECOMPUTE=exact, in PyTorch) saves"
     assert advice_on(network())["recompute"] == f"{expected} {100 * saved:.0f}%"
     assert "recompute" not in advice_on(network(), recompute=False)
     assert "recompute" not in advice_on(network(), is_fixed=True)

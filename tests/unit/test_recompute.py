@@ -434,32 +434,40 @@ def test_a_program_that_drops_computes_the_same(seed: int, share: float) -> None
     r = random.Random(seed)
     trace = program(r)
     history = History(trace, linger_rate=r.choice([None, 50.0, 1e9]))
-    found = find_candidates(history, most_functions=r.choice([2, 8, 100]))
-    drops = [c.drop for c in found if r.random() < share]
-    result = rewrite(history, drops)
+    found = find_candidates(history, most_functions=r.choice([2, 8, 100]), final=True)
+    drops = [c.drop for c in found if not c.final and r.random() < share]
+    final = [c for c in found if c.final and r.random() < 0.7]
+    result = rewrite(history, drops, final)
+    assert set(result.final) <= set(final)
     assert result.trace.variable_bytes.tolist() == trace.variable_bytes[result.variable].tolist()
     assert replays_the_same(trace, result)
     originals = result.function[~result.repeated]
     assert originals.tolist() == list(range(trace.functions))
     assert result.trace.function_seconds.sum() == pytest.approx(trace.function_seconds.sum() + result.repeated_seconds)
-    again = rewrite(history, reversed(drops))
+    again = rewrite(history, reversed(drops), reversed(final))
     assert again.trace == result.trace
+    for c in result.final:
+        after = np.flatnonzero(~result.repeated)[c.drop.after]
+        assert after in result.trace.died[result.variable == c.drop.variable]
 
 
 def test_random_programs_have_candidates_of_all_kinds() -> None:
     """Otherwise the test above shows nothing."""
     lengths: Counter[int] = Counter()
-    together = lingering = 0
+    together = lingering = over = needed = 0
     for seed in range(100):
         history = History(program(random.Random(seed)))
         found = find_candidates(history)
         lengths.update(len(c.functions) for c in found)
         result = rewrite(history, [c.drop for c in found])
         together += int(result.repeated.sum()) != sum(len(c.functions) for c in found)
+        final = [c for c in find_candidates(history, final=True) if c.final]
+        carried_out = rewrite(history, [c.drop for c in found], final).final
+        over, needed = over + len(carried_out), needed + len(final) - len(carried_out)
         history = History(history.trace, linger_rate=1e9)
         lingering += len(rewrite(history, [c.drop for c in find_candidates(history)]).lingers)
     assert lengths[1] > 100 and lengths[2] > 30 and sum(lengths[k] for k in range(3, 9)) > 20
-    assert together > 20 and lingering > 20
+    assert together > 20 and lingering > 20 and over > 20 and needed > 5
 
 
 def test_nothing_dropped_changes_nothing() -> None:

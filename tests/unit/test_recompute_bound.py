@@ -86,18 +86,22 @@ Solved = tuple[Problem, History, float, float]  # with the best of swapping alon
 
 @pytest.fixture(scope="module")
 def solved() -> list[Solved]:
-    found, lingering = [], 0
+    found, lingering, last = [], 0, 0
     for trace in (*map(tiny, SEEDS), *map(tiny_that_lingers, MORE), *map(tiny_chain, MORE)):
         problem = Problem.from_trace(trace, Problem.from_trace(trace, 0).min_budget_bytes)
         history = History.beside(problem, trace)
         drops = [c.drop for c in find_candidates(history)]
         plain = {c.drop for c in find_candidates(History(trace))}
+        final = [c for c in find_candidates(history, final=True) if c.final]
         if problem.fits or not 1 <= len(drops) <= 3:
             continue
         best = alone = best_steady_seconds(problem)
-        for subset in chain.from_iterable(combinations(drops, count) for count in range(1, len(drops) + 1)):
-            ways = [rewrite(history, subset)]
+        for subset in chain.from_iterable(combinations(drops, count) for count in range(len(drops) + 1)):
+            ways = [rewrite(history, subset, final)]
             lingering += len(ways[0].lingers)
+            last += len(ways[0].final)
+            if ways[0].final:
+                ways.append(rewrite(history, subset))
             if plain.issuperset(subset):
                 ways.append(rewrite(History(trace), subset))
             for way in ways:
@@ -105,14 +109,14 @@ def solved() -> list[Solved]:
                 if again.min_budget_bytes <= problem.budget_bytes:
                     best = min(best, best_steady_seconds(again))
         found.append((problem, history, alone, best))
-    assert lingering >= 20
+    assert lingering >= 20 and last >= 100
     return found
 
 
 def test_no_schedule_of_any_drops_beats_the_bound(solved: list[Solved]) -> None:
     ratios, gained = [], 0
     for problem, history, alone, best in solved:
-        found = recompute_bound(problem, history, find_candidates(history))
+        found = recompute_bound(problem, history, find_candidates(history, final=True))
         assert problem.compute_seconds - 1e-9 <= found <= best + 1e-9
         ratios.append(found / best if best else 1.0)
         gained += best < alone - 1e-9
@@ -125,7 +129,9 @@ def test_it_knows_that_what_was_dropped_comes_before_what_is_made_from_it(
     solved: list[Solved], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def bounds() -> NDArray[np.float64]:
-        return np.array([recompute_bound(p, history, find_candidates(history)) for p, history, *_ in solved])
+        return np.array(
+            [recompute_bound(p, history, find_candidates(history, final=True)) for p, history, *_ in solved]
+        )
 
     found = bounds()
     monkeypatch.setattr(_Programme, "_in_order", lambda self: None)
@@ -135,7 +141,7 @@ def test_it_knows_that_what_was_dropped_comes_before_what_is_made_from_it(
 def test_candidates_that_are_made_again_wholly_give_a_bound_that_is_no_less(solved: list[Solved]) -> None:
     more = 0
     for problem, history, _, best in solved:
-        candidates = find_candidates(history)
+        candidates = find_candidates(history, final=True)
         part, whole = (recompute_bound(problem, history, candidates, whole_seconds=s) for s in (None, 60.0))
         assert part - 1e-6 <= whole <= best + 1e-6
         more += whole > part + 1e-3
@@ -146,7 +152,7 @@ def test_without_candidates_it_is_a_bound_of_swapping(solved: list[Solved]) -> N
     for problem, history, alone, _ in solved:
         found = recompute_bound(problem, history, [])
         assert lower_bound(problem) - 1e-9 <= found <= alone + 1e-9, "all cuts at once are no less than the best one"
-        assert found >= recompute_bound(problem, history, find_candidates(history)) - 1e-9
+        assert found >= recompute_bound(problem, history, find_candidates(history, final=True)) - 1e-9
 
 
 def two_in_turn(seconds: float) -> Trace:
@@ -214,12 +220,13 @@ def test_random_plans_are_never_faster() -> None:
     for seed in range(60):
         trace = replace(program(random.Random(seed)), machine=Machine(50.0, 50.0))
         history = History(trace)
-        candidates = find_candidates(history)
+        candidates = find_candidates(history, final=True)
+        drops, final = [c.drop for c in candidates if not c.final], [c for c in candidates if c.final]
         problem = Problem.from_trace(trace, Problem.from_trace(trace, 0).min_budget_bytes)
         found = recompute_bound(problem, history, candidates, places=10)
         r = random.Random(seed)
         for share in (0.3, 0.6, 1.0):
-            result = rewrite(history, [c.drop for c in candidates if r.random() < share])
+            result = rewrite(history, [drop for drop in drops if r.random() < share], final)
             again = Problem.from_trace(result.trace, problem.budget_bytes)
             if again.min_budget_bytes <= problem.budget_bytes:
                 assert simulate(again, make_plan(again, "idle"), 4).seconds >= found - 1e-9, seed
@@ -237,4 +244,4 @@ def test_what_the_solver_did_not_prove_is_not_believed(monkeypatch: pytest.Monke
     trace = two_in_turn(1.0)
     problem, history = Problem.from_trace(trace, 5), History(trace)
     monkeypatch.setattr(optimize, "linprog", broken_off)
-    assert recompute_bound(problem, history, find_candidates(history)) == problem.compute_seconds
+    assert recompute_bound(problem, history, find_candidates(history, final=True)) == problem.compute_seconds

@@ -252,7 +252,7 @@ def test_drops_are_in_the_answer_with_their_bound() -> None:
     assert rewritten is not None and got.schedule == schedule_of(network(), network(), rewritten)
     assert got.made is None and got.predicted_seconds == pytest.approx(chosen().swap_only_seconds, rel=0.01)
     problem, history = Problem.from_trace(network(), BUDGET), History(network(), without_statistics=True)
-    assert got.recompute_bound_seconds == recompute_bound(problem, history, find_candidates(history))
+    assert got.recompute_bound_seconds == recompute_bound(problem, history, find_candidates(history, final=True))
     assert got.recompute_bound_seconds <= chosen().seconds < chosen().swap_only_seconds
     for asked in (
         replace(request, recompute=False),
@@ -458,7 +458,7 @@ def test_the_bound_that_is_shown_is_that_of_swapping_and_recomputing() -> None:
     assert alone == make_plan(Problem.from_trace(network(), BUDGET)).bound_seconds
     run(planner, 1000)
     history = History(network(), without_statistics=True)
-    both = recompute_bound(Problem.from_trace(network(), BUDGET), history, find_candidates(history))
+    both = recompute_bound(Problem.from_trace(network(), BUDGET), history, find_candidates(history, final=True))
     figures = planner.figures()
     assert figures["bound_step_seconds"] == both < alone
     assert figures["predicted_step_seconds"] == pytest.approx(chosen().seconds, rel=0.05)

@@ -29,7 +29,7 @@ class Remaker:
         torch.ops.ooc.recompute_everything(everything)
 
     def follow(self, schedule: Schedule) -> None:
-        drops = [number for drop in schedule.drops for number in drop]
+        drops = [int(number) for drop in schedule.drops for number in drop]
         lingers = [number for linger in schedule.lingers for number in linger]
         torch.ops.ooc.recompute_follow(_signed(schedule.fingerprint), schedule.functions, schedule.kept, drops, lingers)
 

@@ -102,8 +102,14 @@ void drop(Recompute& r, uint64_t iteration, const std::vector<Due>& all) {
   }
 }
 
+// What is given up before a function begins, and what is rehearsed before it, as nothing will use it.
+struct DueNow {
+  std::vector<Due> drops;
+  std::vector<VariableId> rehearsals;
+};
+
 // What the schedule drops before the function that has just begun; in a rehearsal it is only noted.
-void add_scheduled(Recompute& r, const std::vector<VariableId>& used, std::vector<Due>& due) {
+void add_scheduled(Recompute& r, const std::vector<VariableId>& used, DueNow& due) {
   const uint32_t position = r.follower.position();
   auto& drops = r.schedule->drops;
   auto drop = std::partition_point(drops.begin(), drops.end(), [=](const ScheduledDrop& d) { return d.after + 2 < position; });
@@ -113,10 +119,11 @@ void add_scheduled(Recompute& r, const std::vector<VariableId>& used, std::vecto
     const VariableId id = made->second[drop->number];
     if (id == kNoId || in(used, id)) continue;
     if (!r.schedule->rehearsing) {
-      due.push_back({id, SIZE_MAX});
+      due.drops.push_back({id, SIZE_MAX});
     } else if (may_drop(r, {id, SIZE_MAX})) {
       r.history.variable(id).rehearsed = true;
       r.rehearsed[id] = &*drop;
+      if (drop->final) due.rehearsals.push_back(id);
     }
   }
 }
@@ -149,10 +156,10 @@ void note_writes(Recompute& r, const ooc_operand* operands, uint32_t count, bool
   }
 }
 
-// The function counts for the schedule, if it is one of its sequence; gives what is due to be dropped before it.
-std::vector<Due> begin_function(Recompute& r, uint32_t function, const std::vector<VariableId>& used) {
+// The function counts for the schedule, if it is one of its sequence; gives what is due before it.
+DueNow begin_function(Recompute& r, uint32_t function, const std::vector<VariableId>& used) {
   RemakingThread& thread = remaking_thread;
-  std::vector<Due> due;
+  DueNow due;
   if (r.follower.any() && ooc_core_records(core) != 0) {
     r.schedule = r.follower.advance(function);
     thread.advanced = true;
@@ -169,7 +176,7 @@ std::vector<Due> begin_function(Recompute& r, uint32_t function, const std::vect
     thread.keep = function;
     if (thread.iteration == r.iteration)
       for (const VariableId id : thread.last)
-        if (!in(used, id)) due.push_back({id, kMostForOne});
+        if (!in(used, id)) due.drops.push_back({id, kMostForOne});
     thread.iteration = r.iteration;
     thread.last = used;
   }
@@ -191,15 +198,16 @@ void before_use(uint32_t function, const ooc_operand* operands, uint32_t count) 
   for (uint32_t i = 0; i < count; ++i)
     if (const VariableId id = r.history.find(operands[i].address); id != kNoId && !in(used, id)) used.push_back(id);
   r.announced[&thread] = used;
-  if (is_function)
-    if (const std::vector<Due> due = begin_function(r, function, used); !due.empty()) {
-      const uint64_t iteration = r.iteration;
-      lock.unlock();
-      drop(r, iteration, due);
-      lock.lock();
-    }
+  DueNow due;
+  if (is_function) due = begin_function(r, function, used);
+  if (!due.drops.empty()) {
+    const uint64_t iteration = r.iteration;
+    lock.unlock();
+    drop(r, iteration, due.drops);
+    lock.lock();
+  }
   while (true) {
-    std::vector<VariableId> wanted, rehearsed;
+    std::vector<VariableId> wanted, rehearsed = std::exchange(due.rehearsals, {});
     find_wanted(r, operands, count, wanted, rehearsed);
     if (wanted.empty() && rehearsed.empty()) break;
     const uint64_t iteration = r.iteration;

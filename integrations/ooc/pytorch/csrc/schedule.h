@@ -14,6 +14,7 @@ namespace ooc_torch __attribute__((visibility("hidden"))) {
 struct ScheduledDrop {
   uint32_t made_by, number;  // the function that allocated the variable, and which of its variables it is
   uint32_t after;            // it is dropped once this function has ended
+  bool final;                // no function of the sequence uses it any more, so that a rehearsal does not wait for its next use
   uint32_t passed = 0;       // rehearsals in which it was made again with the same bits
   bool refused = false;      // it never will be
 };
