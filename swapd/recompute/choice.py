@@ -12,7 +12,7 @@ the lower bound rules it out. It begins twice, once with variables that linger a
 is faster. What it ends at is kept if it is faster than swapping alone.
 
 Final drops cost nothing, so they are not searched for: each set is judged with all of them. In the end those are left
-out for which there is room.
+out for which there is room. Where the trace is too long for that, nothing is dropped for good.
 """
 
 from __future__ import annotations
@@ -167,7 +167,8 @@ class _Search:
     def __init__(self, problem: Problem, make_problem: Callable[[Trace], Problem], history: History) -> None:
         self.problem, self.make_problem, self.history = problem, make_problem, history
         over = problem.live > problem.capacity_chunks
-        found = find_candidates(self.history, least_bytes=problem.chunk_bytes, during=over, final=True)
+        ends = problem.functions <= MOST_SEARCHED  # which final drops are needed is not found out for longer traces
+        found = find_candidates(self.history, least_bytes=problem.chunk_bytes, during=over, final=ends)
         self.candidates = [c for c in found if not c.final]
         self.final = [c for c in found if c.final]
         self.simulated = 0  # functions and moves
@@ -184,7 +185,7 @@ class _Search:
         starts: list[list[Drop]] = [[], swap_then_recompute(self.problem, order)]
         starts += [checkpointed(self.problem, order, segments) for segments in SEGMENTS]
         if self.problem.functions > MOST_SEARCHED:
-            variant = min(map(self._problem, starts if self.final else filter(None, starts)), key=_phases, default=None)
+            variant = min(map(self._problem, filter(None, starts)), key=_phases, default=None)
             if variant is not None:
                 self._judge(*variant, TRIED_WAYS[:1])
             return
@@ -225,13 +226,12 @@ class _Search:
 
     def end(self, make: Callable[[Problem], Plan]) -> None:
         """Plan the fastest set as well as can be, and leave out the final drops that this plan does not need."""
-        if self.fastest is None:
+        if self.fastest is None or self.problem.functions > MOST_SEARCHED:
             return
         seconds, plan, problem, rewritten = self.fastest
-        if problem.functions <= MOST_SEARCHED:
-            better = make(problem)
-            if _seconds(problem, better) < seconds:
-                seconds, plan = _seconds(problem, better), better
+        better = make(problem)
+        if _seconds(problem, better) < seconds:
+            seconds, plan = _seconds(problem, better), better
         needed = _needed(problem, plan, rewritten)
         if len(needed) < len(rewritten.final):
             rewritten = rewrite(self.history, rewritten.drops, needed)
