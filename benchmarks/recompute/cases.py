@@ -137,6 +137,7 @@ class Runner:
 
     def arms(self, arms: Iterable[str], case: Case) -> dict[str, dict[str, Any] | RunFailed]:
         """Arms of a case, their steps in turns; each with the digests of its state at its end."""
+
         def attempt(arm: str, turns: tuple[int, ...]) -> dict[str, Any] | RunFailed:
             try:
                 if arm != TIMED:
