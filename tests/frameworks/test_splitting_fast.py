@@ -178,17 +178,43 @@ MEASURED = """
 COLUMNS = 22 * 22 * 16 * 9 * 8  # bytes of a sample's columns
 
 
-def test_measured_costs_keep_the_limit_and_are_kept(tmp_path: Path) -> None:
-    """PyTorch's own makes the columns of all samples at once, 4.2 MiB; no more than one sample's fit."""
+@pytest.mark.parametrize(("limit", "chosen"), [(COLUMNS * 3 // 2, "8 x 1 "), (COLUMNS - 1, "8 x 1 own in 2 strips")])
+def test_measured_costs_keep_the_limit_and_are_kept(tmp_path: Path, limit: int, chosen: str) -> None:
+    """PyTorch's own makes the columns of all samples at once, 4.2 MiB; one sample's fit at most, or not even those."""
     script, store = write_script(tmp_path, MEASURED), tmp_path / "store.sqlite"
-    variables = {**EMULATED, **settings(tmp_path, OOC_WORKSPACE=f"{COLUMNS * 3 // 2}B"), "OMP_NUM_THREADS": "1"}
-    took, size, layers = json.loads(run([script, store, tmp_path / "1.pt"], variables).check().output)
+    variables = {**EMULATED, **settings(tmp_path, OOC_WORKSPACE=f"{limit}B"), "OMP_NUM_THREADS": "1"}
+    ended = run([script, store, tmp_path / "1.pt"], variables).check()
+    took, size, layers = json.loads(ended.output)
     ((how, parts),) = layers
-    assert parts >= 8 and "8 x 1" in how
-    assert took <= COLUMNS * 3 // 2
+    assert parts >= 8 and chosen in how
+    assert took <= limit and "OOC_WORKSPACE" not in ended.errors
     again = json.loads(run([script, store, tmp_path / "2.pt"], variables).check().output)
     assert again[1] == size and again[2] == layers  # nothing was measured, and it runs alike
     assert torch.equal(torch.load(tmp_path / "1.pt"), torch.load(tmp_path / "2.pt"))
+
+
+def test_strips_are_not_taken_for_a_weight_that_is_not_finite(tmp_path: Path) -> None:
+    """They multiply it by the zeros beyond the image's edges, which would give NaN."""
+    source = """
+        import json, sys, torch
+        torch.manual_seed(1)
+        x, w = torch.randn(2, 3, 20, 20), torch.randn(8, 3, 3, 3)
+        found = [torch.nn.functional.conv2d(x, w, padding=1)]
+        w[0, 0, 0, 0] = float("inf")
+        found += [torch.nn.functional.conv2d(x, w, padding=1) for _ in range(2)]
+        torch.save(found, sys.argv[1])
+        layers = ooc.pytorch.summary()["split_layers"] if "ooc" in sys.modules else []
+        print(json.dumps([[r["how"], r["calls"]] for r in layers]))
+    """
+    out = {name: tmp_path / f"{name}.pt" for name in ("plain", "fast")}
+    run([write_script(tmp_path, source, "plain.py"), out["plain"]], {"OOC_ALLOC": "0"}).check()
+    costs = 'COSTS, SINGLE = {"own": (1.0, 1000), "own in 2 strips": (1.0, 500)}, 1'
+    script = write_script(tmp_path, code("import ooc", MADE_UP, costs, source), "fast.py")
+    ended = run([script, out["fast"]], {**EMULATED, **settings(tmp_path, OOC_WORKSPACE="500B")}).check()
+    assert json.loads(ended.output) == [["Forward: 2 x 1 own in 2 strips", 1]]
+    for found, wanted in zip(torch.load(out["fast"]), torch.load(out["plain"]), strict=True):
+        assert torch.allclose(found, wanted, rtol=1e-4, atol=1e-4, equal_nan=True)
+        assert not found.isnan().all()
 
 
 def test_what_does_not_fit_is_divided_as_ever(tmp_path: Path) -> None:

@@ -124,6 +124,46 @@ def test_sums_over_blocks_of_channels_are_the_whole() -> None:
             assert (found.double() - wanted).abs().max() < 2e-5 * wanted.abs().max()
 
 
+STRIPS = "own in 2 strips", "own in 4 strips"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_strips_are_the_whole(kind: str) -> None:
+    """Rows and channels are no multiple of the strip."""
+    torch.manual_seed(1)
+    long = images(33, 2, (71, 7), (5, 3), stride=(2, 1), dilation=(1, 2), padding=(2, 0))
+    for layer in (images(34, 3, (37, 6), (3, 3), padding=(1, 1)), long):
+        kernel = layer.kernel(kind, [torch.randn(shape) for shape in layer.shapes(2)])
+        wanted = expected(kernel)
+        for name, parts in itertools.product(STRIPS, ((2,), (1, 1))):
+            assert CPU[name].suits(kernel)
+            found = only(kernel.run([(size, CPU[name]) for size in parts]))
+            assert found.shape == wanted.shape and found.is_contiguous()
+            assert (found.double() - wanted).abs().max() < 2e-5 * wanted.abs().max()
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("dimensions", [1, 2, 3])
+def test_strips_of_volumes_and_of_transposed_convolutions_are_the_whole(dimensions: int, transposed: bool) -> None:
+    torch.manual_seed(1)
+    x, w, bias = torch.randn(2, 18, *(19, 5, 4)[:dimensions]), torch.randn(18, 18, *[3] * dimensions), torch.randn(18)
+    rest = [1] * dimensions, [1] * dimensions, [1] * dimensions, transposed, [0] * dimensions, 1
+    y = torch.ops.aten.convolution(x, w, bias, *rest)
+    backward = Call("aten::convolution_backward", (y, x, w, [18], *rest, [True, True, True]), {})
+    for kernel in (*kernels_of(Call("aten::convolution", (x, w, bias, *rest), {})), *kernels_of(backward)):
+        assert CPU[STRIPS[0]].suits(kernel)
+        found, wanted = (kernel.run([(2, CPU[name])]) for name in (STRIPS[0], "own"))
+        for one, other in zip(found, wanted, strict=True):
+            assert (one is None) == (other is None)
+            assert one is None or (one.shape == other.shape and one.is_contiguous())
+            assert one is None or (one - other).abs().max() < 1e-5 * other.abs().max()
+
+
+def test_what_has_groups_or_little_to_cut_has_no_strips() -> None:
+    for layer in (images(16, 16, (15, 20), (3, 3), padding=(1, 1)), images(32, 32, (40, 6), (3, 3), groups=2)):
+        assert not CPU[STRIPS[0]].suits(layer.kernel(FORWARD, [torch.zeros(shape) for shape in layer.shapes(2)]))
+
+
 @pytest.mark.parametrize("bias", [True, False])
 def test_the_gradient_of_the_bias_comes_with_the_filters(bias: bool) -> None:
     torch.manual_seed(1)

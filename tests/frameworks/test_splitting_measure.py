@@ -217,6 +217,16 @@ def test_sums_over_channels_are_measured_where_filters_are_large_and_the_whole_t
         assert [each for each in costs.asked if each[0] in summed] == asked
 
 
+def test_strips_are_measured_where_nothing_else_fits_one_sample() -> None:
+    wide = images(32, 32, (34, 34), (3, 3))
+    halves, quarters = "own in 2 strips", "own in 4 strips"
+    own = {"own": (1.0, 1000), "own in 2": (1.0, 900), halves: (1.0, 500), quarters: (1.0, 250), "other": (1.0, 9000)}
+    for largest, strips in ((900, []), (899, [(halves, 1)]), (499, [(halves, 1), (quarters, 1)])):
+        costs = Costs(Store(None), own, largest_bytes=largest)
+        costs.table(kernel_of(wide, 4), "powerOfTwo")
+        assert [asked for asked in costs.asked if asked[0] in (halves, quarters)] == strips
+
+
 def test_undivided_and_divided_are_different_measurements() -> None:
     costs = Costs(Store(None), COSTS)
     assert {row.algorithm for row in costs.table(kernel_of(SMALL, 4)).rows} == {"own", "im2col", "other"}

@@ -10,6 +10,8 @@ On a CPU the algorithms are these; products of spectra (FFT) were never the fast
   smaller where a copy of the filters is most of it.
 - `own summed in N`: BackwardData for one block of channels of the result's gradient after the other; the input's is
   their sum. Unlike blocks of the input's channels, these have filters that lie together and need no copy.
+- `own in N strips`: the same for blocks of rows of the result or of the input's gradient, and of the input's channels
+  for the filters' gradient. These divide what one sample takes, where columns or copies of the image are most of it.
 - `own turned`: Forward as the data gradient of a convolution with the filters turned about, and the other way round.
   One of the two may have a kernel of oneDNN that the other lacks, as where a dilated filter is as wide as the image.
 - `im2col`: every patch becomes a column, and the convolution one matrix product for each sample (Chellapilla, Puri and
@@ -140,9 +142,9 @@ class MicroBatches:
                 continue
             target = made[self._place].narrow(0, begin, size)
             alike = hash((self._alike, size, algorithm.name))
-            result = in_place(target, alike, partial(_one, self._place, algorithm, part))
-            if result is not None:
+            if (result := in_place(target, alike, partial(_one, self._place, algorithm, part))) is not None:
                 target.copy_(result)
+            del result  # it would lie beside the next part
 
 
 def _one(place: int, algorithm: Algorithm, part: Named) -> Tensor:
@@ -178,15 +180,17 @@ def _own(**named: Any) -> Sequence[Any]:
     return as_tuple((_aten.convolution_backward if "output_mask" in named else _aten.convolution)(**named))
 
 
-def _in_blocks(number: int, /, **named: Any) -> Sequence[Any]:
-    """PyTorch's own for one block of channels after the other."""
-    channels = kernel_axes(named)[2]
-    spans = channels.spans(-(-channels.length // number))
-    return as_tuple(Blocks(MEMORY, _own, kernel_results(named)).run([(channels, spans)], named))
+def _in_blocks(number: int, place: int, /, **named: Any) -> Sequence[Any]:
+    """PyTorch's own for one block of an axis after the other."""
+    axis, mask = kernel_axes(named)[place], named.get("output_mask")
+    unread = () if mask is None else ("input",) if mask[0] else ("weight",)
+    spans = axis.spans(-(-axis.length // number))
+    return as_tuple(Blocks(MEMORY, _own, kernel_results(named), unread=unread).run([(axis, spans)], named))
 
 
-def _has_blocks(number: int, kernel: Kernel) -> bool:
-    return kernel.named["groups"] == 1 and kernel_axes(kernel.named)[2].length >= 8 * number
+def _has_blocks(number: int, place: int, kernel: Kernel) -> bool:
+    axes = kernel_axes(kernel.named)
+    return kernel.named["groups"] == 1 and len(axes) > place and axes[place].length >= 8 * number
 
 
 def _summed(number: int, /, **named: Any) -> Sequence[Any]:
@@ -316,7 +320,10 @@ def _is_ordinary(named: Named) -> bool:
     return usual and named["input"].dtype in (torch.float32, torch.float64)
 
 
-IN_BLOCKS = tuple(Algorithm(f"own in {n}", partial(_in_blocks, n), partial(_has_blocks, n)) for n in (2, 4))
+IN_BLOCKS, STRIPS = (
+    tuple(Algorithm(f"own in {n}{of}", partial(_in_blocks, n, place), partial(_has_blocks, n, place)) for n in (2, 4))
+    for place, of in ((2, ""), (3, " strips"))
+)
 OTHERS = (
     Algorithm("own", _own),
     Algorithm("own turned", _turned, _suits_turned),
@@ -325,4 +332,4 @@ OTHERS = (
     Algorithm("taps", _taps, _suits_taps),
 )
 SUMMED = tuple(Algorithm(f"own summed in {n}", partial(_summed, n), partial(_has_sums, n)) for n in (2, 4))
-CPU = {algorithm.name: algorithm for algorithm in (*OTHERS, *IN_BLOCKS, *SUMMED)}
+CPU = {algorithm.name: algorithm for algorithm in (*OTHERS, *IN_BLOCKS, *SUMMED, *STRIPS)}

@@ -14,6 +14,7 @@ Not everything is measured. The rules depend only on what is known, so a second 
   kernel: PyTorch takes one of its own for single samples); except for the whole batch of sums, which has no sum beside
   the one that is wanted
 - blocks of channels where all channels at once, or fewer blocks, have a workspace of at most `largest_bytes`
+- strips of single samples where anything else has such a workspace, and strips of more samples
 - an algorithm that, without less workspace, took more than `HOPELESS` times as long as another for the two sizes
   before
 """
@@ -30,7 +31,7 @@ import numpy as np
 import torch
 
 from ooc.pytorch.splitting import conditions
-from ooc.pytorch.splitting.kernels import CPU, IN_BLOCKS, SUMMED, Algorithm, Kernel, MicroBatches
+from ooc.pytorch.splitting.kernels import CPU, IN_BLOCKS, STRIPS, SUMMED, Algorithm, Kernel, MicroBatches
 from ooc.pytorch.splitting.verification import tensors_in
 from swapd.splitting.configurations import KernelTable, MicroConfiguration, micro_batch_sizes
 from swapd.splitting.store import Store
@@ -113,6 +114,8 @@ class Measurer:
         alike = {"own"}.union(*({each.name for each in group} for group in (IN_BLOCKS, SUMMED) if algorithm in group))
         fits = {row.algorithm for row in found if row.batch == size and row.workspace_bytes <= self.largest_bytes}
         if algorithm.name != "own" and algorithm.name in alike and fits & alike:
+            return True
+        if algorithm in STRIPS and (fits or size > 1):
             return True
         earlier = [row for row in found if row.algorithm == algorithm.name][-2:]
         alone = kernel.samples.sums and size == kernel.samples.length  # it is added to nothing

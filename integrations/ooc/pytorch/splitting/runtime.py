@@ -94,16 +94,17 @@ class Runtime:
         call = Call(operator, arguments, keywords)
         key = (operator, call.shapes)
         if self.fast is not None and operator in CONVOLUTIONS and key not in self._not_fast and self._fits(key):
-            choice = self.fast.choice(call)
-            if choice is None:
-                raise FasterWhole
-            split, verdict = choice
             try:
-                result = split.run(*arguments, **keywords)
+                choice = self.fast.choice(call)
+                if choice is None:
+                    raise FasterWhole
+                result = choice[0].run(*arguments, **keywords)
             except torch.OutOfMemoryError:
                 self._not_fast.add(key)
+            except CannotSplit:  # this weight is not finite
+                raise FasterWhole from None
             else:
-                self.tally.add(operator, call.shapes, verdict)
+                self.tally.add(operator, call.shapes, choice[1])
                 return result
         if self.rules is not None:
             return self._run_by(self.rules, call, found, writes)
