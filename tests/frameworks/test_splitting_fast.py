@@ -178,7 +178,7 @@ MEASURED = """
 COLUMNS = 22 * 22 * 16 * 9 * 8  # bytes of a sample's columns
 
 
-@pytest.mark.parametrize(("limit", "chosen"), [(COLUMNS * 3 // 2, "8 x 1 "), (COLUMNS - 1, "8 x 1 own in 2 strips")])
+@pytest.mark.parametrize(("limit", "chosen"), [(COLUMNS * 3 // 2, "8 x 1 "), (COLUMNS - 1, "8 x 1 own summed in 2")])
 def test_measured_costs_keep_the_limit_and_are_kept(tmp_path: Path, limit: int, chosen: str) -> None:
     """PyTorch's own makes the columns of all samples at once, 4.2 MiB; one sample's fit at most, or not even those."""
     script, store = write_script(tmp_path, MEASURED), tmp_path / "store.sqlite"

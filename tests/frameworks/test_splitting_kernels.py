@@ -111,17 +111,30 @@ def test_blocks_of_channels_are_the_whole(kind: str) -> None:
                 assert (found.double() - wanted).abs().max() < 2e-5 * wanted.abs().max()
 
 
-def test_sums_over_blocks_of_channels_are_the_whole() -> None:
+@pytest.mark.parametrize(
+    ("dtype", "kind"), [(torch.float32, BACKWARD_DATA), (torch.float32, FORWARD), (torch.float64, FORWARD)]
+)
+def test_sums_over_blocks_of_channels_are_the_whole(dtype: torch.dtype, kind: str) -> None:
     """34 and 40 channels are no multiple of the block; the filters are larger than the images."""
     torch.manual_seed(1)
-    for layer in (images(32, 34, (3, 2), (3, 3), padding=(1, 1)), images(40, 40, (3, 5), (1, 1), stride=(2, 2))):
-        kernel = layer.kernel(BACKWARD_DATA, [torch.randn(shape) for shape in layer.shapes(2)])
+    for layer in (images(34, 34, (3, 2), (3, 3), padding=(1, 1)), images(40, 40, (3, 5), (1, 1), stride=(2, 2))):
+        kernel = layer.kernel(kind, [torch.randn(shape, dtype=dtype) for shape in layer.shapes(2)])
         wanted = expected(kernel)
         for name, parts in itertools.product(("own summed in 2", "own summed in 4"), ((2,), (1, 1))):
             assert CPU[name].suits(kernel)
             found = only(kernel.run([(size, CPU[name]) for size in parts]))
             assert found.shape == wanted.shape
             assert (found.double() - wanted).abs().max() < 2e-5 * wanted.abs().max()
+
+
+@pytest.mark.parametrize("dimensions", [1, 2, 3])
+def test_a_sum_has_the_bias_once(dimensions: int) -> None:
+    torch.manual_seed(1)
+    x, w, bias = torch.randn(2, 18, *(5, 4, 4)[:dimensions]), torch.randn(18, 18, *[3] * dimensions), torch.randn(18)
+    tensors = [each.double() for each in (x, w, bias)]
+    (kernel,) = kernels_of(Call("aten::convolution", (*tensors, [1], [1], [1], False, [0], 1), {}))
+    assert CPU["own summed in 2"].suits(kernel)
+    assert torch.allclose(only(kernel.run([(2, CPU["own summed in 2"])])), expected(kernel))
 
 
 STRIPS = "own in 2 strips", "own in 4 strips"

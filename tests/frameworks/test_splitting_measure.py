@@ -210,7 +210,9 @@ def test_sums_over_channels_are_measured_where_filters_are_large_and_the_whole_t
         (large, BACKWARD_DATA, 2500, [(summed[0], 4)]),
         (large, BACKWARD_DATA, 1500, [(summed[0], 2), (summed[0], 4), (summed[1], 4)]),
         (small, BACKWARD_DATA, 1500, []),
-        (large, FORWARD, 1500, []),
+        (large, FORWARD, 2500, [(summed[0], 4)]),
+        (small, FORWARD, 1500, []),
+        (large, BACKWARD_FILTER, 1500, []),
     ):
         costs = Costs(Store(None), made, largest_bytes=largest)
         costs.table(kernel_of(layer, 4, kind), "powerOfTwo")

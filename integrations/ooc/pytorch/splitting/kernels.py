@@ -8,8 +8,8 @@ On a CPU the algorithms are these; products of spectra (FFT) were never the fast
 - `own`: PyTorch's own, which is oneDNN's where `torch._C._select_conv_backend` says so. It serves every convolution.
 - `own in N`: the same for one block of channels after the other, of the result or of the gradient. Its workspace is
   smaller where a copy of the filters is most of it.
-- `own summed in N`: BackwardData for one block of channels of the result's gradient after the other; the input's is
-  their sum. Unlike blocks of the input's channels, these have filters that lie together and need no copy.
+- `own summed in N`: Forward for one block of the input's channels after the other, or BackwardData for one of those of
+  the result's gradient, added up. The columns of such a block are fewer, or its filters lie together and need no copy.
 - `own in N strips`: the same for blocks of rows of the result or of the input's gradient, and of the input's channels
   for the filters' gradient. These divide what one sample takes, where columns or copies of the image are most of it.
 - `own turned`: Forward as the data gradient of a convolution with the filters turned about, and the other way round.
@@ -194,17 +194,20 @@ def _has_blocks(number: int, place: int, kernel: Kernel) -> bool:
 
 
 def _summed(number: int, /, **named: Any) -> Sequence[Any]:
-    """The input's gradient as a sum over blocks of the other's channels."""
-    channels = Axis("channels", named["weight"].shape[0], {"grad_output": 1, "weight": 0}, {}, sums=True)
+    """The result, or the input's gradient, as a sum over blocks of the other's channels."""
+    given, side, unread = ("grad_output", 0, ["input"]) if "output_mask" in named else ("input", 1, [])
+    channels = Axis("channels", named["weight"].shape[side], {given: 1, "weight": side}, {}, sums=True)
     spans = channels.spans(-(-channels.length // number))
-    return as_tuple(Blocks(MEMORY, _own, kernel_results(named), unread=("input",)).run([(channels, spans)], named))
+    blocks, bias = Blocks(MEMORY, _own, kernel_results(named), unread=unread), named.get("bias")
+    made = as_tuple(blocks.run([(channels, spans)], named if bias is None else named | {"bias": None}))
+    return made if bias is None else (made[0].add_(bias.view(-1, *[1] * (made[0].dim() - 2))),)
 
 
 def _has_sums(number: int, kernel: Kernel) -> bool:
-    named = kernel.named
-    usual = kernel.kind == BACKWARD_DATA and named["groups"] == 1 and not named["transposed"]
-    large = named["weight"].numel() > named["input"].numel()  # else the sums are most of the work
-    return usual and large and bool(named["weight"].shape[0] >= 8 * number)
+    named, x, w = kernel.named, kernel.named["input"], kernel.named["weight"]
+    usual = kernel.kind != BACKWARD_FILTER and named["groups"] == 1 and not named["transposed"]
+    pays = w.numel() > x.numel() or unfolds(x.dtype)  # else the sums are most of the work
+    return usual and pays and bool(w.shape[int(kernel.kind == FORWARD)] >= 8 * number)
 
 
 # ---- the opposite direction -----------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ Not everything is measured. The rules depend only on what is known, so a second 
   kernel: PyTorch takes one of its own for single samples); except for the whole batch of sums, which has no sum beside
   the one that is wanted
 - blocks of channels where all channels at once, or fewer blocks, have a workspace of at most `largest_bytes`
-- strips of single samples where anything else has such a workspace, and strips of more samples
+- strips where anything has such a workspace, at the same size or a smaller one
 - an algorithm that, without less workspace, took more than `HOPELESS` times as long as another for the two sizes
   before
 """
@@ -113,9 +113,8 @@ class Measurer:
     def _left_out(self, kernel: Kernel, algorithm: Algorithm, size: int, found: list[MicroConfiguration]) -> bool:
         alike = {"own"}.union(*({each.name for each in group} for group in (IN_BLOCKS, SUMMED) if algorithm in group))
         fits = {row.algorithm for row in found if row.batch == size and row.workspace_bytes <= self.largest_bytes}
-        if algorithm.name != "own" and algorithm.name in alike and fits & alike:
-            return True
-        if algorithm in STRIPS and (fits or size > 1):
+        needless = algorithm in STRIPS and any(row.workspace_bytes <= self.largest_bytes for row in found)
+        if needless or (algorithm.name != "own" and algorithm.name in alike and fits & alike):
             return True
         earlier = [row for row in found if row.algorithm == algorithm.name][-2:]
         alone = kernel.samples.sums and size == kernel.samples.length  # it is added to nothing
