@@ -255,7 +255,7 @@ def choices(monkeypatch: pytest.MonkeyPatch, limits: Limits, seconds: list[tuple
     turns = iter([second for pair in seconds for second in pair])
     monkeypatch.setattr(Measurer, "_measure", made_up)
     monkeypatch.setattr(fast, "TURNS", len(seconds))
-    monkeypatch.setattr(fast, "_seconds", lambda call: next(turns))
+    monkeypatch.setattr(fast, "timed", lambda call, effort: (next(turns), 0.0))
     monkeypatch.setattr(fast, "live_during", lambda call: 400)
     store = Store(None)
     x, w = torch.randn(4, 2, 6, 6), torch.randn(3, 2, 3, 3)

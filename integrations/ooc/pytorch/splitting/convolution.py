@@ -68,7 +68,9 @@ class Rows(Axis):
         return self._made(start, units)[1] if self.spread else units
 
     def part(self, memory: Memory, name: str, tensor: Tensor, start: int, units: int) -> Tensor:
-        """The rows of the source that a block is made of."""
+        """The rows of the source that a block is made of; of the other side, its own."""
+        if name != self.source:
+            return self.target(name, tensor, start, units)
         if self.spread:
             return tensor.narrow(2, *self._met(start, units))
         return _with_zeros(memory, tensor, start * self.stride - self.padding, self._window(units))
@@ -172,6 +174,16 @@ def kernel_results(call: Named, like: Named | None = None) -> list[Any]:
 def kernel_axes(call: Named) -> Sequence[Axis]:
     """Samples, groups and channels of a full call, which has to ask for one of both gradients if it is backward."""
     return _pass_axes(call) if call.get("output_mask", [True])[0] else _filter_axes(call)
+
+
+def strips_of(call: Named) -> Axis:
+    """What divides the workspace of one sample: rows, or for the filters' gradient where columns are made, channels."""
+    data, axes = call.get("output_mask", [True])[0], kernel_axes(call)
+    if data or call["transposed"] or unfolds(call["input"].dtype):
+        return axes[min(3, len(axes) - 1)]
+    size, (stride, padding, dilation, _) = call["grad_output"].shape[2], (call[name][0] for name in LISTS)
+    return Rows("rows", size, {"input": 2, "grad_output": 2}, {}, sums=True, small=size, stride=stride, padding=padding,
+                dilation=dilation, kernel=call["weight"].shape[2])  # fmt: skip
 
 
 def unfolds(dtype: torch.dtype) -> bool:

@@ -11,9 +11,8 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import partial
 from typing import Any
@@ -24,7 +23,7 @@ from torch import Tensor
 from ooc.pytorch.splitting import conditions
 from ooc.pytorch.splitting.calls import Call, Split
 from ooc.pytorch.splitting.kernels import CPU, FORWARD, Kernel, MicroBatches, kernels_of
-from ooc.pytorch.splitting.measure import Effort, Measurer, live_during
+from ooc.pytorch.splitting.measure import Effort, Measurer, live_during, timed
 from ooc.pytorch.splitting.memory import NO_LIMIT
 from ooc.pytorch.splitting.registry import overload_of
 from ooc.pytorch.splitting.verification import difference
@@ -43,7 +42,7 @@ TURNS = 7  # of a division and the whole call; the division has to be faster in 
 GAIN = 0.95  # of the whole call's time: what gains less may be noise
 CALL_SECONDS = 1e-4  # more in a program than in a loop, whose code is in the processor's caches
 _WHOLE = Verdict("whole", 1)
-_EFFORT = Effort(2, 0.02, 5)
+_EFFORT, _ONCE = Effort(2, 0.02, 5), Effort(1, 0.0, 1)
 
 
 @dataclass(frozen=True)
@@ -134,10 +133,10 @@ class Fast:
         try:
             workspace, verdict = live_during(whole), _compared(call, split)
             over = self.limits.each is not None and workspace > self.limits.each
-            turns = [] if over else [(_seconds(divided) + CALL_SECONDS, _seconds(whole)) for _ in range(TURNS)]
+            turns = [] if over else [[timed(way, _ONCE)[0] for way in (divided, whole)] for _ in range(TURNS)]
         except torch.OutOfMemoryError:
             return None
-        won = sum(one < GAIN * other for one, other in turns) >= len(turns) - 1
+        won = sum(one + CALL_SECONDS < GAIN * other for one, other in turns) >= len(turns) - 1
         self._store.put_verdict(key, verdict if won else _WHOLE)
         return (split, verdict) if won else None
 
@@ -179,8 +178,7 @@ class Fast:
 
 
 def _whole(call: Call) -> Any:
-    op = overload_of(call.operator)
-    assert op is not None
+    op: Any = overload_of(call.operator)
     return op(*call.arguments, **call.keywords)
 
 
@@ -191,12 +189,10 @@ def _compared(call: Call, split: Split) -> Verdict:
 
 def _split(operator: str, kernels: Sequence[Kernel], chosen: Sequence[Configuration]) -> Split:
     """A call in micro-batches; `run` takes arguments as the operator does."""
-    op = overload_of(operator)
-    assert op is not None
+    op: Any = overload_of(operator)
     how = "; ".join(f"{kernel.kind}: {each}" for kernel, each in zip(kernels, chosen))
-    parts = [[(part.batch, CPU[part.algorithm]) for part in each.parts] for each in chosen]
     names, forward = [argument.name for argument in op._schema.arguments], kernels[0].kind == FORWARD
-    batches = [MicroBatches(kernel, each) for kernel, each in zip(kernels, parts)]
+    batches = [MicroBatches(k, [(one.batch, CPU[one.algorithm]) for one in c.parts]) for k, c in zip(kernels, chosen)]
 
     def run(*arguments: Any, **keywords: Any) -> Any:
         given = {**dict(zip(names, arguments)), **keywords}
@@ -206,7 +202,7 @@ def _split(operator: str, kernels: Sequence[Kernel], chosen: Sequence[Configurat
             return made[0][0]
         return tuple(next((result for result in each if result is not None), None) for each in zip(*made))
 
-    return Split(how, sum(map(len, parts)), run)
+    return Split(how, sum(len(each.parts) for each in chosen), run)
 
 
 def _in_a_program(table: KernelTable) -> KernelTable:
@@ -219,9 +215,3 @@ def _in_a_program(table: KernelTable) -> KernelTable:
 def _as_it_is(chosen: Sequence[Configuration]) -> bool:
     """Whether that is what PyTorch does without us."""
     return all(len(each.parts) == 1 and each.parts[0].algorithm == "own" for each in chosen)
-
-
-def _seconds(call: Callable[[], Any]) -> float:
-    began = time.perf_counter()
-    call()
-    return time.perf_counter() - began

@@ -10,8 +10,8 @@ On a CPU the algorithms are these; products of spectra (FFT) were never the fast
   smaller where a copy of the filters is most of it.
 - `own summed in N`: Forward for one block of the input's channels after the other, or BackwardData for one of those of
   the result's gradient, added up. The columns of such a block are fewer, or its filters lie together and need no copy.
-- `own in N strips`: the same for blocks of rows of the result or of the input's gradient, and of the input's channels
-  for the filters' gradient. These divide what one sample takes, where columns or copies of the image are most of it.
+- `own in N strips`: the same for blocks of rows, which are sums for the filters' gradient, or there for blocks of the
+  input's channels. These divide what one sample takes, where columns or copies of the image are most of it.
 - `own turned`: Forward as the data gradient of a convolution with the filters turned about, and the other way round.
   One of the two may have a kernel of oneDNN that the other lacks, as where a dilated filter is as wide as the image.
 - `im2col`: every patch becomes a column, and the convolution one matrix product for each sample (Chellapilla, Puri and
@@ -38,7 +38,7 @@ from torch import Tensor
 from ooc.pytorch.splitting.axes import Axis, Named
 from ooc.pytorch.splitting.blocks import Blocks, as_tuple, in_place, likeness
 from ooc.pytorch.splitting.calls import Call
-from ooc.pytorch.splitting.convolution import full, kernel_axes, kernel_results, unfolds
+from ooc.pytorch.splitting.convolution import full, kernel_axes, kernel_results, strips_of, unfolds
 from ooc.pytorch.splitting.geometry import layout
 from ooc.pytorch.splitting.memory import NO_LIMIT, Memory
 from ooc.pytorch.splitting.parts import bind
@@ -158,8 +158,7 @@ def _add(sums: list[Any], made: Sequence[Any]) -> None:
 
 def kernels_of(call: Call) -> list[Kernel]:
     """The kernels of a call of a convolution; none if none of ours compute it."""
-    op = overload_of(call.operator)
-    assert op is not None
+    op: Any = overload_of(call.operator)
     named = bind(op, call.arguments, call.keywords)
     x, w = named["input"], named["weight"]
     usual = x.layout == w.layout == torch.strided and x.dtype == w.dtype and x.dtype.is_floating_point
@@ -180,17 +179,16 @@ def _own(**named: Any) -> Sequence[Any]:
     return as_tuple((_aten.convolution_backward if "output_mask" in named else _aten.convolution)(**named))
 
 
-def _in_blocks(number: int, place: int, /, **named: Any) -> Sequence[Any]:
+def _in_blocks(number: int, axis_of: Callable[[Named], Axis], /, **named: Any) -> Sequence[Any]:
     """PyTorch's own for one block of an axis after the other."""
-    axis, mask = kernel_axes(named)[place], named.get("output_mask")
+    axis, mask = axis_of(named), named.get("output_mask")
     unread = () if mask is None else ("input",) if mask[0] else ("weight",)
     spans = axis.spans(-(-axis.length // number))
     return as_tuple(Blocks(MEMORY, _own, kernel_results(named), unread=unread).run([(axis, spans)], named))
 
 
-def _has_blocks(number: int, place: int, kernel: Kernel) -> bool:
-    axes = kernel_axes(kernel.named)
-    return kernel.named["groups"] == 1 and len(axes) > place and axes[place].length >= 8 * number
+def _has_blocks(number: int, axis_of: Callable[[Named], Axis], kernel: Kernel) -> bool:
+    return kernel.named["groups"] == 1 and axis_of(kernel.named).length >= 8 * number
 
 
 def _summed(number: int, /, **named: Any) -> Sequence[Any]:
@@ -324,8 +322,8 @@ def _is_ordinary(named: Named) -> bool:
 
 
 IN_BLOCKS, STRIPS = (
-    tuple(Algorithm(f"own in {n}{of}", partial(_in_blocks, n, place), partial(_has_blocks, n, place)) for n in (2, 4))
-    for place, of in ((2, ""), (3, " strips"))
+    tuple(Algorithm(f"own in {n}{of}", partial(_in_blocks, n, axis), partial(_has_blocks, n, axis)) for n in (2, 4))
+    for axis, of in ((lambda named: kernel_axes(named)[2], ""), (strips_of, " strips"))
 )
 OTHERS = (
     Algorithm("own", _own),
