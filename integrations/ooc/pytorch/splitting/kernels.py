@@ -181,8 +181,7 @@ def _own(**named: Any) -> Sequence[Any]:
 
 def _in_blocks(number: int, axis_of: Callable[[Named], Axis], /, **named: Any) -> Sequence[Any]:
     """PyTorch's own for one block of an axis after the other."""
-    axis, mask = axis_of(named), named.get("output_mask")
-    unread = () if mask is None else ("input",) if mask[0] else ("weight",)
+    axis, unread = axis_of(named), ["input"] if named.get("output_mask", [False])[0] else []
     spans = axis.spans(-(-axis.length // number))
     return as_tuple(Blocks(MEMORY, _own, kernel_results(named), unread=unread).run([(axis, spans)], named))
 
