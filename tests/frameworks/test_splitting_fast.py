@@ -217,6 +217,22 @@ def test_strips_are_not_taken_for_a_weight_that_is_not_finite(tmp_path: Path) ->
         assert not found.isnan().all()
 
 
+def test_a_weight_that_is_not_finite_at_first_is_looked_at_once(tmp_path: Path) -> None:
+    source = """
+        import json, torch
+        looked, choose = [], fast.Fast._choose
+        fast.Fast._choose = lambda self, *given: looked.append(1) or choose(self, *given)
+        x, w = torch.randn(2, 3, 20, 20), torch.full((8, 3, 3, 3), float("inf"))
+        found = [torch.nn.functional.conv2d(x, w, padding=1) for _ in range(3)]
+        print(json.dumps([len(looked), len(ooc.pytorch.summary()["split_layers"])]))
+    """
+    costs = 'COSTS, SINGLE = {"own": (1.0, 1000), "own in 2 strips": (1.0, 500)}, 1'
+    script = write_script(tmp_path, code("import ooc", MADE_UP, costs, source))
+    for limit in ({"OOC_WORKSPACE": "500B"}, {"OOC_WORKSPACE_TOTAL": "500B"}):
+        ended = run([script], {**EMULATED, **settings(tmp_path), **limit}).check()
+        assert json.loads(ended.output) == [1, 0], limit
+
+
 def test_what_does_not_fit_is_divided_as_ever(tmp_path: Path) -> None:
     source = """
         import json, torch
