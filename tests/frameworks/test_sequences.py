@@ -150,8 +150,11 @@ def as_in_plain_memory(folder: Path, source: str, budget: str, **variables: str)
 
 @pytest.mark.slow
 def test_a_trainer_whose_workers_deliver_early_and_late_is_planned(tmp_path: Path) -> None:
-    """What a batch's arrival takes is no part of the sequence, which else differs from step to step."""
-    figures = as_in_plain_memory(tmp_path, TRAINER, "9700000").figures
+    """What a batch's arrival takes is no part of the sequence, which else differs from step to step.
+
+    Beside other work dropping may pay, and the first iteration that drops something is another sequence.
+    """
+    figures = as_in_plain_memory(tmp_path, TRAINER, "9700000", OOC_RECOMPUTE="off").figures
     assert figures["steps"] == 20 and figures["oversubscription"] > 2.4
     assert figures["planned_iteration_count"] == 18 and figures["no_plan_reason"] is None
 
