@@ -180,7 +180,7 @@ def strips_of(call: Named) -> Axis:
     """What divides the workspace of one sample: rows, or for the filters' gradient where columns are made, channels."""
     data, axes = call.get("output_mask", [True])[0], kernel_axes(call)
     if data or call["transposed"] or unfolds(call["input"].dtype):
-        return axes[min(3, len(axes) - 1)]
+        return axes[3]
     size, (stride, padding, dilation, _) = call["grad_output"].shape[2], (call[name][0] for name in LISTS)
     return Rows("rows", size, {"input": 2, "grad_output": 2}, {}, sums=True, small=size, stride=stride, padding=padding,
                 dilation=dilation, kernel=call["weight"].shape[2])  # fmt: skip

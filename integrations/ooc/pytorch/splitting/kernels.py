@@ -180,31 +180,29 @@ def _own(**named: Any) -> Sequence[Any]:
 
 
 def _in_blocks(number: int, axis_of: Callable[[Named], Axis], /, **named: Any) -> Sequence[Any]:
-    """PyTorch's own for one block of an axis after the other."""
+    """PyTorch's own for one block of an axis after the other. A sum has the bias once."""
     axis, unread = axis_of(named), ["input"] if named.get("output_mask", [False])[0] else []
-    spans = axis.spans(-(-axis.length // number))
-    return as_tuple(Blocks(MEMORY, _own, kernel_results(named), unread=unread).run([(axis, spans)], named))
+    blocks, spans = Blocks(MEMORY, _own, kernel_results(named), unread=unread), axis.spans(-(-axis.length // number))
+    bias = named.get("bias") if axis.sums else None
+    made = as_tuple(blocks.run([(axis, spans)], named if bias is None else named | {"bias": None}))
+    return made if bias is None else (made[0].add_(bias.view(-1, *[1] * (made[0].dim() - 2))),)
 
 
 def _has_blocks(number: int, axis_of: Callable[[Named], Axis], kernel: Kernel) -> bool:
     return kernel.named["groups"] == 1 and axis_of(kernel.named).length >= 8 * number
 
 
-def _summed(number: int, /, **named: Any) -> Sequence[Any]:
-    """The result, or the input's gradient, as a sum over blocks of the other's channels."""
-    given, side, unread = ("grad_output", 0, ["input"]) if "output_mask" in named else ("input", 1, [])
-    channels = Axis("channels", named["weight"].shape[side], {given: 1, "weight": side}, {}, sums=True)
-    spans = channels.spans(-(-channels.length // number))
-    blocks, bias = Blocks(MEMORY, _own, kernel_results(named), unread=unread), named.get("bias")
-    made = as_tuple(blocks.run([(channels, spans)], named if bias is None else named | {"bias": None}))
-    return made if bias is None else (made[0].add_(bias.view(-1, *[1] * (made[0].dim() - 2))),)
+def _summed(named: Named) -> Axis:
+    """The channels that a result, or the input's gradient, is a sum over."""
+    given, side = ("grad_output", 0) if "output_mask" in named else ("input", 1)
+    return Axis("channels", named["weight"].shape[side], {given: 1, "weight": side}, {}, sums=True)
 
 
 def _has_sums(number: int, kernel: Kernel) -> bool:
-    named, x, w = kernel.named, kernel.named["input"], kernel.named["weight"]
-    usual = kernel.kind != BACKWARD_FILTER and named["groups"] == 1 and not named["transposed"]
+    x, w = kernel.named["input"], kernel.named["weight"]
     pays = w.numel() > x.numel() or unfolds(x.dtype)  # else the sums are most of the work
-    return usual and pays and bool(w.shape[int(kernel.kind == FORWARD)] >= 8 * number)
+    usual = kernel.kind != BACKWARD_FILTER and not kernel.named["transposed"]
+    return usual and pays and _has_blocks(number, _summed, kernel)
 
 
 # ---- the opposite direction -----------------------------------------------------------------------------------------
@@ -331,5 +329,5 @@ OTHERS = (
     Algorithm("im2col merged", partial(_im2col, True), _suits_im2col),
     Algorithm("taps", _taps, _suits_taps),
 )
-SUMMED = tuple(Algorithm(f"own summed in {n}", partial(_summed, n), partial(_has_sums, n)) for n in (2, 4))
+SUMMED = tuple(Algorithm(f"own summed in {n}", partial(_in_blocks, n, _summed), partial(_has_sums, n)) for n in (2, 4))
 CPU = {algorithm.name: algorithm for algorithm in (*OTHERS, *IN_BLOCKS, *SUMMED, *STRIPS)}
