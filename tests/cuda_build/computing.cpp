@@ -389,7 +389,7 @@ constexpr int64_t kWorkspaceBytes = 96 << 10;
 
 std::vector<Tensor> workspaces(cudaStream_t stream, Tensor& own) {
   static std::mutex& mutex = *new std::mutex;
-  static auto& streams = *new std::map<cudaStream_t, c10::DataPtr>;
+  static std::map<cudaStream_t, c10::DataPtr> streams;  // freed as the process ends, as cuDNN's states of dropout are
   own = at::empty({kWorkspaceBytes}, at::TensorOptions(c10::kCUDA).dtype(at::kByte));
   std::vector<Tensor> all{alias_of(own)};
   const std::lock_guard<std::mutex> lock(mutex);
