@@ -150,7 +150,8 @@ class Holds {
   }
   void pin_run(const Hold& hold) {
     Region* region = hold.region;
-    for (Slot& slot : hold.slots(region).slots()) {
+    const Piece piece = hold.slots(region);
+    for (Slot& slot : piece.slots()) {
       if (hold.kept) {
         ++slot.kept;
       } else if (slot.pins++ == 0) {
@@ -161,7 +162,8 @@ class Holds {
   }
   void unpin_run(const Hold& hold) {
     Region* region = hold.region;
-    for (Slot& slot : hold.slots(region).slots()) {
+    const Piece piece = hold.slots(region);
+    for (Slot& slot : piece.slots()) {
       if (hold.kept) {
         --slot.kept;
       } else if (--slot.pins == 0) {

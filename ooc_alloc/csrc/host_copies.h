@@ -315,7 +315,8 @@ class HostCopies {
     return device_.unmap(in_place, run.count * geometry_.chunk_bytes) == CUDA_SUCCESS;
   }
   [[gnu::noinline]] void forget(Region* region, uint32_t first, uint32_t count) {
-    for (Slot& slot : Piece{region, first, count}.slots()) {
+    const Piece piece{region, first, count};
+    for (Slot& slot : piece.slots()) {
       slot.overwritten |= slot.copied_out();
       if (!slot.host_valid || !slot.has_chunk()) continue;  // without a chunk the host copy is all there is
       slot.host_valid = false;

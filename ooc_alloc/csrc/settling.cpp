@@ -121,10 +121,11 @@ void Transitions::settle_out(Lock& lock, const Transfer& transfer, bool copied) 
 
 bool Transitions::settle_in(const Transfer& transfer, bool copied) {
   Region* region = transfer.region;
-  for (Slot& slot : transfer.slots().slots()) slot.state = SlotState::kResident;
+  const Piece arrived = transfer.slots();
+  for (Slot& slot : arrived.slots()) slot.state = SlotState::kResident;
   with_.table.gained(region, transfer.count);
   if (!copied) {  // the host copy is still there
-    if (!with_.mappings.unmap(transfer.slots())) with_.mappings.forget(transfer.slots());
+    if (!with_.mappings.unmap(arrived)) with_.mappings.forget(arrived);
     return false;
   }
   if (region->doomed) return true;

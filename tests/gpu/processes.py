@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-CHECKOUT = f"{ROOT}{os.pathsep}{ROOT / 'integrations'}"  # on PYTHONPATH
+PATHS = os.pathsep.join(filter(None, (str(ROOT), str(ROOT / "integrations"), os.environ.get("PYTHONPATH"))))
 TIMEOUT_SECONDS = 150
-_pool = ThreadPoolExecutor(max(1, min(6, (os.cpu_count() or 2) // 2)))
+_pool = ThreadPoolExecutor(max(1, min(12, 3 * (os.cpu_count() or 2) // 4)))
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Ended:
 def _run(arguments: list[str], variables: dict[str, str], summary: Path | None) -> Ended:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("OOC_", "_OOC_"))}
     settings = {
-        **kept, "CUBLAS_WORKSPACE_CONFIG": ":4096:8", "PYTHONFAULTHANDLER": "1", "PYTHONPATH": CHECKOUT,
+        **kept, "CUBLAS_WORKSPACE_CONFIG": ":4096:8", "PYTHONFAULTHANDLER": "1", "PYTHONPATH": PATHS,
         "OOC_PLANNING": "blocking", **variables,
     }  # fmt: skip
     if summary is not None:

@@ -20,12 +20,11 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-CHECKOUT = f"{ROOT}{os.pathsep}{ROOT / 'integrations'}"  # on PYTHONPATH
 sys.path[:0] = [str(ROOT), str(ROOT / "examples"), str(HERE)]
 
 import torch  # noqa: E402
 from compare import compare  # noqa: E402
-from processes import Ended, after, start  # noqa: E402
+from processes import PATHS, Ended, after, start  # noqa: E402
 
 MODELS = ("resnet50", "gpt2", "llama", "unet")
 # Programs of tests/frameworks that make sense where tensors are on the GPU.
@@ -62,7 +61,7 @@ class Runs:
     def __init__(self) -> None:
         # The entry point of `import torch` needs an installed package: a checkout turns the allocator on by hand.
         (folder / "sitecustomize.py").write_text(ACTIVATE)
-        self.path = {"PYTHONPATH": f"{CHECKOUT}{os.pathsep}{folder}", "OOC_STRICT": "0"}
+        self.path = {"PYTHONPATH": f"{PATHS}{os.pathsep}{folder}", "OOC_STRICT": "0"}
         self.models = {name: self.model(name) for name in MODELS}
         self.programs = {name: self.program(name) for name in PROGRAMS}
         larger = {"OOC_CHECK_UNIT": str(32 << 20), "OOC_CHECK_DEVICE": "gpu"}
@@ -162,7 +161,7 @@ class Memory(unittest.TestCase):
         import subprocess
 
         command = [tool, "--error-exitcode", "9", sys.executable, str(HERE / "kernels.py"), "workspaces"]
-        variables = {**os.environ, "PYTHONPATH": CHECKOUT}
+        variables = {**os.environ, "PYTHONPATH": PATHS}
         done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=150, check=False)
         self.assertEqual(done.returncode, 0, (done.stdout + done.stderr)[-4000:])
 

@@ -128,8 +128,10 @@ inline uint64_t test_tiers() {
   return chunks != nullptr ? std::strtoull(chunks, nullptr, 10) : 0;
 }
 
+// A driver may return from cuMemcpyHtoD before the bytes have arrived, on the null stream, for which no other stream waits.
 inline void write(CUdeviceptr address, const Bytes& bytes) {
-  if (driver().cuMemcpyHtoD(address, bytes.data(), bytes.size()) == ooc::CUDA_SUCCESS) return;
+  if (driver().cuMemcpyHtoD(address, bytes.data(), bytes.size()) == ooc::CUDA_SUCCESS)
+    return ASSERT_OK(driver().cuStreamSynchronize(nullptr));
   ASSERT_TRUE(test_disk() != nullptr);
   std::memcpy(reinterpret_cast<void*>(address), bytes.data(), bytes.size());
 }

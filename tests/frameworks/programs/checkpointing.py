@@ -21,6 +21,14 @@ def network() -> nn.Sequential:
     return nn.Sequential(*(block() for _ in range(4)))
 
 
+def packed(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
+
+
+def unpacked(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.is_floating_point() else tensor
+
+
 def run(mode: str, x: Tensor, y: Tensor) -> dict[str, Any]:
     torch.manual_seed(2)
     model = network()
@@ -32,7 +40,7 @@ def run(mode: str, x: Tensor, y: Tensor) -> dict[str, Any]:
         if mode == "sequential":
             return F.mse_loss(checkpoint_sequential(model, 2, h, use_reentrant=False), y[step])
         if mode == "packed":
-            with torch.autograd.graph.saved_tensors_hooks(lambda t: t.to(torch.bfloat16), lambda t: t.float()):
+            with torch.autograd.graph.saved_tensors_hooks(packed, unpacked):
                 return F.mse_loss(nn.functional.gelu(h * torch.sigmoid(h)), y[step]) + F.mse_loss(model[0](h), y[step])
         for block in model:
             h = checkpoint(block, h, use_reentrant=mode == "reentrant")

@@ -28,7 +28,7 @@ def main() -> None:
     model = Recurrent()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     x = torch.randn(4, 64, 24, 64)
-    lengths = torch.randint(8, 25, (64,))
+    lengths = torch.randint(8, 25, (64,), device="cpu")
     labels = torch.randint(8, (4, 64))
     losses = train(model, optimizer, 4, lambda step: nn.functional.cross_entropy(model(x[step], lengths), labels[step]))
     finish(path, {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "losses": losses})

@@ -30,6 +30,12 @@ void delete_block(void* block) {
 
 void leave(void*) {}  // it lies in memory that another has
 
+// PyTorch's current stream is the thread's own, and gone before the last tensors of the thread or the process are freed.
+thread_local bool thread_ends = false;
+struct ThreadEnd {
+  ~ThreadEnd() { thread_ends = true; }
+};
+
 // TORCH_CUDA_SANITIZER asks for these.
 using Traced = void (c10::impl::PyInterpreterVTable::*)(c10::DeviceType, uintptr_t) const;
 void trace(Traced event, const void* block) {
@@ -232,9 +238,11 @@ void CudaAllocator::free_block(void* address, bool must_be_known) {
     if (std::optional<Pools::Discarded> discarded = pools_.give(block->pool, address)) discard({*discarded});
     return;
   }
-  const cudaStream_t current = c10::cuda::getCurrentCUDAStream(device_).stream();
+  const auto own = static_cast<cudaStream_t>(block->stream);
+  const cudaStream_t current = thread_ends ? own : c10::cuda::getCurrentCUDAStream(device_).stream();
+  static thread_local const ThreadEnd made_after_the_stream;
   if (block->is_external && block->stream != current) return discard({{address, nullptr}});
-  const RelaxedCapture relaxed(pools_.active() || captures(current));
+  const RelaxedCapture relaxed(pools_.active() || (!thread_ends && captures(current)));
   for (void* stream : block->other_streams) ooc_core_record_use(managed_, address, stream);
   // What lingers is freed later, by somebody who does not know the stream.
   if (recomputing.load(std::memory_order_relaxed)) ooc_core_record_use(managed_, address, block->stream);
