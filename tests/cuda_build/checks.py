@@ -620,7 +620,7 @@ def capture_after_late_work() -> None:
         late.copy_(host, non_blocking=True)
         graph = torch.cuda.CUDAGraph()
         threading.Timer(0.3, opened.set).start()
-        graph.capture_begin()
+        graph.capture_begin(capture_error_mode="thread_local")  # the other thread may wait for its copies
         result = source.clone()
         thread = threading.Thread(target=make)  # `late` has to leave
         thread.start()
@@ -640,7 +640,7 @@ def memory_that_a_captured_stream_freed() -> None:
         graph = torch.cuda.CUDAGraph()
         address = address_of(freed)
         torch.cuda.synchronize()
-        graph.capture_begin()
+        graph.capture_begin(capture_error_mode="relaxed")  # this thread waits for a copy on another stream
         result = source.clone()
         del freed
         with torch.cuda.stream(elsewhere):
