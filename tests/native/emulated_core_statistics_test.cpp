@@ -2,6 +2,7 @@
 // state against each variable's residency. (The audit, at the end of every test, recounts the chunks slot by slot.)
 #include <map>
 #include <random>
+#include <thread>
 
 #include "core_fixture.h"
 #include "emulated_fixture.h"
@@ -171,4 +172,41 @@ TEST(host_memory_that_cannot_be_pinned_is_shown) {
   const ooc_stats s = t.stats();
   EXPECT_TRUE(s.host_bytes > 0);
   EXPECT_EQ(s.host_unpinned_bytes, s.host_bytes);
+}
+
+// What a stream idles until memory has left, or has come, is no part of the time that its function takes where all fits.
+TEST(functions_are_timed_without_what_they_wait_for_memory) {
+  Limits limits{2};
+  limits.asynchronous = true;
+  CoreTest t(limits);
+  const Stream stream;
+  const auto call = [&](const std::vector<ooc_operand>& operands, const std::function<void()>& body) {
+    const auto count = static_cast<uint32_t>(operands.size());
+    ASSERT_EQ(t.core.function_begin(t.id("f"), operands.data(), count, stream.handle), OOC_OK);
+    body();
+    ASSERT_EQ(t.core.function_end(false), OOC_OK);
+  };
+  const auto sleep = [](void*) { std::this_thread::sleep_for(std::chrono::milliseconds(30)); };
+  const auto works = [&] { ASSERT_OK(driver().cuLaunchHostFunc(stream.handle, sleep, nullptr)); };
+  const auto allocate = [&](Variable& variable) { variable.address = t.core.malloc(variable.bytes, stream.handle); };
+  Variable first{nullptr, 2 * t.chunk, 1}, second{nullptr, 2 * t.chunk, 2};
+  ooc_iteration ended{};
+  call({}, [&] { allocate(first); });
+  ASSERT_EQ(t.core.boundary(&ended), OOC_OK);
+  ConfigForTest slow;  // 2 chunks take 400 ms
+  slow.config.h2d_bytes_per_second = slow.config.d2h_bytes_per_second = static_cast<double>(t.chunk) / 0.2;
+  slow.apply();
+  call({writes(first)}, works);
+  call({}, [&] { works(); allocate(second); works(); });
+  call({writes(second)}, works);
+  call({reads(first)}, works);
+  ASSERT_EQ(t.core.boundary(&ended), OOC_OK);
+  ASSERT_EQ(ended.timed, 1u);
+  Lock lock(t.core.mutex());
+  const auto trace = t.core.trace(ended.fingerprint);
+  const double expected[] = {0.03, 0.06, 0.03, 0.03};
+  for (size_t i = 0; i < 4; ++i) {
+    EXPECT_TRUE(trace->seconds[i] > expected[i] - 0.002);
+    EXPECT_TRUE(trace->seconds[i] < expected[i] + 0.2);
+  }
 }
