@@ -196,6 +196,12 @@ class alignas(64) Core : public Mover {
   // The time counts as waiting and not as the running function's. `waited_for` is null where it was for room.
   void stalled(double now, double seconds, const Region* waited_for);
 
+  HostBusy allocates(bool takes_room) const;  // within the calling thread's function
+  // Null unless the thread's functions are timed one by one now.
+  StreamTimer* measuring(const ThreadState* thread) const {
+    return streams_.on() && iterations_.measures() && iterations_.records(thread) ? streams_.timer() : nullptr;
+  }
+
   // sleep.cpp
   class Changing;
   bool moves() const { return transitions_.moving() > 0 || host_.shifting(); }

@@ -231,8 +231,10 @@ int Core::function_begin(uint32_t function, const ooc_operand* operands, uint32_
   if (missing && cannot_begin(thread)) return refuse_begin(thread, recorded, OOC_OUT_OF_MEMORY);
   commence(thread, recorded);
   const uint64_t serial = serial_;
-  if (missing)
+  if (missing) {
+    const HostBusy busy(recorded ? measuring(&thread) : nullptr, stream);
     if (const int status = bring_operands(lock, thread)) return refuse_begin(thread, recorded, status);
+  }
   if (const int status = begin_running(thread, stream, recorded)) return status;
   if (thread.writes)
     for (const Hold& hold : thread.held) {

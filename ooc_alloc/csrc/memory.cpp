@@ -73,6 +73,12 @@ ThreadState* Core::holder() {
   return thread != nullptr && (thread->in_function || threads_.works() == 0) ? thread : nullptr;
 }
 
+HostBusy Core::allocates(bool takes_room) const {
+  const ThreadState* thread = takes_room ? threads_.find() : nullptr;
+  const bool inside = thread != nullptr && thread->in_function;
+  return {inside ? measuring(thread) : nullptr, inside ? thread->stream_handle : nullptr};
+}
+
 bool Core::runs_on_host() const {
   const ThreadState* thread = threads_.find();
   return thread != nullptr && thread->in_function && thread->on_host;
@@ -114,6 +120,7 @@ void* Core::malloc_region(Lock& lock, uint64_t bytes, uint32_t stream) {
   const bool incomplete = idle_.count() >= count;
   const auto usable = [&](const Region* cached) { return streams_.idle_for(stream, cached); };
   Region* region = table_.take_cached(count, incomplete, usable);
+  const HostBusy busy = allocates(region == nullptr || !region->fully_resident());
   if (region == nullptr || !region->fully_resident()) {
     std::vector<Chunk> chunks(region == nullptr ? count : count - region->resident);
     const auto missing = static_cast<uint32_t>(chunks.size());
@@ -146,6 +153,7 @@ void* Core::malloc_small(Lock& lock, uint64_t bytes, uint32_t stream) {
   bool backed = false;
   const uint64_t offset = slabs_.place(bytes, std::max<uint64_t>(pool_.limit() / 2, 1), stream, backed);
   if (offset == Slabs::kFailed) return malloc_region(lock, bytes, stream);
+  const HostBusy busy = allocates(!backed);
   Room room = Room::kMade;
   while (!backed && room == Room::kMade) {
     const uint64_t chunk = slabs_.next_unbacked(offset);

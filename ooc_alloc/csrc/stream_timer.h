@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <deque>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "clock.h"
@@ -65,7 +66,7 @@ class StreamTimer {
   }
 
   // Functions of an iteration that is measured: `before` is recorded before the function's waits, `started` after them
-  // (the same call where there are none). A function lasts until the next one's `before`.
+  // (the same call where there are none). A function lasts until the next one's `before`, but for what its stream idled.
   void function_started(CUstream stream, bool waited, Start before) {
     const CUevent started = record(stream);
     complete_ = complete_ && started != nullptr && (!waited || before != nullptr);
@@ -73,22 +74,34 @@ class StreamTimer {
   }
   // The stream may be destroyed before the iteration ends.
   void function_ended(CUstream stream) {
-    give_back(ended_);
-    ended_ = record(stream);
+    if (functions_.empty()) return;
+    give_back(functions_.back().ended);
+    functions_.back().ended = record(stream);
+  }
+  // From `began` to now the host waited for memory, or mapped it, before it gave the stream more to do.
+  void host_was_busy(CUstream stream, Start began) {
+    const CUevent done = began != nullptr ? record(stream) : nullptr;
+    complete_ = complete_ && done != nullptr;
+    if (!functions_.empty() && done != nullptr) {
+      functions_.back().idle.emplace_back(began, done);
+    } else {
+      give_back(began);
+      give_back(done);
+    }
   }
   // Waits for the iteration's last function, and gives one time for each that was started; empty if an event was refused.
   std::vector<double> finish_iteration() {
     std::vector<double> seconds;
-    const CUevent end = complete_ && !functions_.empty() ? ended_ : nullptr;
+    const CUevent end = complete_ && !functions_.empty() ? functions_.back().ended : nullptr;
     if (end != nullptr && device_.await(end) == CUDA_SUCCESS) {
       for (size_t i = 0; i < functions_.size(); ++i) {
         const CUevent next = i + 1 < functions_.size() ? functions_[i + 1].before : end;
-        double time = 0;
-        if (!elapsed(functions_[i].started, next, time)) {
+        double time = 0, idle = 0;
+        if (!elapsed(functions_[i].started, next, time) || !idle_seconds(functions_[i], idle)) {
           seconds.clear();
           break;
         }
-        seconds.push_back(time);
+        seconds.push_back(std::max(0.0, time - idle));
       }
     }
     drop_iteration();
@@ -98,10 +111,13 @@ class StreamTimer {
     for (const Function& function : functions_) {
       give_back(function.started);
       if (function.before != function.started) give_back(function.before);
+      give_back(function.ended);
+      for (const auto& [began, done] : function.idle) {
+        give_back(began);
+        give_back(done);
+      }
     }
     functions_.clear();
-    give_back(ended_);
-    ended_ = nullptr;
     complete_ = true;
   }
 
@@ -132,7 +148,24 @@ class StreamTimer {
   };
   struct Function {
     CUevent before, started;  // the same if it did not wait
+    CUevent ended = nullptr;
+    std::vector<std::pair<CUevent, CUevent>> idle{};
   };
+
+  // A stream that has nothing to do reaches both events of a pair as they are recorded, a busy one together. Where the pair is
+  // another stream's, of the next function, what idles begins with this function's end.
+  bool idle_seconds(const Function& function, double& seconds) const {
+    for (const auto& [began, done] : function.idle) {
+      double pair = 0, until_end = 0, since_end = 0;
+      if (!elapsed(began, done, pair)) return false;
+      if (function.ended != nullptr) {
+        if (!elapsed(began, function.ended, until_end) || !elapsed(function.ended, done, since_end)) return false;
+        if (until_end > 0 && since_end > 0) pair = since_end;
+      }
+      seconds += pair;
+    }
+    return true;
+  }
 
   // The spans of a stream end in their order, so the first one that is not over is the last one that is asked for.
   void collect(std::deque<Span>& spans) {
@@ -195,8 +228,24 @@ class StreamTimer {
   std::vector<CUevent> events_;
   std::unordered_map<CUstream, std::deque<Span>> spans_;
   std::vector<Function> functions_;
-  CUevent ended_ = nullptr;  // the last of them
   bool complete_ = true;  // no event of the iteration was refused
+};
+
+// While one exists, the host waits for memory or maps it, or has the stream wait. `timer` is null where nothing is measured.
+class HostBusy {
+ public:
+  HostBusy(StreamTimer* timer, CUstream stream)
+      : timer_(timer), stream_(stream), began_(timer != nullptr ? timer->start(stream) : nullptr) {}
+  ~HostBusy() {
+    if (timer_ != nullptr) timer_->host_was_busy(stream_, began_);
+  }
+  HostBusy(const HostBusy&) = delete;
+  HostBusy& operator=(const HostBusy&) = delete;
+
+ private:
+  StreamTimer* timer_;
+  CUstream stream_;
+  StreamTimer::Start began_;
 };
 
 }  // namespace ooc
