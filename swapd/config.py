@@ -170,8 +170,8 @@ class Config:
         """Returns the bytes of a chunk and of the largest small allocation.
 
         A chunk has 2 MiB unless its size is given; 4 or 8 MiB on a GPU with a large budget, because mapping a chunk
-        costs the same whatever its size (docs/decisions/0007-chunks-on-gpus.md). It has less where fewer than 64 such chunks
-        would be the budget and the device allows smaller ones, because with few chunks everything waits for
+        costs the same whatever its size (docs/decisions/0007-chunks-on-gpus.md). It has less where fewer than 64 such
+        chunks would be the budget and the device allows smaller ones, because with few chunks everything waits for
         everything. The largest small allocation is half a chunk unless it is given, or 1 MiB where the size of a
         chunk is given.
 
