@@ -68,6 +68,17 @@ def test_every_bit_is_the_same(name: str, seed: int) -> None:
         assert figures["split_function_count"] > 30
 
 
+@pytest.mark.parametrize(("split", "same"), [("exact", True), ("allow", False)])
+def test_a_convolution_keeps_its_algorithm_where_its_workspace_does_not_fit(split: str, same: bool) -> None:
+    """It would take another one, with other bits. The workspace is host memory then, unless rounding does not matter."""
+    budget = int(with_room("convolutions")["summary"]["live_peak_bytes"] / 2)
+    asked = {"OOC_TEST_WORKSPACE": str(budget)}
+    expected, result = run("convolutions", 2 << 30, **asked), run("convolutions", budget, 1, OOC_SPLIT=split, **asked)
+    assert (result["digest"] == expected["digest"]) == same
+    assert (result["summary"]["host_backed_function_count"] > 0) == same
+    assert result["summary"]["device_peak_bytes"] <= budget
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_every_bit_is_the_same_if_all_that_can_be_is_made_again(name: str) -> None:
     expected = with_room(name)
