@@ -48,6 +48,7 @@ class TorchSession(swapd.session.Session):
         boundaries.leave_loaders_out(self._patches, self.core)
         boundaries.find_repeats(self._patches, self.core, self.automatic_boundary)
         self._runtime: runtime.Runtime | None = None
+        torch.ops.ooc.allow_rounding(config.split in ("allow", "fast"))
         if config.split != "off":
             where = torch.device("cpu") if device is None else torch.device("cuda", device.ordinal)
             workspaces = fast.Limits(config.workspace, config.workspace_total, config.micro_batches)

@@ -324,6 +324,7 @@ TORCH_LIBRARY(ooc, m) {
   m.def("kernel_end() -> ()", kernel_end);
   m.def("in_scope() -> bool", in_scope);
   m.def("splitting(bool on) -> ()", use_splitting);
+  m.def("allow_rounding(bool on) -> ()", [](bool on) { rounding_allowed = on; });
   m.def("ranges(bool on) -> bool", ranges);
   m.def("plain(bool on) -> bool", plain);
   m.def("undivided(bool on) -> bool", undivided);

@@ -183,8 +183,9 @@ void* CudaAllocator::take_from_pool(PoolId pool, size_t bytes, cudaStream_t stre
 void CudaAllocator::out_of_memory(size_t bytes, const std::string& message) {
   if (splitting && ooc_core_in_function(managed_)) not_reported = bytes;
   else report_out_of_memory(bytes);
-  TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory. Tried to allocate ", c10::CachingAllocator::format_size(bytes),
-                   ". ", message);
+  const std::string text = c10::str("CUDA out of memory. Tried to allocate ", c10::CachingAllocator::format_size(bytes), ". ", message);
+  if (insists) throw DoesNotFit({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, text);
+  TORCH_CHECK_WITH(OutOfMemoryError, false, text);
 }
 
 void CudaAllocator::report_out_of_memory(size_t bytes) {

@@ -43,6 +43,7 @@ struct OperatorInfo {
   bool keep_allocations = false; // the result hides memory from us (custom classes)
   bool hold_operands = false;    // the result refers to them
   bool around_views = false;     // the kernel reads the whole storage of a view
+  bool picks_algorithm = false;  // cuDNN's convolutions, by the workspace that they get
   Collective collective = Collective::kNone;
   std::vector<uint32_t> access;  // of each argument
   size_t device_argument = SIZE_MAX;  // where a factory's result is to be; SIZE_MAX: there is none
@@ -105,6 +106,7 @@ inline OperatorInfo inspect(const c10::OperatorHandle& op) {
   info.whole_list = starts_with(name, "aten::_foreach_") || starts_with(name, "aten::_fused_adam") ||
                     starts_with(name, "aten::_fused_sgd") || starts_with(name, "aten::_fused_adagrad") ||
                     starts_with(name, "aten::_amp_foreach_non_finite_check_and_unscale_");
+  info.picks_algorithm = kWithCuda && name.find("conv") != std::string::npos;
   info.slice_last_tensor = starts_with(name, "aten::_foreach_addc") && name.find(".Tensor") != std::string::npos;
   return info;
 }
@@ -179,7 +181,9 @@ inline void run_once(const c10::OperatorHandle& op, const OperatorInfo& info, c1
   {
     const CallMemory::During during(placing != nullptr && !scope.nested() ? placing->memory() : nullptr);
     c10::impl::ExcludeDispatchKeyGuard guard(kKey);
-    op.redispatchBoxed(keys & kBelow, stack);
+    const auto kernel = [&] { op.redispatchBoxed(keys & kBelow, stack); };
+    if (info.picks_algorithm && on_cuda()) run_insisting(kernel);
+    else kernel();
   }
   keeping.end(*stack);
   if (info.collective != Collective::kNone)

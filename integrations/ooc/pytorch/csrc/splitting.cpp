@@ -136,7 +136,8 @@ bool any_narrower(const std::vector<c10::IValue>& arguments) {
   return std::any_of(tensors.begin(), tensors.end(), narrower_than_storage);
 }
 
-// Splitting is made for products and convolutions: a program that ran these from host memory would crawl.
+// Splitting is made for products and convolutions: a program that ran these from host memory would crawl. On a GPU, what of a
+// convolution does not fit may be its workspace alone.
 bool never_on_host(const std::string& name) {
   static constexpr std::string_view kParts[] = {"conv",   "linear", "::mm", "addmm", "bmm",
                                                 "matmul", "addmv",  "::mv", "::dot", "addr"};
@@ -281,7 +282,7 @@ class Attempt {
   }
 
   bool on_host() {
-    if (never_on_host(name_) || !once(true)) return false;
+    if ((never_on_host(name_) && !(info_.picks_algorithm && on_cuda())) || !once(true)) return false;
     if (const auto note = find_split("host_backed")) {
       torch::jit::Stack stack{c10::IValue(name_), c10::IValue(shapes_of(arguments_))};
       note->callBoxed(&stack);
