@@ -153,7 +153,6 @@ void* Core::malloc_small(Lock& lock, uint64_t bytes, uint32_t stream) {
   bool backed = false;
   const uint64_t offset = slabs_.place(bytes, std::max<uint64_t>(pool_.limit() / 2, 1), stream, backed);
   if (offset == Slabs::kFailed) return malloc_region(lock, bytes, stream);
-  const HostBusy busy = allocates(!backed);
   Room room = Room::kMade;
   while (!backed && room == Room::kMade) {
     const uint64_t chunk = slabs_.next_unbacked(offset);

@@ -74,9 +74,8 @@ class StreamTimer {
   }
   // The stream may be destroyed before the iteration ends.
   void function_ended(CUstream stream) {
-    if (functions_.empty()) return;
-    give_back(functions_.back().ended);
-    functions_.back().ended = record(stream);
+    give_back(ended_);
+    ended_ = record(stream);
   }
   // From `began` to now the host waited for memory, or mapped it, before it gave the stream more to do.
   void host_was_busy(CUstream stream, Start began) {
@@ -92,7 +91,7 @@ class StreamTimer {
   // Waits for the iteration's last function, and gives one time for each that was started; empty if an event was refused.
   std::vector<double> finish_iteration() {
     std::vector<double> seconds;
-    const CUevent end = complete_ && !functions_.empty() ? functions_.back().ended : nullptr;
+    const CUevent end = complete_ && !functions_.empty() ? ended_ : nullptr;
     if (end != nullptr && device_.await(end) == CUDA_SUCCESS) {
       for (size_t i = 0; i < functions_.size(); ++i) {
         const CUevent next = i + 1 < functions_.size() ? functions_[i + 1].before : end;
@@ -111,13 +110,14 @@ class StreamTimer {
     for (const Function& function : functions_) {
       give_back(function.started);
       if (function.before != function.started) give_back(function.before);
-      give_back(function.ended);
       for (const auto& [began, done] : function.idle) {
         give_back(began);
         give_back(done);
       }
     }
     functions_.clear();
+    give_back(ended_);
+    ended_ = nullptr;
     complete_ = true;
   }
 
@@ -148,20 +148,14 @@ class StreamTimer {
   };
   struct Function {
     CUevent before, started;  // the same if it did not wait
-    CUevent ended = nullptr;
     std::vector<std::pair<CUevent, CUevent>> idle{};
   };
 
-  // A stream that has nothing to do reaches both events of a pair as they are recorded, a busy one together. Where the pair is
-  // another stream's, of the next function, what idles begins with this function's end.
+  // A stream that has nothing to do reaches both events of a pair as they are recorded, a busy one together.
   bool idle_seconds(const Function& function, double& seconds) const {
     for (const auto& [began, done] : function.idle) {
-      double pair = 0, until_end = 0, since_end = 0;
+      double pair = 0;
       if (!elapsed(began, done, pair)) return false;
-      if (function.ended != nullptr) {
-        if (!elapsed(began, function.ended, until_end) || !elapsed(function.ended, done, since_end)) return false;
-        if (until_end > 0 && since_end > 0) pair = since_end;
-      }
       seconds += pair;
     }
     return true;
@@ -228,6 +222,7 @@ class StreamTimer {
   std::vector<CUevent> events_;
   std::unordered_map<CUstream, std::deque<Span>> spans_;
   std::vector<Function> functions_;
+  CUevent ended_ = nullptr;  // the last of them
   bool complete_ = true;  // no event of the iteration was refused
 };
 

@@ -70,9 +70,16 @@ class Runs:
         kernels = HERE / "kernels.py"
         self.kernels = {name: start([str(kernels), name], {}) for name in checks(kernels)}
 
-    def model(self, name: str) -> Future[Any]:
-        plain = start([str(HERE / "model.py"), name, str(folder / f"{name}-plain.pt")], {})
+    def plain(self, name: str, way: str) -> Future[Ended]:
+        """The program without the allocator; its results have the way in their name."""
+        results = str(folder / f"{name}-{way}.pt")
+        model = [str(HERE / "model.py"), name, results]
+        return start(model if name in MODELS else [*self.command(name), results], {})
 
+    def command(self, name: str) -> list[str]:
+        return [str(HERE / "on_cuda.py"), str(ROOT / "tests" / "frameworks" / "programs" / f"{name}.py"), "--save"]
+
+    def model(self, name: str) -> Future[Any]:
         def small(ended: Ended) -> dict[int, Future[Ended]]:
             peak = json.loads(ended.output.splitlines()[-1])["peak_bytes"]
             runs = {}
@@ -82,13 +89,12 @@ class Runs:
                 runs[factor] = start([str(HERE / "model.py"), name, str(results)], variables, summary)
             return runs
 
-        return after(plain, small)
+        return after(self.plain(name, "plain"), small)
 
     def program(self, name: str) -> tuple[Future[Ended], Future[Ended]]:
-        command = [str(HERE / "on_cuda.py"), str(ROOT / "tests" / "frameworks" / "programs" / f"{name}.py"), "--save"]
-        plain = start([*command, str(folder / f"{name}-plain.pt")], {})
         variables = {**self.path, **out_of_core(160 << 20)}
-        return plain, start([*command, str(folder / f"{name}-small.pt")], variables, folder / f"{name}.json")
+        small = [*self.command(name), str(folder / f"{name}-small.pt")]
+        return self.plain(name, "plain"), start(small, variables, folder / f"{name}.json")
 
 
 runs: Runs
@@ -110,9 +116,17 @@ def tearDownModule() -> None:
 
 class Bits(unittest.TestCase):
     def identical(self, name: str, way: str) -> None:
-        report = compare(loaded(folder / f"{name}-plain.pt"), loaded(folder / f"{name}-{way}.pt"))
-        self.assertTrue(report["identical"], report["differences"])
+        """Every bit is that of the plain program, but for what the plain program itself does not repeat."""
+        plain = loaded(folder / f"{name}-plain.pt")
+        report = compare(plain, loaded(folder / f"{name}-{way}.pt"))
         self.assertGreater(report["tensors"], 0)
+        differences = report["differences"]
+        for again in ("again", "once more") if differences else ():
+            runs.plain(name, again).result().check()
+            unsteady = compare(plain, loaded(folder / f"{name}-{again}.pt"))["differences"]
+            differences = {path: how for path, how in differences.items() if path not in unsteady}
+            print(f"{name}: plain PyTorch differs from itself in {sorted(unsteady)}", flush=True)
+        self.assertEqual(differences, {})
 
     def within_budget(self, ended: Ended) -> dict[str, Any]:
         figures = ended.check().summary

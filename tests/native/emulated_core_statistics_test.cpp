@@ -196,10 +196,12 @@ TEST(functions_are_timed_without_what_they_wait_for_memory) {
   ConfigForTest slow;  // 2 chunks take 400 ms
   slow.config.h2d_bytes_per_second = slow.config.d2h_bytes_per_second = static_cast<double>(t.chunk) / 0.2;
   slow.apply();
+  ASSERT_EQ(control().inject_faults("cuMemMap:cost=200ms"), 0);  // the host's time
   call({writes(first)}, works);
   call({}, [&] { works(); allocate(second); works(); });
   call({writes(second)}, works);
   call({reads(first)}, works);
+  control().clear_faults();
   ASSERT_EQ(t.core.boundary(&ended), OOC_OK);
   ASSERT_EQ(ended.timed, 1u);
   Lock lock(t.core.mutex());
