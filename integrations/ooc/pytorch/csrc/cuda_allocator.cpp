@@ -234,7 +234,7 @@ void CudaAllocator::free_block(void* address, bool must_be_known) {
   TORCH_CHECK(block.has_value() || !must_be_known, "this address was not allocated here, or was freed already");
   if (!block.has_value() || in_forked_child) return;
   trace(&c10::impl::PyInterpreterVTable::trace_gpu_memory_deallocation, address);
-  function_freed(address);
+  if (!thread_ends) function_freed(address);
   if (block->pool != PoolId{0, 0}) {
     if (std::optional<Pools::Discarded> discarded = pools_.give(block->pool, address)) discard({*discarded});
     return;
