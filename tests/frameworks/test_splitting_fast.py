@@ -217,6 +217,32 @@ def test_strips_are_not_taken_for_a_weight_that_is_not_finite(tmp_path: Path) ->
         assert not found.isnan().all()
 
 
+def test_strips_of_the_filters_gradient_are_not_taken_for_a_gradient_that_is_not_finite(tmp_path: Path) -> None:
+    source = """
+        import json, sys, torch
+        torch.manual_seed(1)
+        x, w = torch.randn(2, 3, 20, 20), torch.randn(8, 3, 3, 3, requires_grad=True)
+        g, found = torch.randn(2, 8, 20, 20), []
+        for value in (1.0, float("inf"), 1.0):
+            g[0, 0, 0, 0] = value
+            torch.nn.functional.conv2d(x, w, padding=1).backward(g)
+            found.append(w.grad)
+            w.grad = None
+        torch.save(found, sys.argv[1])
+        layers = ooc.pytorch.summary()["split_layers"] if "ooc" in sys.modules else []
+        print(json.dumps([r["how"] for r in layers]))
+    """
+    out = {name: tmp_path / f"{name}.pt" for name in ("plain", "fast")}
+    run([write_script(tmp_path, source, "plain.py"), out["plain"]], {"OOC_ALLOC": "0"}).check()
+    costs = 'COSTS, SINGLE = {"own": (1.0, 1000), "own in 2 strips": (1.0, 500)}, 1'
+    script = write_script(tmp_path, code("import ooc", MADE_UP, costs, source), "fast.py")
+    ended = run([script, out["fast"]], {**EMULATED, **settings(tmp_path, OOC_WORKSPACE="500B")}).check()
+    assert "BackwardFilter: 2 x 1 own in 2 strips" in json.loads(ended.output)
+    for found, wanted in zip(torch.load(out["fast"]), torch.load(out["plain"]), strict=True):
+        assert torch.allclose(found, wanted, rtol=1e-4, atol=1e-4, equal_nan=True)
+        assert not found.isnan().any()
+
+
 def test_a_weight_that_is_not_finite_at_first_is_looked_at_once(tmp_path: Path) -> None:
     source = """
         import json, torch
