@@ -88,13 +88,13 @@ class Rows(Axis):
         return part.narrow(2, start - self._made(start, units)[0], units) if self.spread else part
 
     def check(self, name: str, part: Tensor) -> None:
-        """Raises CannotSplit for a weight that is not finite.
+        """Raises CannotSplit for a weight, or for filters the gradient, that is not finite.
 
-        A part multiplies the weight by the zeros beyond an edge, which would give NaN; the whole leaves them out.
+        A part multiplies it by the zeros beyond an edge, which would give NaN; the whole leaves them out.
         """
-        zeros = name == "weight" and not self.spread and self.padding > 0
+        zeros = name == ("grad_output" if self.sums else "weight") and not self.spread and self.padding > 0
         if zeros and not bool(torch.stack(torch.aminmax(part)).isfinite().all()):
-            raise CannotSplit("its weight is not finite, and parts would multiply that by the zeros at the edges")
+            raise CannotSplit(f"its {name} is not finite, and parts would multiply that by the zeros at the edges")
 
     def _window(self, units: int) -> int:
         """Rows of the larger side that so many rows of the smaller one meet."""
