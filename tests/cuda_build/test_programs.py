@@ -70,7 +70,7 @@ def test_every_bit_is_the_same(name: str, seed: int) -> None:
 
 @pytest.mark.parametrize(("split", "same"), [("exact", True), ("allow", False)])
 def test_a_convolution_keeps_its_algorithm_where_its_workspace_does_not_fit(split: str, same: bool) -> None:
-    """It would take another one, with other bits. The workspace is host memory then, unless rounding does not matter."""
+    """Else it takes another one, with other bits. The workspace is host memory, unless rounding does not matter."""
     budget = int(with_room("convolutions")["summary"]["live_peak_bytes"] / 2)
     asked = {"OOC_TEST_WORKSPACE": str(budget)}
     expected, result = run("convolutions", 2 << 30, **asked), run("convolutions", budget, 1, OOC_SPLIT=split, **asked)
