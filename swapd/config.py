@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 DEFAULT_BUDGET_FRACTION = 0.9  # of free device memory
 DEFAULT_HOST_FRACTION = 0.8  # of the host memory that this process may still take
 DEFAULT_DISK_FRACTION = 0.8  # of what is free in the folder
-LARGER_CHUNKS = ((8 << 30, 8 * MIB), (1 << 30, 4 * MIB))  # from such a budget on, where chunks go in steps of 2 MiB
+LARGE_BUDGET_BYTES = 1 << 30  # with so much, chunks are larger where the device has them in steps of 2 MiB, as GPUs do
 FEWEST_CHUNKS = 64  # that a budget should hold: chunks of the default size are made smaller until it does
 FOREIGN_PREFIXES = ("OOC_TEST_",)  # of variables that the project's own tests read
 
@@ -169,7 +169,7 @@ class Config:
     def resolve_chunks(self, budget_bytes: int, granularity_bytes: int) -> tuple[int, int]:
         """Returns the bytes of a chunk and of the largest small allocation.
 
-        A chunk has 2 MiB unless its size is given; 4 or 8 MiB on a GPU with a large budget, because mapping a chunk
+        A chunk has 2 MiB unless its size is given; 4 MiB on a GPU with a large budget, because mapping a chunk
         costs the same whatever its size (docs/decisions/0007-chunks-on-gpus.md). It has less where fewer than 64 such
         chunks would be the budget and the device allows smaller ones, because with few chunks everything waits for
         everything. The largest small allocation is half a chunk unless it is given, or 1 MiB where the size of a
@@ -182,8 +182,7 @@ class Config:
         Raises:
             ConfigError: the budget is less than a chunk, or than the largest small allocation.
         """
-        larger = (size for least, size in LARGER_CHUNKS if granularity_bytes == 2 * MIB and budget_bytes >= least)
-        default = next(larger, 2 * MIB)
+        default = 4 * MIB if granularity_bytes == 2 * MIB and budget_bytes >= LARGE_BUDGET_BYTES else 2 * MIB
         chunk = -(-(self.chunk_size or default) // granularity_bytes) * granularity_bytes
         while self.chunk_size is None and chunk > granularity_bytes and budget_bytes < FEWEST_CHUNKS * chunk:
             chunk //= 2

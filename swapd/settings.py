@@ -211,7 +211,7 @@ SETTINGS = (
     Setting(
         "chunk_size",
         "BYTES",
-        "size of a physical chunk [2MiB; 4MiB from 1GiB, 8MiB from 8GiB on a GPU; less on the emulated device]",
+        "size of a physical chunk [2MiB; 4MiB for 1GiB or more on a GPU; less on the emulated device]",
         parse_bytes,
         exact_bytes,
         "The emulated device takes less where fewer than 64 chunks would be the budget. Large chunks waste memory "
