@@ -31,11 +31,13 @@ def suites_of(mutant: Mutant) -> list[Path]:
     words = arguments.split()
     if kind == "native":
         return [ROOT / "tests" / "native" / f"{word}.cpp" for word in words]
-    if kind in ("cuda", "cuda-checks"):  # a program has the word for its name, a check has it in its name
-        file = ROOT / "tests" / "cuda_build" / ("programs.py" if kind == "cuda" else "checks.py")
-        named = r"^def {}\(" if kind == "cuda" else r"^def \w*{}\w*\("
-        text = file.read_text(encoding="utf-8")
-        return [file for word in words if re.search(named.format(word), text, re.MULTILINE)]
+    if kind in ("cuda", "cuda-checks"):  # a program has the word for its name, a test or a check has it in its name
+        files = {"programs.py": r"^def {}\(", "test_programs.py": r"^def test_\w*{}\w*\("}
+        if kind == "cuda-checks":
+            files = {"checks.py": r"^def \w*{}\w*\("}
+        folder = ROOT / "tests" / "cuda_build"
+        texts = {folder / name: (named, (folder / name).read_text(encoding="utf-8")) for name, named in files.items()}
+        return [p for word in words for p, (named, text) in texts.items() if re.search(named.format(word), text, re.M)]
     assert kind == "pytest", mutant.suite
     return [ROOT / word.split("::")[0] for word in words if word.startswith("tests/")]
 
