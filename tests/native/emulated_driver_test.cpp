@@ -112,6 +112,14 @@ TEST(a_released_handle_is_refused) {
 
 // Addresses
 
+// An H200's driver is content with both.
+TEST(what_makes_no_sense_is_refused) {
+  Range range(1);
+  EXPECT_TRUE(driver().cuMemUnmap(range.base, range.chunk) != CUDA_SUCCESS);  // nothing is mapped
+  void* pointer = nullptr;
+  EXPECT_EQ(driver().cuMemHostAlloc(&pointer, 0, 0), CUDA_ERROR_INVALID_VALUE);
+}
+
 TEST(device_addresses_are_host_addresses) {
   Range range(1);
   range.fill(0);
