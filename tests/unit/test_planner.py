@@ -195,6 +195,23 @@ def test_the_program_goes_on_while_it_is_planned(monkeypatch: pytest.MonkeyPatch
     assert executor.ended
 
 
+def test_who_waits_for_another_sequences_plan_waits_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One plan is made at a time: the iterations of the second sequence have none as the first one's takes long."""
+
+    class Two(Loop):
+        def boundary(self) -> Iteration:
+            return replace(super().boundary(), fingerprint=7 if self.ended <= 2 else 8)
+
+    executor = Later()
+    monkeypatch.setattr(Planner, "recorded", lambda self, ended: SimpleNamespace(cut=lambda: resnet50(1)))
+    made = Planner(cast(Core, Two()), executor=executor)
+    for _ in range(8):
+        made.boundary()
+    assert len(executor.asked) == 1
+    said = made.no_plan_reason(1.0)
+    assert said is not None and said.startswith("7 iterations ran while plans were being made")
+
+
 def test_a_plan_that_no_longer_belongs_to_what_is_kept_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """While it was made, the same functions ran again, but freed less of what was there before."""
     trace = replace(resnet50(1), fingerprint=7)
