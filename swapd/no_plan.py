@@ -34,13 +34,13 @@ def why_no_plan(
         worst = max((fingerprint for fingerprint in of if fingerprint in failed), key=of.__getitem__)
         return f"no plan was found for {_times(unplannable)}: {failed[worst]}"
     planned = sum(step.followed_plan for step in steps)
-    waited = sum(step.being_planned for step in bare)
+    waited = sum(step.waited_for_plans for step in bare)
     if 2 * waited >= len(bare) > planned:
         return (
-            f"{_times(waited)} ran while their plan was being made, which takes longer than they do: most of a longer "
+            f"{_times(waited)} ran while plans were being made, which takes longer than they do: most of a longer "
             "run has plans (with OOC_PLANNING=blocking the program waits for them)"
         )
-    of = Counter(step.fingerprint for step in bare if not step.being_planned)
+    of = Counter(step.fingerprint for step in bare if not step.waited_for_plans)
     late = sum(count - _ENOUGH for count in of.values() if count > _ENOUGH)
     if late == 0 and planned >= len(bare):
         return None

@@ -115,10 +115,8 @@ class Planner:
         if ended.functions == 0:
             return ended
         moved = ended.swapped_bytes > 0
-        being_planned = self._asked is not None and self._asked[0] == ended.fingerprint and not ended.followed_plan
-        self.steps.add(
-            Step(ended.seconds, ended.stall_seconds, ended.followed_plan, ended.fingerprint, moved, being_planned)
-        )
+        waited = self._asked is not None and not ended.followed_plan
+        self.steps.add(Step(ended.seconds, ended.stall_seconds, ended.followed_plan, ended.fingerprint, moved, waited))
         if ended.followed_plan and ended.fingerprint in self.made:
             self._seconds_under[ended.fingerprint] = ended.seconds
         self.seconds[ended.fingerprint] += ended.seconds

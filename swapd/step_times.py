@@ -23,7 +23,7 @@ class Step(NamedTuple):
     followed_plan: bool
     fingerprint: int = 0  # of its sequence
     moved: bool = False  # bytes left the device
-    being_planned: bool = False  # its plan was being made meanwhile
+    waited_for_plans: bool = False  # it had none, and one was being made, for its sequence or for another
 
 
 @dataclass(frozen=True)

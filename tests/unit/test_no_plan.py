@@ -13,7 +13,7 @@ from swapd.step_times import Step, StepTimes
 def steps(fingerprints: str, followed: str = "", still: str = "") -> list[Step]:
     """An iteration for each letter.
 
-    `p` below it says that it ran under a plan, `w` that its plan was being made, `.` that it moved nothing.
+    `p` below it says that it ran under a plan, `w` that it waited for one, `.` that it moved nothing.
     """
     followed = followed.ljust(len(fingerprints))
     return [
@@ -48,7 +48,7 @@ def test_nothing_to_explain(kept: Sequence[Step]) -> None:
         (steps("aabbcdefgh", followed=" p"), "auto", {}, "6 of 10 iterations had a sequence"),
         (steps("aa"), "auto", {}, "2 iterations came before their sequences' plans"),
         (steps("ab"), "auto", {}, "2 iterations came before their sequences' plans"),
-        (steps("aaaaaaaa", followed="  wwwwpp"), "auto", {}, "4 iterations ran while their plan was being made"),
+        (steps("aaaaaaaa", followed="  wwwwpp"), "auto", {}, "4 iterations ran while plans were being made"),
         (steps("aaaaaaaaaaaa", followed="  ww"), "auto", {}, "12 iterations, of 1 sequences, departed from the plan"),
         (steps("abababab"), "auto", {}, "8 iterations, of 2 sequences, departed from the plan"),
     ],
