@@ -45,6 +45,7 @@ def test_nothing_to_explain(kept: Sequence[Step]) -> None:
         (steps("aaaa"), "none", {}, "OOC_POLICY=none"),
         (steps("aaaa"), "auto", {ord("a"): "f needs 5 bytes"}, "no plan was found for 4 iterations: f needs 5 bytes"),
         (steps("abcdef"), "auto", {}, "6 of 6 iterations had a sequence of functions that never came again"),
+        (steps("abcdefgh", followed=" wwwwwww"), "auto", {}, "8 of 8 iterations had a sequence"),
         (steps("aabbcdefgh", followed=" p"), "auto", {}, "6 of 10 iterations had a sequence"),
         (steps("aa"), "auto", {}, "2 iterations came before their sequences' plans"),
         (steps("ab"), "auto", {}, "2 iterations came before their sequences' plans"),

@@ -212,6 +212,22 @@ def test_who_waits_for_another_sequences_plan_waits_too(monkeypatch: pytest.Monk
     assert said is not None and said.startswith("7 iterations ran while plans were being made")
 
 
+def test_who_departs_from_a_plan_waits_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two phases in turns: the first one's sequence is being planned, and the other one's has a plan."""
+
+    class Turns(Loop):
+        def boundary(self) -> Iteration:
+            ended = super().boundary()
+            return ended if self.ended % 2 else replace(ended, fingerprint=8, planned=True)
+
+    monkeypatch.setattr(Planner, "recorded", lambda self, ended: SimpleNamespace(cut=lambda: resnet50(1)))
+    made = Planner(cast(Core, Turns()), executor=Later())
+    for _ in range(8):
+        made.boundary()
+    said = made.no_plan_reason(1.0)
+    assert said is not None and "different phases follow each other" in said
+
+
 def test_a_plan_that_no_longer_belongs_to_what_is_kept_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """While it was made, the same functions ran again, but freed less of what was there before."""
     trace = replace(resnet50(1), fingerprint=7)
