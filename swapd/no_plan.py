@@ -35,7 +35,10 @@ def why_no_plan(
         return f"no plan was found for {_times(unplannable)}: {failed[worst]}"
     planned = sum(step.followed_plan for step in steps)
     waited = sum(step.waited_for_plans for step in bare)
-    if 2 * waited >= len(bare) > planned:
+    all_of = Counter(step.fingerprint for step in steps)
+    once = sum(1 for fingerprint in of if all_of[fingerprint] == 1)
+    never_again = once > _ENOUGH and 2 * once >= len(bare)
+    if 2 * waited >= len(bare) > planned and not never_again:
         return (
             f"{_times(waited)} ran while plans were being made, which takes longer than they do: most of a longer "
             "run has plans (with OOC_PLANNING=blocking the program waits for them)"
@@ -49,9 +52,7 @@ def why_no_plan(
             f"{_times(len(bare))} had no plan: threads call models side by side, one thread's functions at a time are "
             "recorded, and they do not come in the same order each time; let one thread of a process call the model"
         )
-    all_of = Counter(step.fingerprint for step in steps)
-    once = sum(1 for fingerprint in of if all_of[fingerprint] == 1)
-    if once > _ENOUGH and 2 * once >= len(bare):
+    if never_again:
         return (
             f"{once} of {len(steps)} iterations had a sequence of functions that never came again, and only what comes "
             "again is planned: let shapes repeat (pad batches to a few lengths), and end iterations alike (ooc.step())"

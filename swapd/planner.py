@@ -115,7 +115,7 @@ class Planner:
         if ended.functions == 0:
             return ended
         moved = ended.swapped_bytes > 0
-        waited = self._asked is not None and not ended.followed_plan
+        waited = self._asked is not None and not ended.planned
         self.steps.add(Step(ended.seconds, ended.stall_seconds, ended.followed_plan, ended.fingerprint, moved, waited))
         if ended.followed_plan and ended.fingerprint in self.made:
             self._seconds_under[ended.fingerprint] = ended.seconds
