@@ -23,6 +23,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 PROGRAMS = HERE / "programs"
 _STARTING = threading.Lock()
+READ_LATE = ("PATH", "XDG_CACHE_HOME", "CXX")  # variables that nothing looks at before a script begins
 TIMEOUT_SECONDS = 400  # of anything that hangs; the machine may be busy with other things
 
 # Small chunks, so that programs of a few megabytes have many.
@@ -81,8 +82,10 @@ def read_summary(path: Path) -> dict[str, Any] | None:
 class Nursery:
     """Forks a process for each program from one that has imported some modules, PyTorch among them (see nursery.py)."""
 
+    ALWAYS = ("torch", "torch._dynamo", "scipy.optimize", "swapd.session", "swapd.plan_making")
+
     def __init__(self, *modules: str, path: Path = HERE) -> None:
-        command = [sys.executable, str(HERE / "nursery.py"), "torch", "torch._dynamo", *modules]
+        command = [sys.executable, str(HERE / "nursery.py"), *self.ALWAYS, *modules]
         settings = environment({})
         settings["PYTHONPATH"] = f"{path}:{settings['PYTHONPATH']}"
         self._process = subprocess.Popen(command, env=settings, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -169,7 +172,8 @@ def run(
     if summary is not None:
         summary.unlink(missing_ok=True)
         variables = {**variables, "OOC_SUMMARY": str(summary)}
-    early = [name for name in variables if not name.startswith("OOC_") and variables[name] != environment({}).get(name)]
+    others = {name: value for name, value in variables.items() if not name.startswith("OOC_") and name not in READ_LATE}
+    early = others.items() - environment({}).items()
     if str(arguments[0]).endswith(".py") and not early:
         ended = (nursery or _shared_nursery()).run(arguments, variables, timeout)
     else:

@@ -62,5 +62,5 @@ START = """
 
 def run_both(folder: Path, source: str, **variables: str) -> tuple[Ended, Ended]:
     """In plain memory, and out-of-core, in one thread each."""
-    plain = run_source(folder, source, options=("-s",), OOC_ALLOC="0").check()
-    return plain, run_source(folder, source, options=("-s",), **variables).check()
+    plain = run_source(folder, source, OOC_ALLOC="0").check()
+    return plain, run_source(folder, source, **variables).check()

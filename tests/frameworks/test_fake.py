@@ -74,21 +74,16 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@pytest.fixture(scope="module")
-def really_recorded(tmp_path_factory: pytest.TempPathFactory, cache: str) -> dict[str, Trace]:
-    traces = {}
-    for name in MODELS:
-        path = tmp_path_factory.mktemp(name) / "real.trace"
-        settings = {"OOC_ALLOC": "emulated", "OOC_CHUNK_SIZE": str(CHUNK), "OOC_SMALL_LIMIT": str(SMALL)}
-        settings["TORCHINDUCTOR_CACHE_DIR"] = cache
-        run([str(HERE / "small_models.py"), name, "8", str(path)], settings).check()
-        traces[name] = Trace.load(path)
-    return traces
+def really_recorded(name: str, folder: Path, cache: str) -> Trace:
+    settings = {"OOC_ALLOC": "emulated", "OOC_CHUNK_SIZE": str(CHUNK), "OOC_SMALL_LIMIT": str(SMALL)}
+    settings["TORCHINDUCTOR_CACHE_DIR"] = cache
+    run([str(HERE / "small_models.py"), name, "8", str(folder / "real.trace")], settings).check()
+    return Trace.load(folder / "real.trace")
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_trace_is_that_of_a_real_run(name: str, really_recorded: dict[str, Trace], one_thread: None) -> None:
-    real = really_recorded[name]
+def test_the_trace_is_that_of_a_real_run(name: str, tmp_path: Path, cache: str, one_thread: None) -> None:
+    real = really_recorded(name, tmp_path, cache)
     fake = record(MODELS[name], 8, chunk_bytes=CHUNK, small_limit_bytes=SMALL, times=real)
     found, expected = content(fake), content(real)
     if name == "compiled":  # what compiling leaves behind is in the real run's slabs

@@ -10,29 +10,32 @@ minimum cycle mean in a digraph").
 
 from __future__ import annotations
 
+import functools
 import heapq
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from swapd.planning.problem import Problem
 
-DEVICE, BOTH, HOST, NONE = range(4)  # where a chunk's valid bytes are
+DEVICE, BOTH, HOST, NONE = range(4)  # where a chunk's valid bytes are; up to BOTH it is on the device
 _IDLE = (-1, 0)
 
 State = tuple[int, int, tuple[int, ...], tuple[int, int], tuple[int, int]]
 # next function or the running one, units left of it (-1: none runs), chunk states, chunk and units left out, in
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Rules:
-    chunk_of: list[int]  # the variable of each chunk
-    uses: list[set[int]]  # by function, variables
-    writes: list[set[int]]
-    births: list[set[int]]
-    deaths: list[set[int]]  # by the function after which they are gone
-    seconds: list[int]
+    used: tuple[frozenset[int], ...]  # by function, chunks
+    needed: tuple[tuple[int, ...], ...]  # which are there when it begins
+    born: tuple[int, ...]  # by function, how many
+    written: tuple[tuple[int, ...], ...]
+    dead: tuple[tuple[int, ...], ...]  # by the function after which they are gone
+    seconds: tuple[int, ...]
+    survive: tuple[bool, ...]  # by chunk
     capacity: int
     out_units: int
     in_units: int
@@ -43,10 +46,14 @@ def best_steady_seconds(problem: Problem, unit: float = 1.0) -> float:
 
     Only for problems in which variables keep their numbers: `previous` is -1 or the variable itself.
     """
-    rules = _rules(problem, unit)
+    return _best_steady_units(_rules(problem, unit)) * unit
+
+
+@functools.cache
+def _best_steady_units(rules: _Rules) -> float:
     nodes: dict[State, int] = {}
     edges: list[tuple[int, int, int]] = []
-    todo = _starts(rules, problem)
+    todo = _starts(rules)
     for state in todo:
         nodes[state] = len(nodes)
     at = 0
@@ -57,7 +64,7 @@ def best_steady_seconds(problem: Problem, unit: float = 1.0) -> float:
                 todo.append(target)
             edges.append((at, nodes[target], units))
         at += 1
-    return _least_mean(len(nodes), edges) * unit
+    return _least_mean(len(nodes), edges)
 
 
 def _rules(problem: Problem, unit: float) -> _Rules:
@@ -69,38 +76,40 @@ def _rules(problem: Problem, unit: float) -> _Rules:
         assert math.isclose(whole * unit, seconds, abs_tol=1e-9), seconds
         return whole
 
-    by_function: list[set[int]] = [set() for _ in range(n)]
-    writes: list[set[int]] = [set() for _ in range(n)]
+    chunk_of = [v for v, count in enumerate(problem.chunks.tolist()) for _ in range(count)]
+    used: list[set[int]] = [set() for _ in range(n)]
+    written: list[set[int]] = [set() for _ in range(n)]
     for v, f, w in zip(uses.variable.tolist(), uses.function.tolist(), uses.write.tolist()):
-        by_function[f].add(v)
+        used[f].add(v)
         if w:
-            writes[f].add(v)
+            written[f].add(v)
     born, died = problem.born.tolist(), problem.died.tolist()
     chunk = problem.chunk_bytes
+
+    def chunks(keep: Callable[[int, int], bool]) -> tuple[tuple[int, ...], ...]:
+        """By function, the chunks of the variables that are kept for it."""
+        return tuple(tuple(c for c, v in enumerate(chunk_of) if keep(v, f)) for f in range(n))
+
     return _Rules(
-        chunk_of=[v for v, count in enumerate(problem.chunks.tolist()) for _ in range(count)],
-        uses=by_function,
-        writes=writes,
-        births=[{v for v, b in enumerate(born) if b == f} for f in range(n)],
-        deaths=[{v for v, d in enumerate(died) if d == f} for f in range(n)],
-        seconds=[units(value) for value in problem.seconds.tolist()],
+        used=tuple(map(frozenset, chunks(lambda v, f: v in used[f]))),
+        needed=chunks(lambda v, f: v in used[f] and born[v] != f),
+        born=tuple(map(len, chunks(lambda v, f: born[v] == f))),
+        written=chunks(lambda v, f: v in written[f]),
+        dead=chunks(lambda v, f: died[v] == f),
+        seconds=tuple(units(value) for value in problem.seconds.tolist()),
+        survive=tuple(bool(problem.previous[v] >= 0) for v in chunk_of),
         capacity=problem.capacity_chunks,
         out_units=units(chunk / problem.machine.out_bytes_per_second),
         in_units=units(chunk / problem.machine.in_bytes_per_second),
     )
 
 
-def _starts(rules: _Rules, problem: Problem) -> list[State]:
+def _starts(rules: _Rules) -> list[State]:
     """Every way in which what survives may lie, links idle. All cycles pass through states that these lead to."""
-    options = [(DEVICE, HOST) if problem.previous[v] >= 0 else (NONE,) for v in rules.chunk_of]
     found: list[tuple[int, ...]] = [()]
-    for option in options:
-        found = [(*row, where) for row in found for where in option]
+    for survives in rules.survive:
+        found = [(*row, where) for row in found for where in ((DEVICE, HOST) if survives else (NONE,))]
     return [(0, -1, row, _IDLE, _IDLE) for row in found if row.count(DEVICE) <= rules.capacity]
-
-
-def _held(chunks: tuple[int, ...], coming: tuple[int, int]) -> int:
-    return sum(where in (DEVICE, BOTH) for where in chunks) + (coming[0] >= 0)
 
 
 def _iteration(rules: _Rules, start: State) -> dict[State, int]:
@@ -126,33 +135,29 @@ def _iteration(rules: _Rules, start: State) -> dict[State, int]:
 def _moves(rules: _Rules, state: State) -> list[tuple[State, int]]:
     function, left, chunks, out, into = state
     found: list[tuple[State, int]] = []
-    pinned = rules.uses[function] if left >= 0 else set()
-    free = rules.capacity - _held(chunks, into)
-    if left < 0:
-        waiting = [
-            c for c, v in enumerate(rules.chunk_of)
-            if v in rules.uses[function] and v not in rules.births[function] and chunks[c] not in (DEVICE, BOTH)
-        ]  # fmt: skip
-        leaving = out[0] >= 0 and rules.chunk_of[out[0]] in rules.uses[function]
-        births = [c for c, v in enumerate(rules.chunk_of) if v in rules.births[function]]
-        if not waiting and not leaving and len(births) <= free:
-            row = list(chunks)
-            for c, v in enumerate(rules.chunk_of):
-                if v in rules.writes[function]:
-                    row[c] = DEVICE
-            found.append(((function, rules.seconds[function], tuple(row), out, into), 0))
-    for c, v in enumerate(rules.chunk_of):
-        if v in pinned or c in (out[0], into[0]):
+    pinned: frozenset[int] = rules.used[function] if left >= 0 else frozenset()
+    free = rules.capacity - chunks.count(DEVICE) - chunks.count(BOTH) - (into[0] >= 0)
+    has_room = left < 0 and rules.born[function] <= free and out[0] not in rules.used[function]
+    if has_room and all(chunks[c] <= BOTH for c in rules.needed[function]):
+        row = list(chunks)
+        for c in rules.written[function]:
+            row[c] = DEVICE
+        found.append(((function, rules.seconds[function], tuple(row), out, into), 0))
+    for c, where in enumerate(chunks):
+        if where == NONE or c in pinned or c == out[0] or c == into[0]:
             continue
-        if chunks[c] == BOTH:
+        if where == BOTH:
             found.append(((function, left, (*chunks[:c], HOST, *chunks[c + 1 :]), out, into), 0))
-        if chunks[c] == DEVICE and out[0] < 0:
+        elif where == DEVICE and out[0] < 0:
             found.append(((function, left, chunks, (c, rules.out_units), into), 0))
-        if chunks[c] == HOST and into[0] < 0 and free > 0:
+        elif where == HOST and into[0] < 0 and free > 0:
             found.append(((function, left, chunks, out, (c, rules.in_units)), 0))
     step = min([units for units in (left if left >= 0 else 0, out[1], into[1]) if units > 0], default=0)
     if left == 0:
-        found.append((_end(rules, state), 0))
+        row = list(chunks)
+        for c in rules.dead[function]:
+            row[c] = NONE
+        found.append(((function + 1, -1, tuple(row), out, into), 0))
     elif step:
         found.append((_later(state, step), step))
     return found
@@ -175,12 +180,6 @@ def _later(state: State, step: int) -> State:
             row[into[0]] = BOTH if row[into[0]] == HOST else row[into[0]]
             into = _IDLE
     return function, left, tuple(row), out, into
-
-
-def _end(rules: _Rules, state: State) -> State:
-    function, _, chunks, out, into = state
-    row = [NONE if v in rules.deaths[function] else where for v, where in zip(rules.chunk_of, chunks)]
-    return function + 1, -1, tuple(row), out, into
 
 
 def _least_mean(count: int, edges: list[tuple[int, int, int]]) -> float:
