@@ -50,8 +50,10 @@ def at(trace: Trace, slowdown: float, share: float = 0.5) -> partial[Problem]:
     return partial(Problem.from_trace, budget_bytes=budget, machine=Machine(high, high, 1e-5))
 
 
-@pytest.mark.parametrize(("name", "share"), [("gpt", 0.5), ("resnet50", 0.5)])
-@pytest.mark.parametrize("slowdown", [2.0, 4.0])
+@pytest.mark.parametrize(
+    ("name", "share", "slowdown"),
+    [("gpt", 0.5, 2.0), ("gpt", 0.5, 4.0), ("resnet50", 0.5, 2.0), ("resnet50", 0.25, 4.0)],
+)
 def test_on_a_slow_link_it_is_much_faster_than_swapping_alone(name: str, share: float, slowdown: float) -> None:
     trace = network(name)
     make = at(trace, slowdown, share)
