@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -34,7 +34,7 @@ from swapd.recompute.history import History
 from swapd.recompute.published import checkpointed, swap_then_recompute
 from swapd.recompute.rewriting import Rewritten, rewrite
 from swapd.simulation.simulator import simulate_events, simulate_once
-from swapd.trace.trace import Trace
+from swapd.trace.trace import Machine, Trace
 
 MOST_TOGETHER = 16  # functions that run again before one function, all drops considered
 SEGMENTS = (2, 4, 8, 16, 32, 64)  # of checkpointing, where the search may start
@@ -47,6 +47,7 @@ SIMULATED = 120_000  # functions and moves in all plans that are simulated; each
 TRIED_WAYS = Way(True, 2.0), Way(True, 4.0), Way(False, 0.0)
 ANOTHER = 0.2  # of the changes are planned in one of these too, beside the way of the fastest plan
 PROMISING = 1.06  # times the seconds of the fastest: what is so near is planned again with stretched times
+NO_TIME = 1e18  # bytes per second
 WORTH = 0.99  # times the seconds of swapping alone: less gain than that is not worth it
 
 
@@ -143,10 +144,13 @@ def _phases(variant: Variant) -> float:
 
 
 def _needed(problem: Problem, plan: Plan, rewritten: Rewritten) -> list[Candidate]:
-    """The final drops for whose variables a plan has no room. With the others left out, the same moves are possible."""
+    """The final drops for whose variables a plan has no room. With the others left out, the same moves are possible.
+
+    What is on the device beside them is the most where copies take no time: that is looked at.
+    """
     if not rewritten.final:
         return []
-    events = simulate_events(problem, plan)[1]
+    events = simulate_events(replace(problem, machine=Machine(NO_TIME, NO_TIME)), plan)[1]
     times, held = np.array([(at.start, at.chunks) for at in events.held]).T
     ends = np.array([run.end for run in events.runs])
     first = np.maximum(np.searchsorted(times, np.append(0.0, ends[:-1]), side="right") - 1, 0)

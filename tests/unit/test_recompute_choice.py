@@ -115,6 +115,7 @@ def test_it_is_never_slower_than_the_plan_that_is_there() -> None:
         assert choice.seconds <= choice.swap_only_seconds
         assert choice.seconds == simulate(choice.problem, choice.plan).seconds
         assert (choice.plan is alone) == (choice.rewritten is None)
+        assert validate(choice.problem, choice.plan) == []
         dropped += choice.rewritten is not None
     assert dropped > 10
 
