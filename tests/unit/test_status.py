@@ -125,7 +125,8 @@ def test_who_looks_on_cannot_end_a_timeline_that_the_user_asked_for(child: subpr
     assert json.loads(ask(child.pid, "status"))["timeline"]["on"]
     before = json.loads(ask(child.pid, "status"))["timeline"]["recorded"]
     assert ask(child.pid, "timeline start") == "done"
-    assert json.loads(ask(child.pid, "status"))["timeline"]["recorded"] == before > 0  # nor make it forget
+    # Nor make it forget; the last copies of the plan may end meanwhile.
+    assert json.loads(ask(child.pid, "status"))["timeline"]["recorded"] >= before > 0
 
 
 def test_a_timeline_that_is_off_is_on_only_for_a_while(tmp_path: Path) -> None:
