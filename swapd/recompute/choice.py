@@ -47,7 +47,7 @@ SIMULATED = 120_000  # functions and moves in all plans that are simulated; each
 TRIED_WAYS = Way(True, 2.0), Way(True, 4.0), Way(False, 0.0)
 ANOTHER = 0.2  # of the changes are planned in one of these too, beside the way of the fastest plan
 PROMISING = 1.06  # times the seconds of the fastest: what is so near is planned again with stretched times
-NO_TIME = 1e18  # bytes per second
+AT_ONCE = Machine(1e18, 1e18)  # copies take no time
 WORTH = 0.99  # times the seconds of swapping alone: less gain than that is not worth it
 
 
@@ -150,7 +150,7 @@ def _needed(problem: Problem, plan: Plan, rewritten: Rewritten) -> list[Candidat
     """
     if not rewritten.final:
         return []
-    events = simulate_events(replace(problem, machine=Machine(NO_TIME, NO_TIME)), plan)[1]
+    events = simulate_events(replace(problem, machine=AT_ONCE), plan)[1]
     times, held = np.array([(at.start, at.chunks) for at in events.held]).T
     ends = np.array([run.end for run in events.runs])
     first = np.maximum(np.searchsorted(times, np.append(0.0, ends[:-1]), side="right") - 1, 0)

@@ -23,7 +23,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 PROGRAMS = HERE / "programs"
 _STARTING = threading.Lock()
-READ_LATE = ("PATH", "XDG_CACHE_HOME", "CXX")  # variables that nothing looks at before a script begins
+READ_LATE = ("PATH", "XDG_CACHE_HOME")  # variables that nothing looks at before a script begins
 TIMEOUT_SECONDS = 400  # of anything that hangs; the machine may be busy with other things
 
 # Small chunks, so that programs of a few megabytes have many.

@@ -47,7 +47,7 @@ def test_a_setting_that_cannot_be_used_stops_the_program(
     tmp_path: Path, variables: dict[str, str], words: tuple[str, ...]
 ) -> None:
     """Who sets a budget means it: without one the program would take what it likes."""
-    options = ["-s"] if "OOC_BUDGET" in variables else []  # `import torch` itself stops it; for the others it just has
+    options = ["-s"] if "OOC_BUDGET" in variables else []  # of these, the program's own `import torch` is stopped
     ended = run([*options, write_script(tmp_path, PLAIN)], {"OOC_ALLOC": "emulated", **variables})
     assert (ended.status, ended.output) == (1, "")
     first, *others = [line for line in ended.errors.splitlines() if not line.startswith("emulated CUDA driver: ")]
