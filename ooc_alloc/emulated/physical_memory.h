@@ -1,4 +1,7 @@
-// The physical memory of the emulated device: extents of one memfd, handed out up to the device's size.
+// The physical memory of the emulated device: extents of one file in memory, handed out up to the device's size.
+//
+// The file lies on a tmpfs of its own, mounted nowhere, where the kernel keeps it in huge pages: mapping and unmapping a
+// chunk of 128 KiB then takes a third of the time. Where that needs a right that this process lacks, the file is a memfd.
 //
 // Extents of whole 2 MiB are mapped once more, at their *home*, where their pages are in the page tables from their creation
 // on. Making one accessible at a device address lends it: mremap moves the page table entries there, in blocks of 2 MiB;
@@ -12,6 +15,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -42,18 +46,19 @@ class PhysicalMemory {
  public:
   static constexpr unsigned char kPoison = 0xdb;
 
-  // Throws std::system_error when the kernel gives no memfd.
+  // Throws std::system_error when the kernel gives no file in memory.
   explicit PhysicalMemory(uint64_t device_bytes)
       : device_bytes_(device_bytes),
         aligned_free_(0, zone_bytes(device_bytes)),
         other_free_(zone_bytes(device_bytes), zone_bytes(device_bytes)),
         host_free_(2 * zone_bytes(device_bytes), kHostZones * zone_bytes(device_bytes)) {
-    file_ = memfd_create("ooc-emulated-device", MFD_CLOEXEC);
+    file_ = file_in_huge_pages();
+    if (file_ < 0) file_ = memfd_create("ooc-emulated-device", MFD_CLOEXEC);
     if (file_ < 0) throw std::system_error(errno, std::generic_category(), "memfd_create");
     if (ftruncate(file_, static_cast<off_t>((2 + kHostZones) * zone_bytes(device_bytes))) != 0) {
       const int error = errno;
       close(file_);
-      throw std::system_error(error, std::generic_category(), "ftruncate of the memfd");
+      throw std::system_error(error, std::generic_category(), "ftruncate of the emulated device's memory");
     }
     map_home();
   }
@@ -176,12 +181,30 @@ class PhysicalMemory {
   static constexpr size_t kPoisonBytes = 256 << 10;
 
   // Newer than some of the headers that this is compiled with.
+  static constexpr long kSysFsopen = 430, kSysFsconfig = 431, kSysFsmount = 432;  // Linux 5.2, on every architecture
+  static constexpr unsigned kFsCloexec = 1, kFsSetString = 1, kFsCreate = 6;      // the first for fsopen and fsmount
   static constexpr int kMremapDontUnmap = 4;     // Linux 5.13 for shared mappings
   static constexpr int kMadvPopulateWrite = 23;  // Linux 5.14
 
   // The length of one zone, so that the second starts aligned.
   static uint64_t zone_bytes(uint64_t device_bytes) {
     return (device_bytes * kZonePerDevice + kPageTableBytes - 1) / kPageTableBytes * kPageTableBytes;
+  }
+  // -1 without the right to mount (CAP_SYS_ADMIN), or on a kernel without huge pages for tmpfs.
+  static int file_in_huge_pages() {
+    const int system = static_cast<int>(syscall(kSysFsopen, "tmpfs", kFsCloexec));
+    if (system < 0) return -1;
+    int mount = -1;
+    if (syscall(kSysFsconfig, system, kFsSetString, "huge", "always", 0) == 0 &&
+        syscall(kSysFsconfig, system, kFsSetString, "size", "0", 0) == 0 &&  // no limit but the host's
+        syscall(kSysFsconfig, system, kFsCreate, nullptr, nullptr, 0) == 0) {
+      mount = static_cast<int>(syscall(kSysFsmount, system, kFsCloexec, 0));
+    }
+    close(system);
+    if (mount < 0) return -1;
+    const int file = openat(mount, ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+    close(mount);
+    return file;
   }
   // Without a home (no room for it in the address space) everything takes the slow way.
   void map_home() {
