@@ -125,7 +125,6 @@ class AddressSpace {
   CUresult unmap(uint64_t address, uint64_t bytes) {
     Range range;
     if (!find_range(address, bytes, range) || !covers_whole_mappings(range)) return CUDA_ERROR_INVALID_VALUE;
-    bring_home(range.first, range.last, address);
     if (!map_nothing(address, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
     for (Granule* granule = range.first; granule < range.last;) {
       const uint32_t slot = granule->slot_plus_one - 1;
@@ -145,7 +144,7 @@ class AddressSpace {
     for (const Granule* granule = range.first; granule < range.last;) {
       const uint64_t run_address = address + static_cast<uint64_t>(granule - range.first) * granularity_;
       const Run run = next_run(granule, range.last, run_address, access);
-      if (!apply(run, access)) {
+      if (!run.has_access && !map_pages(run.address, run.bytes, run.offset, access)) {
         restore(range.first, run.last, address);
         return CUDA_ERROR_OUT_OF_MEMORY;
       }
@@ -257,69 +256,26 @@ class AddressSpace {
     }
     return granule == range.last;
   }
-  enum class Way { kNone, kLend, kMap };  // how a mapping gets its access
-  struct Run {                            // mappings of one way that are neighbours in physical memory
-    Way way = Way::kNone;
+  struct Run {  // mappings that are neighbours in physical memory
     const Granule* first = nullptr;
     const Granule* last = nullptr;
     uint64_t address = 0;
     uint64_t offset = 0;
     uint64_t bytes = 0;
+    bool has_access = false;  // already the access asked for
   };
-  Way way_to(const Granule& granule, CUmemAccess_flags access) const {
-    if (granule.access == static_cast<uint32_t>(access)) return Way::kNone;
-    return access == CU_MEM_ACCESS_FLAGS_PROT_READWRITE && memory_.can_lend(allocation_at(granule)) ? Way::kLend : Way::kMap;
-  }
   Run next_run(const Granule* first, const Granule* last, uint64_t address, CUmemAccess_flags access) const {
-    Run run{way_to(*first, access), first, first, address, allocation_at(*first).offset, 0};
-    while (run.last < last && way_to(*run.last, access) == run.way &&
+    const auto has_access = [=](const Granule& granule) { return granule.access == static_cast<uint32_t>(access); };
+    Run run{first, first, address, allocation_at(*first).offset, 0, has_access(*first)};
+    while (run.last < last && has_access(*run.last) == run.has_access &&
            allocation_at(*run.last).offset == run.offset + run.bytes) {
       run.bytes += allocation_at(*run.last).bytes;
       run.last += granules_of(*run.last);
     }
     return run;
   }
-  bool apply(const Run& run, CUmemAccess_flags access) {
-    if (run.way == Way::kNone) return true;
-    if (run.way == Way::kLend && memory_.lend(run.offset, run.bytes, run.address)) {
-      uint64_t address = run.address;
-      for (const Granule* granule = run.first; granule < run.last; granule += granules_of(*granule)) {
-        memory_.set_lent_to(granule->slot_plus_one - 1, address);
-        address += allocation_at(*granule).bytes;
-      }
-      return true;
-    }
-    bring_home(run.first, run.last, run.address);
-    return map_pages(run.address, run.bytes, run.offset, access);
-  }
-  // Moves home the page table entries that these mappings have on loan, run by run. The pages stay accessible here.
-  void bring_home(const Granule* first, const Granule* last, uint64_t address) {
-    uint64_t run_address = 0, run_offset = 0, run_bytes = 0;
-    const auto end_run = [&] {
-      // If that fails, entries are lost but no pages: the next use of each page, at home or on loan, is a page fault.
-      if (run_bytes > 0) (void)memory_.bring_home(run_offset, run_bytes, run_address);
-      run_bytes = 0;
-    };
-    for (const Granule* granule = first; granule < last; granule += granules_of(*granule)) {
-      const Allocation& allocation = allocation_at(*granule);
-      if (allocation.lent_to == address) {
-        if (run_bytes > 0 && allocation.offset != run_offset + run_bytes) end_run();
-        if (run_bytes == 0) {
-          run_address = address;
-          run_offset = allocation.offset;
-        }
-        run_bytes += allocation.bytes;
-        memory_.set_lent_to(granule->slot_plus_one - 1, 0);
-      } else {
-        end_run();
-      }
-      address += allocation.bytes;
-    }
-    end_run();
-  }
   // Restores the access on record after a failure half-way. That can fail too, but the kernel had room a moment ago.
   void restore(const Granule* first, const Granule* last, uint64_t address) {
-    bring_home(first, last, address);
     for (const Granule* granule = first; granule < last; granule += granules_of(*granule)) {
       const Allocation& allocation = allocation_at(*granule);
       (void)map_pages(address, allocation.bytes, allocation.offset, static_cast<CUmemAccess_flags>(granule->access));

@@ -3,13 +3,6 @@
 // The file lies on a tmpfs of its own, mounted nowhere, where the kernel keeps it in huge pages: mapping and unmapping a
 // chunk of 128 KiB then takes a third of the time. Where that needs a right that this process lacks, the file is a memfd.
 //
-// Extents of whole 2 MiB are mapped once more, at their *home*, where their pages are in the page tables from their creation
-// on. Making one accessible at a device address lends it: mremap moves the page table entries there, in blocks of 2 MiB;
-// unmapping moves them home. That takes 3 to 5 us per 2 MiB where mapping the file anew and putting each page in takes 100
-// to 200: about the share of a swap's time that mapping takes on a GPU. The file is mapped anew for a smaller extent (moving
-// single entries takes longer, for each time all processors have to forget them), for one that is lent already (an alias),
-// for host memory, on an old kernel, and wherever mremap fails.
-//
 // Not thread-safe, except fill(): its owner (device.h) holds a lock.
 #pragma once
 
@@ -38,8 +31,7 @@ struct Allocation {
   uint32_t generation = 0;
   uint32_t mappings = 0;
   bool has_handle = false;
-  bool on_host = false;  // host memory: counts apart, and is never lent
-  uint64_t lent_to = 0;  // the address whose page tables hold its pages; 0: at home
+  bool on_host = false;  // host memory: counts apart
 };
 
 class PhysicalMemory {
@@ -53,17 +45,15 @@ class PhysicalMemory {
         other_free_(zone_bytes(device_bytes), zone_bytes(device_bytes)),
         host_free_(2 * zone_bytes(device_bytes), kHostZones * zone_bytes(device_bytes)) {
     file_ = file_in_huge_pages();
-    if (file_ < 0) file_ = memfd_create("ooc-emulated-device", MFD_CLOEXEC);
+    if (file_ < 0) file_ = memfd_create(kName, MFD_CLOEXEC);
     if (file_ < 0) throw std::system_error(errno, std::generic_category(), "memfd_create");
     if (ftruncate(file_, static_cast<off_t>((2 + kHostZones) * zone_bytes(device_bytes))) != 0) {
       const int error = errno;
       close(file_);
       throw std::system_error(error, std::generic_category(), "ftruncate of the emulated device's memory");
     }
-    map_home();
   }
   ~PhysicalMemory() {
-    if (home_ != nullptr) munmap(home_, zone_bytes(device_bytes_));
     close(file_);
   }
   PhysicalMemory(const PhysicalMemory&) = delete;
@@ -94,8 +84,6 @@ class PhysicalMemory {
       if (written <= 0) return false;
       done += static_cast<uint64_t>(written);
     }
-    // This puts the pages into the page tables at home. If it fails, page faults do that later.
-    if (home_ != nullptr && has_home(offset)) (void)madvise(home_ + offset, bytes, kMadvPopulateWrite);
     return true;
   }
   CUmemGenericAllocationHandle publish(uint64_t offset, uint64_t bytes) {
@@ -110,7 +98,6 @@ class PhysicalMemory {
     allocation.offset = offset;
     allocation.bytes = bytes;
     allocation.mappings = 0;
-    allocation.lent_to = 0;
     allocation.has_handle = true;
     allocation.on_host = is_on_host(offset);
     allocation.generation += 1;  // a stale handle is not taken for a new one
@@ -148,22 +135,6 @@ class PhysicalMemory {
   }
   const Allocation& allocation(uint32_t slot) const { return slots_[slot]; }
 
-  // Moves page table entries of neighbouring allocations from home to an address, and back. Returns false if that cannot be
-  // done; nothing has changed then. After the way back the address still has a mapping of the file. The caller notes each
-  // allocation's loan with set_lent_to().
-  bool lend(uint64_t offset, uint64_t bytes, uint64_t address) const {
-    return mremap(home_ + offset, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED | kMremapDontUnmap,
-                  reinterpret_cast<void*>(address)) != MAP_FAILED;
-  }
-  bool bring_home(uint64_t offset, uint64_t bytes, uint64_t address) const {
-    return mremap(reinterpret_cast<void*>(address), bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED | kMremapDontUnmap,
-                  home_ + offset) != MAP_FAILED;
-  }
-  bool can_lend(const Allocation& allocation) const {
-    return home_ != nullptr && has_home(allocation.offset) && allocation.lent_to == 0;
-  }
-  void set_lent_to(uint32_t slot, uint64_t address) { slots_[slot].lent_to = address; }
-
   int file() const { return file_; }
   uint64_t device_bytes() const { return device_bytes_; }
   uint64_t used_bytes() const { return used_bytes_; }
@@ -179,12 +150,11 @@ class PhysicalMemory {
   static constexpr uint64_t kZonePerDevice = 4;
   static constexpr uint64_t kHostZones = 4;  // length of the zone for host memory, in lengths of one of the two
   static constexpr size_t kPoisonBytes = 256 << 10;
+  static constexpr const char* kName = "ooc-emulated-device";
 
   // Newer than some of the headers that this is compiled with.
   static constexpr long kSysFsopen = 430, kSysFsconfig = 431, kSysFsmount = 432;  // Linux 5.2, on every architecture
   static constexpr unsigned kFsCloexec = 1, kFsSetString = 1, kFsCreate = 6;      // the first for fsopen and fsmount
-  static constexpr int kMremapDontUnmap = 4;     // Linux 5.13 for shared mappings
-  static constexpr int kMadvPopulateWrite = 23;  // Linux 5.14
 
   // The length of one zone, so that the second starts aligned.
   static uint64_t zone_bytes(uint64_t device_bytes) {
@@ -202,31 +172,10 @@ class PhysicalMemory {
     }
     close(system);
     if (mount < 0) return -1;
-    const int file = openat(mount, ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+    const int file = openat(mount, kName, O_CREAT | O_RDWR | O_CLOEXEC, 0600);
     close(mount);
     return file;
   }
-  // Without a home (no room for it in the address space) everything takes the slow way.
-  void map_home() {
-    const uint64_t bytes = zone_bytes(device_bytes_);
-    constexpr int kNowhere = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-    void* room = mmap(nullptr, bytes + kPageTableBytes, PROT_NONE, kNowhere, -1, 0);
-    if (room == MAP_FAILED) return;
-    const uint64_t start = reinterpret_cast<uint64_t>(room);
-    const uint64_t aligned = (start + kPageTableBytes - 1) / kPageTableBytes * kPageTableBytes;
-    void* home = mmap(reinterpret_cast<void*>(aligned), bytes, PROT_READ | PROT_WRITE,
-                      MAP_SHARED | MAP_NORESERVE | MAP_FIXED, file_, 0);
-    if (home == MAP_FAILED) {
-      munmap(room, bytes + kPageTableBytes);
-      return;
-    }
-    if (aligned > start) munmap(room, aligned - start);
-    if (start + kPageTableBytes > aligned) {
-      munmap(static_cast<unsigned char*>(home) + bytes, start + kPageTableBytes - aligned);
-    }
-    home_ = static_cast<unsigned char*>(home);
-  }
-  bool has_home(uint64_t offset) const { return offset < zone_bytes(device_bytes_); }
   bool is_on_host(uint64_t offset) const { return offset >= 2 * zone_bytes(device_bytes_); }
   FreeExtents& zone_of(uint64_t bytes) {
     return bytes % kPageTableBytes == 0 ? aligned_free_ : other_free_;
@@ -245,13 +194,12 @@ class PhysicalMemory {
   uint64_t host_bytes_ = 0;
   // Of the file, from the start of the smallest extent that fits: chunks that are created one after another are neighbours
   // there, so that their mappings merge into one of the kernel's.
-  FreeExtents aligned_free_;  // for sizes that are multiples of 2 MiB, so that their offsets are too: these have a home
+  FreeExtents aligned_free_;  // for sizes that are multiples of 2 MiB, so that their offsets are too: one entry maps a huge page
   FreeExtents other_free_;
   FreeExtents host_free_;     // behind the two
   std::vector<Allocation> slots_;
   std::vector<uint32_t> free_slots_;
   int file_ = -1;
-  unsigned char* home_ = nullptr;  // aligned to 2 MiB
 };
 
 }  // namespace ooc::emulated

@@ -1,5 +1,7 @@
 // What only the emulated device promises: poison, real faults, merged mappings, exact counts, refused misuse.
+#include <linux/capability.h>
 #include <signal.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -38,12 +40,31 @@ bool faults(CUdeviceptr address, Touch touch) {
 }
 
 // Mappings of the device's memory that the kernel keeps for this process.
-size_t kernel_mappings() {
+size_t kernel_mappings(const char* name = "ooc-emulated-device") {
   std::ifstream file("/proc/self/maps");
   size_t count = 0;
-  for (std::string line; std::getline(file, line);) count += line.find("ooc-emulated-device") != line.npos ? 1 : 0;
+  for (std::string line; std::getline(file, line);) count += line.find(name) != line.npos ? 1 : 0;
   return count;
 }
+
+// The right of this thread to mount, which it has again in the end.
+class RightToMount {
+ public:
+  RightToMount() { syscall(SYS_capget, &header_, had_); }
+  ~RightToMount() { syscall(SYS_capset, &header_, had_); }
+  RightToMount(const RightToMount&) = delete;
+  RightToMount& operator=(const RightToMount&) = delete;
+  bool is_there() const { return (had_[0].effective >> CAP_SYS_ADMIN & 1u) != 0; }
+  void drop() {
+    __user_cap_data_struct less[2] = {had_[0], had_[1]};
+    less[0].effective &= ~(1u << CAP_SYS_ADMIN);
+    syscall(SYS_capset, &header_, less);
+  }
+
+ private:
+  __user_cap_header_struct header_{_LINUX_CAPABILITY_VERSION_3, 0};
+  __user_cap_data_struct had_[2]{};
+};
 
 }  // namespace
 
@@ -64,6 +85,23 @@ TEST(new_memory_is_poisoned_also_when_recycled) {
     range.fill(0, 2);
     EXPECT_TRUE(is_poison(read(range.base, 2 * range.chunk)));
     ASSERT_OK(driver().cuMemsetD8(range.base, 7, 2 * range.chunk));
+  }
+}
+
+TEST(without_the_right_to_mount_memory_is_a_memfd) {
+  RightToMount right;
+  for (const bool mounts : {right.is_there(), false}) {
+    if (!mounts) right.drop();
+    ConfigForTest settings;
+    settings.config.memory_bytes *= 2;  // another device
+    settings.apply();
+    Range range(2);
+    range.fill(0, 2);
+    EXPECT_EQ(kernel_mappings("memfd:ooc-emulated-device") == 0, mounts);
+    EXPECT_TRUE(is_poison(read(range.base, 2 * range.chunk)));
+    ASSERT_OK(driver().cuMemsetD8(range.base + range.chunk, 7, range.chunk));
+    EXPECT_TRUE(is_poison(read(range.base, range.chunk)));
+    EXPECT_TRUE(read(range.base + range.chunk, 1) == Bytes(1, 7));
   }
 }
 
