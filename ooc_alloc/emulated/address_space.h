@@ -207,7 +207,7 @@ class AddressSpace {
  private:
   static void* pointer(uint64_t address) { return reinterpret_cast<void*>(address); }
 
-  static constexpr uint64_t kFaultAround = 64 << 10;  // what the kernel puts in at a read fault (its fault_around_bytes)
+  static constexpr uint64_t kFaultAround = 64 << 10;  // the aligned block that a read fault puts in
   static constexpr int kNowhere = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
 
   static uint64_t round_up(uint64_t value, uint64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
@@ -291,7 +291,9 @@ class AddressSpace {
     }
     // The pages exist, and a program should not pay a fault for each. A read fault puts in the neighbours as well, in half
     // the time of MAP_POPULATE, which looks at each page.
-    for (uint64_t done = 0; done < bytes; done += kFaultAround) (void)*static_cast<volatile char*>(pointer(address + done));
+    for (uint64_t at = address; at < address + bytes; at = round_up(at + 1, kFaultAround)) {
+      (void)*static_cast<volatile char*>(pointer(at));
+    }
     return true;
   }
   // Puts PROT_NONE memory over a range that is ours. At the kernel's limit of mappings it uses the spare ones.
