@@ -285,7 +285,7 @@ class AddressSpace {
   bool map_pages(uint64_t address, uint64_t bytes, uint64_t offset, CUmemAccess_flags access) {
     if (access == CU_MEM_ACCESS_FLAGS_PROT_NONE) return map_nothing(address, bytes);
     const int protection = access == CU_MEM_ACCESS_FLAGS_PROT_READ ? PROT_READ : PROT_READ | PROT_WRITE;
-    if (mmap(pointer(address), bytes, protection, MAP_SHARED | MAP_FIXED, memory_.file(), static_cast<off_t>(offset)) ==
+    if (mmap(pointer(address), bytes, protection, MAP_SHARED | MAP_FIXED, memory_.file(offset), static_cast<off_t>(offset)) ==
         MAP_FAILED) {
       return false;
     }

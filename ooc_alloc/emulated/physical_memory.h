@@ -1,7 +1,8 @@
-// The physical memory of the emulated device: extents of one file in memory, handed out up to the device's size.
+// The physical memory of the emulated device: extents of a file in memory, handed out up to the device's size.
 //
 // The file lies on a tmpfs of its own, mounted nowhere, where the kernel keeps it in huge pages: mapping and unmapping a
-// chunk of 128 KiB then takes a third of the time. Where that needs a right that this process lacks, the file is a memfd.
+// chunk of 128 KiB then takes half the time. Where that needs a right that this process lacks, the file is a memfd. Host
+// memory always is one: huge pages are slow to come by, and variables have no limit there.
 //
 // Not thread-safe, except fill(): its owner (device.h) holds a lock.
 #pragma once
@@ -43,19 +44,18 @@ class PhysicalMemory {
       : device_bytes_(device_bytes),
         aligned_free_(0, zone_bytes(device_bytes)),
         other_free_(zone_bytes(device_bytes), zone_bytes(device_bytes)),
-        host_free_(2 * zone_bytes(device_bytes), kHostZones * zone_bytes(device_bytes)) {
+        host_free_(2 * zone_bytes(device_bytes) + kPageTableBytes, kHostZones * zone_bytes(device_bytes)) {
+    host_file_ = memfd_create(kName, MFD_CLOEXEC);
     file_ = file_in_huge_pages();
-    if (file_ < 0) file_ = memfd_create(kName, MFD_CLOEXEC);
-    if (file_ < 0) throw std::system_error(errno, std::generic_category(), "memfd_create");
-    if (ftruncate(file_, static_cast<off_t>((2 + kHostZones) * zone_bytes(device_bytes))) != 0) {
+    if (file_ < 0) file_ = host_file_;
+    const auto bytes = static_cast<off_t>((2 + kHostZones) * zone_bytes(device_bytes) + kPageTableBytes);
+    if (host_file_ < 0 || ftruncate(file_, bytes) != 0 || ftruncate(host_file_, bytes) != 0) {
       const int error = errno;
-      close(file_);
-      throw std::system_error(error, std::generic_category(), "ftruncate of the emulated device's memory");
+      close_files();
+      throw std::system_error(error, std::generic_category(), "the emulated device's memory");
     }
   }
-  ~PhysicalMemory() {
-    close(file_);
-  }
+  ~PhysicalMemory() { close_files(); }
   PhysicalMemory(const PhysicalMemory&) = delete;
   PhysicalMemory& operator=(const PhysicalMemory&) = delete;
 
@@ -79,7 +79,7 @@ class PhysicalMemory {
     static const std::vector<unsigned char>& poison = *new std::vector<unsigned char>(kPoisonBytes, kPoison);
     for (uint64_t done = 0; done < bytes;) {
       const size_t part = static_cast<size_t>(std::min<uint64_t>(bytes - done, kPoisonBytes));
-      const ssize_t written = pwrite(file_, poison.data(), part, static_cast<off_t>(offset + done));
+      const ssize_t written = pwrite(file(offset), poison.data(), part, static_cast<off_t>(offset + done));
       if (written < 0 && errno == EINTR) continue;
       if (written <= 0) return false;
       done += static_cast<uint64_t>(written);
@@ -105,7 +105,7 @@ class PhysicalMemory {
   }
   void give_back(uint64_t offset, uint64_t bytes) {
     // A failure leaves the pages taken, which costs memory only: they are written again before they are used again.
-    (void)fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
+    (void)fallocate(file(offset), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
                     static_cast<off_t>(bytes));
     if (is_on_host(offset)) {
       host_free_.give(offset, bytes);
@@ -135,7 +135,8 @@ class PhysicalMemory {
   }
   const Allocation& allocation(uint32_t slot) const { return slots_[slot]; }
 
-  int file() const { return file_; }
+  // Where an extent lies, at its own offset.
+  int file(uint64_t offset) const { return is_on_host(offset) ? host_file_ : file_; }
   uint64_t device_bytes() const { return device_bytes_; }
   uint64_t used_bytes() const { return used_bytes_; }
   uint64_t peak_bytes() const { return peak_bytes_; }
@@ -159,6 +160,10 @@ class PhysicalMemory {
   // The length of one zone, so that the second starts aligned.
   static uint64_t zone_bytes(uint64_t device_bytes) {
     return (device_bytes * kZonePerDevice + kPageTableBytes - 1) / kPageTableBytes * kPageTableBytes;
+  }
+  void close_files() const {
+    if (file_ >= 0) close(file_);
+    if (host_file_ >= 0 && host_file_ != file_) close(host_file_);
   }
   // -1 without the right to mount (CAP_SYS_ADMIN), or on a kernel without huge pages for tmpfs.
   static int file_in_huge_pages() {
@@ -196,10 +201,10 @@ class PhysicalMemory {
   // there, so that their mappings merge into one of the kernel's.
   FreeExtents aligned_free_;  // for sizes that are multiples of 2 MiB, so that their offsets are too: one entry maps a huge page
   FreeExtents other_free_;
-  FreeExtents host_free_;     // behind the two
+  FreeExtents host_free_;     // behind the two and a gap, so that what lies in two files is no neighbour
   std::vector<Allocation> slots_;
   std::vector<uint32_t> free_slots_;
-  int file_ = -1;
+  int file_ = -1, host_file_ = -1;  // one, where there are no huge pages
 };
 
 }  // namespace ooc::emulated
