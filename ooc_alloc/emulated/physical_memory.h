@@ -2,7 +2,7 @@
 //
 // The file lies on a tmpfs of its own, mounted nowhere, where the kernel keeps it in huge pages: mapping and unmapping a
 // chunk of 128 KiB then takes half the time. Where that needs a right that this process lacks, the file is a memfd. Host
-// memory always is one: huge pages are slow to come by, and variables have no limit there.
+// memory always is a memfd: the first use of new huge pages takes long, and it is much memory that is mapped once.
 //
 // Not thread-safe, except fill(): its owner (device.h) holds a lock.
 #pragma once
@@ -45,8 +45,8 @@ class PhysicalMemory {
         aligned_free_(0, zone_bytes(device_bytes)),
         other_free_(zone_bytes(device_bytes), zone_bytes(device_bytes)),
         host_free_(2 * zone_bytes(device_bytes) + kPageTableBytes, kHostZones * zone_bytes(device_bytes)) {
-    host_file_ = memfd_create(kName, MFD_CLOEXEC);
     file_ = file_in_huge_pages();
+    host_file_ = memfd_create(kName, MFD_CLOEXEC);
     if (file_ < 0) file_ = host_file_;
     const auto bytes = static_cast<off_t>((2 + kHostZones) * zone_bytes(device_bytes) + kPageTableBytes);
     if (host_file_ < 0 || ftruncate(file_, bytes) != 0 || ftruncate(host_file_, bytes) != 0) {

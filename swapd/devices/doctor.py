@@ -106,7 +106,7 @@ def check_system() -> Check:
 
 
 def check_memfd() -> Check:
-    """Whether memfds can be made: the emulated device's memory is one in a process that may not mount."""
+    """Whether memfds can be made: the emulated device needs one."""
     try:
         descriptor = os.memfd_create("ooc-doctor")
         os.close(descriptor)
