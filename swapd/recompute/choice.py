@@ -224,7 +224,8 @@ class _Search:
 
     def go_on(self) -> None:
         """Change the fastest set or its plan wherever that simulates faster, until it takes no longer than the goal."""
-        changes, chance = _Changes(self.order), random.Random(0)
+        changes = _Changes(self.order)
+        chance = changes.chance
         for _ in range(TRIED if self.order and self.problem.functions <= MOST_SEARCHED else 0):
             if self.fastest is None or self.fastest[0] <= self.goal or self.simulated >= SIMULATED:
                 break
