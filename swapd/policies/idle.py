@@ -57,15 +57,7 @@ def idle(problem: Problem, work: int = WORK) -> Plan:
         if tried[-1][1].seconds <= goal:
             break
     plan, timeline, way = min(tried, key=lambda attempt: attempt[1].seconds)
-    paced, best = problem, timeline.seconds
-    for _ in range(min(ROUNDS, attempts - len(tried))):
-        if best <= goal:
-            break
-        paced = _stretched(problem, paced, timeline)
-        candidate, timeline = plan_paced(problem, paced, way._replace(margin=way.margin or 2.0))
-        if timeline.seconds < best:
-            plan, best = candidate, timeline.seconds
-    return plan
+    return _paced(problem, plan, timeline, way, min(ROUNDS, attempts - len(tried)), goal)[0]
 
 
 def plan_in(problem: Problem, way: Way) -> Plan:
@@ -73,9 +65,28 @@ def plan_in(problem: Problem, way: Way) -> Plan:
     return _placed(problem, find_intervals(problem), way)
 
 
-def plan_paced(problem: Problem, paced: Problem, way: Way) -> tuple[Plan, SimulationResult]:
-    """The same with the times of `paced`, and the plan's simulation with those of `problem`."""
-    return _attempt(problem, paced, find_intervals(paced), way)
+def plan_paced(problem: Problem, way: Way, promising: float, goal: float) -> tuple[Plan, float, int]:
+    """The same, planned again with stretched times where the plan simulates `promising` seconds at most.
+
+    Returns:
+        The fastest plan, the seconds that it simulates, and the number of plans. `goal` seconds end the attempts.
+    """
+    plan, timeline = _attempt(problem, problem, find_intervals(problem), way)
+    return _paced(problem, plan, timeline, way, ROUNDS if timeline.seconds <= promising else 0, goal)
+
+
+def _paced(
+    problem: Problem, plan: Plan, timeline: SimulationResult, way: Way, rounds: int, goal: float
+) -> tuple[Plan, float, int]:
+    """As `plan_paced`, from a plan and its simulation; each of the rounds stretches times by the stalls before it."""
+    paced, best, attempts = problem, timeline.seconds, 1
+    while attempts <= rounds and best > goal:
+        attempts += 1
+        paced = _stretched(problem, paced, timeline)
+        candidate, timeline = _attempt(problem, paced, find_intervals(paced), way._replace(margin=way.margin or 2.0))
+        if timeline.seconds < best:
+            plan, best = candidate, timeline.seconds
+    return plan, best, attempts
 
 
 def _attempt(problem: Problem, paced: Problem, intervals: Intervals, way: Way) -> tuple[Plan, SimulationResult]:

@@ -8,10 +8,8 @@ and the memory that this takes may cost more than a drop saves.
 
 From one set the search goes on to others that differ by a few candidates: first wherever the formula of two phases
 (`swapd.planning.lower_bound.bound`) finds that faster, which takes no plan, then wherever the simulator does, unless
-the lower bound rules it out. Each is planned in a way at random, with what functions waited for under the fastest plan
-as a guess of what they will wait for; so now and then the same set is, too. The search begins twice, once with
-variables that linger and once without, and goes on with what is faster. What it ends at is kept if it is faster than
-swapping alone.
+the lower bound rules it out. It begins twice, once with variables that linger and once without, and goes on with what
+is faster. What it ends at is kept if it is faster than swapping alone.
 
 Final drops cost nothing, so they are not searched for: each set is judged with all of them. In the end those are left
 out for which there is room. Where the trace is too long for that, nothing is dropped for good.
@@ -24,7 +22,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from swapd.planning.lower_bound import bound, lower_bound
 from swapd.planning.plan import Plan
@@ -36,7 +33,7 @@ from swapd.recompute.candidates import Candidate, Drop, find_candidates
 from swapd.recompute.history import History
 from swapd.recompute.published import checkpointed, swap_then_recompute
 from swapd.recompute.rewriting import Rewritten, rewrite
-from swapd.simulation.simulator import SimulationResult, simulate_events, simulate_once
+from swapd.simulation.simulator import simulate_events, simulate_once
 from swapd.trace.trace import Machine, Trace
 
 MOST_TOGETHER = 16  # functions that run again before one function, all drops considered
@@ -44,13 +41,12 @@ SEGMENTS = (2, 4, 8, 16, 32, 64)  # of checkpointing, where the search may start
 SHARES = (0.9, 0.5, 0.1)  # the search starts with what the linear programme makes again to more than such a part
 FEW_CUTS = 24  # of the lower bound that rules changes out
 MOST_SEARCHED = 4_000  # functions of traces for which more is planned than one set of a published way
-ESTIMATED, TRIED = 200, 400  # sets that are tried, with the formula and with the simulator
-CHANGED = 0.8  # of the latter differ from the fastest set; the others are that set, planned anew
+ESTIMATED, CHANGED = 200, 400  # changes that are tried, with the formula and with the simulator
 WIDEST = 5  # a change is of at most 2 ** WIDEST candidates
-SIMULATED = 160_000  # functions and moves in all plans that are simulated; each takes about 12 us, planning included
-STARTED = 30_000  # of these, before sets are changed
-FIRST_WAYS = Way(True, 2.0), Way(True, 4.0), Way(False, 0.0)
-MARGINS = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0)  # of later ways
+SIMULATED = 120_000  # functions and moves in all plans that are simulated; each takes about 12 us, planning included
+TRIED_WAYS = Way(True, 2.0), Way(True, 4.0), Way(False, 0.0)
+ANOTHER = 0.2  # of the changes are planned in one of these too, beside the way of the fastest plan
+PROMISING = 1.06  # times the seconds of the fastest: what is so near is planned again with stretched times
 AT_ONCE = Machine(1e18, 1e18)  # copies take no time
 WORTH = 0.99  # times the seconds of swapping alone: less gain than that is not worth it
 
@@ -70,7 +66,6 @@ class Choice:
 Drops = frozenset[Drop]
 Variant = tuple[Problem, Rewritten]  # of the program, with a set of drops
 Planned = tuple[float, Plan, Problem, Rewritten]
-Waits = NDArray[np.float64]  # float64[functions of the trace + 1]: seconds before each, and before the next iteration
 
 
 def choose(
@@ -182,7 +177,7 @@ class _Search:
         self.final = [c for c in found if c.final]
         self.simulated = 0  # functions and moves
         self.fastest: Planned | None = None
-        self.waits: tuple[Waits, Waits] | None = None  # of the fastest: what its plan guessed, and what it simulates
+        self.way = TRIED_WAYS[0]  # in which it was planned
         self.order = together(self.history, self._ordered(), MOST_TOGETHER)
         self.goal = 0.0  # in seconds: how near the bound the search ends
 
@@ -196,7 +191,7 @@ class _Search:
         if self.problem.functions > MOST_SEARCHED:
             variant = min(map(self._problem, filter(None, starts)), key=_phases, default=None)
             if variant is not None:
-                self._judge(*variant, FIRST_WAYS[0])
+                self._judge(*variant, TRIED_WAYS[:1])
             return
         least, parts = relaxed(self.problem, self.history, [*order, *self.final])
         starts += [[c.drop for c, part in zip(order, parts) if part > share] for share in SHARES]
@@ -206,9 +201,8 @@ class _Search:
         if not self.final:
             found.pop(frozenset(), None)
         for variant in sorted(found.values(), key=_phases):
-            for way in FIRST_WAYS:
-                self._judge(*variant, way)
-            if self.simulated >= STARTED:
+            self._judge(*variant, TRIED_WAYS)
+            if self.simulated >= SIMULATED // 2:
                 break
         self.goal = CLOSE * least
 
@@ -223,21 +217,16 @@ class _Search:
         return drops, variant
 
     def go_on(self) -> None:
-        """Change the fastest set or its plan wherever that simulates faster, until it takes no longer than the goal."""
+        """Change the fastest set wherever that simulates faster, until that takes no longer than the goal."""
         changes = _Changes(self.order)
-        chance = changes.chance
-        for _ in range(TRIED if self.order and self.problem.functions <= MOST_SEARCHED else 0):
+        for _ in range(CHANGED if self.order and self.problem.functions <= MOST_SEARCHED else 0):
             if self.fastest is None or self.fastest[0] <= self.goal or self.simulated >= SIMULATED:
                 break
-            seconds, _, problem, rewritten = self.fastest
-            if chance.random() < CHANGED:
-                trial = changes.of(frozenset(rewritten.drops))
-                if trial is None:
-                    continue
+            if (trial := changes.of(frozenset(self.fastest[3].drops))) is not None:
                 problem, rewritten = self._problem(trial)
-                if lower_bound(problem, FEW_CUTS) >= seconds:
-                    continue
-            self._judge(problem, rewritten, Way(chance.random() < 0.5, chance.choice(MARGINS)), chance.random())
+                if lower_bound(problem, FEW_CUTS) < self.fastest[0]:
+                    another = changes.chance.sample(TRIED_WAYS, int(changes.chance.random() < ANOTHER))
+                    self._judge(problem, rewritten, (self.way, *another))
 
     def end(self, make: Callable[[Problem], Plan]) -> None:
         """Plan the fastest set as well as can be, and leave out the final drops that this plan does not need."""
@@ -265,44 +254,20 @@ class _Search:
         rewritten = rewrite(self.history, drops, self.final)
         return self.make_problem(rewritten.trace), rewritten
 
-    def _judge(self, problem: Problem, rewritten: Rewritten, way: Way, part: float = 0.0) -> None:
-        """Plan what is left to swap with a set of drops, and keep it if it simulates faster than all others.
-
-        Args:
-            part: how far the guess of what functions wait for lies on the way from the fastest plan's to what that
-                simulates.
-        """
+    def _judge(self, problem: Problem, rewritten: Rewritten, ways: Sequence[Way]) -> None:
+        """Plan what is left to swap with a set of drops, and keep it if it simulates faster than all others."""
         try:
             problem.require_feasible()
         except InfeasibleError:
             return
-        guessed = seen = np.zeros(self.problem.functions + 1)
-        plan, seconds = Plan(policy="idle"), problem.compute_seconds
-        if not problem.fits:
-            if self.waits is not None:
-                guessed = (1 - part) * self.waits[0] + part * self.waits[1]
-            plan, timeline = plan_paced(problem, _waiting(problem, rewritten, guessed), way)
-            seconds, seen = timeline.seconds, _waits(problem, rewritten, timeline)
-            self.simulated += problem.functions + len(plan.outs) + len(plan.ins)
-        if self.fastest is None or seconds < self.fastest[0]:
-            self.fastest, self.waits = (seconds, plan, problem, rewritten), (guessed, seen)
-
-
-def _waits(problem: Problem, rewritten: Rewritten, timeline: SimulationResult) -> Waits:
-    """What each function of the trace waits for, those that run again before it included."""
-    starts = np.array(timeline.starts)
-    stalls = np.diff(starts, append=starts[0] + timeline.seconds) - problem.seconds
-    own = np.flatnonzero(~rewritten.repeated)
-    waits = np.zeros(len(own) + 1)
-    np.add.at(waits, np.searchsorted(own, np.arange(len(stalls))), stalls)
-    return waits
-
-
-def _waiting(problem: Problem, rewritten: Rewritten, waits: Waits) -> Problem:
-    """The problem with functions of the trace that take as much longer."""
-    seconds = problem.seconds.copy()
-    seconds[~rewritten.repeated] += waits[:-1]
-    return replace(problem, seconds=seconds)
+        for way in ways:
+            plan, seconds, attempts = Plan(policy="idle"), problem.compute_seconds, 1
+            if not problem.fits:
+                promising = PROMISING * self.fastest[0] if self.fastest is not None else 0.0
+                plan, seconds, attempts = plan_paced(problem, way, promising, CLOSE * lower_bound(problem, FEW_CUTS))
+            self.simulated += attempts * (problem.functions + len(plan.outs) + len(plan.ins))
+            if self.fastest is None or seconds < self.fastest[0]:
+                self.fastest, self.way = (seconds, plan, problem, rewritten), way
 
 
 class _Changes:
