@@ -22,6 +22,7 @@ class SimulatedMachine:
         self.n = problem.functions
         self.outs: deque[tuple[int, int, int]] = deque()  # variable, mask, after_function
         self.ins: deque[tuple[int, int, int, int]] = deque()  # variable, mask, after_function, outs to complete
+        self.queued = [0] * (problem.variables + 1)  # how many of the ins are of each variable; the last: of none
         self.backs: deque[tuple[int, int, int]] = deque()  # write-backs: variable, mask, after_function
         # Variable (-1 if freed meanwhile), mask, whether it is an out of the plan, whether it is a write-back. Where
         # unmapping takes time, also what is dropped.
@@ -131,6 +132,7 @@ class SimulatedMachine:
         self.backs.extend(self.back_moves)
         for v, mask, after, outs in self.in_moves:
             self.ins.append((v, mask, after, max(base + outs if outs else 0, guard.get(v, 0))))
+            self.queued[v] += 1
         for v in steps.deaths[0]:
             self._release(v)
 
@@ -153,6 +155,9 @@ class SimulatedMachine:
         self.outs = deque((name[v], mask, -1) for v, mask, _ in self.outs)
         self.backs = deque((name[v], mask, -1) for v, mask, _ in self.backs)
         self.ins = deque((name[v], mask, -1, needed) for v, mask, _, needed in self.ins)
+        self.queued = [0] * len(self.queued)
+        for v, *_ in self.ins:
+            self.queued[v] += 1
         if self.out_copy is not None:
             self.out_copy = (name[self.out_copy[0]], *self.out_copy[1:])
         if self.in_copy is not None:
@@ -238,7 +243,7 @@ class SimulatedMachine:
     def _start_ins(self) -> None:
         if self.function_end == _NEVER and self._demand():
             return
-        while self.ins:
+        while self.ins and self.in_end == _NEVER:
             v, mask, after, needed = self.ins[0]
             if after > self.ended or self.outs_done < needed:
                 return
@@ -248,9 +253,8 @@ class SimulatedMachine:
                     return
                 if mask:
                     self._copy_in(v, mask, True)
-                    self.ins.popleft()
-                    return
             self.ins.popleft()
+            self.queued[v] -= 1
 
     def _next_in_is_due(self) -> bool:
         """Whether an in could start if the link were free."""
@@ -283,7 +287,7 @@ class SimulatedMachine:
         """Swap in what the waiting function needs and no queued in brings. Returns whether the link is kept for it."""
         for v in self.steps.needs[self.ended + 1] if self.ended + 1 < self.n else ():
             mask = self.absent[v]
-            if mask and not any(queued[0] == v for queued in self.ins):
+            if mask and not self.queued[v]:
                 if mask.bit_count() <= self.free:
                     self.timeline.demand_in_count += 1
                     self._copy_in(v, mask, False)
