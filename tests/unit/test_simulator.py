@@ -8,6 +8,7 @@ from planning_traces import Builder, gpt, random_trace
 from swapd.planning.plan import In, Out, Plan
 from swapd.planning.problem import InfeasibleError, Problem
 from swapd.policies import get
+from swapd.simulation.simulated_machine import SimulatedMachine
 from swapd.simulation.simulator import simulate, simulate_once
 from swapd.trace.trace import Machine
 
@@ -360,3 +361,30 @@ def test_one_iteration_repeats_once_steady():
 def test_infeasible_problems_are_refused():
     with pytest.raises(InfeasibleError, match="f0"):
         simulate(five(3), Plan())
+
+
+class Counted(SimulatedMachine):
+    waited = 0
+
+    def _demand(self) -> bool:
+        counts = [0] * len(self.queued)
+        for v, *_ in self.ins:
+            counts[v] += 1
+        assert self.queued == counts
+        self.waited += sum(counts)
+        return super()._demand()
+
+
+def test_it_knows_how_many_ins_of_each_variable_wait():
+    """What a function waits for is swapped in on demand only if no in of the plan brings it."""
+    waited, r = 0, random.Random(0)
+    for seed in range(20):
+        trace = random_trace(seed)
+        problem = Problem.from_trace(trace, Problem.from_trace(trace, 0).min_budget_bytes)
+        variables, functions = max(problem.variables, 1), problem.functions
+        ins = [In(r.randrange(variables), 0, 3, r.randrange(functions), 0, 0) for _ in range(15)]
+        machine = Counted(problem, Plan((), tuple(ins if problem.variables else ())))
+        for _ in range(3):
+            machine.iteration()
+        waited += machine.waited
+    assert waited
