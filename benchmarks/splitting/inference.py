@@ -33,7 +33,7 @@ from swapd.splitting.segments import Layer, schedule_layers
 from swapd.units import format_bytes
 
 LIMITS_MB = (200, 100, 50, 10, 5)
-ITERATIONS = 30  # in the first of them a plan is still waited for now and then
+ITERATIONS = 30  # in the earlier half a plan is still waited for now and then
 CHUNK_BYTES = 16 << 10
 MB, MIB = 1_000_000, 1 << 20
 PAPERS_MIB = {"AlexNet": mmcnn_tables.rows(mmcnn_tables.TABLE_4_ALEXNET)}
