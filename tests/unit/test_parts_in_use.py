@@ -47,7 +47,8 @@ class RecordedCore:
     functions = 0
 
     def stats(self) -> dict[str, Any]:
-        names = ("swap_out_bytes", "swap_in_bytes", "copy_out_seconds", "copy_in_seconds")
+        names = ("swap_out_bytes", "swap_in_bytes", "swap_out_count", "swap_in_count")
+        names += ("copy_out_seconds", "copy_in_seconds")
         return {
             **dict.fromkeys(names, 0),
             "budget_bytes": self.budget,

@@ -32,7 +32,7 @@ class Counters:
 
     def __init__(self, **moved: float) -> None:
         names = ("swap_out_bytes", "swap_in_bytes", "copy_out_seconds", "copy_in_seconds")
-        names += ("map_seconds", "unmap_seconds", "driver_calls_map", "unmapped_bytes")
+        names += ("swap_out_count", "swap_in_count", "map_seconds", "unmap_seconds", "driver_calls_map", "unmapped_bytes")
         self.figures = {name: moved.get(name, 0.0) for name in names} | {"chunk_bytes": 2 * MIB}
 
     def stats(self) -> dict[str, Any]:
@@ -53,6 +53,13 @@ def test_the_process_own_transfers_count_more() -> None:
     assert found.out_bytes_per_second == 1000 * MIB
     assert found.in_bytes_per_second == PROBED.in_bytes_per_second
     assert found.latency_seconds == PROBED.latency_seconds
+
+
+def test_latency_is_no_part_of_the_measured_speed() -> None:
+    copies = {"swap_in_bytes": 100 * MIB, "swap_in_count": 1000, "copy_in_seconds": 0.1 + 1000 * PROBED.latency_seconds}
+    assert link(PROBED, **copies).in_bytes_per_second == pytest.approx(1000 * MIB)
+    late = replace(PROBED, latency_seconds=1.0)  # more than all of them took: no such copy was made
+    assert link(late, **copies).in_bytes_per_second == pytest.approx(100 * MIB / 0.06)
 
 
 def test_a_few_small_copies_are_no_measurement() -> None:
