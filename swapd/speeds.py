@@ -12,16 +12,19 @@ LINK_UNKNOWN = Machine(_FALLBACK_BYTES_PER_SECOND, _FALLBACK_BYTES_PER_SECOND)
 DISK_UNKNOWN = Machine(1e9, 1e9, DISK_LATENCY_SECONDS)
 _ENOUGH_BYTES = 16 << 20  # moved one way before the speed counts: less would be the speed of a few small copies
 _ENOUGH_DISK_BYTES = 64 << 20
+_MOST_LATENCY = 0.5  # of the time of copies, whatever latency is expected: as in a profile
 _ENOUGH_CHUNKS = 8  # mapped or unmapped before the time of each counts
 
 Stats = Mapping[str, int | float]  # as of `Core.stats`
 
 
 def link(stats: Stats, expected: Machine, *, asynchronous: bool = False) -> Machine:
-    """The link between the device and the level below it."""
+    """The link between the device and the level below it. Its speeds are without the latency, which plans count too."""
 
     def speed(way: str, known: float) -> float:
-        return _speed(stats[f"swap_{way}_bytes"], stats[f"copy_{way}_seconds"], _ENOUGH_BYTES, known)
+        busy = stats[f"copy_{way}_seconds"]
+        busy -= min(stats[f"swap_{way}_count"] * expected.latency_seconds, _MOST_LATENCY * busy)
+        return _speed(stats[f"swap_{way}_bytes"], busy, _ENOUGH_BYTES, known)
 
     def cost(call: str, chunks: float, known: float) -> float:
         return stats[f"{call}_seconds"] / chunks if chunks >= _ENOUGH_CHUNKS else known
