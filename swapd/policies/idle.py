@@ -1,7 +1,7 @@
 """The idle policy: move the least data, over the intervals in which it is missed least.
 
 `choice` says what leaves, and `placement` says when. Both have to guess how long transfers and stalls will take. So the
-policy tries a few ways to choose, and keeps the plan that simulates fastest. It then plans again a few times, with the
+policy tries a few ways to choose. In those whose plans simulate fastest it then plans again a few times, with the
 functions' times stretched by the simulated stalls, which moves the guesses towards what will happen. The number of
 attempts depends on the size of the problem, so that planning ends within about a second.
 """
@@ -30,12 +30,14 @@ class Way(NamedTuple):
     latencies: int = LATENCIES  # a piece takes at least so many times the latency of a copy
 
 
+MARGINS = (2.0, 0.0, 4.0, 6.0)
 WAYS = (
-    *(Way(clean_first, margin) for margin in (2.0, 0.0, 4.0) for clean_first in (True, False)),
-    *(Way(True, margin, LATENCIES // 4) for margin in (2.0, 0.0, 4.0)),
+    *(Way(clean_first, margin) for margin in MARGINS for clean_first in (True, False)),
+    *(Way(True, margin, LATENCIES // 4) for margin in MARGINS[:3]),
 )
-ROUNDS = 3  # attempts with stretched times
-WORK = 40_000  # about how many functions and intervals all attempts go through; it takes less than a second
+PACED = 4  # of the ways, those of the fastest plans, are tried again with stretched times
+ROUNDS = 4  # attempts of each of them
+WORK = 60_000  # about how many functions and intervals all attempts go through; it takes about a second
 CLOSE = 1.01  # times the bound: a plan that is this near ends the search
 
 
@@ -50,14 +52,21 @@ def idle(problem: Problem, work: int = WORK) -> Plan:
         return Plan(policy="idle")
     goal = CLOSE * quick_lower_bound(problem)
     intervals = find_intervals(problem)
-    attempts = max(1, work // (problem.functions + len(intervals)))
-    tried = []
-    for way in WAYS[: max(attempts - ROUNDS, min(attempts, 3))]:
-        tried.append((*_attempt(problem, problem, intervals, way), way))
-        if tried[-1][1].seconds <= goal:
+    left = max(1, work // (problem.functions + len(intervals)))  # attempts
+    tried: dict[float, tuple[Plan, SimulationResult, Way]] = {}  # by seconds: equal plans are one
+    for way in WAYS[: max(left // 2, min(left, 3))]:
+        left -= 1
+        plan, timeline = _attempt(problem, problem, intervals, way)
+        tried.setdefault(timeline.seconds, (plan, timeline, way))
+        if timeline.seconds <= goal:
+            return plan
+    found = []
+    for _, (plan, timeline, way) in sorted(tried.items())[:PACED]:
+        found.append(_paced(problem, plan, timeline, way, min(ROUNDS, left), goal))
+        left -= found[-1][2] - 1
+        if found[-1][1] <= goal:
             break
-    plan, timeline, way = min(tried, key=lambda attempt: attempt[1].seconds)
-    return _paced(problem, plan, timeline, way, min(ROUNDS, attempts - len(tried)), goal)[0]
+    return min(found, key=lambda plan: plan[1])[0]
 
 
 def plan_in(problem: Problem, way: Way) -> Plan:
@@ -65,14 +74,14 @@ def plan_in(problem: Problem, way: Way) -> Plan:
     return _placed(problem, find_intervals(problem), way)
 
 
-def plan_paced(problem: Problem, way: Way, promising: float, goal: float) -> tuple[Plan, float, int]:
-    """The same, planned again with stretched times where the plan simulates `promising` seconds at most.
+def plan_paced(problem: Problem, way: Way, rounds: int, promising: float, goal: float) -> tuple[Plan, float, int]:
+    """The same, planned again `rounds` times with stretched times if the plan simulates `promising` seconds at most.
 
     Returns:
         The fastest plan, the seconds that it simulates, and the number of plans. `goal` seconds end the attempts.
     """
     plan, timeline = _attempt(problem, problem, find_intervals(problem), way)
-    return _paced(problem, plan, timeline, way, ROUNDS if timeline.seconds <= promising else 0, goal)
+    return _paced(problem, plan, timeline, way, rounds if timeline.seconds <= promising else 0, goal)
 
 
 def _paced(

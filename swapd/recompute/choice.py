@@ -46,7 +46,8 @@ WIDEST = 5  # a change is of at most 2 ** WIDEST candidates
 SIMULATED = 120_000  # functions and moves in all plans that are simulated; each takes about 12 us, planning included
 TRIED_WAYS = Way(True, 2.0), Way(True, 4.0), Way(False, 0.0)
 ANOTHER = 0.2  # of the changes are planned in one of these too, beside the way of the fastest plan
-PROMISING = 1.06  # times the seconds of the fastest: what is so near is planned again with stretched times
+PROMISING = 1.06  # times the seconds of the fastest: what is so near is planned again with stretched times,
+ROUNDS = 3  # so often
 AT_ONCE = Machine(1e18, 1e18)  # copies take no time
 WORTH = 0.99  # times the seconds of swapping alone: less gain than that is not worth it
 
@@ -264,7 +265,8 @@ class _Search:
             plan, seconds, attempts = Plan(policy="idle"), problem.compute_seconds, 1
             if not problem.fits:
                 promising = PROMISING * self.fastest[0] if self.fastest is not None else 0.0
-                plan, seconds, attempts = plan_paced(problem, way, promising, CLOSE * lower_bound(problem, FEW_CUTS))
+                goal = CLOSE * lower_bound(problem, FEW_CUTS)
+                plan, seconds, attempts = plan_paced(problem, way, ROUNDS, promising, goal)
             self.simulated += attempts * (problem.functions + len(plan.outs) + len(plan.ins))
             if self.fastest is None or seconds < self.fastest[0]:
                 self.fastest, self.way = (seconds, plan, problem, rewritten), way

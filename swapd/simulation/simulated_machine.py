@@ -241,8 +241,8 @@ class SimulatedMachine:
             self.log.append(Copy(True, v, count, planned, self.now, self.out_end, mask))
 
     def _start_ins(self) -> None:
-        if self.function_end == _NEVER and self._demand():
-            return
+        if self.function_end == _NEVER and (self.waits_for < 0 or self._demand()):
+            return  # what is free is for the function
         while self.ins and self.in_end == _NEVER:
             v, mask, after, needed = self.ins[0]
             if after > self.ended or self.outs_done < needed:
