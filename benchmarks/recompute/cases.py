@@ -29,7 +29,7 @@ COMPARED = (SWAP_ONLY, OURS, CHECKPOINT)
 # Once for a model; the first of them holds the links.
 IN_CORE_ALONE, TRACED, CHECKPOINT_IN_CORE, PLAIN = "in-core alone", "traced", "checkpoint in-core", "plain"
 BOUND_PLACES = 96  # a run looks at 32 at most
-WHOLE_PLACES, WHOLE_SECONDS = (32, 64), 30.0  # where candidates are made again wholly or not at all
+WHOLE_PLACES, WHOLE_SECONDS = (32, 96), 30.0  # where candidates are made again wholly or not at all
 OVERSUBSCRIPTIONS = (2.0, 4.0, 8.0)
 SLOWDOWNS = (2.0, 4.0)  # how many times the in-core step swapping alone takes at least
 # Two plans of what is recorded; ours then times swapping alone, tries what it drops, plans that twice, and compares.

@@ -133,7 +133,7 @@ class _Programme:
         else:
             options = {"time_limit": whole_seconds}
             found = linprog(duration, matrix, rows.most, bounds=bounds, integrality=~duration, options=options)
-            seconds = found.mip_dual_bound
+            seconds = found.get("mip_dual_bound")  # there is none if time was over before the search began
         # Without an answer the computation alone is a bound.
         seconds, solution = seconds or 0.0, found.x if found.x is not None else np.zeros(self.unknown)
         first = (self.behind >= 0).argmax(axis=1)

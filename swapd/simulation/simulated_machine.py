@@ -262,7 +262,8 @@ class SimulatedMachine:
             needs = (v for v in self.steps.needs[self.ended + 1] if self.absent[v] and v != self.in_copy[0])
             if any(self.absent[v].bit_count() <= self.free for v in needs):
                 return True
-        if not self.ins or self.ins[0][2] > self.ended or self.outs_done < self.ins[0][3]:
+        waits_for_room = self.function_end == _NEVER and self.waits_for < 0
+        if waits_for_room or not self.ins or self.ins[0][2] > self.ended or self.outs_done < self.ins[0][3]:
             return False
         v, mask, _, _ = self.ins[0]
         return v >= 0 and self.alive[v] and (mask & self.absent[v]).bit_count() <= self.free

@@ -4,7 +4,7 @@ Three resources work at the same time: the computation, the link out, the link i
 order, and memory is counted in chunks. The rules:
 
 - Function i starts when function i - 1 has ended, all that it uses is resident, and there is room for what it
-  allocates. What a function uses does not leave while the function waits or runs.
+  allocates. What a function uses does not leave while the function waits or runs. No in starts while it waits for room.
 - Outs and ins follow their lists, as `planning.plan` says. A move is skipped when its variable is not live, when its
   chunks have moved already, and when it is late: a function that uses the variable has come since `after_function`
   (for an out: or is about to run). A late out is not needed, as a sound plan counts the variable as resident by then.

@@ -32,7 +32,8 @@ class Counters:
 
     def __init__(self, **moved: float) -> None:
         names = ("swap_out_bytes", "swap_in_bytes", "copy_out_seconds", "copy_in_seconds")
-        names += ("swap_out_count", "swap_in_count", "map_seconds", "unmap_seconds", "driver_calls_map", "unmapped_bytes")
+        names += ("swap_out_count", "swap_in_count")
+        names += ("map_seconds", "unmap_seconds", "driver_calls_map", "unmapped_bytes")
         self.figures = {name: moved.get(name, 0.0) for name in names} | {"chunk_bytes": 2 * MIB}
 
     def stats(self) -> dict[str, Any]:

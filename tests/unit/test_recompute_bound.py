@@ -144,6 +144,7 @@ def test_candidates_that_are_made_again_wholly_give_a_bound_that_is_no_less(solv
         candidates = find_candidates(history, final=True)
         part, whole = (recompute_bound(problem, history, candidates, whole_seconds=s) for s in (None, 60.0))
         assert part - 1e-6 <= whole <= best + 1e-6
+        assert recompute_bound(problem, history, candidates, whole_seconds=1e-9) <= whole + 1e-6, "in no time"
         more += whole > part + 1e-3
     assert more >= 10
 

@@ -56,6 +56,19 @@ def test_a_timeline_by_hand():
     assert timeline.average_chunks == pytest.approx(4.0)
 
 
+def test_what_is_free_is_for_a_function_that_waits_before_it_is_for_an_in():
+    b = Builder()
+    b.call("f0", [], [1, 1, 1], seconds=1.0)
+    b.call("f1", [], [3], seconds=1.0)
+    b.free(3)
+    b.call("f2", [0, 1, 2], seconds=1.0)
+    problem = Problem.from_trace(b.trace(chunk_bytes=1, machine=Machine(2.0, 1.0)), 4)
+    plan = Plan((Out(0, 0, 1, 0), Out(1, 0, 1, 0)), (In(0, 0, 1, 0, 1, 2), In(1, 0, 1, 1, 2, 2)))
+    timeline = simulate(problem, plan, 1)
+    assert timeline.starts == [0, 2, 5], "the first chunk that left does not come back before f1 has room for its three"
+    assert timeline.demand_out_count == 0
+
+
 CHUNK = 4 << 20  # one piece of a copy
 
 

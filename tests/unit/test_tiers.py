@@ -221,13 +221,14 @@ def test_a_block_is_held_while_it_is_copied() -> None:
     b = Builder()
     w = b.entry(2)
     b.call("f0", [w], [4], seconds=1.0)
-    b.call("f1", [], [4], seconds=1.0)
+    b.call("f1", [], seconds=1.0)
+    b.call("f2", [], [4], seconds=1.0)
     b.free(2)
-    b.call("f2", [w], seconds=1.0)
-    b.call("f3", [1], seconds=5.0)
+    b.call("f3", [w], seconds=1.0)
+    b.call("f4", [1], seconds=5.0)
     b.free(1)
     problem = Problem.from_trace(b.trace(chunk_bytes=1, machine=Machine(1.0, 2.0)), 6)
-    plan = Plan((Out(w, 0, 2, 0), Out(1, 0, 4, 0)), (In(w, 0, 2, 0, 1, 2), In(1, 0, 4, 2, 2, 3)))
+    plan = Plan((Out(w, 0, 2, 0), Out(1, 0, 4, 0)), (In(w, 0, 2, 0, 1, 3), In(1, 0, 4, 3, 2, 4)))
     level, blocks = second_level(problem, plan, LowerTiers(ENDLESS, INSTANT))
     # The weight, which is clean, leaves and comes back 1-2 while variable 1 is copied out 1-5.
     copies = [(copy.is_out, copy.variable, copy.start, copy.end) for copy in level.copies]
