@@ -30,13 +30,12 @@ class Way(NamedTuple):
     latencies: int = LATENCIES  # a piece takes at least so many times the latency of a copy
 
 
-MARGINS = (2.0, 0.0, 4.0, 6.0)
 WAYS = (
-    *(Way(clean_first, margin) for margin in MARGINS for clean_first in (True, False)),
-    *(Way(True, margin, LATENCIES // 4) for margin in MARGINS[:3]),
+    *(Way(clean_first, margin) for margin in (2.0, 0.0, 4.0, 6.0) for clean_first in (True, False)),
+    *(Way(True, margin, LATENCIES // 4) for margin in (2.0, 0.0)),
 )
 PACED = 4  # of the ways, those of the fastest plans, are tried again with stretched times
-ROUNDS = 4  # attempts of each of them
+ROUNDS, PATIENCE = 4, 2  # attempts of each of them at most, and those in a row that are not faster
 WORK = 60_000  # about how many functions and intervals all attempts go through; it takes about a second
 CLOSE = 1.01  # times the bound: a plan that is this near ends the search
 
@@ -87,14 +86,17 @@ def plan_paced(problem: Problem, way: Way, rounds: int, promising: float, goal: 
 def _paced(
     problem: Problem, plan: Plan, timeline: SimulationResult, way: Way, rounds: int, goal: float
 ) -> tuple[Plan, float, int]:
-    """As `plan_paced`, from a plan and its simulation; each of the rounds stretches times by the stalls before it."""
-    paced, best, attempts = problem, timeline.seconds, 1
-    while attempts <= rounds and best > goal:
+    """As `plan_paced`, from a plan and its simulation; each of the rounds stretches times by the stalls before it.
+
+    Rounds end where `PATIENCE` of them made nothing faster.
+    """
+    paced, best, attempts, fastest = problem, timeline.seconds, 1, 1
+    while attempts <= rounds and attempts < fastest + PATIENCE and best > goal:
         attempts += 1
         paced = _stretched(problem, paced, timeline)
         candidate, timeline = _attempt(problem, paced, find_intervals(paced), way._replace(margin=way.margin or 2.0))
         if timeline.seconds < best:
-            plan, best = candidate, timeline.seconds
+            plan, best, fastest = candidate, timeline.seconds, attempts
     return plan, best, attempts
 
 
