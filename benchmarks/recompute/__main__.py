@@ -4,11 +4,11 @@ python -m benchmarks.recompute [--quick] [--only MODEL ...] [--at X ...] [--link
     [--output FOLDER]
 python -m benchmarks.recompute --tables
 
-Each model is first recorded with all the memory it wants. A budget is a share of its live peak, and the link is so slow
-that swapping alone takes at least two, or four, times the in-core step. Then the arms of each case take turns, a few
-steps at a time, each in a process of its own: PyTorch without us; ours without recomputation; ours with all the memory
-it wants, whose times the bounds are of; ours; checkpointing of each block, written by hand, in the same budget, on the
-same link, with its swapping planned by us. The device is emulated.
+Each model is first recorded with all the memory it wants, in turns with PyTorch without us. A budget is a share of its
+live peak, and the link is so slow that swapping alone takes at least two, or four, times the in-core step. Then the
+arms of each case take turns, a few steps at a time, each in a process of its own: PyTorch without us; ours without
+recomputation; ours with all the memory it wants, whose times the bounds are of; ours; checkpointing of each block,
+written by hand, in the same budget, on the same link, with its swapping planned by us. The device is emulated.
 """
 
 from __future__ import annotations
@@ -54,9 +54,8 @@ def measure(model: str, options: argparse.Namespace) -> None:
     for path in (target / NAME).glob(f"{model}-*.json"):
         path.unlink()
     runner = Runner(model, quick=quick, turns=1 if quick else TURNS)
-    in_core = runner.in_core()
+    in_core, traced, trace = runner.first()
     results.save(target, NAME, f"{model}-in-core-alone", in_core)
-    traced, trace = runner.traced()
     live_peak = int(traced["summary"]["live_peak_bytes"])
     cases = cases_of(trace, live_peak, options.at, options.links, step_seconds(in_core))
     results.save(target, NAME, f"{model}-traced", traced | {"cases": [case.facts() for case in cases]})

@@ -115,9 +115,20 @@ class Runner:
     def _turns(self, least_steps: int = 2) -> list[str]:
         return ["--steps", str(least_steps), "--turns", str(self.turns)]
 
-    def in_core(self) -> dict[str, Any]:
-        """The in-core step that the links are held by."""
-        return self._run(IN_CORE_ALONE, {}, *self._turns())
+    def first(self) -> tuple[dict[str, Any], dict[str, Any], Trace]:
+        """The in-core step that the links are held by, and what `traced` gives.
+
+        Their steps take turns as those of cases do: a step after another process's takes longer than after its own.
+        """
+
+        def in_core(turns: tuple[int, ...]) -> Any:
+            return self._run(IN_CORE_ALONE, {}, *self._turns(), turns=turns)
+
+        def traced(turns: tuple[int, ...]) -> Any:
+            return self.traced(turns=turns)
+
+        alone, (record, trace) = in_turns(in_core, traced)
+        return alone, record, trace
 
     def traced(self, arm: str = TRACED, turns: tuple[int, ...] = ()) -> tuple[dict[str, Any], Trace]:
         """A run that has all the memory it wants, and a usual step of it."""
