@@ -46,8 +46,8 @@ WIDEST = 5  # a change is of at most 2 ** WIDEST candidates
 SIMULATED = 240_000  # functions and moves in all plans that are simulated; each takes about 12 us, planning included
 TRIED_WAYS = Way(True, 2.0), Way(True, 4.0), Way(False, 0.0)
 ANOTHER = 0.2  # of the changes are planned in one of these too, beside the way of the fastest plan
-PROMISING = 1.06  # times the seconds of the fastest: what is so near is planned again with stretched times,
-ROUNDS = 3  # so often
+PROMISING = 1.06  # times the seconds of the fastest: what is so near is planned again with stretched times
+ROUNDS = 3  # attempts with these
 AT_ONCE = Machine(1e18, 1e18)  # copies take no time
 WORTH = 0.99  # times the seconds of swapping alone: less gain than that is not worth it
 

@@ -241,8 +241,8 @@ class SimulatedMachine:
             self.log.append(Copy(True, v, count, planned, self.now, self.out_end, mask))
 
     def _start_ins(self) -> None:
-        if self.function_end == _NEVER and (self.waits_for < 0 or self._demand()):
-            return  # what is free is for the function
+        if self._waits_for_room() or (self.function_end == _NEVER and self._demand()):
+            return
         while self.ins and self.in_end == _NEVER:
             v, mask, after, needed = self.ins[0]
             if after > self.ended or self.outs_done < needed:
@@ -256,14 +256,17 @@ class SimulatedMachine:
             self.ins.popleft()
             self.queued[v] -= 1
 
+    def _waits_for_room(self) -> bool:
+        """Whether function `ended + 1` lacks nothing but room; what is free is for it then."""
+        return self.function_end == _NEVER and self.waits_for < 0
+
     def _next_in_is_due(self) -> bool:
         """Whether an in could start if the link were free."""
         if self.function_end == _NEVER and self.ended + 1 < self.n and self.in_copy is not None:
             needs = (v for v in self.steps.needs[self.ended + 1] if self.absent[v] and v != self.in_copy[0])
             if any(self.absent[v].bit_count() <= self.free for v in needs):
                 return True
-        waits_for_room = self.function_end == _NEVER and self.waits_for < 0
-        if waits_for_room or not self.ins or self.ins[0][2] > self.ended or self.outs_done < self.ins[0][3]:
+        if self._waits_for_room() or not self.ins or self.ins[0][2] > self.ended or self.outs_done < self.ins[0][3]:
             return False
         v, mask, _, _ = self.ins[0]
         return v >= 0 and self.alive[v] and (mask & self.absent[v]).bit_count() <= self.free
