@@ -5,10 +5,11 @@ python -m benchmarks.recompute [--quick] [--only MODEL ...] [--at X ...] [--link
 python -m benchmarks.recompute --tables
 
 Each model is first recorded with all the memory it wants, in turns with PyTorch without us. A budget is a share of its
-live peak, and the link is so slow that swapping alone takes at least two, or four, times the in-core step. Then the
-arms of each case take turns, a few steps at a time, each in a process of its own: PyTorch without us; ours without
-recomputation; ours with all the memory it wants, whose times the bounds are of; ours; checkpointing of each block,
-written by hand, in the same budget, on the same link, with its swapping planned by us. The device is emulated.
+live peak. Before each case the two are timed again, as the machine's speed drifts, and the case's link is so slow that
+swapping alone takes at least two, or four, times that in-core step. Then the arms of the case take turns, a few steps
+at a time, each in a process of its own: PyTorch without us; ours without recomputation; ours with all the memory it
+wants, whose times the bounds are of; ours; checkpointing of each block, written by hand, in the same budget, on the
+same link, with its swapping planned by us. The device is emulated.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import argparse
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from benchmarks import machine, results
 from benchmarks.fragmentation import reason
@@ -55,19 +57,26 @@ def measure(model: str, options: argparse.Namespace) -> None:
         path.unlink()
     runner = Runner(model, quick=quick, turns=1 if quick else TURNS)
     in_core, traced, trace = runner.first()
-    results.save(target, NAME, f"{model}-in-core-alone", in_core)
     live_peak = int(traced["summary"]["live_peak_bytes"])
-    cases = cases_of(trace, live_peak, options.at, options.links, step_seconds(in_core))
-    results.save(target, NAME, f"{model}-traced", traced | {"cases": [case.facts() for case in cases]})
     peak = results.mib(live_peak)
     say(f"{model}: live peak {peak} MiB, {trace.functions} functions, step {step_seconds(in_core):.3f} s")
     results.save(target, NAME, f"{model}-checkpoint-in-core", runner.checkpoint_in_core())
+    alone: list[dict[str, Any]] = []  # one for each case
+
+    def in_core_seconds() -> float:
+        alone.append(runner.first()[0])
+        return step_seconds(alone[-1])
+
     ends = {1}
     arms = [arm for arm in ARMS if arm in (IN_CORE, TIMED, *options.arms)]
-    for turn in range(options.rounds):
-        for case in cases:
+    cases = []
+    for case in cases_of(trace, live_peak, options.at, options.links, in_core_seconds):
+        cases.append(case)
+        name = f"{model}-{case.oversubscription:g}x-{case.slowdown:g}"
+        results.save(target, NAME, f"{name}-in-core-alone", alone[-1])
+        for turn in range(options.rounds):
             for arm, found in runner.arms(arms, case).items():
-                label = f"{model}-{case.oversubscription:g}x-{case.slowdown:g}-{arm.replace(' ', '-')}-{turn}"
+                label = f"{name}-{arm.replace(' ', '-')}-{turn}"
                 if not isinstance(found, RunFailed):
                     record = found | {"round": turn}
                     ends.update(int(number) for number in record["digests"])
@@ -80,6 +89,7 @@ def measure(model: str, options: argparse.Namespace) -> None:
                     record = case.facts() | frame | {"failed": said, "output": str(found)[-3000:]}
                 results.save(target, NAME, label, record)
                 say(f"{label}: {said}, load {machine.load()[0]}")
+    results.save(target, NAME, f"{model}-traced", traced | {"cases": [case.facts() for case in cases]})
     results.save(target, NAME, f"{model}-plain", runner.plain(sorted(ends)))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,8 +26,8 @@ IN_CORE, SWAP_ONLY, TIMED, OURS, CHECKPOINT = "in-core", "swap only", "timed", "
 # `TIMED` has all the memory it wants: its functions' times give the case's bounds, as the machine's speed drifts.
 ARMS = (IN_CORE, SWAP_ONLY, TIMED, OURS, CHECKPOINT)
 COMPARED = (SWAP_ONLY, OURS, CHECKPOINT)
-# Once for a model; the first of them holds the links.
-IN_CORE_ALONE, TRACED, CHECKPOINT_IN_CORE, PLAIN = "in-core alone", "traced", "checkpoint in-core", "plain"
+IN_CORE_ALONE = "in-core alone"  # before each case: it holds the case's link
+TRACED, CHECKPOINT_IN_CORE, PLAIN = "traced", "checkpoint in-core", "plain"  # once for a model
 BOUND_PLACES = 96  # a run looks at 32 at most
 WHOLE_PLACES, WHOLE_SECONDS = (32, 96), 30.0  # where candidates are made again wholly or not at all
 OVERSUBSCRIPTIONS = (2.0, 4.0, 8.0)
@@ -55,18 +55,16 @@ def cases_of(
     live_peak_bytes: int,
     oversubscriptions: Sequence[float],
     slowdowns: Sequence[float],
-    in_core_seconds: float,
-) -> list[Case]:
-    """The cases whose budget holds the largest function."""
-    found = []
+    in_core_seconds: Callable[[], float],
+) -> Iterator[Case]:
+    """The cases whose budget holds the largest function; the in-core step is measured as each is asked for."""
     for x in oversubscriptions:
         budget = int(live_peak_bytes / x)
         if Problem.from_trace(trace, budget).min_budget_bytes > budget:
             continue
         for slowdown in slowdowns:
-            machine = held_link(trace, budget, slowdown * in_core_seconds)
-            found.append(Case(x, slowdown, budget, machine.in_bytes_per_second))
-    return found
+            machine = held_link(trace, budget, slowdown * in_core_seconds())
+            yield Case(x, slowdown, budget, machine.in_bytes_per_second)
 
 
 def bounds(case: Case, trace: Trace) -> dict[str, float]:
@@ -116,7 +114,7 @@ class Runner:
         return ["--steps", str(least_steps), "--turns", str(self.turns)]
 
     def first(self) -> tuple[dict[str, Any], dict[str, Any], Trace]:
-        """The in-core step that the links are held by, and what `traced` gives.
+        """An in-core step that a link is held by, and what `traced` gives.
 
         Their steps take turns as those of cases do: a step after another process's takes longer than after its own.
         """

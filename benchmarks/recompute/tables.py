@@ -215,7 +215,7 @@ def table(records: list[Record]) -> str:
         f"{_models(records)}\n{_reached(found, plain)}\n"
         "Bounds and what is computed again are in times of the in-core step; bounds are of the functions' times in a "
         "run with all the memory it wants, whose steps take turns with those of the case's others; *link 2* is one on "
-        "which swapping alone takes at least twice the in-core step, as measured before all cases. *Warm-up* is the "
+        "which swapping alone takes at least twice the in-core step, as measured before the case. *Warm-up* is the "
         "number of steps before the turns that count. Planning, which the program waits for here and another process "
         "does by default, is not in the steps. Checkpointing by hand runs batch norms twice, which update their "
         "running statistics twice: these bits differ from the program's.\n\n"
