@@ -31,6 +31,9 @@ cmake_needs := $(if $(shell command -v cmake)$(filter system,$(VENV)),,$(install
 # more than there are cores, as some only wait.
 pytest := $(python) -m pytest --numprocesses $(shell expr $(JOBS) + 1) --dist worksteal
 
+# Else each of the tests' many processes would compile these sources anew where the environment forbids to keep bytecode.
+unexport PYTHONDONTWRITEBYTECODE
+
 # The build of the native libraries is left to `make native`.
 editable := $(pip) install --quiet --config-settings=wheel.cmake=false --editable ".
 
@@ -60,9 +63,9 @@ $(installed): pyproject.toml
 	$(editable)[examples]"
 	@touch $@
 
-# What tests and benchmarks need beside.
+# What tests and benchmarks need beside; little of it is ever imported, so it is compiled to bytecode only then.
 $(developer): $(installed)
-	$(editable)[test,report,grafana]"
+	$(editable)[test,report,grafana]" --no-compile
 	@touch $@
 endif
 

@@ -81,7 +81,7 @@ def really_recorded(name: str, folder: Path, cache: str) -> Trace:
     return Trace.load(folder / "real.trace")
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "compiled")) for n in MODELS])
 def test_the_trace_is_that_of_a_real_run(name: str, tmp_path: Path, cache: str, one_thread: None) -> None:
     real = really_recorded(name, tmp_path, cache)
     fake = record(MODELS[name], 8, chunk_bytes=CHUNK, small_limit_bytes=SMALL, times=real)
