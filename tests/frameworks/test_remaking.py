@@ -50,10 +50,14 @@ MEANWHILE = {
         """,
     "another_thread_ends_the_iteration_first": """
         import threading, time
-        x = made(1000); y = lost(lambda: x @ x)  # it takes longer to make again than this thread sleeps
+        x = made(1600); y = lost(lambda: x @ x)  # it takes longer to make again than this thread sleeps
+        begins = threading.Event()
         def end():
-            if drops() is not None: import ooc; ooc.step()
-        thread = threading.Thread(target=end); thread.start(); time.sleep(0.005); show(y * 2); thread.join()
+            import ooc
+            begins.set()
+            if drops() is not None: ooc.step()
+        thread = threading.Thread(target=end); thread.start(); begins.wait(); time.sleep(0.03)
+        show(y * 2); thread.join()
         """,
     "another_thread_reads_it": """
         import threading
