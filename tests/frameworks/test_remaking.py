@@ -50,13 +50,13 @@ MEANWHILE = {
         """,
     "another_thread_ends_the_iteration_first": """
         import threading, time
-        x = made(1600); y = lost(lambda: x @ x)  # it takes longer to make again than this thread sleeps
+        x = made(2400); y = lost(lambda: x @ x)  # it takes longer to make again than this thread sleeps
         begins = threading.Event()
         def end():
             import ooc
             begins.set()
             if drops() is not None: ooc.step()
-        thread = threading.Thread(target=end); thread.start(); begins.wait(); time.sleep(0.03)
+        thread = threading.Thread(target=end); thread.start(); begins.wait(); time.sleep(0.05)
         show(y * 2); thread.join()
         """,
     "another_thread_reads_it": """
