@@ -4,21 +4,21 @@ python -m benchmarks.recompute [--quick] [--only MODEL ...] [--at X ...] [--link
     [--output FOLDER]
 python -m benchmarks.recompute --tables
 
-Each model is first recorded with all the memory it wants, in turns with PyTorch without us. A budget is a share of its
-live peak. Before each case the two are timed again, as the machine's speed drifts, and the case's link is so slow that
-swapping alone takes at least two, or four, times that in-core step. Then the arms of the case take turns, a few steps
-at a time, each in a process of its own: PyTorch without us; ours without recomputation; ours with all the memory it
-wants, whose times the bounds are of; ours; checkpointing of each block, written by hand, in the same budget, on the
-same link, with its swapping planned by us. The device is emulated.
+Each model is first recorded with all the memory it wants. A budget is a share of its live peak. Before each case the
+in-core step is timed, as the machine's speed drifts, and the case's link is so slow that swapping alone takes at least
+two, or four, times that. Then the arms of the case take turns, a few steps at a time, each in a process of its own:
+PyTorch without us; ours without recomputation; ours with all the memory it wants, whose times the bounds are of; ours;
+checkpointing of each block, written by hand, in the same budget, on the same link, with its swapping planned by us. The
+device is emulated.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 from benchmarks import machine, results
 from benchmarks.fragmentation import reason
@@ -31,7 +31,8 @@ from benchmarks.recompute.cases import (
     SLOWDOWNS,
     TIMED,
     Runner,
-    cases_of,
+    budgets_of,
+    case_of,
 )
 from benchmarks.recompute.models import MODELS
 from benchmarks.recompute.tables import step_seconds, table
@@ -56,24 +57,19 @@ def measure(model: str, options: argparse.Namespace) -> None:
     for path in (target / NAME).glob(f"{model}-*.json"):
         path.unlink()
     runner = Runner(model, quick=quick, turns=1 if quick else TURNS)
-    in_core, traced, trace = runner.first()
+    traced, trace = runner.traced()
     live_peak = int(traced["summary"]["live_peak_bytes"])
     peak = results.mib(live_peak)
-    say(f"{model}: live peak {peak} MiB, {trace.functions} functions, step {step_seconds(in_core):.3f} s")
+    say(f"{model}: live peak {peak} MiB, {trace.functions} functions")
     results.save(target, NAME, f"{model}-checkpoint-in-core", runner.checkpoint_in_core())
-    alone: list[dict[str, Any]] = []  # one for each case
-
-    def in_core_seconds() -> float:
-        alone.append(runner.first()[0])
-        return step_seconds(alone[-1])
-
     ends = {1}
     arms = [arm for arm in ARMS if arm in (IN_CORE, TIMED, *options.arms)]
-    cases = []
-    for case in cases_of(trace, live_peak, options.at, options.links, in_core_seconds):
+    cases, budgets = [], budgets_of(trace, live_peak, options.at)
+    for x, slowdown in itertools.product(budgets, options.links):
+        alone, name = runner.in_core(), f"{model}-{x:g}x-{slowdown:g}"
+        results.save(target, NAME, f"{name}-in-core-alone", alone)
+        case = case_of(trace, x, slowdown, budgets[x], step_seconds(alone))
         cases.append(case)
-        name = f"{model}-{case.oversubscription:g}x-{case.slowdown:g}"
-        results.save(target, NAME, f"{name}-in-core-alone", alone[-1])
         for turn in range(options.rounds):
             for arm, found in runner.arms(arms, case).items():
                 label = f"{name}-{arm.replace(' ', '-')}-{turn}"

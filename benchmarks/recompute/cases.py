@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -50,21 +50,16 @@ class Case:
         return dict(vars(self))
 
 
-def cases_of(
-    trace: Trace,
-    live_peak_bytes: int,
-    oversubscriptions: Sequence[float],
-    slowdowns: Sequence[float],
-    in_core_seconds: Callable[[], float],
-) -> Iterator[Case]:
-    """The cases whose budget holds the largest function; the in-core step is measured as each is asked for."""
-    for x in oversubscriptions:
-        budget = int(live_peak_bytes / x)
-        if Problem.from_trace(trace, budget).min_budget_bytes > budget:
-            continue
-        for slowdown in slowdowns:
-            machine = held_link(trace, budget, slowdown * in_core_seconds())
-            yield Case(x, slowdown, budget, machine.in_bytes_per_second)
+def budgets_of(trace: Trace, live_peak_bytes: int, oversubscriptions: Sequence[float]) -> dict[float, int]:
+    """{oversubscription: budget in bytes}, of those that hold the largest function."""
+    budgets = {x: int(live_peak_bytes / x) for x in oversubscriptions}
+    return {x: budget for x, budget in budgets.items() if Problem.from_trace(trace, budget).min_budget_bytes <= budget}
+
+
+def case_of(trace: Trace, oversubscription: float, slowdown: float, budget_bytes: int, in_core_seconds: float) -> Case:
+    """The case with the link on which swapping alone takes at least `slowdown` times the in-core step."""
+    machine = held_link(trace, budget_bytes, slowdown * in_core_seconds)
+    return Case(oversubscription, slowdown, budget_bytes, machine.in_bytes_per_second)
 
 
 def bounds(case: Case, trace: Trace) -> dict[str, float]:
@@ -113,20 +108,20 @@ class Runner:
     def _turns(self, least_steps: int = 2) -> list[str]:
         return ["--steps", str(least_steps), "--turns", str(self.turns)]
 
-    def first(self) -> tuple[dict[str, Any], dict[str, Any], Trace]:
-        """An in-core step that a link is held by, and what `traced` gives.
+    def in_core(self) -> dict[str, Any]:
+        """The in-core step that a case's link is held by.
 
-        Their steps take turns as those of cases do: a step after another process's takes longer than after its own.
+        It takes turns with what `traced` runs: a step after another process's takes longer than after its own.
         """
 
-        def in_core(turns: tuple[int, ...]) -> Any:
+        def alone(turns: tuple[int, ...]) -> Any:
             return self._run(IN_CORE_ALONE, {}, *self._turns(), turns=turns)
 
-        def traced(turns: tuple[int, ...]) -> Any:
+        def beside(turns: tuple[int, ...]) -> Any:
             return self.traced(turns=turns)
 
-        alone, (record, trace) = in_turns(in_core, traced)
-        return alone, record, trace
+        record: dict[str, Any] = in_turns(alone, beside)[0]
+        return record
 
     def traced(self, arm: str = TRACED, turns: tuple[int, ...] = ()) -> tuple[dict[str, Any], Trace]:
         """A run that has all the memory it wants, and a usual step of it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ from benchmarks.recompute.cases import (
     SWAP_ONLY,
     TIMED,
     bounds,
-    cases_of,
+    budgets_of,
+    case_of,
 )
 from benchmarks.recompute.child import counted, is_steady, usual
 from benchmarks.recompute.tables import bits, in_budget, step_seconds, table
@@ -89,19 +91,14 @@ def test_a_usual_step_has_the_median_of_the_same_sequence_s_times() -> None:
 
 def test_the_link_holds_swapping_alone_to_the_slowdown_and_infeasible_budgets_are_left_out() -> None:
     trace = a_trace(1e-3)
-    steps = [9e-3, 8e-3, 9e-3, 12e-3]
-    measured = iter(steps)
-    cases = list(cases_of(trace, 16 * CHUNK, OVERSUBSCRIPTIONS, SLOWDOWNS, lambda: next(measured)))
-    assert [(c.oversubscription, c.slowdown) for c in cases] == [
-        (2, 2),
-        (2, 4),
-        (4, 2),
-        (4, 4),
-    ]  # a function needs 4 MiB
-    for step, case in zip(steps, cases, strict=True):
+    budgets = budgets_of(trace, 16 * CHUNK, OVERSUBSCRIPTIONS)
+    assert list(budgets) == [2, 4]  # a function needs 4 MiB
+    for x, slowdown in product(budgets, SLOWDOWNS):
+        case = case_of(trace, x, slowdown, budgets[x], 9e-3)
+        assert (case.oversubscription, case.slowdown) == (x, slowdown)
         link = Machine(case.bytes_per_second, case.bytes_per_second, 10e-6)
         bound = lower_bound(Problem.from_trace(trace, case.budget_bytes, machine=link))
-        assert bound == pytest.approx(case.slowdown * step, rel=0.02)
+        assert bound == pytest.approx(case.slowdown * 9e-3, rel=0.02)
         assert case.budget_bytes == 16 * CHUNK / case.oversubscription
         seconds = bounds(case, trace)
         assert seconds["compute_seconds"] == pytest.approx(8e-3)

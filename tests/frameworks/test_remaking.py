@@ -50,14 +50,10 @@ MEANWHILE = {
         """,
     "another_thread_ends_the_iteration_first": """
         import threading, time
-        x = made(2400); y = lost(lambda: x @ x)  # it takes longer to make again than this thread sleeps
-        begins = threading.Event()
+        x = made(1000); y = lost(lambda: x @ x)  # it takes longer to make again than this thread sleeps
         def end():
-            import ooc
-            begins.set()
-            if drops() is not None: ooc.step()
-        thread = threading.Thread(target=end); thread.start(); begins.wait(); time.sleep(0.05)
-        show(y * 2); thread.join()
+            if drops() is not None: import ooc; ooc.step()
+        thread = threading.Thread(target=end); thread.start(); time.sleep(0.005); show(y * 2); thread.join()
         """,
     "another_thread_reads_it": """
         import threading
