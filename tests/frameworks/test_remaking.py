@@ -49,11 +49,14 @@ MEANWHILE = {
         passes(); show(y)
         """,
     "another_thread_ends_the_iteration_first": """
-        import threading, time
-        x = made(1000); y = lost(lambda: x @ x)  # it takes longer to make again than this thread sleeps
+        import threading
+        x = made(1000); y = lost(lambda: x @ x @ x @ x @ x @ x)
+        def repeats(): return torch.ops.ooc.recompute_figures()[2] if drops() is not None else 0
         def end():
             if drops() is not None: import ooc; ooc.step()
-        thread = threading.Thread(target=end); thread.start(); time.sleep(0.005); show(y * 2); thread.join()
+        before = repeats(); thread = threading.Thread(target=end); thread.start()
+        while thread.is_alive() and repeats() == before: pass  # then it has four products left to make
+        show(y * 2); thread.join()
         """,
     "another_thread_reads_it": """
         import threading

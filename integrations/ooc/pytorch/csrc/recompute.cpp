@@ -45,7 +45,6 @@ std::vector<std::shared_ptr<const KeptCall>> Recompute::forget_iteration() {
   made.clear();
   rehearsed.clear();
   schedule = nullptr;
-  ends = false;
   ++iteration;
   return std::exchange(calls, {});
 }

@@ -1,4 +1,5 @@
 // Recomputation as Python controls it (recompute.py): torch.ops.ooc.recompute_*.
+#include <c10/util/ScopeExit.h>
 #include <torch/library.h>
 
 #include "recompute_state.h"
@@ -44,20 +45,23 @@ void make_all_again() {
 
 void forget_iteration() {
   Recompute& r = recompute();
-  {
-    const std::lock_guard<std::mutex> lock(r.books);
-    r.schedule = nullptr;
-    r.ends = true;
-  }
   std::vector<std::shared_ptr<const KeptCall>> calls;
-  while (true) {
-    make_all_again();
+  const std::lock_guard<std::mutex> alone(r.remaking);  // who waits for it finds that the iteration is over
+  const auto goes_on = c10::make_scope_exit([&r] {
+    const std::lock_guard<std::mutex> again(r.books);
+    r.ends = false;
+  });
+  std::unique_lock<std::mutex> lock(r.books);
+  r.schedule = nullptr;
+  r.ends = true;
+  while (!all_dropped(r).empty() || !r.lingering.empty()) {
+    const std::vector<VariableId> dropped = all_dropped(r);
+    lock.unlock();
+    make_again_alone(dropped, Loss::kReal);
     free_needless();
-    const std::scoped_lock alone(r.remaking, r.books);
-    if (!all_dropped(r).empty() || !r.lingering.empty()) continue;  // another thread dropped or freed it meanwhile
-    calls = r.forget_iteration();
-    return;
+    lock.lock();
   }
+  calls = r.forget_iteration();
 }
 
 namespace {

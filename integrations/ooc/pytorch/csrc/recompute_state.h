@@ -70,7 +70,9 @@ void watch_uses(bool on);
 // Makes lost variables' bytes again, or rehearses that. The thread holds neither mutex. If `iteration`, which the variables are of,
 // is over, they are not lost any more. Throws what calls throw; then the variables are as lost as before.
 void make_again(const std::vector<VariableId>& wanted, Loss loss, uint64_t iteration);
-// Frees what the program freed before and nobody needs any more. The thread holds neither mutex.
+// The same by a thread that holds `remaking`, which no iteration ends without.
+void make_again_alone(const std::vector<VariableId>& wanted, Loss loss);
+// Frees what the program freed before and nobody needs any more. The thread does not hold `books`.
 void free_needless();
 // Reads a variable's bytes in a function that is no part of the sequence.
 uint64_t hash_of_variable(char* address, uint64_t bytes);

@@ -300,29 +300,33 @@ uint64_t hash_of_variable(char* address, uint64_t bytes) {
   return hash;
 }
 
+void make_again_alone(const std::vector<VariableId>& asked, Loss loss) {
+  Recompute& r = recompute();
+  std::unique_lock<std::mutex> lock(r.books);
+  const std::vector<Version> wanted = still_lost(r, asked, loss);
+  if (wanted.empty()) return;
+  std::optional<std::vector<CallId>> calls = r.history.repeats(wanted, loss);
+  if (!calls && loss == Loss::kRehearsed) return refuse_rehearsed(r, wanted);
+  TORCH_CHECK(calls, "internal error: a variable that was dropped cannot be made again");
+  Batch batch(r, loss, std::move(*calls));
+  lock.unlock();
+  const Busy busy(loss == Loss::kRehearsed ? OOC_APART : OOC_REMAKES);
+  if (loss == Loss::kRehearsed) return rehearse(r, batch);
+  batch.run();
+  if (r.checks) check_bytes(r, batch);
+  lock.lock();
+  for (const auto& [id, place] : batch.restored()) r.history.variable(id).dropped = false;
+  lock.unlock();
+}
+
 void make_again(const std::vector<VariableId>& asked, Loss loss, uint64_t iteration) {
   Recompute& r = recompute();
   {
     const std::lock_guard<std::mutex> alone(r.remaking);
     std::unique_lock<std::mutex> lock(r.books);
     if (r.iteration != iteration) return;  // another thread ended it, and made everything again for that
-    const std::vector<Version> wanted = still_lost(r, asked, loss);
-    if (wanted.empty()) return;
-    std::optional<std::vector<CallId>> calls = r.history.repeats(wanted, loss);
-    if (!calls && loss == Loss::kRehearsed) return refuse_rehearsed(r, wanted);
-    TORCH_CHECK(calls, "internal error: a variable that was dropped cannot be made again");
-    Batch batch(r, loss, std::move(*calls));
     lock.unlock();
-    const Busy busy(loss == Loss::kRehearsed ? OOC_APART : OOC_REMAKES);
-    if (loss == Loss::kRehearsed) {
-      rehearse(r, batch);
-    } else {
-      batch.run();
-      if (r.checks) check_bytes(r, batch);
-      lock.lock();
-      for (const auto& [id, place] : batch.restored()) r.history.variable(id).dropped = false;
-      lock.unlock();
-    }
+    make_again_alone(asked, loss);
   }
   free_needless();
 }
