@@ -75,6 +75,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
     "ResNet-50": (lambda: example().ResNet50(100), _pictures(16, 3, 64, 64)),
     "DeepLab head": (_head, _pictures(16, 64, 33, 33)),
     "3D U-Net": (_volumes, _pictures(8, 1, 32, 32, 32)),
+    "3D U-Net of 1": (_volumes, _pictures(1, 1, 32, 32, 32)),  # of which PyTorch makes columns
     "float64": (_doubles, _pictures(32, 3, 64, 64, dtype=torch.float64)),
 }
 

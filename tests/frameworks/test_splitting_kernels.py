@@ -87,7 +87,8 @@ def test_a_convolution_is_one_of_the_opposite_direction(dimensions: int, transpo
     y = torch.ops.aten.convolution(x, w, bias, *rest)
     forward = kernels_of(Call("aten::convolution", (x, w, bias, *rest), {}))
     backward = kernels_of(Call("aten::convolution_backward", (y, x, w, [4], *rest, [True, True, True]), {}))
-    for kernel in (*forward, *backward):
+    assert not CPU["own turned"].suits(backward[1])
+    for kernel in (*forward, backward[0]):
         assert CPU["own turned"].suits(kernel)
         for parts in ((5,), (2, 3)):
             found, wanted = kernel.run([(size, CPU["own turned"]) for size in parts]), kernel.run([(5, CPU["own"])])
@@ -137,6 +138,32 @@ def test_a_sum_has_the_bias_once(dimensions: int) -> None:
     assert torch.allclose(only(kernel.run([(2, CPU["own summed in 2"])])), expected(kernel))
 
 
+@pytest.mark.parametrize("rows", [8, 9])
+@pytest.mark.parametrize("dimensions", [1, 2, 3])
+@pytest.mark.parametrize(("stride", "dilation", "groups"), [(1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2)])
+def test_one_sample_is_computed_as_several_are(
+    dimensions: int, rows: int, stride: int, dilation: int, groups: int
+) -> None:
+    """PyTorch takes oneDNN for two such samples, but not for one, unless it has groups or one dimension."""
+    torch.manual_seed(1)
+    size = (rows, 6, 5)[:dimensions]
+    x, w, bias = torch.randn(3, 4, *size), torch.randn(6, 4 // groups, *[3] * dimensions), torch.randn(6)
+    rest = [stride] * dimensions, [1] * dimensions, [dilation] * dimensions, False, [0] * dimensions, groups
+    y = torch.randn_like(torch.ops.aten.convolution(x, w, bias, *rest))
+    forward = kernels_of(Call("aten::convolution", (x, w, bias, *rest), {}))
+    backward = kernels_of(Call("aten::convolution_backward", (y, x, w, [6], *rest, [True, True, True]), {}))
+    for kernel in (*forward, *backward):
+        unlike = dimensions > 1 and groups == 1
+        possible = {FORWARD: True, BACKWARD_DATA: stride == 1, BACKWARD_FILTER: y.shape[2] % 2 == 0}
+        assert CPU["own as several"].suits(kernel) == (unlike and possible[kernel.kind])
+        if CPU["own as several"].suits(kernel):
+            found, wanted = (kernel.run([(1, CPU[name])] * 3) for name in ("own as several", "own"))
+            for one, other in zip(found, wanted, strict=True):
+                assert (one is None) == (other is None)
+                assert one is None or (one.shape == other.shape and one.is_contiguous())
+                assert one is None or (one - other).abs().max() < 1e-5 * other.abs().max()
+
+
 STRIPS = "own in 2 strips", "own in 4 strips"
 
 
@@ -184,7 +211,7 @@ def test_the_gradient_of_the_bias_comes_with_the_filters(bias: bool) -> None:
     call = Call("aten::convolution_backward", (y, x, w, [16], [1], [0], [1], False, [0], 1, [True, True, bias]), {})
     data, filters = kernels_of(call)
     assert (data.kind, filters.kind) == (BACKWARD_DATA, BACKWARD_FILTER)
-    for algorithm in ("own", "own in 2", "own turned", "im2col", "im2col merged"):
+    for algorithm in ("own", "own in 2", "own as several", "im2col", "im2col merged"):
         for parts in ((4,), (1, 3)):
             _, weight, found = filters.run([(size, CPU[algorithm]) for size in parts])
             assert torch.allclose(weight, expected(filters).float(), rtol=1e-4, atol=1e-4)

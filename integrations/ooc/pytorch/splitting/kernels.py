@@ -14,13 +14,14 @@ On a CPU the algorithms are these; products of spectra (FFT) were never the fast
   input's channels. These divide what one sample takes, where columns or copies of the image are most of it.
 - `own turned`: Forward as the data gradient of a convolution with the filters turned about, and the other way round.
   One of the two may have a kernel of oneDNN that the other lacks, as where a dilated filter is as wide as the image.
+- `own as several`: one sample by oneDNN, where PyTorch takes that for several and makes columns of one. The data's
+  gradient is a convolution with turned filters, and the filters' gradient that of two samples, the halves of the one.
 - `im2col`: every patch becomes a column, and the convolution one matrix product for each sample (Chellapilla, Puri and
-  Simard 2006, "High performance convolutional neural networks for document processing"). For images, without groups.
+  Simard 2006). For images, without groups.
 - `im2col merged`: one product for all samples, which suits small images with many channels: unlike oneDNN's kernels it
   needs no copy of the filters, or of their gradient, in another order.
-- `taps`: BackwardFilter as a matrix product for each tap of a dilated filter, over those positions alone where it meets
-  the image (after Vasudevan, Anderson and Gregg 2017, "Parallel multi channel convolution using general matrix
-  multiplication").
+- `taps`: BackwardFilter as matrix products for each tap of a dilated filter, over those positions alone where it meets
+  the image (after Vasudevan, Anderson and Gregg 2017).
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from torch import Tensor
 from ooc.pytorch.splitting.axes import Axis, Named
 from ooc.pytorch.splitting.blocks import Blocks, as_tuple, in_place, likeness
 from ooc.pytorch.splitting.calls import Call
-from ooc.pytorch.splitting.convolution import full, kernel_axes, kernel_results, strips_of, unfolds
+from ooc.pytorch.splitting.convolution import LISTS, full, kernel_axes, kernel_results, strips_of, unfolds
 from ooc.pytorch.splitting.geometry import layout
 from ooc.pytorch.splitting.memory import NO_LIMIT, Memory
 from ooc.pytorch.splitting.parts import bind
@@ -205,18 +206,36 @@ def _has_sums(number: int, kernel: Kernel) -> bool:
     return usual and pays and _has_blocks(number, _summed, kernel)
 
 
-# ---- the opposite direction -----------------------------------------------------------------------------------------
+def _as_several(**named: Any) -> Sequence[Any]:
+    steps = {name: named[name] for name in ("padding", "stride", "dilation", "groups")}
+    if "output_mask" not in named:
+        return (_aten.mkldnn_convolution(named["input"], named["weight"], named["bias"], **steps),)
+    if named["output_mask"][0]:
+        steps["padding"] = _padding(named)
+        return _aten.mkldnn_convolution(named["grad_output"], _turn(named["weight"]), None, **steps), None, None
+    rows = strips_of(named)
+    half = rows.length // 2
+    parts = ([rows.part(MEMORY, name, named[name], start, half) for start in (0, half)] for name in rows.takes)
+    return _own(**named | dict(zip(rows.takes, map(torch.cat, parts))) | {"padding": [0, *named["padding"][1:]]})
+
+
+def _suits_several(kernel: Kernel) -> bool:
+    named, image = kernel.named, kernel.named["input"][:1]
+    given = {name: named[name] for name in (*LISTS, "weight", "transposed", "groups")} | {"bias": None}
+    one, two = (torch._C._select_conv_backend(image.expand(n, *image.shape[1:]), **given).name for n in (1, 2))
+    usual = two == "Mkldnn" != one and image.dim() > 3 and _is_plain(named)
+    halves = kernel.kind == FORWARD or strips_of(named).length % 2 == 0
+    return usual and (_suits_turned(kernel) if kernel.kind == BACKWARD_DATA else halves)
 
 
 def _turned(**named: Any) -> Sequence[Any]:
     """A convolution as a transposed one, or the other way round: the filters change sides, and their taps the order."""
+    opposite = {"weight": _turn(named["weight"]), "padding": _padding(named), "transposed": not named["transposed"]}
+    return _own(**named | opposite)
 
-    def turn(filters: Tensor) -> Tensor:
-        return filters.transpose(0, 1).flip(tuple(range(2, filters.dim()))).contiguous()
 
-    opposite = {"weight": turn(named["weight"]), "padding": _padding(named), "transposed": not named["transposed"]}
-    made = list(_own(**named | opposite))
-    return [turn(one) if place == 1 and one is not None else one for place, one in enumerate(made)]
+def _turn(filters: Tensor) -> Tensor:
+    return filters.transpose(0, 1).flip(tuple(range(2, filters.dim()))).contiguous()
 
 
 def _padding(named: Named) -> list[int]:
@@ -227,12 +246,9 @@ def _padding(named: Named) -> list[int]:
 
 def _suits_turned(kernel: Kernel) -> bool:
     named = kernel.named
-    steps = {*named["stride"]} == {1} and not any(named["output_padding"])
+    steps = kernel.kind != BACKWARD_FILTER and {*named["stride"]} == {1} and not any(named["output_padding"])
     windows = math.prod(named["weight"].shape[2:]) > 1 and min(_padding(named)) >= 0
     return steps and windows and named["groups"] == 1 and _is_plain(named) and not unfolds(named["input"].dtype)
-
-
-# ---- matrix products ------------------------------------------------------------------------------------------------
 
 
 def _is_plain(named: Named) -> bool:
@@ -281,11 +297,6 @@ def _columns(x: Tensor, window: tuple[Sequence[int], ...]) -> Tensor:
     return made
 
 
-def _suits_im2col(kernel: Kernel) -> bool:
-    named = kernel.named
-    return _is_ordinary(named) and named["input"].dim() == 4
-
-
 def _taps(**named: Any) -> Sequence[Any]:
     """The filter's gradient tap by tap."""
     x, weight, grad = named["input"], named["weight"], named["grad_output"]
@@ -296,7 +307,7 @@ def _taps(**named: Any) -> Sequence[Any]:
         at: list[Any] = [(..., *places) for places in (*zip(*sides), tap)]
         errors, met, sums_of_tap = grad[at[0]].flatten(2), x[at[1]].flatten(2), sums[at[2]]
         if errors.numel():
-            sums_of_tap.copy_(torch.addbmm(sums_of_tap, errors, met.transpose(1, 2), beta=0))
+            sums_of_tap.copy_(torch.bmm(errors, met.transpose(1, 2)).sum(0))
     return None, sums, grad.flatten(2).sum((0, 2)) if named["output_mask"][2] else None
 
 
@@ -309,25 +320,26 @@ def _meeting(tap: int, size: int, made: int, stride: int, padding: int, dilation
     return slice(first, first + number), slice(begin, begin + number * stride, stride)
 
 
-def _suits_taps(kernel: Kernel) -> bool:
-    return kernel.kind == BACKWARD_FILTER and max(kernel.named["dilation"]) > 1 and _is_ordinary(kernel.named)
-
-
-def _is_ordinary(named: Named) -> bool:
+def _suits_products(dilated: bool, kernel: Kernel) -> bool:
+    named = kernel.named
+    of_taps = kernel.kind == BACKWARD_FILTER and max(named["dilation"]) > 1
     usual = named["groups"] == 1 and not named["transposed"] and _is_plain(named)
-    return usual and named["input"].dtype in (torch.float32, torch.float64)
+    wanted = of_taps if dilated else named["input"].dim() == 4
+    return wanted and usual and named["input"].dtype in (torch.float32, torch.float64)
 
 
 IN_BLOCKS, STRIPS = (
     tuple(Algorithm(f"own in {n}{of}", partial(_in_blocks, n, axis), partial(_has_blocks, n, axis)) for n in (2, 4))
     for axis, of in ((lambda named: kernel_axes(named)[2], ""), (strips_of, " strips"))
 )
+AS_SEVERAL = Algorithm("own as several", _as_several, _suits_several)
 OTHERS = (
     Algorithm("own", _own),
     Algorithm("own turned", _turned, _suits_turned),
-    Algorithm("im2col", partial(_im2col, False), _suits_im2col),
-    Algorithm("im2col merged", partial(_im2col, True), _suits_im2col),
-    Algorithm("taps", _taps, _suits_taps),
+    AS_SEVERAL,
+    Algorithm("im2col", partial(_im2col, False), partial(_suits_products, False)),
+    Algorithm("im2col merged", partial(_im2col, True), partial(_suits_products, False)),
+    Algorithm("taps", _taps, partial(_suits_products, True)),
 )
 SUMMED = tuple(Algorithm(f"own summed in {n}", partial(_in_blocks, n, _summed), partial(_has_sums, n)) for n in (2, 4))
 CPU = {algorithm.name: algorithm for algorithm in (*OTHERS, *IN_BLOCKS, *SUMMED, *STRIPS)}

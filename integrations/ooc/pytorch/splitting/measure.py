@@ -8,15 +8,8 @@ the running program has one (fast.py), or a process of its own with room enough 
 A size below the batch is measured as a part, which is written into its place in a larger result. The batch itself is
 measured with a result of its own; the algorithm's name then ends with "whole".
 
-Not everything is measured. The rules depend only on what is known, so a second run leaves out the same:
-
-- an algorithm whose workspace at the two sizes before is above `largest_bytes` (at one size it may be that of another
-  kernel: PyTorch takes one of its own for single samples); except for the whole batch of sums, which has no sum beside
-  the one that is wanted
-- blocks of channels where all channels at once, or fewer blocks, have a workspace of at most `largest_bytes`
-- strips where anything has such a workspace, at the same size or a smaller one
-- an algorithm that, without less workspace, took more than `HOPELESS` times as long as another for the two sizes
-  before
+Not everything is measured (docs/splitting.md). The rules depend only on what is known, so a second run leaves out the
+same.
 """
 
 from __future__ import annotations
@@ -31,7 +24,7 @@ import numpy as np
 import torch
 
 from ooc.pytorch.splitting import conditions
-from ooc.pytorch.splitting.kernels import CPU, IN_BLOCKS, STRIPS, SUMMED, Algorithm, Kernel, MicroBatches
+from ooc.pytorch.splitting.kernels import AS_SEVERAL, CPU, IN_BLOCKS, STRIPS, SUMMED, Algorithm, Kernel, MicroBatches
 from ooc.pytorch.splitting.verification import tensors_in
 from swapd.splitting.configurations import KernelTable, MicroConfiguration, micro_batch_sizes
 from swapd.splitting.store import Store
@@ -113,13 +106,15 @@ class Measurer:
     def _left_out(self, kernel: Kernel, algorithm: Algorithm, size: int, found: list[MicroConfiguration]) -> bool:
         alike = {"own"}.union(*({each.name for each in group} for group in (IN_BLOCKS, SUMMED) if algorithm in group))
         fits = {row.algorithm for row in found if row.batch == size and row.workspace_bytes <= self.largest_bytes}
-        needless = algorithm in STRIPS and any(row.workspace_bytes <= self.largest_bytes for row in found)
+        ever_fits = any(row.workspace_bytes <= self.largest_bytes for row in found)
+        needless = (algorithm is AS_SEVERAL and size > 1) or (algorithm in STRIPS and ever_fits)
         if needless or (algorithm.name != "own" and algorithm.name in alike and fits & alike):
             return True
         earlier = [row for row in found if row.algorithm == algorithm.name][-2:]
         alone = kernel.samples.sums and size == kernel.samples.length  # it is added to nothing
         too_large = not alone and all(row.workspace_bytes > self.largest_bytes for row in earlier)
-        return len(earlier) == 2 and (too_large or all(_is_hopeless(row, found) for row in earlier))
+        hopeless = all(any(_makes_hopeless(other, row) for other in found) for row in earlier)
+        return len(earlier) == 2 and (too_large or hopeless)
 
     def _measure(self, kernel: Kernel, algorithm: Algorithm, size: int) -> tuple[float, int, float] | None:
         """Seconds, workspace in bytes, and spread of an algorithm at one size; None if it does not fit the budget."""
@@ -143,13 +138,9 @@ def _in_turns(kernel: Kernel, algorithm: Algorithm, size: int) -> Callable[[], A
     return lambda: parts.some(kernel.named, made, [next(numbers)])
 
 
-def _is_hopeless(row: MicroConfiguration, found: Sequence[MicroConfiguration]) -> bool:
-    return any(
-        other.batch == row.batch
-        and other.seconds * HOPELESS < row.seconds
-        and other.workspace_bytes <= row.workspace_bytes
-        for other in found
-    )
+def _makes_hopeless(other: MicroConfiguration, row: MicroConfiguration) -> bool:
+    faster = other.batch == row.batch and other.seconds * HOPELESS < row.seconds
+    return faster and other.workspace_bytes <= row.workspace_bytes
 
 
 def live_during(call: Callable[[], Any]) -> int:
