@@ -217,7 +217,8 @@ def test_strips_are_not_taken_for_a_weight_that_is_not_finite(tmp_path: Path) ->
         assert not found.isnan().all()
 
 
-def test_strips_of_the_filters_gradient_are_not_taken_for_a_gradient_that_is_not_finite(tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["own in 2 strips", "own as several"])
+def test_parts_of_a_sample_are_not_taken_for_a_gradient_that_is_not_finite(tmp_path: Path, way: str) -> None:
     source = """
         import json, sys, torch
         torch.manual_seed(1)
@@ -234,10 +235,10 @@ def test_strips_of_the_filters_gradient_are_not_taken_for_a_gradient_that_is_not
     """
     out = {name: tmp_path / f"{name}.pt" for name in ("plain", "fast")}
     run([write_script(tmp_path, source, "plain.py"), out["plain"]], {"OOC_ALLOC": "0"}).check()
-    costs = 'COSTS, SINGLE = {"own": (1.0, 1000), "own in 2 strips": (1.0, 500)}, 1'
+    costs = f'COSTS, SINGLE = {{"own": (1.0, 1000), "{way}": (1.0, 500)}}, 1'
     script = write_script(tmp_path, code("import ooc", MADE_UP, costs, source), "fast.py")
     ended = run([script, out["fast"]], {**EMULATED, **settings(tmp_path, OOC_WORKSPACE="500B")}).check()
-    assert "BackwardFilter: 2 x 1 own in 2 strips" in json.loads(ended.output)
+    assert f"BackwardFilter: 2 x 1 {way}" in json.loads(ended.output)
     for found, wanted in zip(torch.load(out["fast"]), torch.load(out["plain"]), strict=True):
         assert torch.allclose(found, wanted, rtol=1e-4, atol=1e-4, equal_nan=True)
         assert not found.isnan().any()

@@ -140,21 +140,25 @@ def test_a_sum_has_the_bias_once(dimensions: int) -> None:
 
 @pytest.mark.parametrize("rows", [8, 9])
 @pytest.mark.parametrize("dimensions", [1, 2, 3])
+@pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize(("stride", "dilation", "groups"), [(1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2)])
 def test_one_sample_is_computed_as_several_are(
-    dimensions: int, rows: int, stride: int, dilation: int, groups: int
+    dimensions: int, rows: int, stride: int, dilation: int, groups: int, transposed: bool
 ) -> None:
     """PyTorch takes oneDNN for two such samples, but not for one, unless it has groups or one dimension."""
     torch.manual_seed(1)
     size = (rows, 6, 5)[:dimensions]
-    x, w, bias = torch.randn(3, 4, *size), torch.randn(6, 4 // groups, *[3] * dimensions), torch.randn(6)
-    rest = [stride] * dimensions, [1] * dimensions, [dilation] * dimensions, False, [0] * dimensions, groups
+    sides = (4, 6 // groups) if transposed else (6, 4 // groups)
+    x, w, bias = torch.randn(3, 4, *size), torch.randn(*sides, *[3] * dimensions), torch.randn(6)
+    more = [stride - 1 if transposed else 0] * dimensions
+    rest = [stride] * dimensions, [1] * dimensions, [dilation] * dimensions, transposed, more, groups
     y = torch.randn_like(torch.ops.aten.convolution(x, w, bias, *rest))
     forward = kernels_of(Call("aten::convolution", (x, w, bias, *rest), {}))
     backward = kernels_of(Call("aten::convolution_backward", (y, x, w, [6], *rest, [True, True, True]), {}))
     for kernel in (*forward, *backward):
         unlike = dimensions > 1 and groups == 1
-        possible = {FORWARD: True, BACKWARD_DATA: stride == 1, BACKWARD_FILTER: y.shape[2] % 2 == 0}
+        halves = (x if transposed else y).shape[2] % 2 == 0
+        possible = {FORWARD: not transposed, BACKWARD_DATA: transposed or stride == 1, BACKWARD_FILTER: halves}
         assert CPU["own as several"].suits(kernel) == (unlike and possible[kernel.kind])
         if CPU["own as several"].suits(kernel):
             found, wanted = (kernel.run([(1, CPU[name])] * 3) for name in ("own as several", "own"))

@@ -129,8 +129,8 @@ class Costs(Measurer):
     """Answers instead of measuring, and writes down what it was asked."""
 
     def __init__(self, store: Store, costs: dict[str, tuple[float, int]], **options: int) -> None:
-        known = [algorithm for algorithm in (*CPU.values(), OTHER) if algorithm.name in costs]
-        super().__init__(store, algorithms=known, **options)  # type: ignore[arg-type]
+        super().__init__(store, **options)  # type: ignore[arg-type]
+        self.algorithms = [algorithm for algorithm in (*CPU.values(), OTHER) if algorithm.name in costs]
         self.costs = costs
         self.asked: list[tuple[str, int]] = []
 

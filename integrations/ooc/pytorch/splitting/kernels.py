@@ -15,9 +15,8 @@ On a CPU the algorithms are these; products of spectra (FFT) were never the fast
 - `own turned`: Forward as the data gradient of a convolution with the filters turned about, and the other way round.
   One of the two may have a kernel of oneDNN that the other lacks, as where a dilated filter is as wide as the image.
 - `own as several`: one sample by oneDNN, where PyTorch takes that for several and makes columns of one. The data's
-  gradient is a convolution with turned filters, and the filters' gradient that of two samples, the halves of the one.
-- `im2col`: every patch becomes a column, and the convolution one matrix product for each sample (Chellapilla, Puri and
-  Simard 2006). For images, without groups.
+  gradient is a convolution (with turned filters), and the filters' gradient that of two samples, the halves of the one.
+- `im2col`: every patch of an image becomes a column, and the convolution one matrix product for each sample.
 - `im2col merged`: one product for all samples, which suits small images with many channels: unlike oneDNN's kernels it
   needs no copy of the filters, or of their gradient, in another order.
 - `taps`: BackwardFilter as matrix products for each tap of a dilated filter, over those positions alone where it meets
@@ -208,24 +207,33 @@ def _has_sums(number: int, kernel: Kernel) -> bool:
 
 def _as_several(**named: Any) -> Sequence[Any]:
     steps = {name: named[name] for name in ("padding", "stride", "dilation", "groups")}
+    x, weight, transposed = named["input"], named["weight"], named["transposed"]
     if "output_mask" not in named:
-        return (_aten.mkldnn_convolution(named["input"], named["weight"], named["bias"], **steps),)
-    if named["output_mask"][0]:
-        steps["padding"] = _padding(named)
-        return _aten.mkldnn_convolution(named["grad_output"], _turn(named["weight"]), None, **steps), None, None
+        return (_aten.mkldnn_convolution(x, weight, named["bias"], **steps),)
+    mask, grad = named["output_mask"], named["grad_output"]
+    if mask[0]:
+        weight, steps["padding"] = (weight, named["padding"]) if transposed else (_turn(weight), _padding(named))
+        return _aten.mkldnn_convolution(grad, weight, None, **steps), None, None
+    if transposed:  # the filters are those of the convolution from the gradient to the image
+        named |= {"input": grad, "grad_output": x, "transposed": False, "output_padding": [0] * len(steps["stride"])}
     rows = strips_of(named)
+    rows.check("grad_output", named["grad_output"])
     half = rows.length // 2
     parts = ([rows.part(MEMORY, name, named[name], start, half) for start in (0, half)] for name in rows.takes)
-    return _own(**named | dict(zip(rows.takes, map(torch.cat, parts))) | {"padding": [0, *named["padding"][1:]]})
+    named |= dict(zip(rows.takes, map(torch.cat, parts))) | {"padding": [0, *named["padding"][1:]]}
+    sums = _own(**named | {"output_mask": [False, True, False]})[1]
+    return None, sums, grad.flatten(2).sum((0, 2)) if mask[2] else None
 
 
 def _suits_several(kernel: Kernel) -> bool:
-    named, image = kernel.named, kernel.named["input"][:1]
+    named, image, transposed = kernel.named, kernel.named["input"][:1], kernel.named["transposed"]
     given = {name: named[name] for name in (*LISTS, "weight", "transposed", "groups")} | {"bias": None}
     one, two = (torch._C._select_conv_backend(image.expand(n, *image.shape[1:]), **given).name for n in (1, 2))
-    usual = two == "Mkldnn" != one and image.dim() > 3 and _is_plain(named)
-    halves = kernel.kind == FORWARD or strips_of(named).length % 2 == 0
-    return usual and (_suits_turned(kernel) if kernel.kind == BACKWARD_DATA else halves)
+    if "Slow" not in one or "Slow" in two or image.dim() == 3 or not _is_plain(named):
+        return False
+    if kernel.kind == BACKWARD_FILTER:
+        return bool(named["input" if transposed else "grad_output"].shape[2] % 2 == 0)
+    return not transposed if kernel.kind == FORWARD else transposed or _suits_turned(kernel)
 
 
 def _turned(**named: Any) -> Sequence[Any]:

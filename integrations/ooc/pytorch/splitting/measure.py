@@ -44,10 +44,9 @@ class Effort:
 
 
 def measured_sizes(policy: str, batch: int) -> tuple[int, ...]:
-    """The sizes of a policy, ascending; of `all` powers of two and at most `MOST_SIZES` from one to the batch, evenly.
+    """The sizes of a policy, ascending; of `all` powers of two and `MOST_SIZES` at most, evenly.
 
-    Raises:
-        ValueError: there is no such policy.
+    Raises ValueError if there is no such policy.
     """
     sizes = micro_batch_sizes(policy, batch)
     if len(sizes) <= MOST_SIZES:
@@ -62,20 +61,13 @@ class Measurer:
     Args:
         store: where measurements are kept.
         largest_bytes: workspaces beyond it are of no interest.
-        algorithms: the candidates.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        largest_bytes: int = 1 << 29,
-        effort: Effort | None = None,
-        algorithms: Sequence[Algorithm] = tuple(CPU.values()),
-    ) -> None:
+    def __init__(self, store: Store, largest_bytes: int = 1 << 29, effort: Effort | None = None) -> None:
         self.store = store
         self.largest_bytes = largest_bytes
         self.effort = effort or Effort()
-        self.algorithms = tuple(algorithms)
+        self.algorithms: Sequence[Algorithm] = tuple(CPU.values())
         self.measurements = 0  # made by this object
 
     def table(self, kernel: Kernel, policy: str = "all") -> KernelTable:
