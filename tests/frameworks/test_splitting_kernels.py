@@ -138,7 +138,7 @@ def test_a_sum_has_the_bias_once(dimensions: int) -> None:
     assert torch.allclose(only(kernel.run([(2, CPU["own summed in 2"])])), expected(kernel))
 
 
-@pytest.mark.parametrize("rows", [8, 9])
+@pytest.mark.parametrize("rows", [8, 9, 12])
 @pytest.mark.parametrize("dimensions", [1, 2, 3])
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize(("stride", "dilation", "groups"), [(1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2)])

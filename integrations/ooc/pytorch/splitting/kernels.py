@@ -15,7 +15,7 @@ On a CPU the algorithms are these; products of spectra (FFT) were never the fast
 - `own turned`: Forward as the data gradient of a convolution with the filters turned about, and the other way round.
   One of the two may have a kernel of oneDNN that the other lacks, as where a dilated filter is as wide as the image.
 - `own as several`: one sample by oneDNN, where PyTorch takes that for several and makes columns of one. The data's
-  gradient is a convolution (with turned filters), and the filters' gradient that of two samples, the halves of the one.
+  gradient is a convolution (with turned filters), and the filters' gradient that of two strips as two samples, twice.
 - `im2col`: every patch of an image becomes a column, and the convolution one matrix product for each sample.
 - `im2col merged`: one product for all samples, which suits small images with many channels: unlike oneDNN's kernels it
   needs no copy of the filters, or of their gradient, in another order.
@@ -218,11 +218,13 @@ def _as_several(**named: Any) -> Sequence[Any]:
         named |= {"input": grad, "grad_output": x, "transposed": False, "output_padding": [0] * len(steps["stride"])}
     rows = strips_of(named)
     rows.check("grad_output", named["grad_output"])
-    half = rows.length // 2
-    parts = ([rows.part(MEMORY, name, named[name], start, half) for start in (0, half)] for name in rows.takes)
-    named |= dict(zip(rows.takes, map(torch.cat, parts))) | {"padding": [0, *named["padding"][1:]]}
-    sums = _own(**named | {"output_mask": [False, True, False]})[1]
-    return None, sums, grad.flatten(2).sum((0, 2)) if mask[2] else None
+    most, made = -(-rows.length // 4), list[Any]()
+    for at in range(0, rows.length, 2 * most):
+        size = min(most, (rows.length - at) // 2)
+        strips = ([rows.part(MEMORY, n, named[n], start, size) for start in (at, at + size)] for n in rows.takes)
+        pair = dict(zip(rows.takes, map(torch.cat, strips))) | {"padding": [0, *named["padding"][1:]]}
+        _add(made, _own(**named | pair | {"output_mask": [False, True, False]}))
+    return None, made[1], grad.flatten(2).sum((0, 2)) if mask[2] else None
 
 
 def _suits_several(kernel: Kernel) -> bool:

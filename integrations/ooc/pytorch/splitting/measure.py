@@ -44,10 +44,7 @@ class Effort:
 
 
 def measured_sizes(policy: str, batch: int) -> tuple[int, ...]:
-    """The sizes of a policy, ascending; of `all` powers of two and `MOST_SIZES` at most, evenly.
-
-    Raises ValueError if there is no such policy.
-    """
+    """The sizes of a policy, ascending; of `all` the powers of two, others evenly. Raises ValueError for another."""
     sizes = micro_batch_sizes(policy, batch)
     if len(sizes) <= MOST_SIZES:
         return sizes
