@@ -1,7 +1,9 @@
 """The benchmark of measured divisions at toy sizes: its raw data say what it promises. No time is looked at."""
 
 import json
+import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +28,12 @@ def test_the_example_gives_the_same_bits_in_five_megabytes(tmp_path: Path) -> No
     assert small.figures["device_peak_bytes"] <= 5_000_000 and small.figures["split_function_count"] > 0
 
 
+def filters_bytes(kernel: str) -> int:
+    found = re.search(r"weight=f32\[([\dx]+)\]", kernel)
+    assert found is not None
+    return 4 * math.prod(map(int, found[1].split("x")))
+
+
 @pytest.mark.slow
 def test_the_quick_benchmark(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("OOC_")}
@@ -43,9 +51,14 @@ def test_the_quick_benchmark(tmp_path: Path) -> None:
         for limit in (8, 64, 512)
         for policy in ("undivided", "powerOfTwo", "all")
     }
+    kernels = list(record["costs"])
     for plan in record["plans"]:
         executed = plan["executed_workspace_bytes"]
-        assert executed == plan["workspace_bytes"]  # parts that run one after the other share one workspace
+        for kernel, was, planned, parts in zip(kernels, executed, plan["workspace_bytes"], plan["parts"], strict=True):
+            # Parts that run one after the other share one workspace. The first part of a sum has its own sum in the
+            # result, so a sum may take less by that where only its first part takes so much.
+            first = kernel.startswith("BackwardFilter") and len(parts) > 1 and parts[0] not in parts[1:]
+            assert was == planned or (first and planned - filters_bytes(kernel) <= was < planned)
         if not plan["over_limit"]:
             assert (max(executed) if plan["mode"] == "WR" else sum(executed)) <= plan["limit_bytes"]
         for parts in plan["parts"]:
