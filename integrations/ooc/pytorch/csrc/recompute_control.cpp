@@ -47,15 +47,14 @@ void forget_iteration() {
   Recompute& r = recompute();
   std::vector<std::shared_ptr<const KeptCall>> calls;
   const std::lock_guard<std::mutex> alone(r.remaking);  // who waits for it finds that the iteration is over
-  const auto goes_on = c10::make_scope_exit([&r] {
-    const std::lock_guard<std::mutex> again(r.books);
+  std::unique_lock<std::mutex> lock(r.books);
+  const auto goes_on = c10::make_scope_exit([&] {  // before another thread sees the next iteration, or this one after an error
+    if (!lock.owns_lock()) lock.lock();
     r.ends = false;
   });
-  std::unique_lock<std::mutex> lock(r.books);
   r.schedule = nullptr;
   r.ends = true;
-  while (!all_dropped(r).empty() || !r.lingering.empty()) {
-    const std::vector<VariableId> dropped = all_dropped(r);
+  for (auto dropped = all_dropped(r); !dropped.empty() || !r.lingering.empty(); dropped = all_dropped(r)) {
     lock.unlock();
     make_again_alone(dropped, Loss::kReal);
     free_needless();
