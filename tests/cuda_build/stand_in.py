@@ -35,10 +35,8 @@ def stand_in() -> Path:
 def computing() -> Path:
     """The library with the kernels."""
     words = build.command(Path("none"))
-    first = next(i for i, word in enumerate(words) if word.endswith(".cpp"))
-    last = max(i for i, word in enumerate(words) if word.endswith(".cpp"))
-    flags = [word for word in words[1:first] if word != "-DAT_PER_OPERATOR_HEADERS"]
-    libraries = [word for word in words[last + 1 : words.index("-o")] if word != "-Wl,-z,defs"]
+    flags = [word for word in words[1 : words.index("-xc++")] if word != "-DAT_PER_OPERATOR_HEADERS"]
+    libraries = [word for word in words[words.index("-xnone") + 1 : words.index("-o")] if word != "-Wl,-z,defs"]
     return _built("computing", [*flags, "-g", *WARNINGS, str(HERE / "computing.cpp"), *libraries])
 
 

@@ -108,7 +108,10 @@ def command(target: Path) -> list[str]:
         f"-isystem{root / 'include' / 'torch' / 'csrc' / 'api' / 'include'}",
         *(["-DOOC_WITH_DISTRIBUTED"] if torch.distributed.is_available() else ()),
         *(_cuda_flags() if for_cuda() else ()),
-        *map(str, _sources()),
+        "-xc++",
+        *(word for path in _sources() for word in ("-include", str(path))),  # as one: PyTorch's headers are read once
+        "/dev/null",
+        "-xnone",
         f"-L{root / 'lib'}",
         "-lc10",
         "-ltorch_cpu",

@@ -57,7 +57,7 @@ uint64_t bytes_of(const c10::IValue& value) {
   return bytes;
 }
 
-std::mutex mutex;  // of both below
+std::mutex results_mutex;  // of both below
 
 // By the memory of each result. The pins end when all results have been waited for.
 std::unordered_map<const void*, std::shared_ptr<Pins>>& of_results() {
@@ -72,7 +72,7 @@ void hold_until_waited_for(const Operands& results, const Operands& operands, bo
   };
   for (const ooc_operand& result : results)
     if (keeps && !given(result)) pins->take_over(result.address);
-  const std::lock_guard<std::mutex> lock(mutex);
+  const std::lock_guard<std::mutex> lock(results_mutex);
   for (const ooc_operand& result : results) of_results()[result.address] = pins;
 }
 
@@ -88,7 +88,7 @@ std::list<Watched>& watched() {
 }
 
 void look_at_watched() {
-  const std::lock_guard<std::mutex> lock(mutex);
+  const std::lock_guard<std::mutex> lock(results_mutex);
   watched().remove_if([](const Watched& one) {
     const auto work = one.work.lock();
     return !work || work->isCompleted();
@@ -103,7 +103,7 @@ void hold_until_work_ends(const c10::intrusive_ptr<c10d::Work>& work, const Oper
   }
   auto pins = std::make_shared<Pins>(operands, future != nullptr);
   if (future == nullptr) {
-    const std::lock_guard<std::mutex> lock(mutex);
+    const std::lock_guard<std::mutex> lock(results_mutex);
     // Work on a GPU says that it is complete when it has been enqueued: only the end of the object is believed there.
     if (!on_cuda()) return watched().push_back({c10::weak_intrusive_ptr<c10d::Work>(work), std::move(pins)});
     static auto* for_life = new std::list<std::shared_ptr<Pins>>;
@@ -133,7 +133,7 @@ void make_room_for_scratch(std::string_view name, c10::ArrayRef<c10::IValue> arg
 
 void hold_while_it_works(Collective kind, c10::ArrayRef<c10::IValue> results, const Operands& operands, bool keeps) {
   if (kind == Collective::kWait) {
-    const std::lock_guard<std::mutex> lock(mutex);
+    const std::lock_guard<std::mutex> lock(results_mutex);
     for (const ooc_operand& operand : operands) of_results().erase(operand.address);
     return;
   }
