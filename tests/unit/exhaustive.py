@@ -1,6 +1,7 @@
 """The best schedule of a tiny problem, by looking at all of them.
 
-Time is counted in steps of one unit: functions take whole units, a chunk takes `out_units` and `in_units` to copy. The
+Time is counted in steps of one unit: functions take whole units, a chunk takes its `out_units` and `in_units` to copy:
+of the last chunk of a variable only the bytes that the variable has in it are copied. The
 rules are those of docs/lower-bound.md, which are the executor's without its plan: at any moment a chunk that nothing
 pins may start to leave, be dropped if the host has its bytes, or start to come back if there is room; each link carries
 one chunk at a time. Every state at the start of an iteration is a node, the shortest way from one to another through a
@@ -37,8 +38,8 @@ class _Rules:
     seconds: tuple[int, ...]
     survive: tuple[bool, ...]  # by chunk
     capacity: int
-    out_units: int
-    in_units: int
+    out_units: tuple[int, ...]  # by chunk
+    in_units: tuple[int, ...]
 
 
 def best_steady_seconds(problem: Problem, unit: float = 1.0) -> float:
@@ -85,6 +86,8 @@ def _rules(problem: Problem, unit: float) -> _Rules:
             written[f].add(v)
     born, died = problem.born.tolist(), problem.died.tolist()
     chunk = problem.chunk_bytes
+    sizes = [min(chunk, size - at) for size in problem.variable_bytes.tolist() for at in range(0, size, chunk)]
+    assert len(sizes) == len(chunk_of)
 
     def chunks(keep: Callable[[int, int], bool]) -> tuple[tuple[int, ...], ...]:
         """By function, the chunks of the variables that are kept for it."""
@@ -99,8 +102,8 @@ def _rules(problem: Problem, unit: float) -> _Rules:
         seconds=tuple(units(value) for value in problem.seconds.tolist()),
         survive=tuple(bool(problem.previous[v] >= 0) for v in chunk_of),
         capacity=problem.capacity_chunks,
-        out_units=units(chunk / problem.machine.out_bytes_per_second),
-        in_units=units(chunk / problem.machine.in_bytes_per_second),
+        out_units=tuple(units(size / problem.machine.out_bytes_per_second) for size in sizes),
+        in_units=tuple(units(size / problem.machine.in_bytes_per_second) for size in sizes),
     )
 
 
@@ -149,9 +152,9 @@ def _moves(rules: _Rules, state: State) -> list[tuple[State, int]]:
         if where == BOTH:
             found.append(((function, left, (*chunks[:c], HOST, *chunks[c + 1 :]), out, into), 0))
         elif where == DEVICE and out[0] < 0:
-            found.append(((function, left, chunks, (c, rules.out_units), into), 0))
+            found.append(((function, left, chunks, (c, rules.out_units[c]), into), 0))
         elif where == HOST and into[0] < 0 and free > 0:
-            found.append(((function, left, chunks, out, (c, rules.in_units)), 0))
+            found.append(((function, left, chunks, out, (c, rules.in_units[c])), 0))
     step = min([units for units in (left if left >= 0 else 0, out[1], into[1]) if units > 0], default=0)
     if left == 0:
         row = list(chunks)

@@ -19,30 +19,33 @@ from swapd.trace.trace import Machine, Trace
 SEEDS = range(120)
 
 
-def tiny(seed: int) -> Problem | None:
-    """A few functions over a few chunks with just enough room for the largest function; None if everything fits."""
+def tiny(seed: int, chunk_bytes: int = 1) -> Problem | None:
+    """A few functions over a few chunks with just enough room for the largest function; None if everything fits.
+
+    With chunks of two bytes, a variable may have half of its last one.
+    """
     r = random.Random(seed)
     b = Builder()
-    entries = [b.entry(r.choice([1, 1, 2])) for _ in range(r.randint(1, 2))]
+    entries = [b.entry(r.choice([1, 1, 2]) * chunk_bytes - r.randrange(chunk_bytes)) for _ in range(r.randint(1, 2))]
     alive = list(entries)
     for _ in range(r.randint(3, 5)):
         used = r.sample(alive, min(len(alive), r.randint(1, 2)))
         written = [v for v in used if r.random() < 0.3]
-        fresh = [1] if sum(b.sizes[v] for v in alive) < 4 and r.random() < 0.6 else []
+        fresh = [chunk_bytes - r.randrange(chunk_bytes)] if sum(b.sizes[v] for v in alive) < 4 * chunk_bytes and r.random() < 0.6 else []
         alive += b.call("f", used, fresh, writes=written, seconds=float(r.randint(0, 3)))
         for v in [v for v in alive if v not in entries and r.random() < 0.3]:
             alive.remove(v)
             b.free(v)
     b.free(*(v for v in alive if v not in entries))
-    trace = b.trace(chunk_bytes=1, machine=Machine(r.choice([1.0, 0.5]), r.choice([1.0, 0.5])))
+    trace = b.trace(chunk_bytes=chunk_bytes, machine=Machine(r.choice([1.0, 0.5]), r.choice([1.0, 0.5])))
     problem = Problem.from_trace(trace, Problem.from_trace(trace, 0).min_budget_bytes)
     return None if problem.fits else problem
 
 
 @pytest.fixture(scope="module")
 def solved() -> list[tuple[Problem, float]]:
-    problems = [problem for problem in map(tiny, SEEDS) if problem is not None]
-    assert len(problems) >= 40
+    problems = [problem for seed in SEEDS for size in (1, 2) if (problem := tiny(seed, size)) is not None]
+    assert len(problems) >= 80
     return [(problem, best_steady_seconds(problem)) for problem in problems]
 
 
