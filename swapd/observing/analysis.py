@@ -186,7 +186,7 @@ def stalls_by_variable(outcome: Outcome, most: int) -> list[dict[str, Any]]:
         {
             "variable": v,
             "label": outcome.problem.label(v) if v >= 0 else "room",
-            "bytes": int(outcome.problem.chunks[v]) * outcome.problem.chunk_bytes if v >= 0 else None,
+            "bytes": int(outcome.problem.variable_bytes[v]) if v >= 0 else None,
             "allocated_by": allocated_by(outcome.problem, v) if v >= 0 else None,
             "seconds": seconds,
             "share": _share(outcome, seconds),

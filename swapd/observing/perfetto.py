@@ -175,9 +175,9 @@ def _simulated(problem: Problem, events: Events, at: float = 0.0, rows: Mapping[
         process.span(COMPUTE, names[run.function], run.start, run.end, function=run.function)
     for copy in events.copies:
         v = copy.variable
-        facts: dict[str, Any] = {"bytes": copy.chunks * problem.chunk_bytes, "planned": copy.is_planned}
+        facts: dict[str, Any] = {"bytes": copy.bytes, "planned": copy.is_planned}
         if v >= 0:
-            facts["of_bytes"] = int(problem.chunks[v]) * problem.chunk_bytes
+            facts["of_bytes"] = int(problem.variable_bytes[v])
             facts["allocated_by"] = allocated_by(problem, v)
         name = (problem.label(v) if v >= 0 else "freed variable") + ("" if copy.is_planned else " (demand)")
         process.span(OUT if copy.is_out else IN, name, copy.start, copy.end, **facts)

@@ -191,7 +191,7 @@ def comparison(run: RunSoFar) -> list[tuple[str, str, str]]:
     problem, scene = predicted.problem, predicted.scene()
     waiting = sum(bar.end - max(bar.start, 0.0) for bar in scene.stalls)
     copies = predicted.events.copies
-    bytes_of = {out: sum(c.chunks for c in copies if c.is_out == out) * problem.chunk_bytes for out in (True, False)}
+    bytes_of = {out: sum(c.bytes for c in copies if c.is_out == out) for out in (True, False)}
     compute = sum(bar.end - bar.start for bar in scene.runs)
     least = predicted.plan.bound_seconds if run.trace is not None and runs_again(run.trace) else None
     rows: list[tuple[str, float, list[float], Callable[[float], str]]] = [

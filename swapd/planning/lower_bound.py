@@ -15,6 +15,8 @@ with M the capacity and, in chunks,
     D(i, j)   storages that functions i to j - 1 write, that live when function j starts and that j does not use: beside
               P_j there is room for M - P_j of them when j starts; all else must have been copied out after the write
 
+P counts whole chunks, as memory is taken in these; U and D count bytes, as of a last chunk only its own are copied.
+
 Stretches that do not overlap add up, so every way to cut one whole iteration gives a bound; `lower_bound` takes the
 best that dynamic programming over a limited set of cuts finds. With a disk under the host, `two_link_bound` takes the
 longer of two times for each stretch. A copy is of one variable, so what must move takes at least as many latencies as
@@ -25,7 +27,7 @@ it.
 
     T >= max(C_f, S / b_out) + max(C_b, S / b_in),    S = max(0, P - M)
 
-P is the live peak and M the capacity, both in whole chunks; the function at the peak is where the forward phase
+P is the live peak in bytes and M the capacity, in whole chunks; the function at the peak is where the forward phase
 (compute C_f, that function included) turns into the backward one (C_b). What exceeds M at the peak must have left
 before it and come back after it. The bound does not know the size of single functions, so it can be out of reach
 when they are large; and state that lives across iterations (weights, optimizer state) may leave in the backward
@@ -35,19 +37,22 @@ phase and come back in the forward one, so a schedule that moves mostly such sta
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
 from swapd.planning.problem import Problem
-from swapd.trace.trace import Machine
+from swapd.trace.trace import Machine, live_profile
 
 CUTS = 384  # functions at which stretches may meet, at most
 PLANNING_CUTS = 128  # enough to tell whether a plan of many functions is good
 _MANY = 4000  # functions
 ANCHORS = 6  # functions tried as the start of the whole iteration
 _NEVER = np.iinfo(np.int64).max // 4
+_FULL = 8  # parts of a chunk, to which the bound rounds up how much of a last chunk is used
+_ROUNDING = 1e-9  # of sums of sizes, whose last bits depend on their order
 
 
 _known: WeakKeyDictionary[Problem, dict[int, float]] = WeakKeyDictionary()
@@ -128,7 +133,7 @@ class Forced:
     def __init__(self, problem: Problem, places: NDArray[np.int64]) -> None:
         self.problem, self.places, self.m = problem, places, len(places)
         n = self.n = problem.functions
-        self.largest = max(1, int(problem.chunks.max(initial=0)))
+        self.largest = max(1.0, float(problem.sizes.max(initial=0)))
         self.unwrapped = np.concatenate([places, places + n, places[:1] + 2 * n])
         total = np.concatenate([[0.0], np.cumsum(problem.seconds)])
         # Start times of all places in two iterations that follow each other, and of the first place in the third.
@@ -139,6 +144,11 @@ class Forced:
         self.user = uses.function[order]
         self.written = uses.write[order]
         self.offsets = np.searchsorted(self.user, np.arange(n + 1))
+        # A last chunk is as full as a level says, in parts of `_FULL`, or less.
+        last = 1 - (problem.chunks - problem.sizes)
+        self.level = np.ceil(last * _FULL * (1 - _ROUNDING)).astype(np.int64)
+        self.full, self.partial = problem.chunks - (self.level < _FULL), (self.level < _FULL).astype(np.float64)
+        self.levels = np.unique([_FULL, *self.level[problem.chunks > 0]])[::-1].tolist()
         self.into = self._into()
         self.out = self._out()
 
@@ -159,12 +169,12 @@ class Forced:
         result[result < _NEVER] += n
         return result
 
-    def _into(self) -> NDArray[np.int64]:
-        """int64[m, m]: chunks that each stretch must bring in, found for all stretches with the same start at once."""
+    def _into(self) -> NDArray[np.float64]:
+        """float64[m, m]: chunks that each stretch must bring in, for all stretches with the same start at once."""
         problem, n, m = self.problem, self.n, self.m
         following = self._entry_next()  # the function that next uses each variable that exists by then
         following[problem.born == n] = _NEVER  # such a variable appears after the last function
-        result = np.zeros((m, m), np.int64)
+        result = np.zeros((m, m))
         stop = n
         for at in range(m - 1, -1, -1):
             function = int(self.places[at])
@@ -174,10 +184,28 @@ class Forced:
             stop = function
             ahead = following - function
             needed = np.flatnonzero((ahead > 0) & (ahead <= n))
-            sums = np.bincount(ahead[needed], weights=problem.chunks[needed], minlength=n + 1)
             distances = self.unwrapped[at + 1 : at + m + 1] - function  # the last one is a whole iteration
-            excess = int(problem.pinned[function]) - problem.capacity_chunks
-            result[at] = np.maximum(np.cumsum(sums)[distances].astype(np.int64) + excess, 0)
+            result[at] = self._without_room(function, needed, ahead[needed], distances)
+        return result
+
+    def _without_room(
+        self, function: int, variables: NDArray[np.int64], distance: NDArray[np.int64], within: NDArray[np.int64]
+    ) -> NDArray[np.float64]:
+        """For each distance in `within`, what of the variables up to it has no room beside what a function uses."""
+
+        def up_to(chosen: slice | NDArray[np.bool_], sizes: NDArray[Any]) -> NDArray[np.float64]:
+            sums = np.bincount(distance[chosen], weights=sizes[variables[chosen]], minlength=self.n + 1)
+            result: NDArray[np.float64] = np.cumsum(sums)[within]
+            return result
+
+        room = self.problem.capacity_chunks - int(self.problem.pinned[function])
+        left: NDArray[np.float64] = np.full(len(within), float(max(room, 0)))
+        fits: NDArray[np.float64] = np.full(len(within), float(min(room, 0)))
+        for level in self.levels:  # the fullest chunks have room first
+            some = (slice(None), self.full) if level == _FULL else (self.level[variables] == level, self.partial)
+            chunks = np.minimum(up_to(*some), left)
+            left, fits = left - chunks, fits + chunks * (level / _FULL)
+        result: NDArray[np.float64] = np.maximum(up_to(slice(None), self.problem.sizes) - fits, 0)
         return result
 
     def _last_writes(self) -> NDArray[np.int64]:
@@ -193,10 +221,10 @@ class Forced:
         entry[inherits] = last[problem.previous[inherits]] - n
         return entry
 
-    def _out(self) -> NDArray[np.int64]:
-        """int64[m, m]: chunks that each stretch must send out, found for all stretches with the same end at once."""
+    def _out(self) -> NDArray[np.float64]:
+        """float64[m, m]: chunks that each stretch must send out, found for all stretches with the same end at once."""
         written = self._last_writes()
-        result = np.zeros((self.m, self.m), np.int64)
+        result = np.zeros((self.m, self.m))
         begin = 0
         for at, function in enumerate(self.places.tolist()):
             rows = self._rows(begin, function)
@@ -206,18 +234,17 @@ class Forced:
             self._out_before(at, written, result)
         return result
 
-    def _out_before(self, at: int, written: NDArray[np.int64], result: NDArray[np.int64]) -> None:
+    def _out_before(self, at: int, written: NDArray[np.int64], result: NDArray[np.float64]) -> None:
         """Fill in the stretches that end at place `at`. A live variable is kept even if no later use is known."""
         problem, n, m = self.problem, self.n, self.m
         stop = int(self.places[at])
         live = (problem.born < stop) & (problem.died >= stop) & ~problem.dormant & (written >= stop - n)
         live[self.by_function[self._rows(stop, stop + 1)]] = False
-        sums = np.bincount(written[live] - (stop - n), weights=problem.chunks[live], minlength=n + 1)
-        dirty = np.cumsum(sums[::-1])[::-1].astype(np.int64)  # chunks last written at each position or behind it
         lengths = np.arange(1, m + 1)  # how many places before `at` each stretch starts
-        starts = self.unwrapped[m + at - lengths] - stop  # counted from `stop` - n
-        excess = int(problem.pinned[stop]) - problem.capacity_chunks
-        result[(at - lengths) % m, lengths - 1] = np.maximum(dirty[starts] + excess, 0)
+        distances = stop + n - self.unwrapped[m + at - lengths]
+        result[(at - lengths) % m, lengths - 1] = self._without_room(
+            stop, np.flatnonzero(live), stop - written[live], distances
+        )
 
     def seconds(self, a: int) -> NDArray[np.float64]:
         """float64[m]: the least time of each stretch that starts at place a."""
@@ -229,8 +256,8 @@ class Forced:
         result: NDArray[np.float64] = np.maximum(compute, first + np.maximum(into, out))
         return result
 
-    def _copying(self, chunks: NDArray[np.int64], bytes_per_second: float) -> NDArray[np.float64]:
-        copies = -(-chunks // self.largest)  # at least so many, as each copy is of one variable
+    def _copying(self, chunks: NDArray[np.float64], bytes_per_second: float) -> NDArray[np.float64]:
+        copies = np.ceil(chunks / self.largest * (1 - _ROUNDING))  # at least so many, as each copy is of one variable
         return chunks * (self.problem.chunk_bytes / bytes_per_second) + copies * self.problem.machine.latency_seconds
 
 
@@ -263,7 +290,9 @@ class Bound:
 def bound(problem: Problem) -> Bound:
     """The bound for `problem`, which is the compute time when everything fits."""
     turn = problem.live_peak_function + 1
-    spill = max(0, problem.live_peak_chunks - problem.capacity_chunks) * problem.chunk_bytes
+    sizes = np.where(problem.dormant, 0, problem.variable_bytes)
+    live = live_profile(problem.born, problem.died, sizes, problem.functions)[turn - 1 : turn]
+    spill = max(0, int(live.sum()) - problem.capacity_chunks * problem.chunk_bytes)
     machine = problem.machine
     return Bound(
         forward_seconds=float(problem.seconds[:turn].sum()),

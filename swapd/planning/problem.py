@@ -184,6 +184,12 @@ class Problem:
         return UseTable(variable, keys % max(n, 1), write, np.searchsorted(variable, np.arange(count + 1)))
 
     @cached_property
+    def sizes(self) -> NDArray[np.float64]:
+        """float64[V]: bytes, in chunks. Memory is taken in whole chunks; of a last one only its bytes are copied."""
+        result: NDArray[np.float64] = self.variable_bytes / self.chunk_bytes
+        return result
+
+    @cached_property
     def live(self) -> NDArray[np.int64]:
         """int64[n]: chunks that would be live at each function if nothing were swapped, without dormant variables."""
         sizes = np.where(self.dormant, 0, self.chunks)

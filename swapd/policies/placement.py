@@ -16,6 +16,7 @@ longest idle interval that it has had since it was last written.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,7 @@ from swapd.planning.problem import Problem
 from swapd.policies.intervals import Intervals, host_valid, start_times
 from swapd.policies.usage import make_usage
 
+Move = TypeVar("Move", Out, In)
 PIECES = 8  # at most, of one interval's chunks
 LATENCIES = 32  # a piece takes at least so many times the latency of a copy
 _CAPACITY_SHARE = 256  # a piece has at least one part in so many of the capacity
@@ -44,19 +46,26 @@ class Piece:
 def place(
     problem: Problem, intervals: Intervals, taken: NDArray[np.int64], policy: str, latencies: int = LATENCIES
 ) -> Plan:
-    """The plan in which the first ``taken[i]`` chunks leave over interval i.
+    """The plan in which the last ``taken[i]`` chunks leave over interval i: of a very last one less may be copied.
 
     `taken` must bring every function within the capacity. A piece takes at least `latencies` times a copy's latency.
     """
     outs = _place_outs(problem, intervals, taken, latencies)
     ins = _place_ins(problem, intervals, taken, latencies)
     variables = intervals.out_variable.tolist()
+    moves = [Out(variables[p.interval], p.first, p.count, int(intervals.after[p.interval])) for p in outs]
     return Plan(
-        outs=tuple(Out(variables[p.interval], p.first, p.count, int(intervals.after[p.interval])) for p in outs),
-        ins=tuple(_ordered_ins(problem, intervals, taken, outs, ins)),
-        write_backs=tuple(_write_backs(problem, intervals, taken)),
+        outs=_from_the_start(problem, moves),
+        ins=_from_the_start(problem, _ordered_ins(problem, intervals, taken, outs, ins)),
+        write_backs=_from_the_start(problem, _write_backs(problem, intervals, taken)),
         policy=policy,
     )
+
+
+def _from_the_start(problem: Problem, moves: list[Move]) -> tuple[Move, ...]:
+    """Moves with chunks as a plan counts them. In this module they are counted from a variable's last one on."""
+    chunks = problem.chunks.tolist()
+    return tuple(m._replace(first_chunk=chunks[m.variable] - m.first_chunk - m.chunk_count) for m in moves)
 
 
 def _piece_chunks(problem: Problem, count: int, bytes_per_second: float, latencies: int = LATENCIES) -> int:
@@ -125,12 +134,14 @@ def _useful_starts(
     times = start_times(problem)
     n, iteration = problem.functions, problem.compute_seconds
     needs = times[intervals.stop[order] + n]
-    rate = problem.chunk_bytes / problem.link.in_bytes_per_second
+    # Of each chunk that returns; those of a variable count alike.
+    variables = intervals.out_variable[order]
+    lengths = problem.variable_bytes[variables] / intervals.chunks[order] / problem.link.in_bytes_per_second
     latest = np.zeros(len(order))
     begin = np.inf
     for lap in (iteration, 0.0):
         for index in range(len(order) - 1, -1, -1):
-            begin = min(begin, needs[index] + lap - problem.machine.map_seconds) - taken[order[index]] * rate
+            begin = min(begin, needs[index] + lap - problem.machine.map_seconds) - taken[order[index]] * lengths[index]
             latest[index] = begin - lap
     useful = np.searchsorted(times, latest - _LEAD * iteration, side="right") - 1 - n
     return [int(function) for function in np.minimum(useful, intervals.stop[order])]

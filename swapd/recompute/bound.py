@@ -2,7 +2,7 @@
 
 The stretches of `swapd.planning.lower_bound` last as long as that says, but a chunk that is made again needs no copy.
 The iteration is cut at some places. What is unknown is how long it takes from each to the next, d_k, and to what part
-each candidate g, of x_g chunks, is made again meanwhile, z_gk. In the least step
+each candidate g, of x_g bytes in chunks, is made again meanwhile, z_gk. In the least step
 
     from each place to the next      d_k >= C_k + sum over g of m_g z_gk
     from any place i to any place j  sum of d_k >= c_i + (P_i + U - M - sum of x_g made again within) / b_in
@@ -102,7 +102,7 @@ class _Programme:
         self.after = np.array([c.drop.after for c in candidates], np.int64)
         self.before = np.array([c.before for c in candidates], np.int64)
         self.returns = np.array([not c.final for c in candidates], bool)
-        self.chunks = np.array([problem.chunks[c.drop.variable] for c in candidates], np.float64)
+        self.sizes = np.array([problem.sizes[c.drop.variable] for c in candidates], np.float64)
         # A candidate can be made again between two places if there is a function that it may run directly before.
         stops = np.append(self.places[1:], problem.functions)
         exists = (self.after[:, None] < stops) & (self.places < self.before[:, None])
@@ -199,7 +199,7 @@ class _Programme:
                 ):
                     if seconds > forced.begin[a + d + 1] - forced.begin[a]:  # else the stretch lasts so long anyway
                         columns = np.append((a + np.arange(d + 1)) % self.m, self.behind[spared, at])
-                        factors = np.append(-np.ones(d + 1), -each * self.chunks[spared])
+                        factors = np.append(-np.ones(d + 1), -each * self.sizes[spared])
                         self.rows.add(columns, factors, -seconds)
 
     def _written(self) -> NDArray[np.int64]:
@@ -222,7 +222,7 @@ class _Programme:
         for f, gs in users.items():
             start, stop = self.after[gs], self.before[gs]
             together = (start[:, None] <= start) & (start < stop[:, None])  # rows: candidates; columns: as others begin
-            loads = together.T @ self.chunks[gs]  # chunks of all that one run could serve as each begins
+            loads = together.T @ self.sizes[gs]  # of all that one run could serve as each begins
             most = np.where(together, loads, 0.0).max(axis=1)
-            result[gs] += self.history.trace.function_seconds[f] * self.chunks[gs] / most
+            result[gs] += self.history.trace.function_seconds[f] * self.sizes[gs] / most
         return result

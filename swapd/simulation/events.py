@@ -28,7 +28,7 @@ class Copy(NamedTuple):
 
     is_out: bool
     variable: int
-    chunks: int
+    bytes: int
     is_planned: bool  # else on demand
     start: float
     end: float

@@ -33,7 +33,7 @@ class SimulatedMachine:
         self.ended = -1  # the last function that has ended
         self.now = 0.0
         self.function_end = self.out_end = self.in_end = _NEVER
-        machine = problem.machine
+        machine = self.machine = problem.machine
         self.latency = machine.latency_seconds
         self.out_rate = problem.chunk_bytes / machine.out_bytes_per_second
         self.in_rate = problem.chunk_bytes / machine.in_bytes_per_second
@@ -214,7 +214,7 @@ class SimulatedMachine:
         """Drop the clean chunks of `mask`. Returns the mask of those that have to be copied."""
         clean = mask & self.valid[v]
         count = clean.bit_count()
-        self.timeline.dropped_bytes += count * self.problem.chunk_bytes
+        self.timeline.dropped_bytes += self.steps.bytes_in(v, clean)
         if clean and self.unmap:
             self.out_copy = (v, clean, planned and clean == mask, False)
             self.out_end, self.unmapping = self.now + count * self.unmap, 0.0
@@ -225,20 +225,20 @@ class SimulatedMachine:
 
     def _copy_out(self, v: int, mask: int, planned: bool, waited: float = 0.0, stays: bool = False) -> None:
         """Copy out what could have begun `waited` seconds ago, had the link been free."""
-        count = mask.bit_count()
+        count, size = mask.bit_count(), self.steps.bytes_in(v, mask)
         self.out_copy = (v, mask, planned, stays)
-        self.out_end = self.now + self.latency + count * self.out_rate
+        self.out_end = self.now + self.latency + size / self.machine.out_bytes_per_second
         if self.unmap:
             first = min(count, self.piece)
             self.out_end -= min(self.unmapping, first * self.out_rate, waited)  # copied while the last was unmapped
             self.unmapping = 0.0 if stays else first * self.unmap
             self.out_end += self.unmapping
             self.out_end += 0.0 if stays else (count - first) * max(0.0, self.unmap - self.out_rate)
-        self.timeline.out_bytes += count * self.problem.chunk_bytes
-        self.timeline.write_back_bytes += stays * count * self.problem.chunk_bytes
+        self.timeline.out_bytes += size
+        self.timeline.write_back_bytes += stays * size
         self.timeline.out_count += 1
         if self.log is not None:
-            self.log.append(Copy(True, v, count, planned, self.now, self.out_end, mask))
+            self.log.append(Copy(True, v, size, planned, self.now, self.out_end, mask))
 
     def _start_ins(self) -> None:
         if self._waits_for_room() or (self.function_end == _NEVER and self._demand()):
@@ -272,19 +272,19 @@ class SimulatedMachine:
         return v >= 0 and self.alive[v] and (mask & self.absent[v]).bit_count() <= self.free
 
     def _copy_in(self, v: int, mask: int, planned: bool) -> None:
-        count = mask.bit_count()
+        count, size = mask.bit_count(), self.steps.bytes_in(v, mask)
         self.free -= count
         self.in_copy = (v, mask)
-        self.in_end = self.now + self.latency + count * self.in_rate
+        self.in_end = self.now + self.latency + size / self.machine.in_bytes_per_second
         if self.map:
             first = min(count, self.piece)
             lead = min(max(0.0, self.now - self.mapped_from), self.piece * self.in_rate)
             self.in_end += max(0.0, first * self.map - lead) + (count - first) * max(0.0, self.map - self.in_rate)
             self.mapped_from = _NEVER
-        self.timeline.in_bytes += count * self.problem.chunk_bytes
+        self.timeline.in_bytes += size
         self.timeline.in_count += 1
         if self.log is not None:
-            self.log.append(Copy(False, v, count, planned, self.now, self.in_end, mask))
+            self.log.append(Copy(False, v, size, planned, self.now, self.in_end, mask))
         self.timeline.peak_chunks = max(self.timeline.peak_chunks, self.capacity - self.free)
 
     def _demand(self) -> bool:

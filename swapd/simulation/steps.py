@@ -24,6 +24,9 @@ class Steps:
         n = problem.functions
         self.chunks: list[int] = problem.chunks.tolist()
         self.full = [(1 << count) - 1 for count in self.chunks]
+        self.chunk_bytes = problem.chunk_bytes
+        self.last = [(1 << count) >> 1 for count in self.chunks]  # the bit of the last chunk
+        self.unused: list[int] = (problem.chunks * problem.chunk_bytes - problem.variable_bytes).tolist()  # of it
         self.seconds: list[float] = problem.seconds.tolist()
         self.previous: list[int] = problem.previous.tolist()
         self.successor: list[int] = problem.successor.tolist()
@@ -50,6 +53,10 @@ class Steps:
             self.deaths[died + 1].append(v)
         self.birth_chunks = [sum(self.chunks[v] for v in row) for row in self.births]
         self.entries = [v for v in range(problem.variables) if born[v] == -1]
+
+    def bytes_in(self, v: int, mask: int) -> int:
+        """What a copy of some chunks of v moves: of its last chunk only the bytes that it has there."""
+        return mask.bit_count() * self.chunk_bytes - (self.unused[v] if mask >= self.last[v] else 0)
 
     def next_use(self, v: int, function: int) -> int:
         """The function that uses v next after `function`, counted on into the next iteration."""

@@ -139,12 +139,11 @@ class _Walk:
                     uses[at - begin].append((v, flags))
         chunk, first = level.problem.chunk_bytes, level.starts[0] if k else 0.0
         label = level.problem.label
-        chunks = np.array([block.chunks for block in there], np.int64)
         return HostBlocks(
             names=tuple(f"copy {'out' if copy.is_out else 'in'} of {label(copy.variable)}" for copy in level.copies),
             seconds=np.diff([*level.starts, first + level.seconds]) if k else np.zeros(0),
-            chunks=chunks,
-            variable_bytes=chunks * chunk,
+            chunks=np.array([block.chunks for block in there], np.int64),
+            variable_bytes=level.problem.variable_bytes[[block.variable for block in there]],
             born=np.array([max(block.born - begin, -1) for block in there], np.int32),
             died=np.array([min(block.last, end) - begin for block in there], np.int32),
             previous=np.array(previous, np.int32),

@@ -175,7 +175,7 @@ def test_advice_on_chunks() -> None:
         b.entry(1100)  # two chunks of 1000, of which nearly half is wasted
     for v in range(8):
         b.call(f"f{v}", [v], seconds=1.0)
-    trace = b.trace(chunk_bytes=1000, machine=Machine(1500.0, 1500.0))
+    trace = b.trace(chunk_bytes=1000, machine=Machine(800.0, 800.0))
     found = Advisor(run_policy(Problem.from_trace(trace, 8000), "auto"), trace).advise()
     chunks = [advice for advice in found if advice.kind == "chunk"]
     assert chunks and all(advice.saved > 0.01 for advice in chunks)

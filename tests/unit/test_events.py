@@ -82,7 +82,7 @@ def test_events_add_up_to_the_timeline(seed):
         ):
             copies = [copy for copy in events.copies if copy.is_out == is_out]
             carried, begun = copies[: len(copies) - count], copies[len(copies) - count :]
-            assert len(begun) == count and sum(copy.chunks for copy in begun) * problem.chunk_bytes == size
+            assert len(begun) == count and sum(copy.bytes for copy in begun) == size
             assert len(carried) <= 1 and all(copy.start <= 0 < copy.end for copy in carried)
             for one, other in itertools.pairwise(copies):
                 assert one.end <= other.start + 1e-12  # one at a time

@@ -17,6 +17,7 @@ from swapd.simulation.simulator import simulate
 from swapd.trace.trace import Machine, Trace
 
 SEEDS = range(120)
+SMALL_BYTES = 1 << 20  # what is no larger lies in slabs, as by default
 
 
 def tiny(seed: int, chunk_bytes: int = 1) -> Problem | None:
@@ -26,12 +27,14 @@ def tiny(seed: int, chunk_bytes: int = 1) -> Problem | None:
     """
     r = random.Random(seed)
     b = Builder()
-    entries = [b.entry(r.choice([1, 1, 2]) * chunk_bytes - r.randrange(chunk_bytes)) for _ in range(r.randint(1, 2))]
+    unused = chunk_bytes - 1
+    entries = [b.entry(r.choice([1, 1, 2]) * chunk_bytes - r.randint(0, unused)) for _ in range(r.randint(1, 2))]
     alive = list(entries)
     for _ in range(r.randint(3, 5)):
         used = r.sample(alive, min(len(alive), r.randint(1, 2)))
         written = [v for v in used if r.random() < 0.3]
-        fresh = [chunk_bytes - r.randrange(chunk_bytes)] if sum(b.sizes[v] for v in alive) < 4 * chunk_bytes and r.random() < 0.6 else []
+        room = sum(b.sizes[v] for v in alive) < 4 * chunk_bytes
+        fresh = [r.randint(1, chunk_bytes)] if room and r.random() < 0.6 else []
         alive += b.call("f", used, fresh, writes=written, seconds=float(r.randint(0, 3)))
         for v in [v for v in alive if v not in entries and r.random() < 0.3]:
             alive.remove(v)
@@ -148,9 +151,11 @@ def test_random_programs_never_run_faster() -> None:
 
 
 def networks() -> dict[str, Problem]:
+    """Small tensors are no variables: they lie in slabs."""
     traces: dict[str, Trace] = {"resnet50": resnet50(64), "gpt": gpt()}
     made = {}
-    for name, trace in traces.items():
+    for name, whole in traces.items():
+        trace = replace(whole, variable_bytes=np.where(whole.variable_bytes <= SMALL_BYTES, 0, whole.variable_bytes))
         peak = int(trace.live_bytes.max())
         made[name] = Problem.from_trace(trace, peak // 2, machine=at_balance(trace, peak - peak // 2))
     return made

@@ -27,22 +27,24 @@ MORE = range(60)
 
 
 def tiny(seed: int) -> Trace:
-    """A few functions over a few chunks, some of which may run again."""
+    """A few functions over a few chunks, some of which may run again. Every other time chunks may be half used."""
     r = random.Random(seed)
     b = Builder()
-    entries = [b.entry(1) for _ in range(r.randint(1, 2))]
+    chunk_bytes = 1 + seed % 2
+    entries = [b.entry(r.randint(1, chunk_bytes)) for _ in range(r.randint(1, 2))]
     alive = list(entries)
     for _ in range(r.randint(4, 5)):
         used = r.sample(alive, min(len(alive), r.randint(1, 2)))
         written = [v for v in used if r.random() < 0.2]
-        fresh = [1] if sum(b.sizes[v] for v in alive) < 4 and r.random() < 0.7 else []
+        room = sum(b.sizes[v] for v in alive) < 4 * chunk_bytes
+        fresh = [r.randint(1, chunk_bytes)] if room and r.random() < 0.7 else []
         name = "aten::add_.Tensor" if written and not fresh else "aten::gelu"
         alive += b.call(name, used, fresh, writes=written, seconds=float(r.randint(0, 3)))
         for v in [v for v in alive if v not in entries and r.random() < 0.2]:
             alive.remove(v)
             b.free(v)
     b.free(*(v for v in alive if v not in entries))
-    return b.trace(chunk_bytes=1, machine=Machine(r.choice([1.0, 0.5, 0.25]), r.choice([1.0, 0.5, 0.25])))
+    return b.trace(chunk_bytes=chunk_bytes, machine=Machine(r.choice([1.0, 0.5, 0.25]), r.choice([1.0, 0.5, 0.25])))
 
 
 def tiny_that_lingers(seed: int) -> Trace:
