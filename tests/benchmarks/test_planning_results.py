@@ -287,6 +287,7 @@ def test_larger_chunks_hide_the_cost_of_a_chunk_and_none_hides_that_of_a_byte():
                 assert steps["chunk"] == steps["byte"] >= steps["none"]
 
 
+@pytest.mark.slow
 def test_a_quick_run_writes_raw_data_and_tables(tmp_path):
     assert main(["--only", "scale", "--quick", "--output", str(tmp_path)]) == 0
     points = results.load(tmp_path, scale.NAME)[0]["points"]

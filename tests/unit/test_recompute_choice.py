@@ -155,7 +155,7 @@ def test_of_few_candidates_it_finds_nearly_the_best_set() -> None:
                     continue
                 tried.append(rewritten.trace)
                 other = make(rewritten.trace)
-                if other.min_budget_bytes <= other.budget_bytes and lower_bound(other) < min(seconds):
+                if other.min_budget_bytes <= other.budget_bytes and other.compute_seconds < min(seconds):
                     seconds.append(simulate(other, idle(other)).seconds)
                     if seconds[-1] < 0.999 * min(seconds[:-1]):
                         best_lingers = bool(rewritten.lingers)

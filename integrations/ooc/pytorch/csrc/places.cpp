@@ -19,7 +19,7 @@ struct Settings {
   std::string here;
 };
 
-std::mutex settings_mutex;
+std::mutex places_mutex;  // of both below
 Settings settings;
 // Autograd numbers the forward pass's operators, and each node of the backward pass has its operator's number. Each thread
 // counts for itself, so a program that runs forward passes in several threads may see another thread's place.
@@ -50,7 +50,7 @@ std::string user_frame(const Settings& wanted) {
 
 std::string place_now() {
   const auto node = torch::autograd::get_current_node();
-  std::unique_lock<std::mutex> lock(settings_mutex);
+  std::unique_lock<std::mutex> lock(places_mutex);
   const Settings wanted = settings;
   if (node) {
     if (node->sequence_nr() == std::numeric_limits<uint64_t>::max()) return "gradient of a parameter, in the backward pass";
@@ -70,7 +70,7 @@ std::string place_now() {
 }  // namespace
 
 void want_places(bool on, std::vector<std::string> skipped, std::string here) {
-  const std::lock_guard<std::mutex> lock(settings_mutex);
+  const std::lock_guard<std::mutex> lock(places_mutex);
   settings = {std::move(skipped), std::move(here)};
   if (!on) forward.clear();
   places_wanted = on;
