@@ -51,7 +51,6 @@ PLANNING_CUTS = 128  # enough to tell whether a plan of many functions is good
 _MANY = 4000  # functions
 ANCHORS = 6  # functions tried as the start of the whole iteration
 _NEVER = np.iinfo(np.int64).max // 4
-_FULL = 8  # parts of a chunk, to which the bound rounds up how much of a last chunk is used
 _ROUNDING = 1e-9  # of sums of sizes, whose last bits depend on their order
 
 
@@ -144,11 +143,9 @@ class Forced:
         self.user = uses.function[order]
         self.written = uses.write[order]
         self.offsets = np.searchsorted(self.user, np.arange(n + 1))
-        # A last chunk is as full as a level says, in parts of `_FULL`, or less.
-        last = 1 - (problem.chunks - problem.sizes)
-        self.level = np.ceil(last * _FULL * (1 - _ROUNDING)).astype(np.int64)
-        self.full, self.partial = problem.chunks - (self.level < _FULL), (self.level < _FULL).astype(np.float64)
-        self.levels = np.unique([_FULL, *self.level[problem.chunks > 0]])[::-1].tolist()
+        self.partial = (problem.last_eighths < 8).astype(np.float64)  # chunks that are used in part
+        self.full = problem.chunks - self.partial
+        self.levels = np.unique([8, *problem.last_eighths])[::-1].tolist()
         self.into = self._into()
         self.out = self._out()
 
@@ -195,16 +192,18 @@ class Forced:
 
         def up_to(chosen: slice | NDArray[np.bool_], sizes: NDArray[Any]) -> NDArray[np.float64]:
             sums = np.bincount(distance[chosen], weights=sizes[variables[chosen]], minlength=self.n + 1)
-            result: NDArray[np.float64] = np.cumsum(sums)[within]
+            result: NDArray[np.float64] = np.cumsum(sums, dtype=np.float64)[within]
             return result
 
+        last = self.problem.last_eighths
         room = self.problem.capacity_chunks - int(self.problem.pinned[function])
         left: NDArray[np.float64] = np.full(len(within), float(max(room, 0)))
         fits: NDArray[np.float64] = np.full(len(within), float(min(room, 0)))
         for level in self.levels:  # the fullest chunks have room first
-            some = (slice(None), self.full) if level == _FULL else (self.level[variables] == level, self.partial)
-            chunks = np.minimum(up_to(*some), left)
-            left, fits = left - chunks, fits + chunks * (level / _FULL)
+            some = (slice(None), self.full) if level == 8 else (last[variables] == level, self.partial)
+            chunks = np.minimum(up_to(*some), left).astype(np.float64)
+            left -= chunks
+            fits += chunks * (level / 8)
         result: NDArray[np.float64] = np.maximum(up_to(slice(None), self.problem.sizes) - fits, 0)
         return result
 

@@ -90,6 +90,7 @@ class Problem:
     machine: Machine
     fingerprint: int
     labels: tuple[str, ...] | None = None  # [V] what people call the variables; if None, "variable v"
+    moves_whole: bool = False  # what lies below the host moves whole variables, so it gains nothing by parts of them
 
     @classmethod
     def from_trace(
@@ -187,6 +188,13 @@ class Problem:
     def sizes(self) -> NDArray[np.float64]:
         """float64[V]: bytes, in chunks. Memory is taken in whole chunks; of a last one only its bytes are copied."""
         result: NDArray[np.float64] = self.variable_bytes / self.chunk_bytes
+        return result
+
+    @cached_property
+    def last_eighths(self) -> NDArray[np.int64]:
+        """int64[V]: how full the last chunk of each variable is, in eighths and rounded up; 8 if there is none."""
+        used = self.variable_bytes - (self.chunks - 1) * self.chunk_bytes
+        result: NDArray[np.int64] = np.where(self.chunks > 0, -(-8 * used // self.chunk_bytes), 8)
         return result
 
     @cached_property

@@ -63,13 +63,14 @@ class _Turns(NamedTuple):
 def _ordered(problem: Problem, intervals: Intervals, clean_first: bool) -> _Turns:
     """The best is idle longest for each byte that is copied. A last chunk that is used in part has its own turn."""
     chunks = intervals.chunks
-    used = 1 - (problem.chunks - problem.sizes)[intervals.out_variable]  # of the last chunk
-    early = np.flatnonzero((used < 1) & (chunks > 1))
+    filled = problem.last_eighths[intervals.out_variable] / 8  # of the last chunk
+    early = np.flatnonzero((filled < 1) & (chunks > 1) & (not problem.moves_whole))
     turns = np.concatenate([early, np.arange(len(intervals))])
     least, most = np.zeros(len(turns), np.int64), chunks[turns]
     most[: len(early)], least[len(early) + early] = 1, 1
-    worth = intervals.seconds[turns] / np.where(most == 1, used[turns], 1.0)
-    order = np.lexsort((-worth, clean_first & (intervals.clean_after[turns] < 0)))
+    copied = np.concatenate([filled[early], np.ceil(8 * (1 - (1 - filled) / chunks)) / 8])
+    copied[len(early) + early] = 1.0
+    order = np.lexsort((-intervals.seconds[turns] / copied, clean_first & (intervals.clean_after[turns] < 0)))
     return _Turns(turns[order], least[order], most[order])
 
 

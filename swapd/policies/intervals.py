@@ -43,7 +43,7 @@ def find_intervals(problem: Problem) -> Intervals:
 
 
 def host_valid(intervals: Intervals, taken: NDArray[np.int64]) -> NDArray[np.int64]:
-    """For each interval, how many of its first chunks leave clean if ``taken[i]`` chunks leave over each interval i.
+    """For each interval, how many chunks leave clean if ``taken[i]`` leave over each interval i, always the same first.
 
     The host copy of a chunk stays valid from one interval to the next as long as no function writes in between.
     """

@@ -157,6 +157,7 @@ class _Walk:
             machine=disk,
             fingerprint=level.problem.fingerprint,
             labels=tuple(f"block of {label(block.variable)}" for block in there),
+            moves_whole=True,
             owner=tuple(variable[block.storage] for block in there),
         )
 

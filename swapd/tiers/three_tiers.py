@@ -150,7 +150,8 @@ def plan_tiers(
         ValueError: there is no such policy, or the window is not positive.
     """
     if policy != "auto":
-        return run_tiers(problem, make_plan(problem, policy, window_bytes), lower, policy)
+        whole = replace(problem, moves_whole=True)
+        return run_tiers(whole, make_plan(whole, policy, window_bytes), lower, policy)
     goal = _CLOSE * lower.bound(problem, planning_cuts(problem))
     found: list[ThreeTiers] = []
     failed: Exception | None = None
@@ -176,6 +177,7 @@ def _first_plans(problem: Problem, window_bytes: int | None) -> Iterator[tuple[P
     """Plans for the first level, each with the problem that it is for."""
     yield problem, make_plan(problem, "auto", window_bytes)
     if window_bytes is None and not problem.fits:
+        problem = replace(problem, moves_whole=True)
         apart = exclusive(problem)
         clean_first, longest_first = _LEAST
         for variant, way in ((problem, clean_first), (apart, clean_first), (problem, longest_first)):

@@ -7,8 +7,9 @@ The networks follow their published shapes. Times are a roofline: the larger of 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from swapd.planning.problem import Problem
 from swapd.trace.trace import READ, WRITE, Machine, Trace
 
 FLOPS = 12e12
@@ -272,6 +273,11 @@ def gpt(layers: int = 24, width: int = 1024, batch: int = 8, length: int = 1024,
     b.free(ids)
     _optimizer(b, parameters, gradients, kept)
     return b.trace()
+
+
+def in_whole_chunks(problem: Problem) -> Problem:
+    """The problem with variables that fill their chunks: where many are used in part, the bound is less tight."""
+    return replace(problem, variable_bytes=problem.chunks * problem.chunk_bytes)
 
 
 def at_balance(trace: Trace, spill_bytes: float) -> Machine:

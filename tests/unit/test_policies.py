@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from planning_traces import Builder, at_balance, gpt, random_trace, resnet50
+from planning_traces import Builder, at_balance, gpt, in_whole_chunks, random_trace, resnet50
 
 from benchmarks.planning.validator import validate
 from swapd.planning.lower_bound import lower_bound
@@ -337,17 +337,45 @@ def test_an_in_waits_for_the_room_that_outs_make():
             assert left > 0, "starts only once chunks of the first have left"
 
 
-@pytest.mark.parametrize(("network", "times"), [("small gpt", 2), ("small gpt", 3), ("resnet50", 1.5)])
-def test_a_link_that_is_slow_in_one_direction_is_planned_for(network, times):
+@pytest.mark.parametrize(
+    ("network", "times", "fills", "most"),
+    [
+        ("small gpt", 2, True, 1.04),
+        ("small gpt", 3, True, 1.04),
+        ("resnet50", 1.5, True, 1.04),
+        ("small gpt", 3, False, 1.04),
+        ("resnet50", 1.5, False, 1.27),  # 29% of the bytes in chunks are unused
+    ],
+)
+def test_a_link_that_is_slow_in_one_direction_is_planned_for(network, times, fills, most):
     trace = resnet50(8) if network == "resnet50" else NETWORKS[network]()
     speed = oversubscribed(trace, times).machine.out_bytes_per_second
     for machine in (Machine(4 * speed, 0.75 * speed), Machine(0.75 * speed, 4 * speed)):
         problem = replace(oversubscribed(trace, times), machine=machine)
-        assert simulate(problem, get("idle")(problem, None)).seconds < 1.04 * lower_bound(problem)
+        problem = in_whole_chunks(problem) if fills else problem
+        assert simulate(problem, get("idle")(problem, None)).seconds < most * lower_bound(problem)
+
+
+def test_a_last_chunk_that_is_used_in_part_leaves_first():
+    """One chunk has to leave. A variable of 12 bytes in two chunks is idle for 3 seconds, one of 20 bytes for 6."""
+    b = Builder()
+    small, large = b.entry(12), b.entry(20)
+    b.call("f0", [small, large], seconds=1.0)
+    b.call("f1", [], seconds=1.0)
+    b.call("f2", [], [10], seconds=1.0)
+    b.free(2)
+    b.call("f3", [], seconds=1.0)
+    b.call("f4", [small], seconds=1.0)
+    b.call("f5", [], seconds=2.0)
+    problem = Problem.from_trace(b.trace(chunk_bytes=10, machine=Machine(10.0, 10.0)), 40)
+    (out,) = get("idle")(problem, None).outs
+    assert (out.variable, out.first_chunk, out.chunk_count) == (small, 1, 1)
+    (out,) = get("idle")(replace(problem, moves_whole=True), None).outs
+    assert (out.variable, out.chunk_count) == (large, 1)
 
 
 def test_planning_again_with_the_times_of_a_plan_makes_a_faster_one(monkeypatch):
-    problem = oversubscribed(NETWORKS["small gpt"](), 2.5)
+    problem = in_whole_chunks(oversubscribed(NETWORKS["small gpt"](), 2.5))
     again = simulate(problem, get("idle")(problem, None)).seconds
     monkeypatch.setattr(sys.modules["swapd.policies.idle"], "ROUNDS", 0)
     assert again < 0.997 * simulate(problem, get("idle")(problem, None)).seconds

@@ -11,7 +11,7 @@ pytest.importorskip("hypothesis")
 
 from hypothesis import event, given
 from hypothesis import strategies as st
-from planning_traces import Builder, at_balance, gpt
+from planning_traces import Builder, at_balance, gpt, in_whole_chunks
 from program_strategies import examples, problems
 
 from benchmarks.planning.validator import validate
@@ -270,24 +270,36 @@ def test_the_host_gives_up_what_is_on_the_device() -> None:
     assert sorted(apart.blocks.died.tolist())[:2] == [1, 3]  # with the copy in
 
 
-def transformer(device: float, host: float, slower: float) -> tuple[Problem, LowerTiers]:
-    """A GPT with these shares of its live peak in device and host memory, over a disk so much slower than the link."""
+def transformer(device: float, host: float, slower: float, fills: bool) -> tuple[Problem, LowerTiers]:
+    """A GPT with these shares of its live peak in device and host memory, over a disk so much slower than the link.
+
+    Its variables fill their chunks, or 9% of the bytes of these are unused.
+    """
     trace = gpt(layers=12, width=768, batch=4, length=512, vocabulary=8000)
     peak = int(trace.live_bytes.max())
     machine = at_balance(trace, peak * (1 - device))
     disk = Machine(machine.out_bytes_per_second / slower, machine.in_bytes_per_second / slower)
-    return Problem.from_trace(trace, int(device * peak), machine=machine), LowerTiers(int(host * peak), disk)
+    problem = Problem.from_trace(trace, int(device * peak), machine=machine)
+    return in_whole_chunks(problem) if fills else problem, LowerTiers(int(host * peak), disk)
 
 
 @pytest.mark.parametrize(
-    ("device", "host", "slower"), [(0.3, 0.3, 5.0), pytest.param(0.5, 0.15, 2.0, marks=pytest.mark.slow)]
+    ("device", "host", "slower", "fills", "most"),
+    [
+        (0.3, 0.3, 5.0, True, 1.03),
+        (0.3, 0.3, 5.0, False, 1.08),  # the bound lets a part of a block lie on the disk
+        pytest.param(0.5, 0.15, 2.0, True, 1.03, marks=pytest.mark.slow),
+        pytest.param(0.5, 0.15, 2.0, False, 1.05, marks=pytest.mark.slow),
+    ],
 )
-def test_plans_of_a_network_are_sound_close_and_the_best(device: float, host: float, slower: float) -> None:
-    problem, lower = transformer(device, host, slower)
+def test_plans_of_a_network_are_sound_close_and_the_best(
+    device: float, host: float, slower: float, fills: bool, most: float
+) -> None:
+    problem, lower = transformer(device, host, slower, fills)
     tiers, bound = plan_tiers(problem, lower), lower.bound(problem)
     assert bound > lower_bound(problem)
     assert validate(tiers.level.problem, tiers.level.plan) == [] and validate(tiers.blocks, tiers.plan) == []
-    assert bound <= tiers.seconds <= 1.03 * bound
+    assert bound <= tiers.seconds <= most * bound
     for policy in ("idle", "window", "zero_infinity", "zero_infinity_tuned"):
         assert tiers.seconds <= plan_tiers(problem, lower, policy).seconds
     assert tiers.seconds < run_tiers(tiers.level.problem, tiers.level.plan, lower, None).seconds
