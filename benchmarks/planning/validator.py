@@ -27,6 +27,7 @@ class Fault(enum.Enum):
 
     NOT_LIVE = "the variable is not live at the move"
     OUT_WHILE_PINNED = "a swap-out while the next function uses the variable"
+    OUT_TOO_LATE = "a swap-out that others hold up until its variable is used again"
     OUT_OF_ABSENT = "a swap-out of chunks that are not on the device"
     IN_OF_RESIDENT = "a swap-in of chunks that are on the device"
     IN_BEFORE_OUT = "a swap-in that does not wait for the swap-out of the same chunks"
@@ -182,6 +183,8 @@ class _Walk:
             self._report(Fault.NOT_LIVE, *where)
         elif event.own in storage.uses:
             self._report(Fault.OUT_WHILE_PINNED, *where)
+        elif any(event.own <= use < event.step for use in storage.uses):
+            self._report(Fault.OUT_TOO_LATE, *where)  # the executor leaves it out
         elif event.chunks & storage.absent:
             self._report(Fault.OUT_OF_ABSENT, *where)
         storage.absent |= event.chunks

@@ -37,7 +37,6 @@ phase and come back in the forward one, so a schedule that moves mostly such sta
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -143,9 +142,11 @@ class Forced:
         self.user = uses.function[order]
         self.written = uses.write[order]
         self.offsets = np.searchsorted(self.user, np.arange(n + 1))
-        self.partial = (problem.last_eighths < 8).astype(np.float64)  # chunks that are used in part
-        self.full = problem.chunks - self.partial
-        self.levels = np.unique([8, *problem.last_eighths])[::-1].tolist()
+        # By how many eighths of last chunks are empty, from those that are full on.
+        empty, level = np.unique(np.append(0, 8 - problem.last_eighths), return_inverse=True)
+        self.holds, self.level = 1 - empty / 8, level[1:]
+        self.full = problem.chunks - (self.level > 0)
+        self.reach = np.searchsorted(self.unwrapped, np.arange(2 * n + 2))  # the first place there or behind it
         self.into = self._into()
         self.out = self._out()
 
@@ -181,30 +182,25 @@ class Forced:
             stop = function
             ahead = following - function
             needed = np.flatnonzero((ahead > 0) & (ahead <= n))
-            distances = self.unwrapped[at + 1 : at + m + 1] - function  # the last one is a whole iteration
-            result[at] = self._without_room(function, needed, ahead[needed], distances)
+            column = self.reach[following[needed]] - (at + 1)  # of the first stretch in which each is needed
+            result[at] = self._without_room(function, needed, column)
         return result
 
     def _without_room(
-        self, function: int, variables: NDArray[np.int64], distance: NDArray[np.int64], within: NDArray[np.int64]
+        self, function: int, variables: NDArray[np.int64], column: NDArray[np.int64]
     ) -> NDArray[np.float64]:
-        """For each distance in `within`, what of the variables up to it has no room beside what a function uses."""
-
-        def up_to(chosen: slice | NDArray[np.bool_], sizes: NDArray[Any]) -> NDArray[np.float64]:
-            sums = np.bincount(distance[chosen], weights=sizes[variables[chosen]], minlength=self.n + 1)
-            result: NDArray[np.float64] = np.cumsum(sums, dtype=np.float64)[within]
-            return result
-
-        last = self.problem.last_eighths
-        room = self.problem.capacity_chunks - int(self.problem.pinned[function])
-        left: NDArray[np.float64] = np.full(len(within), float(max(room, 0)))
-        fits: NDArray[np.float64] = np.full(len(within), float(min(room, 0)))
-        for level in self.levels:  # the fullest chunks have room first
-            some = (slice(None), self.full) if level == 8 else (last[variables] == level, self.partial)
-            chunks = np.minimum(up_to(*some), left).astype(np.float64)
-            left -= chunks
-            fits += chunks * (level / 8)
-        result: NDArray[np.float64] = np.maximum(up_to(slice(None), self.problem.sizes) - fits, 0)
+        """float64[m]: what has no room beside what a function uses, of the variables whose column is no later."""
+        problem, m = self.problem, self.m
+        level = self.level[variables]
+        part = np.flatnonzero(level)
+        where = np.concatenate([column, level[part] * m + column[part]])
+        count = np.concatenate([self.full[variables], np.ones(len(part))])
+        chunks = np.bincount(where, count, len(self.holds) * m).reshape(-1, m).cumsum(axis=1)
+        room = problem.capacity_chunks - int(problem.pinned[function])
+        # The fullest chunks have room first.
+        stay = np.diff(np.minimum(chunks.cumsum(axis=0), max(room, 0)), axis=0, prepend=0.0)
+        total = np.bincount(column, problem.sizes[variables], m).cumsum()
+        result: NDArray[np.float64] = np.maximum(total - self.holds @ stay - min(room, 0), 0)
         return result
 
     def _last_writes(self) -> NDArray[np.int64]:
@@ -239,11 +235,10 @@ class Forced:
         stop = int(self.places[at])
         live = (problem.born < stop) & (problem.died >= stop) & ~problem.dormant & (written >= stop - n)
         live[self.by_function[self._rows(stop, stop + 1)]] = False
+        dirty = np.flatnonzero(live)
+        column = m + at - self.reach[written[dirty] + n + 1]  # of the shortest stretch in which each was written
         lengths = np.arange(1, m + 1)  # how many places before `at` each stretch starts
-        distances = stop + n - self.unwrapped[m + at - lengths]
-        result[(at - lengths) % m, lengths - 1] = self._without_room(
-            stop, np.flatnonzero(live), stop - written[live], distances
-        )
+        result[(at - lengths) % m, lengths - 1] = self._without_room(stop, dirty, column)
 
     def seconds(self, a: int) -> NDArray[np.float64]:
         """float64[m]: the least time of each stretch that starts at place a."""

@@ -62,6 +62,11 @@ PLANTED = {
     "not born yet": ((Out(D, 0, 1, 1), OUT), (IN._replace(after_outs=2),), Fault.NOT_LIVE),
     "in of the dead": ((OUT,), (IN, In(C, 0, 1, 3, 1, 4)), Fault.NOT_LIVE),
     "used next": ((OUT, Out(A, 0, 4, 3)), (IN,), Fault.OUT_WHILE_PINNED),
+    "used before its turn": (
+        (OUT, Out(X, 0, 1, 3), Out(X, 0, 1, 0)),
+        (In(X, 0, 1, -1, 0, 0), IN),
+        Fault.OUT_TOO_LATE,
+    ),
     "out twice": ((OUT, Out(A, 1, 1, 1)), (IN._replace(after_outs=2),), Fault.OUT_OF_ABSENT),
     "in twice": ((OUT,), (IN, IN._replace(after_function=3)), Fault.IN_OF_RESIDENT),
     "in without out": ((OUT,), (In(X, 0, 1, 0, 0, 3), IN), Fault.IN_OF_RESIDENT),
