@@ -64,12 +64,13 @@ def _ordered(problem: Problem, intervals: Intervals, clean_first: bool) -> _Turn
     """The best is idle longest for each byte that is copied. A last chunk that is used in part has its own turn."""
     chunks = intervals.chunks
     filled = problem.last_eighths[intervals.out_variable] / 8  # of the last chunk
-    early = np.flatnonzero((filled < 1) & (chunks > 1) & (not problem.moves_whole))
+    split = (filled < 1) & (chunks > 1) & (not problem.moves_whole)
+    early = np.flatnonzero(split)
     turns = np.concatenate([early, np.arange(len(intervals))])
-    least, most = np.zeros(len(turns), np.int64), chunks[turns]
-    most[: len(early)], least[len(early) + early] = 1, 1
-    copied = np.concatenate([filled[early], np.ceil(8 * (1 - (1 - filled) / chunks)) / 8])
-    copied[len(early) + early] = 1.0
+    least = np.concatenate([np.zeros(len(early), np.int64), split])
+    most = np.concatenate([np.ones(len(early), np.int64), chunks])
+    whole = np.ceil(8 * (1 - (1 - filled) / chunks)) / 8  # of all chunks together
+    copied = np.concatenate([filled[early], np.where(split, 1.0, whole)])
     order = np.lexsort((-intervals.seconds[turns] / copied, clean_first & (intervals.clean_after[turns] < 0)))
     return _Turns(turns[order], least[order], most[order])
 

@@ -177,7 +177,7 @@ def _first_plans(problem: Problem, window_bytes: int | None) -> Iterator[tuple[P
     """Plans for the first level, each with the problem that it is for."""
     yield problem, make_plan(problem, "auto", window_bytes)
     if window_bytes is None and not problem.fits:
-        problem = replace(problem, moves_whole=True)
+        problem = replace(problem, moves_whole=True)  # the plan above is for a host that has room for all of it
         apart = exclusive(problem)
         clean_first, longest_first = _LEAST
         for variant, way in ((problem, clean_first), (apart, clean_first), (problem, longest_first)):
