@@ -163,7 +163,7 @@ def resnet50(quick: bool) -> Job:
 
 
 def densenet121(quick: bool) -> Job:
-    return _images(densenet((3, 3)), 8, 32) if quick else _images(densenet(), 20, 64)
+    return _images(densenet((3, 3)), 8, 32) if quick else _images(densenet(), 20, 128)
 
 
 def gpt(quick: bool) -> Job:
