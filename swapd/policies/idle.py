@@ -3,7 +3,8 @@
 `choice` says what leaves, and `placement` says when. Both have to guess how long transfers and stalls will take. So the
 policy tries a few ways to choose. In those whose plans simulate fastest it then plans again a few times, with the
 functions' times stretched by the simulated stalls, which moves the guesses towards what will happen. The number of
-attempts depends on the size of the problem, so that planning ends within about a second.
+attempts depends on the size of the problem, so that planning ends within about a second; half of them, rounded up, are
+for ways that were not tried yet.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def idle(problem: Problem, work: int = WORK) -> Plan:
     intervals = find_intervals(problem)
     left = max(1, work // (problem.functions + len(intervals)))  # attempts
     tried: dict[float, tuple[Plan, SimulationResult, Way]] = {}  # by seconds: equal plans are one
-    for way in WAYS[: max(left // 2, min(left, 3))]:
+    for way in WAYS[: max((left + 1) // 2, min(left, 3))]:
         left -= 1
         plan, timeline = _attempt(problem, problem, intervals, way)
         tried.setdefault(timeline.seconds, (plan, timeline, way))

@@ -14,8 +14,11 @@ from benchmarks.planning import chunks, memory, recompute, scale, suite, table1,
 from benchmarks.planning.__main__ import main, tables
 from benchmarks.planning.cases import planned
 from swapd.devices.roofline import GIB
+from swapd.planning.lower_bound import lower_bound
 from swapd.planning.plan import In, Out, Plan
 from swapd.planning.problem import Problem
+from swapd.policies.idle import idle
+from swapd.simulation.simulator import simulate
 from swapd.trace.trace import Machine, Trace
 
 KEPT = results.folder("simulated") / "planning"
@@ -146,6 +149,12 @@ def test_ours_is_near_the_bound_and_not_behind_others(name, oversubscription, mo
     ours = suite.ratio(made, "auto")
     assert ours is not None and 1 - 1e-9 <= ours <= most
     assert ours <= suite.TOLERANCE * suite.best_other(made)[1]
+
+
+def test_where_few_plans_can_be_made_enough_ways_are_tried():
+    """Nine are made of this one. The first four ways are 11% from the bound at best, and pacing them gains nothing."""
+    problem = suite.problem_of(WORKLOADS["llama_1b-training"], 1.25)
+    assert simulate(problem, idle(problem)).seconds <= suite.NEAR * lower_bound(problem)
 
 
 def test_a_case_that_no_schedule_meets_names_its_function():
