@@ -114,10 +114,11 @@ def swapped_in(pid: int) -> int:
 def test_a_timeline_and_a_report_are_written_of_what_runs(
     child: subprocess.Popen[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    came_in, before = swapped_in(child.pid), None
-    while came_in != before:  # what was planned ahead may still come in as the child says that it is ready
+    for _ in range(100):  # what was planned ahead may still come in as the child says that it is ready
+        came_in = swapped_in(child.pid)
         assert main(["top", str(child.pid), "--record", str(tmp_path / "now.json"), "--seconds", "0"]) == 0
-        came_in, before = swapped_in(child.pid), came_in
+        if swapped_in(child.pid) == came_in:
+            break
     events = json.loads((tmp_path / "now.json").read_text())["traceEvents"]
     copied = sum(e["args"]["bytes"] for e in events if e["ph"] == "X" and e["tid"] == 3 and e["pid"] == 3)
     assert copied == came_in > 0
