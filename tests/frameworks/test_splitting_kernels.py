@@ -25,7 +25,6 @@ CONVOLUTIONS = {
     "groups": images(4, 6, (7, 7), (3, 3), padding=(1, 1), groups=2),
 }
 ALL = set(CONVOLUTIONS)
-DILATED = {"dilated", "dilated beyond the image", "dilated, strided"}
 # Those of no more than one stride, tap or group, for which turned filters pad.
 TURNED = {"same size", "no padding", "more padding than needed", "dilated", "dilated beyond the image"}
 SUITED = {
@@ -34,8 +33,8 @@ SUITED = {
     ("own turned", BACKWARD_DATA): TURNED,
     ("im2col", BACKWARD_FILTER): ALL - {"groups"},
     ("im2col merged", BACKWARD_DATA): ALL - {"groups"},
-    ("taps", FORWARD): set(),
-    ("taps", BACKWARD_FILTER): DILATED,
+    ("own padded", FORWARD): set(),
+    ("own padded", BACKWARD_FILTER): {"dilated beyond the image"},
 }
 
 
@@ -166,6 +165,22 @@ def test_one_sample_is_computed_as_several_are(
                 assert (one is None) == (other is None)
                 assert one is None or (one.shape == other.shape and one.is_contiguous())
                 assert one is None or (one - other).abs().max() < 1e-5 * other.abs().max()
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("dimensions", [1, 2, 3])
+def test_filters_wider_than_the_image_have_the_same_gradient(dimensions: int, groups: int) -> None:
+    """By an odd number and by an even one, with other padding and steps on each side."""
+    torch.manual_seed(1)
+    x, w = torch.randn(3, 4, *(6, 7, 9)[:dimensions]), torch.randn(6, 4 // groups, *[3] * dimensions)
+    rest = [1, 2, 1][:dimensions], [3, 2, 4][:dimensions], [4, 3, 5][:dimensions], False, [0] * dimensions, groups
+    y = torch.randn_like(torch.ops.aten.convolution(x, w, None, *rest))
+    _, kernel = kernels_of(Call("aten::convolution_backward", (y, x, w, [6], *rest, [True, True, True]), {}))
+    assert CPU["own padded"].suits(kernel)
+    for parts in ((3,), (2, 1)):
+        found, wanted = (kernel.run([(size, CPU[name]) for size in parts]) for name in ("own padded", "own"))
+        assert found[0] is None and torch.allclose(found[1], wanted[1], rtol=1e-4, atol=1e-4)
+        assert torch.equal(found[2], wanted[2])
 
 
 STRIPS = "own in 2 strips", "own in 4 strips"

@@ -19,8 +19,8 @@ On a CPU the algorithms are these; products of spectra (FFT) were never the fast
 - `im2col`: every patch of an image becomes a column, and the convolution one matrix product for each sample.
 - `im2col merged`: one product for all samples, which suits small images with many channels: unlike oneDNN's kernels it
   needs no copy of the filters, or of their gradient, in another order.
-- `taps`: BackwardFilter as matrix products for each tap of a dilated filter, over those positions alone where it meets
-  the image (after Vasudevan, Anderson and Gregg 2017).
+- `own padded`: BackwardFilter with some of the padding written about the image. oneDNN's fast kernels want an image
+  that is as wide as the filter, which a dilated one often exceeds.
 """
 
 from __future__ import annotations
@@ -307,35 +307,29 @@ def _columns(x: Tensor, window: tuple[Sequence[int], ...]) -> Tensor:
     return made
 
 
-def _taps(**named: Any) -> Sequence[Any]:
-    """The filter's gradient tap by tap."""
-    x, weight, grad = named["input"], named["weight"], named["grad_output"]
-    sums = torch.zeros_like(weight, memory_format=torch.contiguous_format)
-    shapes = x.shape[2:], grad.shape[2:], named["stride"], named["padding"], named["dilation"]
-    for tap in itertools.product(*map(range, weight.shape[2:])):
-        sides = [_meeting(*each) for each in zip(tap, *shapes)]
-        at: list[Any] = [(..., *places) for places in (*zip(*sides), tap)]
-        errors, met, sums_of_tap = grad[at[0]].flatten(2), x[at[1]].flatten(2), sums[at[2]]
-        if errors.numel():
-            sums_of_tap.copy_(torch.bmm(errors, met.transpose(1, 2)).sum(0))
-    return None, sums, grad.flatten(2).sum((0, 2)) if named["output_mask"][2] else None
+def _padded(**named: Any) -> Sequence[Any]:
+    """The image has as much of the padding about it as makes it as wide as the filters."""
+    more = _lacking(named)
+    image = _aten.constant_pad_nd(named["input"], [n for n in reversed(more) for _ in range(2)])
+    return _own(**named | {"input": image, "padding": [n - written for n, written in zip(named["padding"], more)]})
 
 
-def _meeting(tap: int, size: int, made: int, stride: int, padding: int, dilation: int) -> tuple[slice, slice]:
-    """The positions of a result where a tap meets the image, and those of the image, in one dimension."""
-    offset = tap * dilation - padding
-    first = max(0, -(offset // stride))
-    number = max(0, min(made, (size - 1 - offset) // stride + 1) - first)
-    begin = first * stride + offset
-    return slice(first, first + number), slice(begin, begin + number * stride, stride)
+def _lacking(named: Named) -> list[int]:
+    """By how much a filter exceeds the image on each side, which is at most the padding."""
+    sizes = named["weight"].shape[2:], named["dilation"], named["input"].shape[2:]
+    return [max(0, (dilation * (taps - 1) + 2 - size) // 2) for taps, dilation, size in zip(*sizes)]
 
 
-def _suits_products(dilated: bool, kernel: Kernel) -> bool:
+def _suits_padded(kernel: Kernel) -> bool:
     named = kernel.named
-    of_taps = kernel.kind == BACKWARD_FILTER and max(named["dilation"]) > 1
+    usual = kernel.kind == BACKWARD_FILTER and not named["transposed"] and not unfolds(named["input"].dtype)
+    return usual and any(_lacking(named))
+
+
+def _suits_products(kernel: Kernel) -> bool:
+    named = kernel.named
     usual = named["groups"] == 1 and not named["transposed"] and _is_plain(named)
-    wanted = of_taps if dilated else named["input"].dim() == 4
-    return wanted and usual and named["input"].dtype in (torch.float32, torch.float64)
+    return usual and named["input"].dim() == 4 and named["input"].dtype in (torch.float32, torch.float64)
 
 
 IN_BLOCKS, STRIPS = (
@@ -347,9 +341,9 @@ OTHERS = (
     Algorithm("own", _own),
     Algorithm("own turned", _turned, _suits_turned),
     AS_SEVERAL,
-    Algorithm("im2col", partial(_im2col, False), partial(_suits_products, False)),
-    Algorithm("im2col merged", partial(_im2col, True), partial(_suits_products, False)),
-    Algorithm("taps", _taps, partial(_suits_products, True)),
+    Algorithm("im2col", partial(_im2col, False), _suits_products),
+    Algorithm("im2col merged", partial(_im2col, True), _suits_products),
+    Algorithm("own padded", _padded, _suits_padded),
 )
 SUMMED = tuple(Algorithm(f"own summed in {n}", partial(_in_blocks, n, _summed), partial(_has_sums, n)) for n in (2, 4))
 CPU = {algorithm.name: algorithm for algorithm in (*OTHERS, *IN_BLOCKS, *SUMMED, *STRIPS)}
