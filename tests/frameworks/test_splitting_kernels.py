@@ -238,9 +238,10 @@ def test_the_gradient_of_the_bias_comes_with_the_filters(bias: bool) -> None:
             assert not bias or torch.allclose(found, y.sum((0, 2, 3)), rtol=1e-4, atol=1e-4)
 
 
-def test_algorithms_mix_within_a_kernel() -> None:
-    kernel = kernel_of(CONVOLUTIONS["same size"], BACKWARD_FILTER)
-    found = only(kernel.run([(2, CPU["own"]), (2, CPU["im2col"]), (1, CPU["own"])]))
+@pytest.mark.parametrize(("kind", "other"), [(BACKWARD_FILTER, "im2col"), (FORWARD, "own turned")])
+def test_algorithms_mix_within_a_kernel(kind: str, other: str) -> None:
+    kernel = kernel_of(CONVOLUTIONS["same size"], kind)
+    found = only(kernel.run([(2, CPU["own"]), (2, CPU[other]), (1, CPU["own"])]))
     assert torch.allclose(found.double(), expected(kernel), rtol=1e-4, atol=1e-5)
 
 

@@ -57,6 +57,11 @@ class Algorithm:
     name: str
     run: Callable[..., Sequence[Any]]  # with the operator's arguments by name; gives all its results
     suits: Callable[[Kernel], bool] = lambda kernel: True
+    before: Callable[[Named], Named] = lambda named: named  # of the arguments, once for all parts
+
+    def __call__(self, **named: Any) -> Sequence[Any]:
+        """All results of the operator."""
+        return self.run(**self.before(named))
 
 
 Parts = Sequence[tuple[int, Algorithm]]  # micro-batches: how many samples, and how they are computed
@@ -113,13 +118,15 @@ class MicroBatches:
         ends = itertools.accumulate(size for size, _ in parts)
         self._parts = [(end - size, size, algorithm) for (size, algorithm), end in zip(parts, ends)]
         self._alike = hash(likeness(kernel.named))
-        native = f"{kernel.operator.partition('::')[2]}_in_parts" if {a.name for _, a in parts} == {"own"} else ""
+        self._only = parts[0][1] if len({algorithm.name for _, algorithm in parts}) == 1 else None
+        of_own = self._only is not None and self._only.run is _own
+        native = f"{kernel.operator.partition('::')[2]}_in_parts" if of_own else ""
         self._native = getattr(torch.ops.ooc, native, None) if native else None
 
     def __call__(self, tensors: Named) -> Sequence[Any]:
         """The operator's results. `tensors` has at least those of the call, by name."""
         if len(self._parts) == 1:
-            return self._parts[0][2].run(**tensors | self._others)
+            return self._parts[0][2](**tensors | self._others)
         made: list[Any] = []
         self.some(tensors, made, range(len(self._parts)))
         return made
@@ -127,6 +134,8 @@ class MicroBatches:
     def some(self, tensors: Named, made: list[Any], numbers: Sequence[int]) -> None:
         """Computes some parts, into their places in the results `made`, which are made if there are none, or added."""
         named, parts = tensors | self._others, [self._parts[number] for number in numbers]
+        if self._only is not None:
+            named = self._only.before(named)
         if self._place is not None and not made:
             made[:] = [None if one is None else MEMORY.empty(like=one) for one in self._results]
         if self._native is not None:
@@ -137,18 +146,19 @@ class MicroBatches:
             return
         for begin, size, algorithm in parts:
             part = named | {name: named[name].narrow(0, begin, size) for name in self._cut}
+            run = algorithm if self._only is None else algorithm.run
             if self._place is None:
-                _add(made, algorithm.run(**part))
+                _add(made, run(**part))
                 continue
             target = made[self._place].narrow(0, begin, size)
             alike = hash((self._alike, size, algorithm.name))
-            if (result := in_place(target, alike, partial(_one, self._place, algorithm, part))) is not None:
+            if (result := in_place(target, alike, partial(_one, self._place, run, part))) is not None:
                 target.copy_(result)
             del result  # it would lie beside the next part
 
 
-def _one(place: int, algorithm: Algorithm, part: Named) -> Tensor:
-    made: Tensor = algorithm.run(**part)[place]
+def _one(place: int, run: Callable[..., Sequence[Any]], part: Named) -> Tensor:
+    made: Tensor = run(**part)[place]
     return made
 
 
@@ -238,10 +248,10 @@ def _suits_several(kernel: Kernel) -> bool:
     return not transposed if kernel.kind == FORWARD else transposed or _suits_turned(kernel)
 
 
-def _turned(**named: Any) -> Sequence[Any]:
+def _turned(named: Named) -> Named:
     """A convolution as a transposed one, or the other way round: the filters change sides, and their taps the order."""
     opposite = {"weight": _turn(named["weight"]), "padding": _padding(named), "transposed": not named["transposed"]}
-    return _own(**named | opposite)
+    return named | opposite
 
 
 def _turn(filters: Tensor) -> Tensor:
@@ -339,7 +349,7 @@ IN_BLOCKS, STRIPS = (
 AS_SEVERAL = Algorithm("own as several", _as_several, _suits_several)
 OTHERS = (
     Algorithm("own", _own),
-    Algorithm("own turned", _turned, _suits_turned),
+    Algorithm("own turned", _own, _suits_turned, _turned),
     AS_SEVERAL,
     Algorithm("im2col", partial(_im2col, False), _suits_products),
     Algorithm("im2col merged", partial(_im2col, True), _suits_products),
