@@ -116,26 +116,24 @@ class MicroBatches:
         self._cut = [name for name in samples.takes if name in kernel.named]
         self._place = None if samples.sums else next(n for n, one in enumerate(self._results) if one is not None)
         ends = itertools.accumulate(size for size, _ in parts)
-        self._parts = [(end - size, size, algorithm) for (size, algorithm), end in zip(parts, ends)]
-        self._alike = hash(likeness(kernel.named))
-        self._only = parts[0][1] if len({algorithm.name for _, algorithm in parts}) == 1 else None
-        of_own = self._only is not None and self._only.run is _own
-        native = f"{kernel.operator.partition('::')[2]}_in_parts" if of_own else ""
+        first, alone = parts[0][1], len({algorithm.name for _, algorithm in parts}) == 1
+        self._before = first.before if alone else Algorithm.before
+        self._parts = [(end - n, n, algorithm.run if alone else algorithm) for (n, algorithm), end in zip(parts, ends)]
+        self._alike = hash((first.name, likeness(kernel.named)))
+        native = f"{kernel.operator.partition('::')[2]}_in_parts" if alone and first.run is _own else ""
         self._native = getattr(torch.ops.ooc, native, None) if native else None
 
     def __call__(self, tensors: Named) -> Sequence[Any]:
         """The operator's results. `tensors` has at least those of the call, by name."""
         if len(self._parts) == 1:
-            return self._parts[0][2](**tensors | self._others)
+            return self._parts[0][2](**self._before(tensors | self._others))
         made: list[Any] = []
         self.some(tensors, made, range(len(self._parts)))
         return made
 
     def some(self, tensors: Named, made: list[Any], numbers: Sequence[int]) -> None:
         """Computes some parts, into their places in the results `made`, which are made if there are none, or added."""
-        named, parts = tensors | self._others, [self._parts[number] for number in numbers]
-        if self._only is not None:
-            named = self._only.before(named)
+        named, parts = self._before(tensors | self._others), [self._parts[number] for number in numbers]
         if self._place is not None and not made:
             made[:] = [None if one is None else MEMORY.empty(like=one) for one in self._results]
         if self._native is not None:
@@ -144,14 +142,13 @@ class MicroBatches:
             if result is None:
                 _add(made, (None, *sums))
             return
-        for begin, size, algorithm in parts:
+        for begin, size, run in parts:
             part = named | {name: named[name].narrow(0, begin, size) for name in self._cut}
-            run = algorithm if self._only is None else algorithm.run
             if self._place is None:
                 _add(made, run(**part))
                 continue
             target = made[self._place].narrow(0, begin, size)
-            alike = hash((self._alike, size, algorithm.name))
+            alike = hash((self._alike, size, run))
             if (result := in_place(target, alike, partial(_one, self._place, run, part))) is not None:
                 target.copy_(result)
             del result  # it would lie beside the next part
