@@ -106,7 +106,7 @@ endef
 # $(call native_tests,directory,CMake arguments)
 define native_tests
 	$(call native_build,$(1),$(2) -DOOC_BUILD_TESTS=ON)
-	$(CTEST) --test-dir $(1) --parallel $(JOBS) --output-on-failure --no-tests=error
+	$(CTEST) --test-dir $(1) --parallel $(shell expr 4 \* $(JOBS)) --output-on-failure --no-tests=error
 endef
 
 native-test: $(cmake_needs) ## the native tests alone, on the emulated driver

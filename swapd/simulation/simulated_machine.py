@@ -83,18 +83,22 @@ class SimulatedMachine:
     def iteration(self) -> None:
         """Run one iteration."""
         self._arrive()
-        timeline = self.timeline
+        timeline, outs, ins, backs = self.timeline, self.outs, self.ins, self.backs
         while self.ended < self.n - 1:
-            self._start_outs()
+            # What is asked here is what those functions would ask first: in most steps none of them has anything to do.
+            ended = self.ended
+            if self.out_end == _NEVER and ((outs and outs[0][2] <= ended) or (backs and backs[0][2] <= ended)):
+                self._start_outs()
             if self.function_end == _NEVER:
                 self._start_function()
-            if self.in_end == _NEVER:
+            if self.in_end == _NEVER and (self.function_end == _NEVER or (ins and ins[0][2] <= ended)):
                 self._start_ins()
             if self.map and self.in_end != _NEVER and self.mapped_from == _NEVER and self._next_in_is_due():
                 self.mapped_from = self.now
-            if min(self.function_end, self.out_end, self.in_end) == _NEVER:
+            if (then := min(self.function_end, self.out_end, self.in_end)) == _NEVER:
                 self._unblock()
-            self._advance()
+                then = min(self.function_end, self.out_end, self.in_end)
+            self._advance(then)
         self._leave()
         timeline.seconds = self.now - self.began
         timeline.compute_seconds = sum(self.steps.seconds)
@@ -299,29 +303,28 @@ class SimulatedMachine:
         return False
 
     def _start_function(self) -> None:
-        i = self.ended + 1
-        if i == self.n:
-            return
+        i, steps, absent, ran = self.ended + 1, self.steps, self.absent, self.ran
         copying = self.out_copy[0] if self.out_copy is not None and not self.out_copy[3] else -1
-        for v in self.steps.needs[i]:
-            if self.absent[v] or v == copying:
+        for v in steps.needs[i]:
+            if absent[v] or v == copying:
                 self.waits_for = v
                 return
-        if self.free < self.steps.birth_chunks[i]:
+        if self.free < steps.birth_chunks[i]:
             self.waits_for = -1
             return
-        for v in self.steps.births[i]:
+        for v in steps.births[i]:
             self._allocate(v)
-        for v in self.steps.pins[i]:
-            self.ran[v] = i
-        if self.out_copy is not None and self.out_copy[3] and self.out_copy[0] in self.steps.writes[i]:
+        for v in steps.pins[i]:
+            ran[v] = i
+        if self.out_copy is not None and self.out_copy[3] and self.out_copy[0] in steps.writes[i]:
             self.out_copy = (self.out_copy[0], 0, False, True)  # what it copies is about to change
         timeline, stall = self.timeline, self.now - self.ready
         if stall > 0:
             timeline.stall_by_function[i] = stall
             timeline.stall_by_variable[self.waits_for] = timeline.stall_by_variable.get(self.waits_for, 0.0) + stall
         timeline.starts.append(self.now)
-        timeline.peak_chunks = max(timeline.peak_chunks, self.capacity - self.free)
+        if self.capacity - self.free > timeline.peak_chunks:
+            timeline.peak_chunks = self.capacity - self.free
         self.function_end = self._end_of(i)
         if self.log is not None:
             if stall > 0:
@@ -365,9 +368,8 @@ class SimulatedMachine:
             if mask:
                 self._copy_out(victim, mask, False)
 
-    def _advance(self) -> None:
+    def _advance(self, then: float) -> None:
         """Go to the next end of a copy or of a function."""
-        then = min(self.function_end, self.out_end, self.in_end)
         if self.log is not None:
             self.log.append(Held(self.now, self.capacity - self.free))
         self.held_seconds += (self.capacity - self.free) * (then - self.now)
@@ -388,10 +390,9 @@ class SimulatedMachine:
                 self.free += mask.bit_count()
             self.in_copy, self.in_end = None, _NEVER
         if self.function_end == then:
-            self.ended += 1
-            self.ready, self.function_end = self.now, _NEVER
-            for v in self.steps.writes[self.ended]:
+            steps, self.ended = self.steps, self.ended + 1
+            self.ready, self.function_end = then, _NEVER
+            for v in steps.writes[self.ended]:
                 self.valid[v] = 0
-            if self.ended < self.n:
-                for v in self.steps.deaths[self.ended + 1]:
-                    self._release(v)
+            for v in steps.deaths[self.ended + 1]:
+                self._release(v)
