@@ -181,7 +181,7 @@ class Forced:
             following[used] = np.where(problem.born[used] == user, _NEVER, user)
             stop = function
             ahead = following - function
-            needed = np.flatnonzero((ahead > 0) & (ahead <= n))
+            needed = ((ahead > 0) & (ahead <= n)).nonzero()[0]
             column = self.reach[following[needed]] - (at + 1)  # of the first stretch in which each is needed
             result[at] = self._without_room(function, needed, column)
         return result
@@ -192,13 +192,14 @@ class Forced:
         """float64[m]: what has no room beside what a function uses, of the variables whose column is no later."""
         problem, m = self.problem, self.m
         level = self.level[variables]
-        part = np.flatnonzero(level)
+        part = level.nonzero()[0]
         where = np.concatenate([column, level[part] * m + column[part]])
         count = np.concatenate([self.full[variables], np.ones(len(part))])
         chunks = np.bincount(where, count, len(self.holds) * m).reshape(-1, m).cumsum(axis=1)
         room = problem.capacity_chunks - int(problem.pinned[function])
         # The fullest chunks have room first.
-        stay = np.diff(np.minimum(chunks.cumsum(axis=0), max(room, 0)), axis=0, prepend=0.0)
+        stay = np.minimum(chunks.cumsum(axis=0), max(room, 0))
+        stay[1:] -= stay[:-1].copy()
         total = np.bincount(column, problem.sizes[variables], m).cumsum()
         result: NDArray[np.float64] = np.maximum(total - self.holds @ stay - min(room, 0), 0)
         return result
@@ -235,7 +236,7 @@ class Forced:
         stop = int(self.places[at])
         live = (problem.born < stop) & (problem.died >= stop) & ~problem.dormant & (written >= stop - n)
         live[self.by_function[self._rows(stop, stop + 1)]] = False
-        dirty = np.flatnonzero(live)
+        dirty = live.nonzero()[0]
         column = m + at - self.reach[written[dirty] + n + 1]  # of the shortest stretch in which each was written
         lengths = np.arange(1, m + 1)  # how many places before `at` each stretch starts
         result[(at - lengths) % m, lengths - 1] = self._without_room(stop, dirty, column)

@@ -111,12 +111,13 @@ def _take(
         if excess <= 0 or hopeless[worst]:
             return failed
         covers = ((starts <= worst) & (worst < stops)) | ((starts <= worst - n) & (worst - n < stops))
-        for place in np.flatnonzero(covers & (turns.most > taken[turns.interval])).tolist():
-            interval = int(turns.interval[place])
-            amount = min(excess, int(turns.most[place] - taken[interval]))
+        places = (covers & (turns.most > taken[turns.interval])).nonzero()[0]
+        columns = turns.interval, turns.most, starts, stops
+        for interval, most, first, last in zip(*(column[places].tolist() for column in columns)):
+            amount = min(excess, most - int(taken[interval]))
             taken[interval] += amount
-            resident.add(int(starts[place]), int(stops[place]), -amount)
-            excess = int(resident.at(worst)) - capacity  # twice as much less if the interval covers the function twice
+            resident.add(first, last, -amount)
+            excess = resident.at(worst) - capacity  # twice as much less if the interval covers the function twice
             if excess <= 0:
                 break
         if excess > 0:

@@ -68,7 +68,7 @@ class Usage:
         return int(self.values[start:stop].max())
 
     def _last_above(self, start: int, stop: int, level: int) -> int | None:
-        above = np.flatnonzero(self.values[start:stop] > level)
+        above = (self.values[start:stop] > level).nonzero()[0]
         return start + int(above[-1]) if len(above) else None
 
     def first_of_highest(self) -> int:
