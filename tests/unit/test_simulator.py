@@ -95,6 +95,15 @@ def test_mapping_is_hidden_behind_copies_but_for_the_first_piece_and_the_last():
     assert simulate(slow, Plan(outs, late), 1).starts == [0, 3.25, 4.25, 5.25, 8.25 + 0.5 + 2]
 
 
+def test_a_chunk_that_is_used_in_part_hides_no_more_than_its_copy_takes():
+    # f0 0-1, out 1-2.5 and unmapped until 2.75; the byte of the last chunk meanwhile, which is unmapped 2.75-3.
+    problem = in_pieces(0.5, 0.25)
+    problem = replace(problem, variable_bytes=problem.variable_bytes - np.array([CHUNK - 1, 0, 0]))
+    outs = (Out(A, 0, 3, 0), Out(A, 3, 1, 0))
+    timeline = simulate(problem, Plan(outs, PLAN.ins), 1)
+    assert timeline.starts[:2] == pytest.approx([0, 3.0], abs=1e-6)
+
+
 def test_mapping_that_is_slower_than_the_link_is_what_a_move_takes():
     # out: a copy of 0.5 and 4 chunks unmapped, 1 each; in: 4 chunks mapped, 2 each, and a copy of 1.
     assert simulate(in_pieces(2.0, 1.0), PLAN, 1).starts == [0, 5.5, 6.5, 7.5, 16.5]
