@@ -235,8 +235,7 @@ class SimulatedMachine:
         self.out_end = self.now + self.latency + copying
         if self.unmap:
             first = min(count, self.piece)
-            hidden = min(first * self.out_rate, copying)
-            self.out_end -= min(self.unmapping, hidden, waited)  # copied while the last was unmapped
+            self.out_end -= min(self.unmapping, first * self.out_rate, copying, waited)  # while the last was unmapped
             self.unmapping = 0.0 if stays else first * self.unmap
             self.out_end += self.unmapping
             self.out_end += 0.0 if stays else (count - first) * max(0.0, self.unmap - self.out_rate)
