@@ -139,6 +139,13 @@ def test_times_by_hand(writes: bool, host: int, rate: float, seconds: float) -> 
     assert lower.bound(in_turn(writes)) <= seconds * (1 + 1e-9)
 
 
+@pytest.mark.parametrize(("writes", "host", "seconds"), [(True, 6, 3.0), (True, 2, 15.0), (False, 2, 9.0)])
+def test_copies_that_take_no_time(writes: bool, host: int, seconds: float) -> None:
+    """A turn is 1 s, a block read from the disk 2 s, and one written as long, after the copy out."""
+    tiers = run_tiers(in_turn(writes, rate=1e30), Plan(), LowerTiers(host, Machine(1.0, 1.0)), "auto")
+    assert tiers.seconds == pytest.approx(seconds)
+
+
 def test_the_moves_that_the_core_makes() -> None:
     tiers = run_tiers(in_turn(True), Plan(), LowerTiers(2, Machine(2.0, 2.0)), "auto")
     downs, ups = shifts_of(tiers.plan, tiers.level, tiers.blocks, trace_in_turn(True))
