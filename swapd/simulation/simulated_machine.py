@@ -231,11 +231,12 @@ class SimulatedMachine:
         """Copy out what could have begun `waited` seconds ago, had the link been free."""
         count, size = mask.bit_count(), self.steps.bytes_in(v, mask)
         self.out_copy = (v, mask, planned, stays)
-        copying = size / self.machine.out_bytes_per_second
-        self.out_end = self.now + self.latency + copying
+        begun = self.now + self.latency
+        self.out_end = begun + size / self.machine.out_bytes_per_second
         if self.unmap:
             first = min(count, self.piece)
-            self.out_end -= min(self.unmapping, first * self.out_rate, copying, waited)  # while the last was unmapped
+            hidden = min(self.unmapping, first * self.out_rate, waited)  # while the last was unmapped
+            self.out_end = max(begun, self.out_end - hidden)
             self.unmapping = 0.0 if stays else first * self.unmap
             self.out_end += self.unmapping
             self.out_end += 0.0 if stays else (count - first) * max(0.0, self.unmap - self.out_rate)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from swapd.planning.plan import Plan
 from swapd.planning.problem import Problem
-from swapd.simulation.events import SimulationResult
+from swapd.simulation.events import Copy, SimulationResult
 from swapd.simulation.simulated_machine import SimulatedMachine
 from swapd.simulation.steps import steps_of
 from swapd.tiers.first_level import FirstLevel
@@ -119,26 +119,32 @@ class _Replay:
     def __init__(self, level: FirstLevel) -> None:
         problem, steps = level.problem, steps_of(level.problem)
         self.n, self.seconds = problem.functions, steps.seconds
-        self.links = ins, outs = _Link(level, False), _Link(level, True)
+        self.links = _, outs = _Link(level, False), _Link(level, True)
         run_ends = [run.end for run in level.runs]
-        # What each function and each copy waits for: a function (copies only), an in, an out; as numbered by `_Link`.
-        self.function_waits: list[tuple[int, int]] = []
-        for run in level.runs:
-            waits = []
-            for link in (ins, outs):
-                latest = link.ended_by(run.start)
-                is_trigger = latest >= link.first and link.known_ends[latest - link.first] == run.start
-                makes_room = link is outs and steps.birth_chunks[run.function] > 0
-                own = max((link.ended_of(v, run.start) for v in steps.pins[run.function]), default=-link.count - 1)
-                waits.append(latest if is_trigger or makes_room else own)
-            self.function_waits.append((waits[0], waits[1]))
-        self.copies = [
-            (copy, bisect_right(run_ends, copy.start) - 1, ins.ended_by(copy.start), outs.ended_by(copy.start))
-            for copy in level.copies
-        ]
-        order = [(run.start, 0, run.function) for run in level.runs]
+        # At one time, a copy is before a function, which it may have let start, and after one that takes no time.
+        order = [(run.start, 2 if run.end > run.start else 0, run.function) for run in level.runs]
         order += [(copy.start, 1, index) for index, copy in enumerate(level.copies)]
-        self.order = [(kind, index) for _, kind, index in sorted(order)]
+        self.order = [(kind == 1, index) for _, kind, index in sorted(order)]
+        # What each function and each copy waits for, of what is before it: a function (copies only), an in, an out, as
+        # numbered by `_Link`.
+        self.function_waits: list[tuple[int, int]] = []
+        self.copies: list[tuple[Copy, int, int, int]] = []
+        started = [-1, -1]  # the last copy of each link
+        for is_copy, index in self.order:
+            if is_copy:
+                copy = level.copies[index]
+                ended_in, ended_out = (min(link.ended_by(copy.start), last) for link, last in zip(self.links, started))
+                self.copies.append((copy, bisect_right(run_ends, copy.start) - 1, ended_in, ended_out))
+                started[copy.is_out] += 1
+                continue
+            start, waits = level.runs[index].start, []
+            for link, last in zip(self.links, started):
+                latest = min(link.ended_by(start), last)
+                is_trigger = latest >= link.first and link.known_ends[latest - link.first] == start
+                makes_room = link is outs and steps.birth_chunks[index] > 0
+                own = max((link.ended_of(v, start) for v in steps.pins[index]), default=-link.count - 1)
+                waits.append(latest if is_trigger or makes_room else min(own, last))
+            self.function_waits.append((waits[0], waits[1]))
         self.at = self.iteration = 0  # in `order`: what comes next
         self.function_ends: list[float] = []
         self.copy_start = 0.0  # of the last copy
