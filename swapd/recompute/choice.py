@@ -17,6 +17,7 @@ out for which there is room. Where the trace is too long for that, nothing is dr
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -46,7 +47,7 @@ WIDEST = 5  # a change is of at most 2 ** WIDEST candidates
 SIMULATED = 240_000  # functions and moves in all plans that are simulated; each takes about 12 us, planning included
 TRIED_WAYS = Way(True, 2.0), Way(True, 4.0), Way(False, 0.0)
 ANOTHER = 0.2  # of the changes are planned in one of these too, beside the way of the fastest plan
-PROMISING = 1.06  # times the seconds of the fastest: what is so near is planned again with stretched times
+PROMISING = 1.06  # times the seconds of the fastest: sets of the beginning that are planned again; changes are at 1
 ROUNDS = 3  # attempts with these
 AT_ONCE = Machine(1e18, 1e18)  # copies take no time
 WORTH = 0.99  # times the seconds of swapping alone: less gain than that is not worth it
@@ -117,9 +118,9 @@ def _best(searches: Iterable[_Search], plan: Callable[[Problem], Plan]) -> Plann
         searches: the last one without lingering.
         plan: makes another plan for that set.
     """
-    begun = []
+    begun: list[tuple[float, _Search]] = []
     for search in searches:
-        search.begin()
+        search.begin(min((seconds for seconds, _ in begun), default=math.inf))
         if search.fastest is None:
             continue
         begun.append((search.fastest[0], search))
@@ -182,8 +183,8 @@ class _Search:
         self.order = together(self.history, self._ordered(), MOST_TOGETHER)
         self.goal = 0.0  # in seconds: how near the bound the search ends
 
-    def begin(self) -> None:
-        """Plan the sets that the search begins at."""
+    def begin(self, known: float) -> None:
+        """Plan the sets that the search begins at, if they may be faster than `known` seconds and than each other."""
         order = self.order
         if not order and not self.final:
             return
@@ -192,7 +193,7 @@ class _Search:
         if self.problem.functions > MOST_SEARCHED:
             variant = min(map(self._problem, filter(None, starts)), key=_phases, default=None)
             if variant is not None:
-                self._judge(*variant, TRIED_WAYS[:1])
+                self._judge(*variant, TRIED_WAYS[:1], PROMISING)
             return
         least, parts = relaxed(self.problem, self.history, [*order, *self.final])
         starts += [[c.drop for c, part in zip(order, parts) if part > share] for share in SHARES]
@@ -202,9 +203,10 @@ class _Search:
         if not self.final:
             found.pop(frozenset(), None)
         for variant in sorted(found.values(), key=_phases):
-            self._judge(*variant, TRIED_WAYS)
             if self.simulated >= SIMULATED // 2:
                 break
+            if lower_bound(variant[0], FEW_CUTS) < (known if self.fastest is None else min(known, self.fastest[0])):
+                self._judge(*variant, TRIED_WAYS, PROMISING)
         self.goal = CLOSE * least
 
     def _estimated_faster(self, order: Sequence[Candidate], drops: Drops) -> tuple[Drops, Variant]:
@@ -227,7 +229,7 @@ class _Search:
                 problem, rewritten = self._problem(trial)
                 if lower_bound(problem, FEW_CUTS) < self.fastest[0]:
                     another = changes.chance.sample(TRIED_WAYS, int(changes.chance.random() < ANOTHER))
-                    self._judge(problem, rewritten, (self.way, *another))
+                    self._judge(problem, rewritten, (self.way, *another), 1.0)
 
     def end(self, make: Callable[[Problem], Plan]) -> None:
         """Plan the fastest set as well as can be, and leave out the final drops that this plan does not need."""
@@ -255,8 +257,11 @@ class _Search:
         rewritten = rewrite(self.history, drops, self.final)
         return self.make_problem(rewritten.trace), rewritten
 
-    def _judge(self, problem: Problem, rewritten: Rewritten, ways: Sequence[Way]) -> None:
-        """Plan what is left to swap with a set of drops, and keep it if it simulates faster than all others."""
+    def _judge(self, problem: Problem, rewritten: Rewritten, ways: Sequence[Way], near: float) -> None:
+        """Plan what is left to swap with a set of drops, and keep it if it simulates faster than all others.
+
+        What takes `near` times the seconds of the fastest at most is planned again with stretched times.
+        """
         try:
             problem.require_feasible()
         except InfeasibleError:
@@ -264,7 +269,7 @@ class _Search:
         for way in ways:
             plan, seconds, attempts = Plan(policy="idle"), problem.compute_seconds, 1
             if not problem.fits:
-                promising = PROMISING * self.fastest[0] if self.fastest is not None else 0.0
+                promising = near * self.fastest[0] if self.fastest is not None else 0.0
                 goal = CLOSE * lower_bound(problem, FEW_CUTS)
                 plan, seconds, attempts = plan_paced(problem, way, ROUNDS, promising, goal)
             self.simulated += attempts * (problem.functions + len(plan.outs) + len(plan.ins))

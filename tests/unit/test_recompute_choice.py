@@ -50,7 +50,13 @@ def at(trace: Trace, slowdown: float, share: float = 0.5) -> partial[Problem]:
 
 @pytest.mark.parametrize(
     ("name", "share", "slowdown"),
-    [(name, 0.5, slowdown) for name in ("gpt", "resnet50") for slowdown in (2.0, 4.0)] + [("resnet50", 0.25, 4.0)],
+    [
+        ("gpt", 0.5, 2.0),
+        ("gpt", 0.5, 4.0),
+        ("resnet50", 0.5, 4.0),
+        ("resnet50", 0.25, 4.0),
+        pytest.param("resnet50", 0.5, 2.0, marks=pytest.mark.slow),
+    ],
 )
 def test_on_a_slow_link_it_is_much_faster_than_swapping_alone(name: str, share: float, slowdown: float) -> None:
     trace = network(name)
@@ -72,6 +78,16 @@ def test_on_a_slow_link_it_is_much_faster_than_swapping_alone(name: str, share: 
     history = History(trace, without_statistics=True)
     found = recompute_bound(make(trace), history, find_candidates(history, final=True))
     assert found <= choice.seconds <= 1.15 * found
+
+
+def test_the_search_begins_at_what_the_linear_programme_makes_again_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = network("resnet50")
+    make = at(trace, 2.0, 0.25)
+    monkeypatch.setattr(f"{choose.__module__}.ESTIMATED", 0)
+    monkeypatch.setattr(f"{choose.__module__}.CHANGED", 0)
+    begun = choose(trace, make, without_statistics=True).seconds
+    monkeypatch.setattr(f"{choose.__module__}.SHARES", ())
+    assert begun <= 0.97 * choose(trace, make, without_statistics=True).seconds
 
 
 def test_without_leave_for_it_no_statistics_are_updated_twice_and_published_ways_are_not_much_faster() -> None:
