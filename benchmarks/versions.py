@@ -3,9 +3,10 @@
     python -m benchmarks.versions OLDER [--rounds N] [--steps N] [--output FOLDER]
 
 OLDER is a checkout whose libraries are built and which has an environment in .venv, best a link to the one of this
-checkout: two environments with the same PyTorch were seen to differ by 4 to 6% of a step. A step of the old one and a
-step of the new one take turns, so that what slows the machine down slows a pair of them; interception is measured in
-rounds, of which every second begins with the other checkout.
+checkout: two environments with the same PyTorch were seen to differ by 4 to 6% of a step. What is installed there as
+editable is left out, so that each checkout runs its own code. A step of the old one and a step of the new one take
+turns, so that what slows the machine down slows a pair of them; interception is measured in rounds, of which every
+second begins with the other checkout.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import json
 import os
 import statistics
 import subprocess
+import tempfile
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +60,10 @@ runpy.run_path(script, run_name="__main__")
 import ooc.pytorch
 print(json.dumps({"seconds": seconds, "summary": ooc.pytorch.summary()}), file=said)
 """
+SITE = """
+import sys
+sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in type(finder).__module__]
+"""
 INTERCEPTION = """
 import json, sys
 from benchmarks.children import measure_in_child
@@ -65,13 +71,21 @@ print(json.dumps(measure_in_child("operators", json.loads(sys.argv[1])[0])))
 """
 
 
+@cache
+def _site() -> tempfile.TemporaryDirectory[str]:
+    """A folder that Python looks into as it starts, for each process of a checkout."""
+    folder = tempfile.TemporaryDirectory(prefix="ooc-bench-")
+    Path(folder.name, "sitecustomize.py").write_text(SITE, encoding="utf-8")
+    return folder
+
+
 def ask(
     checkout: Path, program: str, arguments: list[Any], variables: dict[str, str], turns: Sequence[int] = ()
 ) -> dict[str, Any]:
-    """What a program prints, run by a checkout's own environment. Raises RunFailed."""
+    """What a program prints, run with a checkout's own code and environment. Raises RunFailed."""
     command = [checkout / ".venv" / "bin" / "python", "-c", program, json.dumps(arguments)]
     kept = {name: value for name, value in os.environ.items() if not name.startswith("OOC_")}
-    paths = {"PYTHONPATH": os.pathsep.join(map(str, (checkout, checkout / "integrations")))}
+    paths = {"PYTHONPATH": os.pathsep.join(map(str, (_site().name, checkout, checkout / "integrations")))}
     environment = kept | paths | variables | {TURNS: " ".join(map(str, turns)), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=checkout, env=environment, pass_fds=turns, capture_output=True, text=True)
     if done.returncode != 0:
