@@ -10,7 +10,7 @@ from processes import EMULATED, run, write_script
 
 from benchmarks.splitting.convolutions import Layer, images
 from ooc.pytorch.splitting.kernels import BACKWARD_DATA, BACKWARD_FILTER, CPU, FORWARD, Algorithm, Kernel
-from ooc.pytorch.splitting.measure import Effort, Measurer, measured_sizes, timed
+from ooc.pytorch.splitting.measure import Effort, Measurer, _in_turns, measured_sizes, timed
 from swapd.splitting.store import Store
 
 SMALL = images(2, 3, (6, 6), (3, 3), padding=(1, 1))
@@ -236,6 +236,18 @@ def test_undivided_and_divided_are_different_measurements() -> None:
     table = costs.table(kernel_of(SMALL, 8), "powerOfTwo")
     assert ("own", 4) in costs.asked[-4:]  # known as a whole only
     assert [row.batch for row in table.rows if row.algorithm == "own"] == [1, 2, 4, 8]
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_what_an_algorithm_does_first_is_measured_with_it(size: int) -> None:
+    def run(prepared: bool = False, **named: object) -> object:
+        found.append(prepared)
+        return CPU["own"].run(**named)
+
+    found: list[bool] = []
+    algorithm = Algorithm("prepared", run, before=lambda named: named | {"prepared": True})
+    _in_turns(kernel_of(SMALL, 4), algorithm, size)()
+    assert found == [True]
 
 
 def test_other_kernels_are_other_measurements() -> None:
