@@ -120,7 +120,7 @@ class Measurer:
 def _in_turns(kernel: Kernel, algorithm: Algorithm, size: int) -> Callable[[], Any]:
     """A call that computes one part, each time the next one: data that were just used may still be in the cache."""
     if size == kernel.samples.length:
-        return lambda: algorithm.run(**kernel.named)
+        return lambda: algorithm(**kernel.named)
     number = kernel.samples.length // size
     parts, made = MicroBatches(kernel, [(size, algorithm)] * number), list[Any]()
     numbers = itertools.cycle(range(number))
