@@ -32,7 +32,7 @@ SUITED = {
     ("own turned", FORWARD): TURNED,
     ("own turned", BACKWARD_DATA): TURNED,
     ("im2col", BACKWARD_FILTER): ALL - {"groups"},
-    ("im2col merged", BACKWARD_DATA): ALL - {"groups"},
+    ("im2col", BACKWARD_DATA): ALL - {"groups"},
     ("own padded", FORWARD): set(),
     ("own padded", BACKWARD_FILTER): {"dilated beyond the image"},
 }
@@ -183,6 +183,81 @@ def test_filters_wider_than_the_image_have_the_same_gradient(dimensions: int, gr
         assert torch.equal(found[2], wanted[2])
 
 
+def passes(x: Tensor, w: Tensor, *rest: Any) -> list[Kernel]:
+    """The three kernels of a convolution with a bias; `rest` are its arguments from the strides on."""
+    torch.manual_seed(1)
+    bias = torch.randn(w.shape[0]).to(x.dtype)
+    y = torch.randn_like(torch.ops.aten.convolution(x, w, bias, *rest))
+    backward = Call("aten::convolution_backward", (y, x, w, [len(bias)], *rest, [True, True, True]), {})
+    return [*kernels_of(Call("aten::convolution", (x, w, bias, *rest), {})), *kernels_of(backward)]
+
+
+@pytest.mark.parametrize("rows", [8, 9, 10, 11])
+@pytest.mark.parametrize("dimensions", [1, 2, 3])
+def test_combined_rows_are_the_same_convolution(dimensions: int, rows: int) -> None:
+    """With any padding that filters of three rows have, and with other dimensions of other sizes."""
+    torch.manual_seed(1)
+    w = torch.randn(4, 3, *(3, 2, 3)[:dimensions], dtype=torch.float64)
+    for padding in (0, 1, 2):
+        x = torch.randn(5, 3, *(rows + 2 - 2 * padding, 6, 5)[:dimensions], dtype=torch.float64)
+        rest = [1] * dimensions, [padding, 1, 2][:dimensions], [1, 2, 3][:dimensions], False, [0] * dimensions, 1
+        for kernel in passes(x, w, *rest):
+            assert CPU["winograd"].suits(kernel) == (kernel.kind != BACKWARD_DATA or x.shape[2] >= 8)
+            for parts in ((5,), (2, 3)):
+                found, wanted = kernel.run([(n, CPU["winograd"]) for n in parts]), kernel.run([(5, CPU["own"])])
+                for one, other in zip(found, wanted, strict=True):
+                    assert (one is None) == (other is None)
+                    assert one is None or (one.shape == other.shape and one.is_contiguous())
+                    assert one is None or (one - other).abs().max() < 1e-13 * other.abs().max()
+
+
+def test_combined_rows_of_short_floats_are_near() -> None:
+    for kernel in passes(torch.randn(2, 128, 12, 6), torch.randn(129, 128, 3, 3), [1], [1], [1], False, [0], 1):
+        assert CPU["winograd"].suits(kernel)
+        found, wanted = only(kernel.run([(2, CPU["winograd"])])[:2]), expected(kernel)
+        assert (found.double() - wanted).abs().max() < 2e-5 * wanted.abs().max()
+
+
+@pytest.mark.parametrize(
+    ("x", "w", "rest"),
+    [
+        (torch.zeros(2, 3, 7, 9), torch.zeros(4, 3, 3, 3), ([1], [1], [1], False, [0], 1)),  # few rows
+        (torch.zeros(2, 3, 9, 9), torch.zeros(4, 3, 5, 3), ([1], [1], [1], False, [0], 1)),
+        (torch.zeros(2, 3, 18, 9), torch.zeros(4, 3, 3, 3), ([2, 1], [1], [1], False, [0], 1)),
+        (torch.zeros(2, 3, 18, 9), torch.zeros(4, 3, 3, 3), ([1], [2, 1], [2, 1], False, [0], 1)),
+        (torch.zeros(2, 4, 9, 9), torch.zeros(4, 2, 3, 3), ([1], [1], [1], False, [0], 2)),
+        (torch.zeros(2, 3, 9, 9), torch.zeros(3, 4, 3, 3), ([1], [1], [1], True, [0], 1)),
+        (torch.zeros(2, 3, 9, 9).to(memory_format=torch.channels_last), torch.zeros(4, 3, 3, 3),
+         ([1], [1], [1], False, [0], 1)),
+    ],
+    ids=["few rows", "five rows of filters", "strided", "dilated", "groups", "transposed", "channels last"],
+)  # fmt: skip
+def test_not_all_rows_combine(x: Tensor, w: Tensor, rest: tuple[Any, ...]) -> None:
+    w = w if not rest[3] else w.transpose(0, 1).reshape(3, 4, 3, 3)
+    call = Call("aten::convolution", (x.double(), w.double(), None, *rest), {})
+    assert [CPU["winograd"].suits(kernel) for kernel in kernels_of(call)] == [False]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_of_few_channels_or_short_numbers_do_not_combine(dtype: torch.dtype) -> None:
+    channels = 127 if dtype == torch.float32 else 128
+    call = Call("aten::convolution", (torch.zeros(2, channels, 9, 9, dtype=dtype),
+                torch.zeros(128, channels, 3, 3, dtype=dtype), None, [1], [1], [1], False, [0], 1), {})  # fmt: skip
+    assert [CPU["winograd"].suits(kernel) for kernel in kernels_of(call)] == [False]
+
+
+@pytest.mark.parametrize("where", ["input", "weight", "grad_output"])
+@pytest.mark.parametrize("number", [float("inf"), float("nan"), 1e308])
+def test_what_is_not_finite_stays_where_it_is(number: float, where: str) -> None:
+    """Six rows are combined, but the result is that of three; nor do combinations of large numbers overflow."""
+    x, w = torch.ones(2, 3, 12, 6, dtype=torch.float64), torch.full((4, 3, 3, 3), 1e-3, dtype=torch.float64)
+    for kernel in passes(x, w, [1], [1], [1], False, [0], 1):
+        if (tensor := kernel.named.get(where)) is not None and (where != "weight" or kernel.kind != BACKWARD_FILTER):
+            tensor[1, 1, 2] = number
+            found, wanted = (only(kernel.run([(2, CPU[name])])[:2]) for name in ("winograd", "own"))
+            assert torch.allclose(found, wanted, rtol=1e-12, atol=1e-12, equal_nan=True)
+
+
 STRIPS = "own in 2 strips", "own in 4 strips"
 
 
@@ -230,7 +305,7 @@ def test_the_gradient_of_the_bias_comes_with_the_filters(bias: bool) -> None:
     call = Call("aten::convolution_backward", (y, x, w, [16], [1], [0], [1], False, [0], 1, [True, True, bias]), {})
     data, filters = kernels_of(call)
     assert (data.kind, filters.kind) == (BACKWARD_DATA, BACKWARD_FILTER)
-    for algorithm in ("own", "own in 2", "own as several", "im2col", "im2col merged"):
+    for algorithm in ("own", "own in 2", "own as several", "im2col"):
         for parts in ((4,), (1, 3)):
             _, weight, found = filters.run([(size, CPU[algorithm]) for size in parts])
             assert torch.allclose(weight, expected(filters).float(), rtol=1e-4, atol=1e-4)
