@@ -197,12 +197,12 @@ def passes(x: Tensor, w: Tensor, *rest: Any) -> list[Kernel]:
 def test_combined_rows_are_the_same_convolution(dimensions: int, rows: int) -> None:
     """With any padding that filters of three rows have, and with other dimensions of other sizes."""
     torch.manual_seed(1)
+    x = torch.randn(5, 3, *(rows, 6, 5)[:dimensions], dtype=torch.float64)
     w = torch.randn(4, 3, *(3, 2, 3)[:dimensions], dtype=torch.float64)
     for padding in (0, 1, 2):
-        x = torch.randn(5, 3, *(rows + 2 - 2 * padding, 6, 5)[:dimensions], dtype=torch.float64)
         rest = [1] * dimensions, [padding, 1, 2][:dimensions], [1, 2, 3][:dimensions], False, [0] * dimensions, 1
         for kernel in passes(x, w, *rest):
-            assert CPU["winograd"].suits(kernel) == (kernel.kind != BACKWARD_DATA or x.shape[2] >= 8)
+            assert CPU["winograd"].suits(kernel)
             for parts in ((5,), (2, 3)):
                 found, wanted = kernel.run([(n, CPU["winograd"]) for n in parts]), kernel.run([(5, CPU["own"])])
                 for one, other in zip(found, wanted, strict=True):

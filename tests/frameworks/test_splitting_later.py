@@ -20,7 +20,7 @@ from torch import Tensor
 from ooc.pytorch.splitting import registry
 from ooc.pytorch.splitting.calls import Call, CannotSplit, NotYet, Split
 from ooc.pytorch.splitting.context import Context
-from ooc.pytorch.splitting.verifier import Verifier
+from ooc.pytorch.splitting.verification import Verifier
 from swapd.splitting.store import Store
 
 SOURCE = """

@@ -23,9 +23,10 @@ from ooc.pytorch.splitting.runtime import Runtime
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A copy of the handlers' folder, whose files count as the sources."""
+    """A copy of the handlers' folder and of what lies beside it, whose files count as the sources."""
     made = tmp_path / "splitting"
     shutil.copytree(conditions.FOLDER, made, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(conditions.FOLDER.parent / "winograd.py", tmp_path)
     monkeypatch.setattr(conditions, "FOLDER", made)
     conditions.version.cache_clear()
     yield made
@@ -38,7 +39,7 @@ def edit(folder: Path, name: str) -> None:
     conditions.version.cache_clear()
 
 
-@pytest.mark.parametrize("name", ["linear.py", "parts.py", "kernels.py"])
+@pytest.mark.parametrize("name", ["tables.py", "parts.py", "kernels.py", "../winograd.py"])
 def test_an_edit_is_another_version(folder: Path, name: str) -> None:
     before = conditions.version(), conditions.library()
     edit(folder, name)
@@ -72,7 +73,7 @@ def test_a_verdict_is_kept_until_an_edit(folder: Path) -> None:
         return bool(compared)
 
     assert compares() and not compares()
-    edit(folder, "linear.py")
+    edit(folder, "tables.py")
     assert compares() and not compares()
 
 

@@ -64,6 +64,6 @@ def _gpu() -> list[str]:
 
 @cache
 def version() -> str:
-    """A digest of the sources in this folder: any of them may decide how an operator is divided."""
-    sources = [path.read_bytes() for path in sorted(FOLDER.glob("*.py"))]
+    """A digest of the sources that may decide how an operator is divided: those in this folder, and winograd.py."""
+    sources = [path.read_bytes() for path in (*sorted(FOLDER.glob("*.py")), FOLDER.parent / "winograd.py")]
     return hashlib.sha256(b"".join(sources)).hexdigest()[:12]

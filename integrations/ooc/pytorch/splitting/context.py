@@ -8,6 +8,7 @@ def linear(context, input, weight, bias=None):
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,11 +20,40 @@ from ooc.pytorch.splitting import registry
 from ooc.pytorch.splitting.calls import Call, CannotSplit, NotYet, Sample, Split
 from ooc.pytorch.splitting.geometry import storage_line
 from ooc.pytorch.splitting.memory import Memory
-from ooc.pytorch.splitting.tally import Tally
 from ooc.pytorch.splitting.verification import ALL_SPECIALS, Specials, Trial, map_tensors, random_like
 from swapd.splitting.store import Key, Store, Verdict
 
+HOST_BACKED = "host-backed"  # how a function runs that uses host memory in place
 _MOST_ROUNDING = 0.02  # of the largest value; a few units in the last place of bfloat16
+
+
+class Tally:
+    """The counts of one session, for use by any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._layers: dict[tuple[str, str, str, int], dict[str, Any]] = {}
+        self.functions = 0  # calls that ran in parts
+        self.parts = 0  # of all these calls together
+
+    def add(self, operator: str, shapes: str, ran: Verdict) -> None:
+        """Counts one more call of an operator; of calls that ran alike the largest difference is kept."""
+        with self._lock:
+            if ran.how != HOST_BACKED:
+                self.functions += 1
+                self.parts += ran.parts
+            key = (operator, shapes, ran.how, ran.parts)
+            new = dict(zip(("operator", "shapes", "how", "parts"), key)) | {"exact": True, "calls": 0}
+            row = self._layers.setdefault(key, new)
+            row["calls"] += 1
+            row["exact"] &= ran.identical
+            for name in ("largest_difference", "largest_relative"):
+                row[name] = max(row.get(name, 0.0), getattr(ran, name))
+
+    def rows(self) -> list[dict[str, Any]]:
+        """`split_layers` of the summary, in the order in which they were first split."""
+        with self._lock:
+            return [dict(row) for row in self._layers.values()]
 
 
 class Context(Memory):

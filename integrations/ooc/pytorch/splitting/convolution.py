@@ -23,7 +23,6 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from ooc.pytorch.splitting.axes import Axis, Named, Span, Where
-from ooc.pytorch.splitting.blocks import as_tuple
 from ooc.pytorch.splitting.calls import CannotSplit, Split
 from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.dividers import PRODUCTS, Stage, divides, with_mask
@@ -34,7 +33,6 @@ from ooc.pytorch.splitting.verification import Specials
 
 IM2COL_ELEMENTS = 20480  # PyTorch takes no oneDNN kernel for one sample of up to so many elements
 SPECIALS = Specials(PRODUCTS.kinds, finite=frozenset({"weight"}))  # see Rows.check
-_aten = torch.ops.aten
 LISTS = ("stride", "padding", "dilation", "output_padding")
 
 
@@ -142,11 +140,6 @@ def full(named: Named, **others: Any) -> Named:
     """The arguments of a convolution or its backward pass, with a stride, padding and so on for each dimension."""
     spatial = named["weight"].dim() - 2
     return named | {name: list(named[name]) * (spatial if len(named[name]) == 1 else 1) for name in LISTS} | others
-
-
-def own(**named: Any) -> Sequence[Any]:
-    """What PyTorch computes for a full call, with its results in a tuple."""
-    return as_tuple((_aten.convolution_backward if "output_mask" in named else _aten.convolution)(**named))
 
 
 def _result_size(call: Named) -> Sequence[int]:

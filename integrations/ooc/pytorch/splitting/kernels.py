@@ -18,7 +18,7 @@ On a CPU the algorithms are these; products of spectra (FFT) were never the fast
   gradient is a convolution (with turned filters), and the filters' gradient that of two strips as two samples, twice.
 - `im2col`: every patch of an image becomes a column, and the convolution is one matrix product for all samples. That
   suits small images with many channels: unlike oneDNN's kernels it needs no copy of the filters in another order.
-- `winograd`: combinations of rows, for some sums with half the products (winograd.py).
+- `winograd`: combinations of rows, for some sums with half the products (`ooc.pytorch.winograd`).
 - `own padded`: BackwardFilter with some of the padding written about the image. oneDNN's fast kernels want an image
   that is as wide as the filter, which a dilated one often exceeds.
 """
@@ -35,20 +35,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ooc.pytorch.splitting import winograd
+from ooc.pytorch import winograd
 from ooc.pytorch.splitting.axes import Axis, Named
 from ooc.pytorch.splitting.blocks import Blocks, as_tuple, in_place, likeness
 from ooc.pytorch.splitting.calls import Call
-from ooc.pytorch.splitting.convolution import LISTS, full, kernel_axes, kernel_results, own, strips_of, unfolds
+from ooc.pytorch.splitting.convolution import LISTS, full, kernel_axes, kernel_results, strips_of, unfolds
 from ooc.pytorch.splitting.geometry import layout
 from ooc.pytorch.splitting.memory import NO_LIMIT, Memory
 from ooc.pytorch.splitting.parts import bind
 from ooc.pytorch.splitting.registry import overload_of
-from ooc.pytorch.splitting.winograd import opposite_padding, turned_filters
 
 FORWARD, BACKWARD_DATA, BACKWARD_FILTER = "Forward", "BackwardData", "BackwardFilter"
 KINDS = (FORWARD, BACKWARD_DATA, BACKWARD_FILTER)
 MEMORY = Memory(NO_LIMIT, 1, None)
+MANY_CHANNELS = 128  # with fewer, combining rows takes longer than oneDNN does for the products that are saved
+NO_MASK = False, False, False
 _aten = torch.ops.aten
 
 
@@ -122,7 +123,7 @@ class MicroBatches:
         self._before = first.before if alone else Algorithm.before
         self._parts = [(end - n, n, algorithm.run if alone else algorithm) for (n, algorithm), end in zip(parts, ends)]
         self._alike = hash((first.name, likeness(kernel.named)))
-        native = f"{kernel.operator.partition('::')[2]}_in_parts" if alone and first.run is own else ""
+        native = f"{kernel.operator.partition('::')[2]}_in_parts" if alone and first.run is _own else ""
         self._native = getattr(torch.ops.ooc, native, None) if native else None
 
     def __call__(self, tensors: Named) -> Sequence[Any]:
@@ -184,10 +185,14 @@ def kernels_of(call: Call) -> list[Kernel]:
     return [Kernel(call.operator, named | {"output_mask": mask, "bias_sizes": sizes[mask[2]]}) for mask in masks]
 
 
+def _own(**named: Any) -> Sequence[Any]:
+    return as_tuple((_aten.convolution_backward if "output_mask" in named else _aten.convolution)(**named))
+
+
 def _in_blocks(number: int, axis_of: Callable[[Named], Axis], /, **named: Any) -> Sequence[Any]:
     """PyTorch's own for one block of an axis after the other. A sum has the bias once."""
     axis, unread = axis_of(named), ["input"] if named.get("output_mask", [False])[0] else []
-    blocks, spans = Blocks(MEMORY, own, kernel_results(named), unread=unread), axis.spans(-(-axis.length // number))
+    blocks, spans = Blocks(MEMORY, _own, kernel_results(named), unread=unread), axis.spans(-(-axis.length // number))
     bias = named.get("bias") if axis.sums else None
     made = as_tuple(blocks.run([(axis, spans)], named if bias is None else named | {"bias": None}))
     return made if bias is None else (made[0].add_(bias.view(-1, *[1] * (made[0].dim() - 2))),)
@@ -217,9 +222,7 @@ def _as_several(**named: Any) -> Sequence[Any]:
         return (_aten.mkldnn_convolution(x, weight, named["bias"], **steps),)
     mask, grad = named["output_mask"], named["grad_output"]
     if mask[0]:
-        weight, steps["padding"] = (
-            (weight, named["padding"]) if transposed else (turned_filters(weight), opposite_padding(named))
-        )
+        weight, steps["padding"] = (weight, named["padding"]) if transposed else (_turn(weight), _padding(named))
         return _aten.mkldnn_convolution(grad, weight, None, **steps), None, None
     if transposed:  # the filters are those of the convolution from the gradient to the image
         named |= {"input": grad, "grad_output": x, "transposed": False, "output_padding": [0] * len(steps["stride"])}
@@ -230,7 +233,7 @@ def _as_several(**named: Any) -> Sequence[Any]:
         size = min(most, (rows.length - at) // 2)
         strips = ([rows.part(MEMORY, n, named[n], start, size) for start in (at, at + size)] for n in rows.takes)
         pair = dict(zip(rows.takes, map(torch.cat, strips))) | {"padding": [0, *named["padding"][1:]]}
-        _add(made, own(**named | pair | {"output_mask": [False, True, False]}))
+        _add(made, _own(**named | pair | {"output_mask": [False, True, False]}))
     return None, made[1], grad.flatten(2).sum((0, 2)) if mask[2] else None
 
 
@@ -247,18 +250,24 @@ def _suits_several(kernel: Kernel) -> bool:
 
 def _turned(named: Named) -> Named:
     """A convolution as a transposed one, or the other way round: the filters change sides, and their taps the order."""
-    opposite = {
-        "weight": turned_filters(named["weight"]),
-        "padding": opposite_padding(named),
-        "transposed": not named["transposed"],
-    }
+    opposite = {"weight": _turn(named["weight"]), "padding": _padding(named), "transposed": not named["transposed"]}
     return named | opposite
+
+
+def _turn(filters: Tensor) -> Tensor:
+    return filters.transpose(0, 1).flip(tuple(range(2, filters.dim()))).contiguous()
+
+
+def _padding(named: Named) -> list[int]:
+    """What the opposite direction pads with."""
+    sizes = named["dilation"], named["weight"].shape[2:], named["padding"]
+    return [dilation * (taps - 1) - padding for dilation, taps, padding in zip(*sizes)]
 
 
 def _suits_turned(kernel: Kernel) -> bool:
     named = kernel.named
     steps = kernel.kind != BACKWARD_FILTER and {*named["stride"]} == {1} and not any(named["output_padding"])
-    windows = math.prod(named["weight"].shape[2:]) > 1 and min(opposite_padding(named)) >= 0
+    windows = math.prod(named["weight"].shape[2:]) > 1 and min(_padding(named)) >= 0
     return steps and windows and named["groups"] == 1 and _is_plain(named) and not unfolds(named["input"].dtype)
 
 
@@ -309,7 +318,7 @@ def _padded(**named: Any) -> Sequence[Any]:
     """The image has as much of the padding about it as makes it as wide as the filters."""
     more = _lacking(named)
     image = _aten.constant_pad_nd(named["input"], [n for n in reversed(more) for _ in range(2)])
-    return own(**named | {"input": image, "padding": [n - written for n, written in zip(named["padding"], more)]})
+    return _own(**named | {"input": image, "padding": [n - written for n, written in zip(named["padding"], more)]})
 
 
 def _lacking(named: Named) -> list[int]:
@@ -324,6 +333,35 @@ def _suits_padded(kernel: Kernel) -> bool:
     return usual and any(_lacking(named))
 
 
+def _combined(named: Named) -> Named:
+    data, filters, _ = named.get("output_mask", NO_MASK)
+    return named if filters else named | {"six": winograd.combined(_turn(named["weight"]) if data else named["weight"])}
+
+
+def _winograd(six: Any = None, **named: Any) -> Sequence[Any]:
+    """What is not finite would get into other rows, so PyTorch computes that."""
+    data, filters, bias = named.get("output_mask", NO_MASK)
+    padding, dilation = _padding(named) if data else named["padding"], named["dilation"]
+    if filters:
+        made = winograd.gradient(named["input"], named["grad_output"], named["weight"], padding, dilation)
+        results: Sequence[Any] = (None, made, named["grad_output"].transpose(0, 1).flatten(1).sum(1) if bias else None)
+    else:
+        made = winograd.convolution(named["grad_output" if data else "input"], six, padding, dilation)
+        results = (made, None, None) if data else (made,)
+        if not data and named["bias"] is not None:
+            made += named["bias"].view(-1, *[1] * len(padding))
+    return results if bool(made.sum().isfinite()) else _own(**named)
+
+
+def _suits_winograd(kernel: Kernel) -> bool:
+    named, data = kernel.named, kernel.kind == BACKWARD_DATA
+    x, weight = named["input"], named["weight"]
+    steps = {*named["stride"], named["groups"], named["dilation"][0]} == {1} and not named["transposed"]
+    pays = x.dtype.itemsize >= 4 and (unfolds(x.dtype) or min(weight.shape[:2]) >= MANY_CHANNELS)
+    usual = weight.shape[2] == 3 and x.shape[2] >= 8 and (not data or min(_padding(named)) >= 0)
+    return steps and pays and usual and _is_plain(named)
+
+
 def _suits_products(kernel: Kernel) -> bool:
     named = kernel.named
     usual = named["groups"] == 1 and not named["transposed"] and _is_plain(named)
@@ -336,12 +374,12 @@ IN_BLOCKS, STRIPS = (
 )
 AS_SEVERAL = Algorithm("own as several", _as_several, _suits_several)
 OTHERS = (
-    Algorithm("own", own),
-    Algorithm("own turned", own, _suits_turned, _turned),
+    Algorithm("own", _own),
+    Algorithm("own turned", _own, _suits_turned, _turned),
     AS_SEVERAL,
     Algorithm("im2col", _im2col, _suits_products),
     Algorithm("own padded", _padded, _suits_padded),
-    Algorithm("winograd", winograd.run, lambda kernel: winograd.suits(kernel.named), winograd.prepare),
+    Algorithm("winograd", _winograd, _suits_winograd, _combined),
 )
 SUMMED = tuple(Algorithm(f"own summed in {n}", partial(_in_blocks, n, _summed), partial(_has_sums, n)) for n in (2, 4))
 CPU = {algorithm.name: algorithm for algorithm in (*OTHERS, *IN_BLOCKS, *SUMMED, *STRIPS)}

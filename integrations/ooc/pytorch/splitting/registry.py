@@ -11,7 +11,7 @@ import torch
 
 Function = Callable[..., Any]  # f(context, *arguments, **keywords), as the operator is called
 Finder = Callable[[torch._ops.OpOverload], Function | None]
-MODULES = "convolution linear movement pointwise reductions selection tables".split()
+MODULES = "convolution movement pointwise reductions selection tables".split()
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,11 @@ import torch
 from ooc.pytorch.large_storages import plain_memory
 from ooc.pytorch.splitting.calls import Call, CannotSplit, NotYet
 from ooc.pytorch.splitting.conditions import key
-from ooc.pytorch.splitting.context import Context
+from ooc.pytorch.splitting.context import HOST_BACKED, Context, Tally
 from ooc.pytorch.splitting.fast import CONVOLUTIONS, Fast, Limits
 from ooc.pytorch.splitting.mmcnn import LAYERS, Rules, Share
 from ooc.pytorch.splitting.registry import Function, Handler, find, overload_of
-from ooc.pytorch.splitting.tally import HOST_BACKED, Tally
-from ooc.pytorch.splitting.verification import tensors_in
-from ooc.pytorch.splitting.verifier import Verifier
+from ooc.pytorch.splitting.verification import Verifier, tensors_in
 from ooc_alloc import Core
 from swapd.splitting.store import Store, Verdict, default_path
 from swapd.trace.trace import Trace

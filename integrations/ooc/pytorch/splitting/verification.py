@@ -1,12 +1,18 @@
 """Whether a division changes bits: it and the operator in one piece run on the same random and special arguments.
 
 On the CPU both run in plain memory. On a GPU the division runs as it will, and the whole uses host memory in place
-where it does not fit; arguments and results are made and compared on the CPU, whatever the budget is.
+where it does not fit; arguments and results are made and compared on the CPU, whatever the budget is. A thread does
+this while the program goes on.
 """
 
 from __future__ import annotations
 
+import atexit
+import logging
 import math
+import os
+import queue
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,6 +27,9 @@ from ooc.pytorch.splitting.calls import Call, CannotSplit, Given, Sample, Split
 from ooc.pytorch.splitting.geometry import extent, storage_line
 from ooc.pytorch.splitting.memory import CPU, Memory
 
+log = logging.getLogger("ooc.pytorch")
+
+Job = Callable[[], object]
 _SEED = 20181213
 _ENOUGH_ELEMENTS, _MOST_TURNS = 4096, 16  # so many numbers are compared, from at most so many results
 _COMPARED_AT_ONCE = 1 << 22  # elements
@@ -269,3 +278,76 @@ class Trial:
 
         arguments = tuple(changed(a.name, value) for a, value in zip(overload._schema.arguments, given[0]))
         return arguments, {name: changed(name, value) for name, value in given[1].items()}
+
+
+# ---- while the program goes on --------------------------------------------------------------------------------------
+
+
+class Verifier:
+    """Does jobs one after the other. Any thread may ask; a child of a fork has a thread of its own."""
+
+    def __init__(self) -> None:
+        self._lock, self._process = threading.Lock(), os.getpid()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._jobs: queue.SimpleQueue[tuple[Any, Job] | None] = queue.SimpleQueue()
+        self._asked: set[Any] = set()
+        self._failed: set[Any] = set()
+        self._thread: threading.Thread | None = None
+
+    def ask(self, key: Any, job: Job) -> bool:
+        """Has a job done, unless it was asked for before. Returns False if it failed: then the caller has to do it."""
+        if self._process != os.getpid():  # a child of a fork: another thread of the parent may have held the lock
+            self._lock, self._process = threading.Lock(), os.getpid()
+            self._begin()
+        with self._lock:
+            if key in self._failed:
+                return False
+            if key not in self._asked:
+                self._asked.add(key)
+                self._jobs.put((key, job))
+            if self._thread is None:
+                given = (self._jobs, self._failed, torch.get_num_threads())
+                self._thread = threading.Thread(target=_work, args=given, name="ooc-verifier", daemon=True)
+                self._thread.start()
+                atexit.register(self.close)
+            return True
+
+    def wait(self) -> None:
+        """Waits until the jobs that were asked for are done."""
+        if self._process != os.getpid():
+            return
+        done = threading.Event()
+        with self._lock:
+            if self._thread is None:
+                return
+            self._jobs.put((None, done.set))
+        done.wait()
+
+    def close(self) -> None:
+        """Ends the thread, after the job that it is at."""
+        if self._process != os.getpid():
+            return
+        with self._lock:
+            thread, self._thread = self._thread, None
+            if thread is None:
+                return
+            waiting = self._jobs
+            self._begin()
+        while not waiting.empty():
+            waiting.get()
+        waiting.put(None)
+        thread.join()
+        atexit.unregister(self.close)
+
+
+def _work(jobs: queue.SimpleQueue[tuple[Any, Job] | None], failed: set[Any], threads: int) -> None:
+    torch.set_num_threads(threads)  # results may depend on it
+    while (waiting := jobs.get()) is not None:
+        key, job = waiting
+        try:
+            job()
+        except Exception:
+            log.debug("a division could not be compared beside the program", exc_info=True)
+            failed.add(key)
