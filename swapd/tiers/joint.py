@@ -6,8 +6,8 @@ lasts, that is, when the first level is ready for its next copy, depends on the 
 
 - The first level does what it does in its steady state with host memory for everything, in the same order: the same
   functions, the same copies, the links one copy at a time.
-- A copy is ready when the one before it has started, and when every function and every copy has ended that had ended
-  by the time when it starts with host memory for everything.
+- A copy is ready when the one before it has started, and when of what is before it every function and every copy has
+  ended that had ended by the time when it starts with host memory for everything.
 - A function starts when the one before it has ended, as well as every copy that had ended of what it uses, every copy
   out that had ended if it allocates, and the copy whose end let it start.
 

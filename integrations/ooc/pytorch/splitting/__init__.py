@@ -3,7 +3,7 @@
     registry.py     what handlers register with, and where an operator's handler is looked for
     runtime.py      what one session has: part sizes, mode, store; the `ooc_split::...` operators that the adapter calls
     conditions.py   what verdicts and costs depend on: processor, PyTorch, and our own code
-    context.py      what a handler may ask: how large a part may be, large results, which division is exact; what was split
+    context.py      what a handler may ask: how large a part may be, large results, which division is exact; counts
     geometry.py     views, the memory that they touch, and how they are cut
     verification.py random arguments, bits compared, differences, also in a thread beside the program
     cutting.py      where operands are cut that may be cut anywhere, and what operators return, without memory
