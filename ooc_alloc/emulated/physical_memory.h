@@ -1,9 +1,8 @@
 // The physical memory of the emulated device: extents of a file in memory, handed out up to the device's size.
 //
-// What is a multiple of 2 MiB lies on a tmpfs of its own, mounted nowhere, where the kernel keeps it in huge pages: one
-// entry of a page table maps each. Where that needs a right that this process lacks, it lies in a memfd as all else does.
-// In huge pages chunks of 128 KiB would be mapped in half the time, but steps in which nothing moves took 3 to 7% longer.
-// Host memory is in small ones: the first use of new huge pages takes long, and it is much memory that is mapped once.
+// The file lies on a tmpfs of its own, mounted nowhere, where the kernel keeps it in huge pages: mapping and unmapping a
+// chunk of 128 KiB then takes half the time. Where that needs a right that this process lacks, the file is a memfd. Host
+// memory always is a memfd: the first use of new huge pages takes long, and it is much memory that is mapped once.
 //
 // Not thread-safe, except fill(): its owner (device.h) holds a lock.
 #pragma once
@@ -44,13 +43,13 @@ class PhysicalMemory {
   explicit PhysicalMemory(uint64_t device_bytes)
       : device_bytes_(device_bytes),
         aligned_free_(0, zone_bytes(device_bytes)),
-        other_free_(other_begin(device_bytes), zone_bytes(device_bytes)),
-        host_free_(host_begin(device_bytes), kHostZones * zone_bytes(device_bytes)) {
-    huge_file_ = file_in_huge_pages();
-    file_ = memfd_create(kName, MFD_CLOEXEC);
-    if (huge_file_ < 0) huge_file_ = file_;
+        other_free_(zone_bytes(device_bytes), zone_bytes(device_bytes)),
+        host_free_(2 * zone_bytes(device_bytes) + kPageTableBytes, kHostZones * zone_bytes(device_bytes)) {
+    file_ = file_in_huge_pages();
+    host_file_ = memfd_create(kName, MFD_CLOEXEC);
+    if (file_ < 0) file_ = host_file_;
     const auto bytes = static_cast<off_t>((2 + kHostZones) * zone_bytes(device_bytes) + kPageTableBytes);
-    if (file_ < 0 || ftruncate(file_, bytes) != 0 || ftruncate(huge_file_, bytes) != 0) {
+    if (host_file_ < 0 || ftruncate(file_, bytes) != 0 || ftruncate(host_file_, bytes) != 0) {
       const int error = errno;
       close_files();
       throw std::system_error(error, std::generic_category(), "the emulated device's memory");
@@ -137,7 +136,7 @@ class PhysicalMemory {
   const Allocation& allocation(uint32_t slot) const { return slots_[slot]; }
 
   // Where an extent lies, at its own offset.
-  int file(uint64_t offset) const { return offset < other_begin(device_bytes_) ? huge_file_ : file_; }
+  int file(uint64_t offset) const { return is_on_host(offset) ? host_file_ : file_; }
   uint64_t device_bytes() const { return device_bytes_; }
   uint64_t used_bytes() const { return used_bytes_; }
   uint64_t peak_bytes() const { return peak_bytes_; }
@@ -164,7 +163,7 @@ class PhysicalMemory {
   }
   void close_files() const {
     if (file_ >= 0) close(file_);
-    if (huge_file_ >= 0 && huge_file_ != file_) close(huge_file_);
+    if (host_file_ >= 0 && host_file_ != file_) close(host_file_);
   }
   // -1 without the right to mount (CAP_SYS_ADMIN), or on a kernel without huge pages for tmpfs.
   static int file_in_huge_pages() {
@@ -182,10 +181,7 @@ class PhysicalMemory {
     close(mount);
     return file;
   }
-  // Of the second zone: behind a gap, so that what lies in two files is no neighbour.
-  static uint64_t other_begin(uint64_t device_bytes) { return zone_bytes(device_bytes) + kPageTableBytes; }
-  static uint64_t host_begin(uint64_t device_bytes) { return other_begin(device_bytes) + zone_bytes(device_bytes); }
-  bool is_on_host(uint64_t offset) const { return offset >= host_begin(device_bytes_); }
+  bool is_on_host(uint64_t offset) const { return offset >= 2 * zone_bytes(device_bytes_); }
   FreeExtents& zone_of(uint64_t bytes) {
     return bytes % kPageTableBytes == 0 ? aligned_free_ : other_free_;
   }
@@ -203,12 +199,12 @@ class PhysicalMemory {
   uint64_t host_bytes_ = 0;
   // Of the file, from the start of the smallest extent that fits: chunks that are created one after another are neighbours
   // there, so that their mappings merge into one of the kernel's.
-  FreeExtents aligned_free_;  // for sizes that are multiples of 2 MiB, so that their offsets are too
+  FreeExtents aligned_free_;  // for sizes that are multiples of 2 MiB, so that their offsets are too: one entry maps a huge page
   FreeExtents other_free_;
-  FreeExtents host_free_;
+  FreeExtents host_free_;     // behind the two and a gap, so that what lies in two files is no neighbour
   std::vector<Allocation> slots_;
   std::vector<uint32_t> free_slots_;
-  int file_ = -1, huge_file_ = -1;  // one, where there are no huge pages
+  int file_ = -1, host_file_ = -1;  // one, where there are no huge pages
 };
 
 }  // namespace ooc::emulated
