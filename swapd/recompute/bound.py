@@ -7,7 +7,9 @@ each candidate g, of x_g bytes in chunks, is made again meanwhile, z_gk. In the 
     from each place to the next      d_k >= C_k + sum over g of m_g z_gk
     from any place i to any place j  sum of d_k >= c_i + (P_i + U - M - sum of x_g made again within) / b_in
                                      sum of d_k >= c_i + (P_j + D - M - sum of x_g made again later) / b_out
-    if g is made again from h        no g by a place behind which h is made again, if h was dropped
+    if g is made again from h        no g by a place behind which h is made again, if h was dropped and did not fleet by
+
+What fleets is made again for g, and once more later.
 
 All of this is linear. So a linear programme finds the least sum of all d_k, with each candidate made again wholly, in
 part or not at all; the least step of whole ones is no shorter, and takes longer to find. m_g is what the functions take
@@ -19,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -108,6 +111,8 @@ class _Programme:
         exists = (self.after[:, None] < stops) & (self.places < self.before[:, None])
         self.behind = np.where(exists, self.m - 1 + np.cumsum(exists).reshape(exists.shape), -1)  # [g, k]: s_gk
         self.unknown = self.m + int(exists.sum())
+        # Whether a candidate was made again by the next place for another's sake, and was gone after that.
+        self.fleeting = np.full((len(candidates), self.m), -1)
         self.rows = _Rows()
 
     def least(self, whole_seconds: float | None = None) -> tuple[float, NDArray[np.float64]]:
@@ -153,7 +158,7 @@ class _Programme:
         return self.history.repeats([self.history.version(v, c.before)], c.drop.after + 1, v.__eq__) or []
 
     def _in_order(self) -> None:
-        """Where h is dropped and made again behind a place, nothing was made from it between its drop and there."""
+        """Where h is made again behind a place, nothing was made of it between its drop and there, or it fleeted."""
         gaps: dict[tuple[int, int], list[int]] = {}  # candidates by the version that is dropped
         for h, c in enumerate(self.candidates):
             gaps.setdefault(self.history.version(c.drop.variable, c.before), []).append(h)
@@ -166,18 +171,30 @@ class _Programme:
                     if lost < 0 or made.max() > made[-1]:
                         break
                     if made[-1] >= 0:
-                        columns = [made[made >= 0][0], lost, *([later] if later >= 0 else ())]
-                        self.rows.add(columns, [1.0, 1.0, -1.0][: len(columns)], 1.0)
+                        less = [column for column in (later, self._fleeting(h, k)) if column >= 0]
+                        self.rows.add([made[made >= 0][0], lost, *less], [1.0, 1.0, *[-1.0] * len(less)], 1.0)
+        for columns in self.fleeting:
+            for earlier, later in pairwise(columns[columns >= 0]):
+                self.rows.add([earlier, later], [1.0, -1.0], 0.0)
+
+    def _fleeting(self, h: int, k: int) -> int:
+        """The unknown; there is none for a final drop, of which nothing is made again."""
+        if self.returns[h] and self.fleeting[h, k] < 0:
+            self.fleeting[h, k], self.unknown = self.unknown, self.unknown + 1
+        return int(self.fleeting[h, k])
 
     def _computing(self) -> None:
         """From each place to the next all functions run between them, those too that run again."""
         begin, cost = self.forced.begin, self._seconds()
         later = np.append(self.behind[:, 1:], np.full((len(cost), 1), -1), axis=1)
+        fled = np.full(len(cost), -1)  # the last unknown of each that fleets
         for k in range(self.m):
-            here = self.behind[:, k] >= 0
-            then = here & (later[:, k] >= 0)
-            columns = np.concatenate([[k], self.behind[here, k], later[then, k]])
-            self.rows.add(columns, np.concatenate([[-1.0], cost[here], -cost[then]]), begin[k] - begin[k + 1])
+            here, fleets = self.behind[:, k] >= 0, self.fleeting[:, k] >= 0
+            then, before = here & (later[:, k] >= 0), fleets & (fled >= 0)
+            made = self.behind[here, k], later[then, k], self.fleeting[fleets, k], fled[before]
+            seconds = [-1.0], cost[here], -cost[then], cost[fleets], -cost[before]
+            self.rows.add(np.concatenate([[k], *made]), np.concatenate(seconds), begin[k] - begin[k + 1])
+            fled = np.where(fleets, self.fleeting[:, k], fled)
 
     def _copying(self) -> None:
         """Each stretch lasts as long as what it must bring in, and as what it must send out."""

@@ -33,6 +33,7 @@ class Drop(NamedTuple):
 
     variable: int
     after: int
+    fleeting: bool = False  # made again for another variable's sake, it is gone once that is made, and made once more
 
 
 @dataclass(frozen=True)

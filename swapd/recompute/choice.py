@@ -43,6 +43,7 @@ SHARES = (0.9, 0.5, 0.1)  # the search starts with what the linear programme mak
 FEW_CUTS = 24  # of the lower bound that rules changes out
 MOST_SEARCHED = 4_000  # functions of traces for which more is planned than one set of a published way
 ESTIMATED, CHANGED = 200, 400  # changes that are tried, with the formula and with the simulator
+FLEETING = 0.1  # of the seconds of a copy: what is made again in less need not stay
 WIDEST = 5  # a change is of at most 2 ** WIDEST candidates
 SIMULATED = 240_000  # functions and moves in all plans that are simulated; each takes about 12 us, planning included
 TRIED_WAYS = Way(True, 2.0), Way(True, 4.0), Way(False, 0.0)
@@ -207,7 +208,17 @@ class _Search:
                 break
             if lower_bound(variant[0], FEW_CUTS) < (known if self.fastest is None else min(known, self.fastest[0])):
                 self._judge(*variant, TRIED_WAYS, PROMISING)
+        self._let_fleet()
         self.goal = CLOSE * least
+
+    def _let_fleet(self) -> None:
+        """Tries the fastest set with all drops fleeting that are made again much faster than they are copied."""
+        if self.fastest is None:
+            return
+        cheap = {c.drop for c in self.order if c.seconds * self.problem.link.in_bytes_per_second < FLEETING * c.bytes}
+        variant = self._problem(drop._replace(fleeting=drop in cheap) for drop in self.fastest[3].drops)
+        if variant[1].drops != self.fastest[3].drops and lower_bound(variant[0], FEW_CUTS) < self.fastest[0]:
+            self._judge(*variant, TRIED_WAYS, PROMISING)
 
     def _estimated_faster(self, order: Sequence[Candidate], drops: Drops) -> tuple[Drops, Variant]:
         """A set that is reached by changes which the formula finds faster."""
@@ -278,7 +289,10 @@ class _Search:
 
 
 class _Changes:
-    """Changes that were not tried before, at random: candidates that are neighbours in some order come or go."""
+    """Changes that were not tried before, at random: candidates that are neighbours in some order come or go.
+
+    Or those of them that are dropped are fleeting from now on, or not any more.
+    """
 
     def __init__(self, order: Sequence[Candidate]) -> None:
         in_program = (sorted(order, key=key) for key in (lambda c: c.drop.after, lambda c: c.before))
@@ -291,11 +305,18 @@ class _Changes:
         neighbours = self.chance.choice(self.orders)
         first, width = self.chance.randrange(len(neighbours)), int(2 ** self.chance.uniform(0, WIDEST))
         group = frozenset(neighbours[first : first + width])
-        trial = self.chance.choice((drops - group, drops | group, drops ^ group))
+        inside = {drop: drop._replace(fleeting=not drop.fleeting) for drop in drops if plain(drop) in group}
+        rest, others = drops.difference(inside), group.difference(map(plain, inside))
+        trial = self.chance.choice((rest, drops | others, rest | others, rest.union(inside.values())))
         if trial == drops or trial in self.tried:
             return None
         self.tried.add(trial)
         return trial
+
+
+def plain(drop: Drop) -> Drop:
+    """The drop, not fleeting."""
+    return drop._replace(fleeting=False)
 
 
 def together(history: History, order: Sequence[Candidate], most: int) -> list[Candidate]:

@@ -5,7 +5,8 @@ functions that make it again. A variable that is dropped ends there; what makes 
 which lives on as the first would have done. After a final drop nothing is made again. What a repeated function
 allocates besides is a workspace: it is gone once nothing else that is repeated with it needs it. Every input of a
 repeated function is used by it, so it has to be on the device then. If an input was dropped too, it is made again
-first, and stays. If it has ended and may linger, it ends after the last repeated function that uses it instead.
+first, and stays, unless its drop is fleeting: then it is a workspace. If it has ended and may linger, it ends after the
+last repeated function that uses it instead.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Rewritten:
     function: NDArray[np.int32]  # int32[functions]: the original function of each
     repeated: NDArray[np.bool_]  # bool[functions]: whether it runs again, and is not the original itself
     variable: NDArray[np.int32]  # int32[variables]: the original variable whose bytes each one holds
-    drops: tuple[Drop, ...]
+    drops: tuple[Drop, ...]  # fleeting only where something was made again for another's sake
     final: tuple[Candidate, ...]  # final drops, beside `drops`
     lingers: tuple[Linger, ...]  # by variable
 
@@ -74,12 +75,14 @@ class _Writer:
     def __init__(self, history: History, drops: Iterable[Drop], final: Iterable[Candidate]) -> None:
         self.history, self.trace = history, history.trace
         trace = self.trace
-        self.due: dict[int, list[int]] = {}  # what is dropped after each function
+        self.due: dict[int, list[Drop]] = {}  # what is dropped after each function
         self.events: set[int] = set()  # functions after which something is dropped, or which use it next
         self.drops = tuple(sorted(set(drops)))
+        if len({drop[:2] for drop in self.drops}) < len(self.drops):
+            raise ValueError("a variable is dropped twice after the same function")
         for drop in self.drops:
             self.events.update((drop.after, self._next_use(drop)))
-            self.due.setdefault(drop.after, []).append(drop.variable)
+            self.due.setdefault(drop.after, []).append(drop)
         self.last: dict[int, list[Candidate]] = {}  # final drops after each function
         for candidate in final:
             self.events.add(candidate.drop.after)
@@ -93,7 +96,8 @@ class _Writer:
         self.use_flags: list[int] = []
         self.variable = list(range(trace.variables))
         self.holder: list[int] = list(range(trace.variables))  # the new variable that has each one's bytes
-        self.lost: set[int] = set()  # live original variables without bytes
+        self.lost: dict[int, Drop] = {}  # live original variables without bytes, and their drops
+        self.fleeting: set[Drop] = set()  # those that made a difference
         self.until: dict[int, int] = {}  # of those that linger: the function before which they are used last
         self.born: list[int] = [-2] * trace.variables  # of new variables, in new functions; -2: not yet known
         self.died: list[int] = [-2] * trace.variables
@@ -114,9 +118,9 @@ class _Writer:
             if wanted:
                 self._as_before(f)
                 self._repeat(wanted, f)
-            for v in self.due.get(f, ()):
-                self._ends(v, f)
-                self.lost.add(v)
+            for drop in self.due.get(f, ()):
+                self._ends(drop.variable, f)
+                self.lost[drop.variable] = drop
             for candidate in self.last.get(f, ()):
                 self._ends(candidate.drop.variable, f)
                 self.over[candidate.drop.variable] = candidate
@@ -172,9 +176,12 @@ class _Writer:
         for v, new in fresh.items():
             alive = v in self.lost and history.born[v] < before <= history.died[v]
             if alive and all(w in done for w in history.writers[v][: history.version(v, before)[1] + 1]):
+                if self.lost[v].fleeting and v not in wanted:
+                    self.fleeting.add(self.lost[v])
+                    continue
                 self.holder[v] = new
                 self.died[new] = -2
-                self.lost.discard(v)
+                del self.lost[v]
 
     def _extend(self, new: int, index: int) -> None:
         """A workspace lives until this function at least; how long others live is known otherwise."""
@@ -223,7 +230,7 @@ class _Writer:
             origin,
             repeated,
             variable,
-            self.drops,
+            tuple(drop._replace(fleeting=drop in self.fleeting) for drop in self.drops),
             tuple(self.over.values()),
             tuple(Linger(v, self.until[v]) for v in sorted(self.until)),
         )

@@ -24,6 +24,7 @@ class ScheduledDrop(NamedTuple):
     number: int  # which of the recorded variables that this function allocates, in the order of allocation
     after: int  # the last function before the gap
     final: bool = False  # no function uses it behind the gap
+    fleeting: bool = False  # made again for another variable's sake, it is gone once that is made, and made once more
 
 
 class ScheduledLinger(NamedTuple):
@@ -97,7 +98,7 @@ def schedule_of(whole: Trace, trace: Trace, rewritten: Rewritten) -> Schedule:
             raise ValueError(f"no function of the iteration allocated {trace.label(variable)}, so nothing can name it")
         return made_by, int(np.count_nonzero(whole.born[:v] == made_by))
 
-    drops = [ScheduledDrop(*named(drop.variable), drop.after) for drop in rewritten.drops]
+    drops = [ScheduledDrop(*named(drop.variable), drop.after, fleeting=drop.fleeting) for drop in rewritten.drops]
     drops += [ScheduledDrop(*named(c.drop.variable), c.drop.after, True) for c in rewritten.final]
     lingers = tuple(ScheduledLinger(*named(linger.variable), linger.until) for linger in rewritten.lingers)
     kept = {*rewritten.function[rewritten.repeated].tolist(), *(linger.made_by for linger in lingers)}

@@ -236,6 +236,29 @@ def test_an_input_that_was_dropped_too_comes_back_first_and_stays() -> None:
     assert replays_the_same(trace, result)
 
 
+def test_an_input_whose_drop_is_fleeting_is_a_workspace_and_comes_back_once_more() -> None:
+    b = Builder()
+    x = b.entry(100)
+    (y,) = b.call(NORM, [x], [100], seconds=1.0)
+    b.call("aten::relu_", [y], writes=[y], seconds=1.0)
+    (z,) = b.call(GELU, [y], [100], seconds=1.0)
+    b.call("first", [z], seconds=1.0)
+    b.call("middle", [], seconds=1.0)
+    b.call("needs z", [z], seconds=1.0)
+    b.call("needs y", [y], seconds=1.0)
+    b.free(y, z)
+    trace = b.trace(chunk_bytes=100)
+    result = rewrite(History(trace), [Drop(z, 3), Drop(y, 2, fleeting=True)])
+    assert result.function.tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 5, 0, 1, 6]
+    assert result.trace.live_bytes.tolist() == [200, 200, 300, 200, 100, 200, 200, 300, 200, 300, 300, 300]
+    assert replays_the_same(trace, result)
+    # What the function itself needs stays.
+    alone = rewrite(History(trace), [Drop(y, 2, fleeting=True)])
+    assert alone.function.tolist() == [0, 1, 2, 3, 4, 5, 0, 1, 6] and replays_the_same(trace, alone)
+    with pytest.raises(ValueError, match="dropped twice"):
+        rewrite(History(trace), [Drop(y, 2), Drop(y, 2, fleeting=True)])
+
+
 def concatenated() -> tuple[Trace, list[int], list[int]]:
     """Two layers of 100 bytes that take 2 s each, one behind the other as long as both are there, needed late again."""
     b = Builder()
@@ -435,7 +458,8 @@ def test_a_program_that_drops_computes_the_same(seed: int, share: float) -> None
     trace = program(r)
     history = History(trace, linger_rate=r.choice([None, 50.0, 1e9]))
     found = find_candidates(history, most_functions=r.choice([2, 8, 100]), final=True)
-    drops = [c.drop for c in found if not c.final and r.random() < share]
+    chosen = [c.drop for c in found if not c.final and r.random() < share]
+    drops = [drop._replace(fleeting=r.random() < 0.3) for drop in chosen]
     final = [c for c in found if c.final and r.random() < 0.7]
     result = rewrite(history, drops, final)
     assert set(result.final) <= set(final)

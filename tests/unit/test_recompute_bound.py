@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from itertools import chain, combinations
+from itertools import chain, combinations, product
 
 import numpy as np
 import pytest
@@ -88,7 +88,7 @@ Solved = tuple[Problem, History, float, float]  # with the best of swapping alon
 
 @pytest.fixture(scope="module")
 def solved() -> list[Solved]:
-    found, lingering, last = [], 0, 0
+    found, lingering, last, fled = [], 0, 0, 0
     for trace in (*map(tiny, SEEDS), *map(tiny_that_lingers, MORE), *map(tiny_chain, MORE)):
         problem = Problem.from_trace(trace, Problem.from_trace(trace, 0).min_budget_bytes)
         history = History.beside(problem, trace)
@@ -106,12 +106,17 @@ def solved() -> list[Solved]:
                 ways.append(rewrite(history, subset))
             if plain.issuperset(subset):
                 ways.append(rewrite(History(trace), subset))
+            for flags in product((False, True), repeat=len(subset)):
+                fleeting = rewrite(history, [drop._replace(fleeting=flag) for drop, flag in zip(subset, flags)], final)
+                if fleeting.trace != ways[0].trace:
+                    ways.append(fleeting)
+                    fled += 1
             for way in ways:
                 again = Problem.from_trace(way.trace, problem.budget_bytes)
                 if again.min_budget_bytes <= problem.budget_bytes and again.compute_seconds < best:
                     best = min(best, best_steady_seconds(again))
         found.append((problem, history, alone, best))
-    assert lingering >= 20 and last >= 100
+    assert lingering >= 20 and last >= 100 and fled >= 20
     return found
 
 

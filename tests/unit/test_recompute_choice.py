@@ -18,7 +18,7 @@ from swapd.planning.problem import InfeasibleError, Problem
 from swapd.policies import make_plan
 from swapd.policies.idle import idle
 from swapd.recompute.bound import recompute_bound
-from swapd.recompute.candidates import Candidate, find_candidates
+from swapd.recompute.candidates import Candidate, Drop, find_candidates
 from swapd.recompute.choice import choose, together
 from swapd.recompute.history import History
 from swapd.recompute.published import checkpointed, swap_then_recompute
@@ -178,6 +178,28 @@ def test_of_few_candidates_it_finds_nearly_the_best_set() -> None:
         lingering += best_lingers
         found, best = found + choose(trace, make, plan=idle).seconds, best + min(seconds)
     assert best <= found * 1.000001 <= 1.01 * best and best > 1000.0 and lingering > 3
+
+
+def test_what_is_made_again_in_no_time_does_not_stay_where_others_need_the_room() -> None:
+    """While z is needed for 8 s, another comes in in 4 s, if y is not there, from which z was made again."""
+    b = Builder()
+    x = b.entry(100)
+    (other,) = b.call("other", [x], [4000], seconds=1.0)
+    (y,) = b.call("aten::gelu", [x], [4000], seconds=0.01)
+    (z,) = b.call("aten::gelu", [y], [4000], seconds=0.01)
+    b.free(*b.call("turn", [], [8000], seconds=10.0))
+    for v, seconds in ((z, 8.0), (other, 1.0), (y, 1.0)):
+        b.call("needs it", [v], seconds=seconds)
+        b.free(v)
+    trace = b.trace(chunk_bytes=100, machine=Machine(1000.0, 1000.0))
+    make = partial(Problem.from_trace, budget_bytes=8200)
+    choice = choose(trace, make)
+    assert set(choice.drops) == {Drop(y, 2, fleeting=True), Drop(z, 2)}
+    history = History.beside(make(trace), trace)
+    drops = [c.drop for c in find_candidates(history)]
+    sets = chain.from_iterable(combinations(drops, count) for count in range(len(drops) + 1))
+    stays = [make(rewrite(history, drops).trace) for drops in sets]
+    assert choice.seconds < min(lower_bound(problem) for problem in stays) - 2.0
 
 
 def test_what_is_made_faster_than_moved_does_not_linger_though_many_read_it() -> None:

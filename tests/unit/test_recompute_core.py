@@ -30,7 +30,8 @@ LINK = f"{int(100 * CHUNK / PACE)}B/s"
 
 def drops_of(schedule: Schedule, trace: Trace) -> list[Drop]:
     """The drops that a schedule names, of a trace of whole variables."""
-    return [Drop(int(np.flatnonzero(trace.born == drop.made_by)[drop.number]), drop.after) for drop in schedule.drops]
+    numbers = [int(np.flatnonzero(trace.born == drop.made_by)[drop.number]) for drop in schedule.drops]
+    return [Drop(number, drop.after, drop.fleeting) for number, drop in zip(numbers, schedule.drops)]
 
 
 class Told:

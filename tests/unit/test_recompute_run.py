@@ -192,6 +192,20 @@ def test_a_schedule_names_variables_by_who_allocates_them() -> None:
     assert pickle.loads(pickle.dumps(found)) == found
 
 
+def test_a_schedule_says_what_fleets() -> None:
+    b = Builder()
+    data = b.entry(1)
+    (first,) = b.call("aten::gelu", [data], [100], seconds=1.0)
+    (later,) = b.call("aten::gelu", [first], [100])
+    b.call("between", [data])
+    b.call("backward", [later])
+    b.call("backward", [first])
+    b.free(first, later)
+    trace = b.trace(10)
+    found = schedule_of(trace, trace, rewrite(History(trace), [Drop(later, 1, True), Drop(first, 1, True)]))
+    assert found.drops == (ScheduledDrop(0, 0, 1, fleeting=True), ScheduledDrop(1, 0, 1)), "nothing is made of `later`"
+
+
 def test_a_schedule_names_what_lingers_and_keeps_the_calls_that_make_it() -> None:
     b = Builder()
     data = b.entry(1)

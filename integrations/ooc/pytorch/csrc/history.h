@@ -28,6 +28,7 @@ struct Variable {
   bool there = true;      // the memory is the program's, or stays although the program freed it
   bool freed = false;     // the program has freed it
   bool dropped = false;   // its bytes were given up
+  bool fleeting = false;  // made again for another variable's sake, its bytes stay lost
   bool rehearsed = false; // its bytes are there, but are to be made again as if they were not
   bool exposed = false;   // somebody may write it at any time
   uint64_t hash = 0;      // of the bytes that were dropped, where that is checked

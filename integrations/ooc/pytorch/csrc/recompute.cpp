@@ -57,10 +57,11 @@ bool in(const std::vector<VariableId>& variables, VariableId id) { return std::f
 
 // ---- dropping -------------------------------------------------------------------------------------------------------
 
-// A variable whose bytes may be given up, and how many calls may make them again.
+// A variable whose bytes may be given up, how many calls may make them again, and whether it fleets then.
 struct Due {
   VariableId variable;
   size_t most;
+  bool fleeting = false;
 };
 
 bool may_drop(const Recompute& r, const Due& due) {
@@ -95,6 +96,7 @@ void drop(Recompute& r, uint64_t iteration, const std::vector<Due>& all) {
     Variable& b = r.history.variable(due.variable);
     if (ooc_core_discard(core, b.address) != OOC_OK) continue;
     b.dropped = true;
+    b.fleeting = due.fleeting;
     b.hash = hash;
     ++r.figures.drops;
     r.figures.dropped_bytes += b.bytes;
@@ -118,9 +120,10 @@ void add_scheduled(Recompute& r, const std::vector<VariableId>& used, DueNow& du
     const VariableId id = made->second[drop->number];
     if (id == kNoId || in(used, id)) continue;
     if (!r.schedule->rehearsing) {
-      due.drops.push_back({id, SIZE_MAX});
+      due.drops.push_back({id, SIZE_MAX, drop->fleeting});
     } else if (may_drop(r, {id, SIZE_MAX})) {
       r.history.variable(id).rehearsed = true;
+      r.history.variable(id).fleeting = drop->fleeting;
       r.rehearsed[id] = &*drop;
       if (drop->final) due.rehearsals.push_back(id);
     }

@@ -93,7 +93,7 @@ void set_roles(const c10::List<std::string>& makers, const c10::List<std::string
   add(statistics, Role::kStatistics);
 }
 
-// `drops` has four numbers for each: made_by, number, after, final. `lingers` has made_by, number, until.
+// `drops` has five numbers for each: made_by, number, after, final, fleeting. `lingers` has made_by, number, until.
 void follow_schedule(int64_t fingerprint, const c10::List<std::string>& functions, at::IntArrayRef kept, at::IntArrayRef drops,
                      at::IntArrayRef lingers) {
   Schedule schedule;
@@ -106,9 +106,9 @@ void follow_schedule(int64_t fingerprint, const c10::List<std::string>& function
   }
   schedule.kept.assign(schedule.functions.size(), false);
   for (const int64_t function : kept) schedule.kept.at(static_cast<size_t>(function)) = true;
-  for (size_t i = 0; i + 3 < drops.size(); i += 4)
+  for (size_t i = 0; i + 4 < drops.size(); i += 5)
     schedule.drops.push_back({static_cast<uint32_t>(drops[i]), static_cast<uint32_t>(drops[i + 1]), static_cast<uint32_t>(drops[i + 2]),
-                              drops[i + 3] != 0});
+                              drops[i + 3] != 0, drops[i + 4] != 0});
   for (size_t i = 0; i + 2 < lingers.size(); i += 3)
     schedule.lingers[{static_cast<uint32_t>(lingers[i]), static_cast<uint32_t>(lingers[i + 1])}] = static_cast<uint32_t>(lingers[i + 2]);
   Recompute& r = recompute();

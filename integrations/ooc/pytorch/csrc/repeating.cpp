@@ -99,15 +99,17 @@ void copy_bytes(char* target, const char* bytes, size_t count) {
 // Calls that run again together.
 class Batch {
  public:
-  Batch(Recompute& r, Loss loss, std::vector<CallId> calls) : r_(r), loss_(loss), ids_(std::move(calls)) {
-    // Of the lost variables, those of which all writers run again. The books are held.
+  Batch(Recompute& r, Loss loss, std::vector<CallId> calls, const std::vector<Version>& wanted)
+      : r_(r), loss_(loss), ids_(std::move(calls)) {
+    // Of the lost variables, those of which all writers run again, and that are wanted or stay. The books are held.
     for (const CallId id : ids_) {
       calls_.push_back(r.calls[static_cast<size_t>(id)]);
       for (const Version& written : r.history.writes(id)) {
         const Variable& b = r.history.variable(written.variable);
         const bool lost = b.dropped || (loss == Loss::kRehearsed && b.rehearsed);
         const auto runs = [this](CallId writer) { return std::find(ids_.begin(), ids_.end(), writer) != ids_.end(); };
-        if (lost && std::ranges::all_of(b.writers, runs)) restored_.try_emplace(written.variable);
+        const bool stays = !b.fleeting || std::ranges::find(wanted, written.variable, &Version::variable) != wanted.end();
+        if (lost && stays && std::ranges::all_of(b.writers, runs)) restored_.try_emplace(written.variable);
       }
       for (const Version& read : r.history.reads(id)) last_use_[read.variable] = calls_.size() - 1;
       if (calls_.back()->role == Role::kLink) last_use_[calls_.back()->target.variable] = calls_.size() - 1;
@@ -308,7 +310,7 @@ void make_again_alone(const std::vector<VariableId>& asked, Loss loss) {
   std::optional<std::vector<CallId>> calls = r.history.repeats(wanted, loss);
   if (!calls && loss == Loss::kRehearsed) return refuse_rehearsed(r, wanted);
   TORCH_CHECK(calls, "internal error: a variable that was dropped cannot be made again");
-  Batch batch(r, loss, std::move(*calls));
+  Batch batch(r, loss, std::move(*calls), wanted);
   lock.unlock();
   const Busy busy(loss == Loss::kRehearsed ? OOC_APART : OOC_REMAKES);
   if (loss == Loss::kRehearsed) return rehearse(r, batch);

@@ -15,6 +15,7 @@ struct ScheduledDrop {
   uint32_t made_by, number;  // the function that allocated the variable, and which of its variables it is
   uint32_t after;            // it is dropped once this function has ended
   bool final;                // no function of the sequence uses it any more, so that a rehearsal does not wait for its next use
+  bool fleeting;             // made again for another variable's sake, it is gone once that is made
   uint32_t passed = 0;       // rehearsals in which it was made again with the same bits
   bool refused = false;      // it never will be
 };
