@@ -216,7 +216,7 @@ class _Search:
         if self.fastest is None:
             return
         cheap = {c.drop for c in self.order if c.seconds * self.problem.link.in_bytes_per_second < FLEETING * c.bytes}
-        variant = self._problem(drop._replace(fleeting=drop in cheap) for drop in self.fastest[3].drops)
+        variant = self._problem(drop._replace(fleeting=plain(drop) in cheap) for drop in self.fastest[3].drops)
         if variant[1].drops != self.fastest[3].drops and lower_bound(variant[0], FEW_CUTS) < self.fastest[0]:
             self._judge(*variant, TRIED_WAYS, PROMISING)
 

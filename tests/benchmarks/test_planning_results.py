@@ -227,6 +227,7 @@ def test_recomputation_trains_larger_batches_at_the_same_speed():
             assert made["in_core_batch"] <= batches[0] <= batches[1]
 
 
+@pytest.mark.slow
 def test_a_largest_batch_is_planned_anew():
     record = next(record for record in results.load(KEPT, memory.NAME) if record["model"] == "resnet50")
     kept = record["cases"][0]

@@ -22,8 +22,8 @@ from swapd.recompute.rewriting import rewrite
 from swapd.simulation.simulator import simulate
 from swapd.trace.trace import Machine, Trace
 
-SEEDS = range(400)
-MORE = range(60)
+# Of random problems, and of those of each kind: a half of them for each run.
+HALVES = [(range(200), range(30)), pytest.param((range(200, 400), range(30, 60)), marks=pytest.mark.slow)]
 
 
 def tiny(seed: int) -> Trace:
@@ -86,10 +86,11 @@ def tiny_chain(seed: int) -> Trace:
 Solved = tuple[Problem, History, float, float]  # with the best of swapping alone and of all
 
 
-@pytest.fixture(scope="module")
-def solved() -> list[Solved]:
+@pytest.fixture(scope="module", params=HALVES, ids=["some", "others"])
+def solved(request: pytest.FixtureRequest) -> list[Solved]:
+    seeds, more = request.param
     found, lingering, last, fled = [], 0, 0, 0
-    for trace in (*map(tiny, SEEDS), *map(tiny_that_lingers, MORE), *map(tiny_chain, MORE)):
+    for trace in (*map(tiny, seeds), *map(tiny_that_lingers, more), *map(tiny_chain, more)):
         problem = Problem.from_trace(trace, Problem.from_trace(trace, 0).min_budget_bytes)
         history = History.beside(problem, trace)
         drops = [c.drop for c in find_candidates(history)]
@@ -116,7 +117,7 @@ def solved() -> list[Solved]:
                 if again.min_budget_bytes <= problem.budget_bytes and again.compute_seconds < best:
                     best = min(best, best_steady_seconds(again))
         found.append((problem, history, alone, best))
-    assert lingering >= 20 and last >= 100 and fled >= 20
+    assert lingering >= 10 and last >= 50 and fled >= 10
     return found
 
 
@@ -127,7 +128,7 @@ def test_no_schedule_of_any_drops_beats_the_bound(solved: list[Solved]) -> None:
         assert problem.compute_seconds - 1e-9 <= found <= best + 1e-9
         ratios.append(found / best if best else 1.0)
         gained += best < alone - 1e-9
-    assert len(solved) >= 40 and gained >= 15, "too few problems in which recomputing helps"
+    assert len(solved) >= 20 and gained >= 8, "too few problems in which recomputing helps"
     assert max(ratios) == pytest.approx(1.0)
     assert np.mean(ratios) > 0.7, "far below the best schedules: of no use"
 
@@ -142,7 +143,7 @@ def test_it_knows_that_what_was_dropped_comes_before_what_is_made_from_it(
 
     found = bounds()
     monkeypatch.setattr(_Programme, "_in_order", lambda self: None)
-    assert np.all(bounds() <= found + 1e-6) and np.count_nonzero(bounds() < found - 1e-3) >= 3
+    assert np.all(bounds() <= found + 1e-6) and np.count_nonzero(bounds() < found - 1e-3) >= 2
 
 
 def test_candidates_that_are_made_again_wholly_give_a_bound_that_is_no_less(solved: list[Solved]) -> None:
@@ -153,7 +154,7 @@ def test_candidates_that_are_made_again_wholly_give_a_bound_that_is_no_less(solv
         assert part - 1e-6 <= whole <= best + 1e-6
         assert recompute_bound(problem, history, candidates, whole_seconds=1e-9) <= whole + 1e-6, "in no time"
         more += whole > part + 1e-3
-    assert more >= 10
+    assert more >= 5
 
 
 def test_without_candidates_it_is_a_bound_of_swapping(solved: list[Solved]) -> None:
@@ -253,3 +254,24 @@ def test_what_the_solver_did_not_prove_is_not_believed(monkeypatch: pytest.Monke
     problem, history = Problem.from_trace(trace, 5), History(trace)
     monkeypatch.setattr(optimize, "linprog", broken_off)
     assert recompute_bound(problem, history, find_candidates(history, final=True)) == problem.compute_seconds
+
+
+def test_what_is_made_of_a_variable_before_its_drop_takes_that_no_second_time() -> None:
+    """y is made again of x, for 0 s, before x is dropped and made again for 5 s. To copy anything takes days."""
+    b = Builder()
+    data = b.entry(1)
+    (x,) = b.call("aten::gelu", [data], [2], seconds=5.0)
+    (y,) = b.call("aten::gelu", [x], [2], seconds=0.0)
+    b.free(*b.call("other", [x], [3], seconds=1.0))
+    b.call("reads both", [x, y], seconds=1.0)
+    b.free(y)
+    b.free(*b.call("other", [], [5], seconds=1.0))
+    b.call("reads x", [x], seconds=1.0)
+    b.free(x)
+    trace = b.trace(chunk_bytes=1, machine=Machine(1e-6, 1e-6))
+    problem, history = Problem.from_trace(trace, 6), History(trace)
+    candidates = find_candidates(history)
+    assert [c.drop for c in candidates] == [Drop(x, 3), Drop(y, 1)]
+    best = make_plan(Problem.from_trace(rewrite(history, [c.drop for c in candidates]).trace, 6)).predicted_seconds
+    assert recompute_bound(problem, history, candidates) == pytest.approx(problem.compute_seconds + 5.0, abs=1e-3)
+    assert best == pytest.approx(problem.compute_seconds + 5.0)

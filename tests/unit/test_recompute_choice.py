@@ -53,8 +53,8 @@ def at(trace: Trace, slowdown: float, share: float = 0.5) -> partial[Problem]:
     [
         ("gpt", 0.5, 2.0),
         ("gpt", 0.5, 4.0),
-        ("resnet50", 0.5, 4.0),
         ("resnet50", 0.25, 4.0),
+        pytest.param("resnet50", 0.5, 4.0, marks=pytest.mark.slow),
         pytest.param("resnet50", 0.5, 2.0, marks=pytest.mark.slow),
     ],
 )
@@ -146,11 +146,12 @@ def final_drops(problem: Problem, history: History) -> list[Candidate]:
     return [c for c in found if c.final]
 
 
-def test_of_few_candidates_it_finds_nearly_the_best_set() -> None:
+@pytest.mark.parametrize("seeds", [range(40), pytest.param(range(40, 80), marks=pytest.mark.slow)])
+def test_of_few_candidates_it_finds_nearly_the_best_set(seeds: range) -> None:
     """Also where most of what does not fit lives across iterations, which the formula of two phases misjudges."""
     found = best = 0.0
     lingering = 0
-    for seed in range(80):
+    for seed in seeds:
         r = random.Random(seed)
         trace = replace(program(r), machine=Machine(r.choice([10.0, 30.0]), r.choice([10.0, 30.0])))
         make = partial(Problem.from_trace, budget_bytes=Problem.from_trace(trace, 0).min_budget_bytes)
@@ -177,11 +178,16 @@ def test_of_few_candidates_it_finds_nearly_the_best_set() -> None:
                         best_lingers = bool(rewritten.lingers)
         lingering += best_lingers
         found, best = found + choose(trace, make, plan=idle).seconds, best + min(seconds)
-    assert best <= found * 1.000001 <= 1.01 * best and best > 1000.0 and lingering > 3
+    assert best <= found * 1.000001 <= 1.01 * best and best > 500.0 and lingering > 1
 
 
-def test_what_is_made_again_in_no_time_does_not_stay_where_others_need_the_room() -> None:
+@pytest.mark.parametrize("begins_with_it", [True, False])
+def test_what_is_made_again_in_no_time_does_not_stay_where_others_need_the_room(
+    begins_with_it: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """While z is needed for 8 s, another comes in in 4 s, if y is not there, from which z was made again."""
+    for name in ("ESTIMATED", "CHANGED") if begins_with_it else ("FLEETING",):
+        monkeypatch.setattr(f"{choose.__module__}.{name}", 0)
     b = Builder()
     x = b.entry(100)
     (other,) = b.call("other", [x], [4000], seconds=1.0)
