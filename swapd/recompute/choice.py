@@ -291,7 +291,7 @@ class _Search:
 class _Changes:
     """Changes that were not tried before, at random: candidates that are neighbours in some order come or go.
 
-    Or those of them that are dropped are fleeting from now on, or not any more.
+    Or all of them come, and from now on they are fleeting, or are not.
     """
 
     def __init__(self, order: Sequence[Candidate]) -> None:
@@ -305,9 +305,10 @@ class _Changes:
         neighbours = self.chance.choice(self.orders)
         first, width = self.chance.randrange(len(neighbours)), int(2 ** self.chance.uniform(0, WIDEST))
         group = frozenset(neighbours[first : first + width])
-        inside = {drop: drop._replace(fleeting=not drop.fleeting) for drop in drops if plain(drop) in group}
-        rest, others = drops.difference(inside), group.difference(map(plain, inside))
-        trial = self.chance.choice((rest, drops | others, rest | others, rest.union(inside.values())))
+        inside = frozenset(drop for drop in drops if plain(drop) in group)
+        rest, others = drops - inside, group.difference(map(plain, inside))
+        fleeting = frozenset(drop._replace(fleeting=True) for drop in group)
+        trial = self.chance.choice((rest, drops | others, rest | others, rest | fleeting, rest | group))
         if trial == drops or trial in self.tried:
             return None
         self.tried.add(trial)
