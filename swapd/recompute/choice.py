@@ -8,8 +8,9 @@ and the memory that this takes may cost more than a drop saves.
 
 From one set the search goes on to others that differ by a few candidates: first wherever the formula of two phases
 (`swapd.planning.lower_bound.bound`) finds that faster, which takes no plan, then wherever the simulator does, unless
-the lower bound rules it out. It begins twice, once with variables that linger and once without, and goes on with what
-is faster. What it ends at is kept if it is faster than swapping alone.
+the lower bound rules it out. Others also let the same drops be fleeting, or stay. It begins twice, once with variables
+that linger and once without, and goes on with what is faster. What it ends at is kept if it is faster than swapping
+alone.
 
 Final drops cost nothing, so they are not searched for: each set is judged with all of them. In the end those are left
 out for which there is room. Where the trace is too long for that, nothing is dropped for good.
@@ -212,7 +213,7 @@ class _Search:
         self.goal = CLOSE * least
 
     def _let_fleet(self) -> None:
-        """Tries the fastest set with all drops fleeting that are made again much faster than they are copied."""
+        """Try the fastest set with those drops fleeting whose variables are made again much faster than copied."""
         if self.fastest is None:
             return
         cheap = {c.drop for c in self.order if c.seconds * self.problem.link.in_bytes_per_second < FLEETING * c.bytes}

@@ -219,17 +219,24 @@ def test_other_results_of_a_repeated_function_are_workspaces_or_come_back_too() 
     assert replays_the_same(trace, one) and replays_the_same(trace, both)
 
 
-def test_an_input_that_was_dropped_too_comes_back_first_and_stays() -> None:
+def one_of_the_other(in_place: bool) -> tuple[Trace, int, int]:
+    """x -> y -> z; later z is needed, and then y. Returns the trace, y and z."""
     b = Builder()
     x = b.entry(100)
     (y,) = b.call(NORM, [x], [100], seconds=1.0)
+    if in_place:
+        b.call("aten::relu_", [y], writes=[y], seconds=1.0)
     (z,) = b.call(GELU, [y], [100], seconds=1.0)
     b.call("first", [z], seconds=1.0)
     b.call("middle", [], seconds=1.0)
     b.call("needs z", [z], seconds=1.0)
     b.call("needs y", [y], seconds=1.0)
     b.free(y, z)
-    trace = b.trace(chunk_bytes=100)
+    return b.trace(chunk_bytes=100), y, z
+
+
+def test_an_input_that_was_dropped_too_comes_back_first_and_stays() -> None:
+    trace, y, z = one_of_the_other(in_place=False)
     result = rewrite(History(trace), [Drop(z, 2), Drop(y, 1)])
     assert result.function.tolist() == [0, 1, 2, 3, 0, 1, 4, 5]
     assert result.trace.live_bytes.tolist() == [200, 300, 200, 100, 200, 300, 300, 300]
@@ -237,17 +244,7 @@ def test_an_input_that_was_dropped_too_comes_back_first_and_stays() -> None:
 
 
 def test_an_input_whose_drop_is_fleeting_is_a_workspace_and_comes_back_once_more() -> None:
-    b = Builder()
-    x = b.entry(100)
-    (y,) = b.call(NORM, [x], [100], seconds=1.0)
-    b.call("aten::relu_", [y], writes=[y], seconds=1.0)
-    (z,) = b.call(GELU, [y], [100], seconds=1.0)
-    b.call("first", [z], seconds=1.0)
-    b.call("middle", [], seconds=1.0)
-    b.call("needs z", [z], seconds=1.0)
-    b.call("needs y", [y], seconds=1.0)
-    b.free(y, z)
-    trace = b.trace(chunk_bytes=100)
+    trace, y, z = one_of_the_other(in_place=True)
     result = rewrite(History(trace), [Drop(z, 3), Drop(y, 2, fleeting=True)])
     assert result.function.tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 5, 0, 1, 6]
     assert result.trace.live_bytes.tolist() == [200, 200, 300, 200, 100, 200, 200, 300, 200, 300, 300, 300]

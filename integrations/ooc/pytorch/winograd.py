@@ -6,7 +6,7 @@ what comes out. For the filters' gradient four rows of the result's gradient bec
 are combinations of six.
 
 Tensors are as for `torch.conv2d` (or 1d, 3d) with strides of one, a dilation of one along rows, and one group. Factors
-of up to eight make results less exact than its are, and what is not finite gets into other rows.
+of up to eight make results less exact than PyTorch's, and what is not finite gets into other rows.
 """
 
 from __future__ import annotations
