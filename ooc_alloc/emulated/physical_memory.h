@@ -2,10 +2,10 @@
 //
 // The file lies on a tmpfs of its own, mounted nowhere, where the kernel keeps it in large pages: mapping and unmapping a
 // chunk of 128 KiB then takes half the time. Within the file's length they are huge ones, of 2 MiB, which suits chunks of
-// that size; in smaller chunks they slow functions down by 2 to 4%. So smaller chunks lie behind the file's first end, and
-// get pages as large as what is written at once, which makes the file longer (older kernels give small pages then). Where
-// mounting needs a right that this process lacks, the file is a memfd. Host memory always is one: the first use of new huge
-// pages takes long, and it is much memory that is mapped once.
+// that size; in smaller chunks they slow functions down by 2 to 4%. So smaller chunks lie behind the file's first end, which
+// moves on in steps of 128 KiB as they are taken, and pages are no longer than that (older kernels give small ones then).
+// Where mounting needs a right that this process lacks, the file is a memfd. Host memory always is one: the first use of new
+// huge pages takes long, and it is much memory that is mapped once.
 //
 // Not thread-safe, except fill(): its owner (device.h) holds a lock.
 #pragma once
@@ -52,8 +52,8 @@ class PhysicalMemory {
     host_file_ = memfd_create(kName, MFD_CLOEXEC);
     if (file_ < 0) file_ = host_file_;
     const auto bytes = static_cast<off_t>((2 + kHostZones) * zone_bytes(device_bytes) + kPageTableBytes);
-    const auto in_huge_pages = static_cast<off_t>(zone_bytes(device_bytes));
-    if (host_file_ < 0 || ftruncate(file_, in_huge_pages) != 0 || ftruncate(host_file_, bytes) != 0) {
+    length_ = zone_bytes(device_bytes);
+    if (host_file_ < 0 || ftruncate(file_, static_cast<off_t>(length_)) != 0 || ftruncate(host_file_, bytes) != 0) {
       const int error = errno;
       close_files();
       throw std::system_error(error, std::generic_category(), "the emulated device's memory");
@@ -75,6 +75,7 @@ class PhysicalMemory {
     }
     used_bytes_ += bytes;
     peak_bytes_ = std::max(peak_bytes_, used_bytes_);
+    lengthen(offset + bytes);
     return true;
   }
   // The memory is not left zero, as a program that relies on zeros would work here and fail on a device. The write also takes
@@ -155,6 +156,7 @@ class PhysicalMemory {
   static constexpr uint64_t kZonePerDevice = 4;
   static constexpr uint64_t kHostZones = 4;  // length of the zone for host memory, in lengths of one of the two
   static constexpr size_t kPoisonBytes = 256 << 10;
+  static constexpr uint64_t kStep = 128 << 10;
   static constexpr const char* kName = "ooc-emulated-device";
 
   // Newer than some of the headers that this is compiled with.
@@ -164,6 +166,12 @@ class PhysicalMemory {
   // The length of one zone, so that the second starts aligned.
   static uint64_t zone_bytes(uint64_t device_bytes) {
     return (device_bytes * kZonePerDevice + kPageTableBytes - 1) / kPageTableBytes * kPageTableBytes;
+  }
+  // Should this fail, the write that follows makes the file longer, in smaller pages.
+  void lengthen(uint64_t end) {
+    if (file_ == host_file_ || end <= length_) return;
+    length_ = (end + kStep - 1) / kStep * kStep;
+    if (ftruncate(file_, static_cast<off_t>(length_)) != 0) length_ = end;
   }
   void close_files() const {
     if (file_ >= 0) close(file_);
@@ -208,6 +216,7 @@ class PhysicalMemory {
   FreeExtents host_free_;     // behind the two and a gap, so that what lies in two files is no neighbour
   std::vector<Allocation> slots_;
   std::vector<uint32_t> free_slots_;
+  uint64_t length_ = 0;  // of the first file
   int file_ = -1, host_file_ = -1;  // one, where there are no large pages
 };
 
