@@ -3,9 +3,10 @@
 // The file lies on a tmpfs of its own, mounted nowhere, where the kernel keeps it in large pages: mapping and unmapping a
 // chunk of 128 KiB then takes half the time. Within the file's length they are huge ones, of 2 MiB, which suits chunks of
 // that size; in smaller chunks they slow functions down by 2 to 4%. So smaller chunks lie behind the file's first end, which
-// moves on in steps of 128 KiB as they are taken, and pages are no longer than that (older kernels give small ones then).
-// Where mounting needs a right that this process lacks, the file is a memfd. Host memory always is one: the first use of new
-// huge pages takes long, and it is much memory that is mapped once.
+// moves on as they are taken, by 128 KiB or a longer chunk at once: no page is longer than such a step, unless the memory of
+// several was given back together and is taken again (older kernels give small pages then). Where mounting needs a right that
+// this process lacks, the file is a memfd. Host memory always is one: the first use of new huge pages takes long, and it is
+// much memory that is mapped once.
 //
 // Not thread-safe, except fill(): its owner (device.h) holds a lock.
 #pragma once
@@ -156,7 +157,7 @@ class PhysicalMemory {
   static constexpr uint64_t kZonePerDevice = 4;
   static constexpr uint64_t kHostZones = 4;  // length of the zone for host memory, in lengths of one of the two
   static constexpr size_t kPoisonBytes = 256 << 10;
-  static constexpr uint64_t kStep = 128 << 10;
+  static constexpr uint64_t kLeastStep = 128 << 10;  // by which the file becomes longer
   static constexpr const char* kName = "ooc-emulated-device";
 
   // Newer than some of the headers that this is compiled with.
@@ -170,7 +171,7 @@ class PhysicalMemory {
   // Should this fail, the write that follows makes the file longer, in smaller pages.
   void lengthen(uint64_t end) {
     if (file_ == host_file_ || end <= length_) return;
-    length_ = (end + kStep - 1) / kStep * kStep;
+    length_ = (end + kLeastStep - 1) / kLeastStep * kLeastStep;
     if (ftruncate(file_, static_cast<off_t>(length_)) != 0) length_ = end;
   }
   void close_files() const {
