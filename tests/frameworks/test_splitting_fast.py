@@ -178,15 +178,18 @@ MEASURED = """
 COLUMNS = 22 * 22 * 16 * 9 * 8  # bytes of a sample's columns
 
 
-@pytest.mark.parametrize(("limit", "chosen"), [(COLUMNS * 3 // 2, "8 x 1 "), (COLUMNS - 1, "8 x 1 own summed in 2")])
-def test_measured_costs_keep_the_limit_and_are_kept(tmp_path: Path, limit: int, chosen: str) -> None:
-    """PyTorch's own makes the columns of all samples at once, 4.2 MiB; one sample's fit at most, or not even those."""
+@pytest.mark.parametrize("limit", [COLUMNS * 3 // 2, COLUMNS - 1])
+def test_measured_costs_keep_the_limit_and_are_kept(tmp_path: Path, limit: int) -> None:
+    """PyTorch's own makes the columns of all samples at once, 4.2 MiB; one sample's fit at most, or not even those.
+
+    Which of the other ways is fastest depends on the processor.
+    """
     script, store = write_script(tmp_path, MEASURED), tmp_path / "store.sqlite"
     variables = {**EMULATED, **settings(tmp_path, OOC_WORKSPACE=f"{limit}B"), "OMP_NUM_THREADS": "1"}
     ended = run([script, store, tmp_path / "1.pt"], variables).check()
     took, size, layers = json.loads(ended.output)
     ((how, parts),) = layers
-    assert parts >= 8 and chosen in how
+    assert parts > 1 and (limit > COLUMNS or not how.endswith(" own"))
     assert took <= limit and "OOC_WORKSPACE" not in ended.errors
     again = json.loads(run([script, store, tmp_path / "2.pt"], variables).check().output)
     assert again[1] == size and again[2] == layers  # nothing was measured, and it runs alike
