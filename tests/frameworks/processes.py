@@ -23,7 +23,8 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 PROGRAMS = HERE / "programs"
 _STARTING = threading.Lock()
-READ_LATE = ("PATH", "XDG_CACHE_HOME")  # variables that nothing looks at before a script begins
+# Variables that nothing looks at before a script begins.
+READ_LATE = ("PATH", "TORCHINDUCTOR_CACHE_DIR", "XDG_CACHE_HOME", "_OOC_RECOMPUTE_EVERYTHING")
 TIMEOUT_SECONDS = 400  # of anything that hangs; the machine may be busy with other things
 
 # Small chunks, so that programs of a few megabytes have many.
@@ -82,7 +83,7 @@ def read_summary(path: Path) -> dict[str, Any] | None:
 class Nursery:
     """Forks a process for each program from one that has imported some modules, PyTorch among them (see nursery.py)."""
 
-    ALWAYS = ("torch", "torch._dynamo", "scipy.optimize", "swapd.session", "swapd.plan_making")
+    ALWAYS = ("torch", "torch._dynamo", "scipy.optimize", "swapd.plan_making", "ooc.pytorch.session")
 
     def __init__(self, *modules: str, path: Path = HERE) -> None:
         command = [sys.executable, str(HERE / "nursery.py"), *self.ALWAYS, *modules]

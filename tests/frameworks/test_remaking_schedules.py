@@ -194,7 +194,7 @@ def test_what_does_not_give_the_same_bits_again_is_not_dropped(tmp_path: Path) -
 
     def figures(change: str) -> list[int]:
         source = code(HANDED, other_bits.replace("CHANGE", change))
-        return [int(word) for word in run_source(tmp_path, source, options=("-s",), **IN_CORE).check().output.split()]
+        return [int(word) for word in run_source(tmp_path, source, **IN_CORE).check().output.split()]
 
     (refused_alike, dropped_alike), (refused, dropped) = figures("0"), figures("1")
     assert refused - refused_alike == dropped_alike - dropped >= 6 and dropped > 0
@@ -362,7 +362,7 @@ def test_a_final_drop_of_what_would_have_other_bits_is_refused(tmp_path: Path) -
 
     def found(change: str) -> list[int]:
         program = code(GATED, source.replace("CHANGE", change))
-        return [int(word) for word in run_source(tmp_path, program, options=("-s",), **IN_CORE).check().output.split()]
+        return [int(word) for word in run_source(tmp_path, program, **IN_CORE).check().output.split()]
 
     (final, refused_alike, dropped_alike), (_, refused, dropped) = found("0"), found("1")
     assert final >= 4 and refused_alike == 0 and dropped_alike == final

@@ -146,7 +146,7 @@ def final_drops(problem: Problem, history: History) -> list[Candidate]:
     return [c for c in found if c.final]
 
 
-@pytest.mark.parametrize("seeds", [range(40), pytest.param(range(80), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seeds", [range(20), pytest.param(range(80), marks=pytest.mark.slow)])
 def test_of_few_candidates_it_finds_nearly_the_best_set(seeds: range) -> None:
     """Also where most of what does not fit lives across iterations, which the formula of two phases misjudges."""
     found = best = 0.0
