@@ -7,8 +7,8 @@
     <- {"id": 1, "status": 0}
 
 The children run at the same time, and an answer comes when one ends. Each is as a fresh interpreter that has just
-imported PyTorch: the program is its `__main__`, the allocator is turned on by the same function as at the end of
-`import torch`, and the interpreter ends as it always does.
+imported PyTorch, or with our allocator PyTorch and our modules: the program is its `__main__`, the allocator is turned
+on by the same function as at the end of `import torch`, and the interpreter ends as it always does.
 """
 
 from __future__ import annotations
