@@ -21,9 +21,14 @@ log = logging.getLogger("ooc.pytorch")
 _OFF = ("", "0", "off", "no", "false")
 
 
+def is_off() -> bool:
+    """Whether `OOC_ALLOC` asks for nothing."""
+    return os.environ.get("OOC_ALLOC", "").strip().lower() in _OFF
+
+
 def activate() -> None:
     """Entry point of `torch.backends`."""
-    if os.environ.get("OOC_ALLOC", "").strip().lower() in _OFF:
+    if is_off():
         return
     if any("torch/_inductor/compile_worker" in argument for argument in sys.argv[:1]):
         return  # a helper of torch.compile: it holds no tensors

@@ -41,12 +41,12 @@ def run_child(request: dict[str, Any]) -> None:
         program = compile(source.read(), path, "exec")
     module = sys.modules["__main__"] = ModuleType("__main__")
     module.__dict__.update({"__file__": path, "__builtins__": __builtins__})
-    if request["variables"].get("OOC_ALLOC", "0") == "0":  # the program may ask whether we are there
+    from ooc_alloc import autoload
+
+    if autoload.is_off():  # the program may ask whether our modules are imported
         for name in [name for name in sys.modules if name.partition(".")[0] == "ooc"]:
             del sys.modules[name]
-    from ooc_alloc.autoload import activate
-
-    activate()
+    autoload.activate()
     exec(program, module.__dict__)
 
 

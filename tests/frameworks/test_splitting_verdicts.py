@@ -153,6 +153,21 @@ def test_a_division_that_changes_only_special_numbers_is_refused(change: str) ->
             assert found.ran is not None and not found.ran.identical
 
 
+def test_a_single_place_where_nan_changes_is_seen_in_cuts_of_lines() -> None:
+    """As the last element of a thread's run is; in data of which one in four is special it seldom is NaN."""
+    values, place = torch.randn(40_003), 20_001
+
+    def run(given: Tensor) -> Tensor:
+        made = given.clone()
+        made[place] = torch.nan if made[place].isnan() else made[place]
+        return made
+
+    call = Call("aten::clone", (values,), {})
+    assert Context(call, 1 << 20).choose("", [Split("luck", 2, run)], torch.clone).how == "luck"
+    with pytest.raises(CannotSplit, match="on special numbers"):
+        Context(call, 1 << 20).choose("", [Split("luck", 2, run)], torch.clone, specials=verification.OF_LINES)
+
+
 def test_allow_takes_the_nearest() -> None:
     near = Split("near", 2, lambda values: whole(values) * (1 + 1e-6))
     far = Split("far", 2, lambda values: whole(values) * (1 + 1e-4))

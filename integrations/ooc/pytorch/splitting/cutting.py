@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,13 @@ from ooc.pytorch.splitting.verification import map_tensors, tensors_in
 
 _GRAIN = 32768  # elements for which PyTorch uses another thread (at::internal::GRAIN_SIZE)
 _ALIGNED = 64  # elements: a multiple of two vector registers
+# How many of the threads get a run of a number of elements. `gelu` gives all of them one early. Threads of fused
+# optimizers get whole registers, so only the end of all has something left, as if one thread had it all.
+_RUNS: dict[str, Callable[[int, int], int]] = {
+    "lines of memory": lambda threads, length: max(1, min(threads, -(-length // _GRAIN))),
+    "lines of memory, equal": lambda threads, length: threads if length > _GRAIN // 2 else 1,
+    "lines of memory, joined": lambda threads, length: 1,
+}
 
 
 @dataclass(frozen=True)
@@ -48,43 +56,36 @@ def cut_elementwise(context: Context, results: Sequence[Tensor], operands: Seque
     if alike and geometry.flat(first) is not None:
         each = temporary + sum(t.element_size() for t in everything)
         most = (context.part_bytes - 2 * context.chunk_bytes * len(everything)) // each
-        cuts = []
-        for joined, how in enumerate(("lines of memory", "lines of memory, joined")):
-            lines = aligned_lines(first.numel(), most, context.threads, bool(joined))
-            cuts.append(Cut(True, tuple(((-1, *line),) for line in lines), how))
-        return cuts if cuts[0].indexes != cuts[1].indexes else cuts[:1]
+        found: dict[tuple[Index, ...], str] = {}
+        for how, runs in _RUNS.items():
+            lines = aligned_lines(first.numel(), most, partial(runs, context.threads))
+            found.setdefault(tuple(((-1, *line),) for line in lines), how)
+        return [Cut(True, lines, how) for lines, how in found.items()]
     blocks = geometry.blocks(everything, context.part_bytes, context.chunk_bytes, temporary)
     return [Cut(False, tuple(blocks), "blocks")]
 
 
-def aligned_lines(length: int, most: int, threads: int, joined: bool = False) -> list[tuple[int, int]]:
+def aligned_lines(length: int, most: int, runs: Callable[[int], int]) -> list[tuple[int, int]]:
     """Cuts `length` elements into lines (start, length) of at most about `most`, each computed as it is in the whole.
 
     PyTorch gives each thread one run of elements, works through the run in vector registers, and computes what is left
     at its end one by one, which may round differently. So a line ends where a thread's run of the whole ends. Within
-    that run, lines are multiples of the registers, and so are the threads' runs of each line. `joined` is for operators
-    whose threads get whole registers, so that only the last line has something left.
+    that run, lines are multiples of the registers, and so are the threads' runs of each line: `runs(elements)` of them.
     """
-    used = 1 if joined else _threads_of(length, threads)
     found: list[tuple[int, int]] = []
-    for start, size in spans(length, max(-(-length // used), 1)):
-        step = _even(max(most, _ALIGNED), threads)
+    for start, size in spans(length, max(-(-length // runs(length)), 1)):
+        step = _even(max(most, _ALIGNED), runs)
         while size > 0:
-            rest = size if _threads_of(size, threads) == 1 else _even(size, threads)
-            taken = step if size > step else rest
+            taken = step if size > step else size if runs(size) == 1 else _even(size, runs)
             found.append((start, taken))
             start, size = start + taken, size - taken
     return found
 
 
-def _threads_of(length: int, threads: int) -> int:
-    return max(1, min(threads, -(-length // _GRAIN)))
-
-
-def _even(length: int, threads: int) -> int:
+def _even(length: int, runs: Callable[[int], int]) -> int:
     """The largest number of elements up to `length` of which each thread that is used gets an equal, aligned run."""
     sizes = range(max(length // _ALIGNED, 1) * _ALIGNED, 0, -_ALIGNED)
-    return next(size for size in sizes if size % (_ALIGNED * _threads_of(size, threads)) == 0)
+    return next(size for size in sizes if size % (_ALIGNED * runs(size)) == 0)
 
 
 # ---- results without memory -----------------------------------------------------------------------------------------

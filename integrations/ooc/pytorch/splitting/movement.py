@@ -20,7 +20,7 @@ from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.cutting import Cut, cut_elementwise, meta, on_meta
 from ooc.pytorch.splitting.geometry import extent, layout
 from ooc.pytorch.splitting.parts import bind
-from ooc.pytorch.splitting.verification import tensors_in
+from ooc.pytorch.splitting.verification import OF_LINES, tensors_in
 
 aten = torch.ops.aten
 Pair = tuple[Tensor, Any]  # a target, and what is copied to it: a tensor, which may be broadcast, or one number
@@ -63,7 +63,7 @@ def moved(find: Mover, whole: Any, context: Context, /, *arguments: Any, **keywo
     cuts = cut_elementwise(context, [pairs[0][0]], [pairs[0][1]])
     splits = [Split(cut.how, len(cut.indexes), partial(run, cut)) for cut in cuts]
     del result, pairs  # `run` makes others
-    return context.choose("", splits, whole).run(*arguments, **keywords)
+    return context.choose("", splits, whole, specials=OF_LINES).run(*arguments, **keywords)
 
 
 def strided(context: Context, tensors: Sequence[Tensor]) -> None:

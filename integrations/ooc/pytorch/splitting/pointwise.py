@@ -26,7 +26,7 @@ from ooc.pytorch.splitting.calls import CannotSplit, Given, Split, its_own_error
 from ooc.pytorch.splitting.context import Context
 from ooc.pytorch.splitting.cutting import Cut, all_meta, cut_elementwise, meta_results
 from ooc.pytorch.splitting.parts import bind
-from ooc.pytorch.splitting.verification import Specials, map_tensors, tensors_in
+from ooc.pytorch.splitting.verification import OF_LINES, Specials, map_tensors, tensors_in
 
 Overload = torch._ops.OpOverload
 
@@ -69,7 +69,7 @@ def _elementwise(overload: Overload, lists: bool, context: Context, /, *argument
 
     candidates = [Split(way[0].how, sum(len(cut.indexes) for cut in way), partial(run, way)) for way in ways]
     sample = _positive if lists else None
-    return context.choose("", candidates, overload, sample, may_wait=not lists).run(*arguments, **keywords)
+    return context.choose("", candidates, overload, sample, OF_LINES, may_wait=not lists).run(*arguments, **keywords)
 
 
 class _Call:

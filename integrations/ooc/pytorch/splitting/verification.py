@@ -34,8 +34,8 @@ _SEED = 20181213
 _ENOUGH_ELEMENTS, _MOST_TURNS = 4096, 16  # so many numbers are compared, from at most so many results
 _COMPARED_AT_ONCE = 1 << 22  # elements
 _ALIGNMENT = 64  # bytes to which every storage is aligned; kernels choose by the offset from it
-# Kinds of special data: one element in 4096 is special; one in 4 is; all are 0, -0 or -1; all are 0, -0 or 1.
-SPARSE, DENSE, NOT_POSITIVE, NOT_NEGATIVE = "sparse", "dense", "not positive", "not negative"
+# Kinds of special data: one element in 4096 is special; one in 4 is; all are 0, -0 or -1; all are 0, -0 or 1; all NaN.
+SPARSE, DENSE, NOT_POSITIVE, NOT_NEGATIVE, NO_NUMBERS = "sparse", "dense", "not positive", "not negative", "no numbers"
 KINDS = (SPARSE, DENSE, NOT_POSITIVE, NOT_NEGATIVE)
 # Types whose numbers PyTorch draws; for others they are converted.
 _DRAWN = {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128}
@@ -46,7 +46,7 @@ _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torc
 class Specials:
     """The special data that a division is tried on, beside ordinary data.
 
-    `kinds`: some of `KINDS`. `finite`: names of arguments that get no special numbers: the division itself checks them.
+    `kinds`: of `KINDS`, `NO_NUMBERS`. `finite`: names of arguments without special numbers: the division checks them.
     """
 
     kinds: tuple[str, ...] = KINDS
@@ -54,6 +54,8 @@ class Specials:
 
 
 ALL_SPECIALS = Specials()
+# For cuts of lines: of a large result a single element, at the end of a thread's run, may be computed in another way.
+OF_LINES = Specials((*KINDS, NO_NUMBERS))
 
 
 def map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
@@ -91,9 +93,8 @@ def random_like(tensor: Tensor, generator: torch.Generator, copy: Callable[[Tens
 def put_special(tensor: Tensor, kind: str, generator: torch.Generator) -> Tensor:
     """Writes special numbers of a kind (`KINDS`) to random places of a floating point tensor; returns it.
 
-    These are NaN of several payloads and both signs, infinities, zeros of both signs, subnormal numbers, and equal
-    large ones. With them a result may depend on what does not matter otherwise: the order of comparisons, and whether
-    an element is computed in a vector register.
+    These are NaN of several payloads and both signs, infinities, zeros of both signs, subnormal numbers, equal large
+    ones. With them results may depend on the order of comparisons, and on what is computed in a vector register.
     """
     if not (tensor.is_floating_point() or tensor.is_complex()) or not tensor.numel():
         return tensor
@@ -101,13 +102,14 @@ def put_special(tensor: Tensor, kind: str, generator: torch.Generator) -> Tensor
     line = torch.view_as_real(line.resolve_conj()).view(-1) if tensor.is_complex() else line
     if line.element_size() == 1:
         return tensor  # floats of one byte get no special numbers
-    if kind in (NOT_POSITIVE, NOT_NEGATIVE):
-        numbers = torch.tensor([0.0, -0.0, 1.0 if kind == NOT_NEGATIVE else -1.0], dtype=line.dtype)
+    numbers = _special_numbers(line.dtype)
+    if kind not in (SPARSE, DENSE):
+        few = torch.tensor([0.0, -0.0, 1.0 if kind == NOT_NEGATIVE else -1.0], dtype=line.dtype)
+        numbers = numbers[numbers.isnan()] if kind == NO_NUMBERS else few
         for start in range(0, line.numel(), _COMPARED_AT_ONCE):
             piece = line[start : start + _COMPARED_AT_ONCE]
             piece.copy_(numbers[torch.randint(len(numbers), piece.shape, generator=generator)])
         return tensor
-    numbers = _special_numbers(line.dtype)
     count = max(line.numel() // (4096 if kind == SPARSE else 4), 1)
     places = torch.randint(line.numel(), (count,), generator=generator)
     bits = _BITS[line.element_size()]
@@ -280,11 +282,8 @@ class Trial:
         return arguments, {name: changed(name, value) for name, value in given[1].items()}
 
 
-# ---- while the program goes on --------------------------------------------------------------------------------------
-
-
 class Verifier:
-    """Does jobs one after the other. Any thread may ask; a child of a fork has a thread of its own."""
+    """Does jobs in turn, beside the program. Any thread may ask; a child of a fork has a thread of its own."""
 
     def __init__(self) -> None:
         self._lock, self._process = threading.Lock(), os.getpid()
