@@ -8,11 +8,12 @@
 
 The children run at the same time, and an answer comes when one ends. Each is as a fresh interpreter that has just
 imported PyTorch, or with our allocator PyTorch and our modules: the program is its `__main__`, the allocator is turned
-on by the same function as at the end of `import torch`, and the interpreter ends as it always does.
+on by the same function as at the end of `import torch`, and with the allocator the interpreter ends as it always does.
 """
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib
 import json
@@ -20,6 +21,7 @@ import os
 import select
 import signal
 import sys
+import threading
 from types import ModuleType
 from typing import Any
 
@@ -43,11 +45,18 @@ def run_child(request: dict[str, Any]) -> None:
     module.__dict__.update({"__file__": path, "__builtins__": __builtins__})
     from ooc_alloc import autoload
 
-    if autoload.is_off():  # the program may ask whether our modules are imported
-        for name in [name for name in sys.modules if name.partition(".")[0] == "ooc"]:
-            del sys.modules[name]
-    autoload.activate()
+    if not autoload.is_off():
+        autoload.activate()
+        exec(program, module.__dict__)
+        return
+    for name in [name for name in sys.modules if name.partition(".")[0] == "ooc"]:
+        del sys.modules[name]  # the program may ask whether our modules are imported
     exec(program, module.__dict__)
+    threading._shutdown()  # as at the end of an interpreter, of which the rest would copy most pages
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from tests.fuzz import campaign
+from tests.fuzz.server import Server
 
 
 def main() -> int:
@@ -17,7 +18,8 @@ def main() -> int:
     chosen = parser.parse_args()
     if chosen.batch is None:
         return 0 if campaign.run(chosen.results.resolve(), chosen.minutes, chosen.jobs) else 1
-    batch = campaign.run_batch(chosen.batch)
+    with Server() as server:
+        batch = campaign.run_batch(server, chosen.batch)
     campaign.keep(batch, chosen.results)
     return 1 if batch.failure else 0
 

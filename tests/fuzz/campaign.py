@@ -85,13 +85,13 @@ class _Enough(BaseException):
     """Ends Hypothesis's search: for a program that fails, or for a smaller one."""
 
 
-def run_batch(number: int, examples: int = BATCH_PROGRAMS, seconds: float = float("inf")) -> Batch:
+def run_batch(server: Server, number: int, examples: int = BATCH_PROGRAMS, seconds: float = float("inf")) -> Batch:
     """So many programs, or as many as there is time for; it ends with the first that fails, made small."""
     batch = Batch(number)
     torch.use_deterministic_algorithms(False)  # imports much
     gc.collect()
     gc.freeze()  # programs collect garbage, of which what was imported is none
-    with Server() as server, settings_kept():
+    with settings_kept():
         server.run(Program({}, Way(), []))  # the first program waits for the adapter's compiler
         began = found = time.monotonic()
 

@@ -6,6 +6,7 @@ The seeds are fixed, so that a failure here is one of the change; `make fuzz` lo
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,39 +24,43 @@ CORPUS = sorted((Path(__file__).parent / "corpus").glob("*.json"))
 SETTINGS = {"OOC_BUDGET": "512KiB", "OOC_CHUNK_SIZE": "16KiB", "OOC_SMALL_LIMIT": "1"}
 
 
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with Server() as started:
+        yield started
+
+
 @pytest.mark.parametrize(("number", "seconds"), [(1, 8), pytest.param(2, 60, marks=pytest.mark.slow)])
-def test_random_programs(number: int, seconds: int) -> None:
-    batch = campaign.run_batch(number, examples=1 << 20, seconds=seconds)
+def test_random_programs(server: Server, number: int, seconds: int) -> None:
+    batch = campaign.run_batch(server, number, examples=1 << 20, seconds=seconds)
     assert not batch.failure, f"{batch.failure}\n{batch.program and batch.program.script()}"
     assert batch.counts["moved"] > 5
 
 
-def test_programs_drawn_here_leave_no_settings_behind() -> None:
+def test_programs_drawn_here_leave_no_settings_behind(server: Server) -> None:
     """Their settings are this process's while they are drawn; tests come after it, of what Inductor compiles, too."""
     before = pytorchs_settings()
     for program in (Program({}, Way(threads=before["threads"] + 1), []), Program({}, Way(deterministic=True), [])):
         program.run_plain()
         assert pytorchs_settings() == before
-    campaign.run_batch(2, examples=2)  # its last program asks for deterministic algorithms
+    campaign.run_batch(server, 2, examples=2)  # its last program asks for deterministic algorithms
     assert pytorchs_settings() == before
 
 
-def test_programs_that_once_failed() -> None:
+def test_programs_that_once_failed(server: Server) -> None:
     assert CORPUS
-    with Server() as server:
-        for path in CORPUS:
-            program = Program.from_json(path.read_text(encoding="utf-8"))
-            program.plain = program.run_plain()
-            assert campaign.judge(server, program, Counter()) == "", path.name
+    for path in CORPUS:
+        program = Program.from_json(path.read_text(encoding="utf-8"))
+        program.plain = program.run_plain()
+        assert campaign.judge(server, program, Counter()) == "", path.name
 
 
-def test_a_program_that_reads_what_was_moved_away_is_noticed() -> None:
+def test_a_program_that_reads_what_was_moved_away_is_noticed(server: Server) -> None:
     blind = "getattr(torch.ops.ooc, 'intercept_thread', print)(False)"
     statements = ["v1 = torch.ones(60000)", "v2 = torch.zeros(1)", "evict()", blind, "v1.add_(1)"]
     program = Program(SETTINGS, Way(), statements)
     program.plain = program.run_plain()
-    with Server() as server:
-        assert "dies with status -11 in ['v1.add_(1)']" in campaign.judge(server, program, Counter())
+    assert "dies with status -11 in ['v1.add_(1)']" in campaign.judge(server, program, Counter())
 
 
 def test_what_counts_as_a_difference() -> None:
