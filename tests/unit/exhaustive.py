@@ -52,6 +52,7 @@ def best_steady_seconds(problem: Problem, unit: float = 1.0) -> float:
 
 @functools.cache
 def _best_steady_units(rules: _Rules) -> float:
+    moves = functools.cache(functools.partial(_moves, rules))
     nodes: dict[State, int] = {}
     edges: list[tuple[int, int, int]] = []
     todo = _starts(rules)
@@ -59,7 +60,7 @@ def _best_steady_units(rules: _Rules) -> float:
         nodes[state] = len(nodes)
     at = 0
     while at < len(todo):
-        for target, units in _iteration(rules, todo[at]).items():
+        for target, units in _iteration(len(rules.seconds), moves, todo[at]).items():
             if target not in nodes:
                 nodes[target] = len(nodes)
                 todo.append(target)
@@ -115,9 +116,8 @@ def _starts(rules: _Rules) -> list[State]:
     return [(0, -1, row, _IDLE, _IDLE) for row in found if row.count(DEVICE) <= rules.capacity]
 
 
-def _iteration(rules: _Rules, start: State) -> dict[State, int]:
-    """The least units to each state in which the next iteration can start."""
-    n = len(rules.seconds)
+def _iteration(n: int, moves: Callable[[State], list[tuple[State, int]]], start: State) -> dict[State, int]:
+    """The least units to each state in which the next iteration of `n` functions can start."""
     best: dict[State, int] = {start: 0}
     heap = [(0, start)]
     ends: dict[State, int] = {}
@@ -128,7 +128,7 @@ def _iteration(rules: _Rules, start: State) -> dict[State, int]:
         if state[0] == n:
             ends[(0, -1, *state[2:])] = units
             continue
-        for following, more in _moves(rules, state):
+        for following, more in moves(state):
             if units + more < best.get(following, 1 << 60):
                 best[following] = units + more
                 heapq.heappush(heap, (units + more, following))
