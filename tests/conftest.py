@@ -1,5 +1,6 @@
 """What all tests share: no setting of the caller's environment reaches them, nor does one of theirs remain."""
 
+import gc
 import os
 import signal
 import sys
@@ -47,6 +48,10 @@ def no_settings_of_pytorchs_remain() -> Iterator[None]:
     yield
     after = pytorchs_settings()
     assert {name: value for name, value in after.items() if before and value != before[name]} == {}
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # what was imported and collected is no garbage, and looking for some in it takes long
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
