@@ -40,7 +40,7 @@ editable := $(install) --config-settings=wheel.cmake=false --editable ".
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help venv native demo test lint adapter unit-test native-test asan tsan test-slow test-all mutants test-strict test-faults fuzz fuzz-asan \
+.PHONY: help venv native demo test lint adapter unit-test native-test asan tsan test-medium test-slow test-all mutants test-strict test-faults fuzz fuzz-asan \
   soak test-gpu \
   check-cuda-build bench bench-splitting bench-gpu bench-disk monitoring-tools dashboards wheel test-wheel clean
 .DELETE_ON_ERROR:
@@ -80,7 +80,7 @@ demo: $(installed) native ## train both examples in-core and out-of-core, compar
 	$(python) examples/demo.py
 
 # What is compiled and what is installed need nothing of each other where the system has CMake.
-test: ## lint, native tests, Python tests: what continuous integration runs
+test: ## lint, native tests, and the Python tests that take a few seconds at most: ten minutes on two slow cores
 	$(MAKE) --jobs 2 --output-sync=target venv native-test
 	$(MAKE) --jobs 2 --output-sync=target lint adapter
 	$(MAKE) unit-test
@@ -93,8 +93,11 @@ lint: venv ## ruff and mypy --strict
 adapter: venv native
 	@PYTHONPATH=.:integrations $(python) -c 'from ooc.pytorch import build; build.build()'
 
-unit-test: venv native adapter monitoring-tools ## the Python tests alone; PYTEST="-k name -x" passes arguments on
-	$(pytest) $(PYTEST)
+unit-test: venv native adapter monitoring-tools ## the Python tests of `make test` alone; PYTEST="-k name -x" passes arguments on
+	$(pytest) -m "not medium and not slow" $(PYTEST)
+
+test-medium: venv native adapter monitoring-tools ## the Python tests that take many seconds: continuous integration runs them after `make test`
+	$(pytest) -m "medium and not slow" $(PYTEST)
 
 # $(call native_build,directory,CMake arguments); the configuration's words are shown only when it fails.
 define native_build
@@ -118,7 +121,7 @@ asan: $(cmake_needs) ## the native tests under AddressSanitizer and UndefinedBeh
 tsan: $(cmake_needs) ## the native tests under ThreadSanitizer
 	$(call native_tests,build/tsan,-DCMAKE_BUILD_TYPE=RelWithDebInfo -DOOC_SANITIZE=thread)
 
-test-slow: venv native ## the Python tests that are too long for `make test`
+test-slow: venv native ## the Python tests that take minutes
 	$(pytest) -m slow --ignore tests/packaging/test_wheel.py $(PYTEST)
 
 test-strict: venv native ## the long suite: every operator of PyTorch's own database, evicting before each; STRESS_DISK=folder STRESS_RECOMPUTE=1
@@ -139,7 +142,7 @@ mutants: venv ## planted mistakes, each of which a suite must notice; MUTANTS="-
 	$(python) -m tests.mutants --jobs $(JOBS) $(MUTANTS)
 
 # The suites one after the other, each with how long it took; one that fails does not keep the next from running.
-suites := test test-slow asan tsan fuzz-asan test-faults test-strict test-wheel
+suites := test test-medium test-slow asan tsan fuzz-asan test-faults test-strict test-wheel
 test-all: venv ## every suite but the hours of `fuzz` and `soak`, and how long each took
 	@mkdir -p out; for suite in $(suites); do begin=$$(date +%s); $(MAKE) $$suite > out/$$suite.log 2>&1 && how=passed || how=FAILED; \
 	  echo "$$suite: $$how in $$(($$(date +%s) - begin)) s (out/$$suite.log)"; done | tee out/suites.txt; \

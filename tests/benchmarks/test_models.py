@@ -70,6 +70,7 @@ def test_deep_vggs_have_as_many_convolutions_as_their_names_say() -> None:
 
 
 @pytest.mark.parametrize("name", QUICK)
+@pytest.mark.medium
 def test_training_and_inference_can_be_recorded(name: str) -> None:
     training, inference = (record(NAMED[name], 2, V100, mode=mode, **QUICK[name]) for mode in ("training", "inference"))
     assert any("backward" in function for function in training.function_names)

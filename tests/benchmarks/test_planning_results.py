@@ -38,6 +38,7 @@ def at_1440() -> dict[str, Any]:
     return table1.row(1440, check=False)
 
 
+@pytest.mark.medium
 def test_all_policies_train_at_928_and_virtual_addressing_is_faster(at_928):
     kept = {policy: table1.kept(at_928, policy) for policy in table1.POLICIES}
     assert all(kept.values())
@@ -53,6 +54,7 @@ def test_only_virtual_addressing_trains_at_1440(at_1440):
     assert table1.kept(at_1440, "auto") > table1.kept(at_1440, "window")
 
 
+@pytest.mark.medium
 def test_ours_plans_up_to_the_largest_function_and_no_further():
     batch = 1775
     fits, exceeds = table1.problem_of(batch), table1.problem_of(batch + 1)
@@ -151,6 +153,7 @@ def test_ours_is_near_the_bound_and_not_behind_others(name, oversubscription, mo
     assert ours <= suite.TOLERANCE * suite.best_other(made)[1]
 
 
+@pytest.mark.medium
 def test_where_few_plans_can_be_made_enough_ways_are_tried():
     """Nine are made of this one. The first four ways are 11% from the bound at best, and pacing them gains nothing."""
     problem = suite.problem_of(WORKLOADS["llama_1b-training"], 1.25)
@@ -182,6 +185,7 @@ def test_states_are_two_and_four_times_the_host_memory_and_plans_near_the_bound(
         assert seconds["zero_infinity"] > 1.7 * seconds["auto"]
 
 
+@pytest.mark.medium
 def test_a_case_of_three_tiers_is_planned_anew():
     kept = next(record for record in results.load(KEPT, tiers.NAME) if record["times"] == 2)
     problem = tiers.problem_of(tiers.WORKLOADS[0])

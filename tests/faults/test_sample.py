@@ -23,6 +23,7 @@ def wrong(results: list[campaign.Result]) -> list[campaign.Result]:
     return [result for result in results if result.outcome not in campaign.GOOD]
 
 
+@pytest.mark.medium
 def test_driver_sites(program: Path, folder: Path) -> None:
     cases = campaign.driver_cases(program, ("demand", "streams"), folder)
     shapes = ("4 times from call 0", "always from call 0")
@@ -35,6 +36,7 @@ def test_driver_sites(program: Path, folder: Path) -> None:
     assert any("the driver refused cuMem" in word for word in words)
 
 
+@pytest.mark.medium
 def test_threads_that_get_no_context(program: Path, folder: Path) -> None:
     """One thread finds the device lost while another is about to copy; one run in twenty had them meet."""
     cases = campaign.driver_cases(program, ("streams",), folder)
@@ -43,6 +45,7 @@ def test_threads_that_get_no_context(program: Path, folder: Path) -> None:
     assert not wrong(campaign.carry_out(program, chosen * 60, 2, lambda _: None))
 
 
+@pytest.mark.medium
 def test_sites_of_the_system_and_of_our_memory(program: Path, folder: Path) -> None:
     cases = campaign.own_cases(program, campaign.build_interposer(folder), ("detach",), folder)
     chosen = [case for case in cases if case.mode in ("once, call 1", "always from call 0")]
@@ -53,6 +56,7 @@ def test_sites_of_the_system_and_of_our_memory(program: Path, folder: Path) -> N
     assert any("no host memory for the books" in word for result in results for word in result.words)
 
 
+@pytest.mark.medium
 def test_a_system_without_host_memory_for_three_tiers(program: Path, folder: Path) -> None:
     """Every function waited for a block that nothing could free, until the program took more than 20 s."""
     scenarios = ("ranges_in_three_tiers", "plans_in_three_tiers")

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 from processes import run_source
 
 PROGRAM = """
@@ -52,6 +53,7 @@ def train(folder: Path, planning: str, alloc: str = "emulated", kill: str = "pas
     return json.loads(ended.output.splitlines()[-1]), ended
 
 
+@pytest.mark.medium
 def test_plans_arrive_while_the_program_goes_on(tmp_path: Path) -> None:
     plain, _ = train(tmp_path, "blocking", alloc="0")
     blocking, ended = train(tmp_path, "blocking")

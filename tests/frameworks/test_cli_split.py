@@ -53,6 +53,7 @@ def facts(*arguments: object, store: Path | None = None) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.medium
 def test_it_shows_what_a_program_does(script: Path, tmp_path: Path) -> None:
     program = f"""
         import sys
@@ -100,6 +101,7 @@ def test_a_model_with_a_name_by_both_rules(tmp_path: Path) -> None:
     assert mmcnns[0] >= 16  # 144 MiB of weights
 
 
+@pytest.mark.medium
 def test_a_budget_that_is_too_small(script: Path, tmp_path: Path) -> None:
     _, errors = swapd("--budget", "64KiB", f"{script}:make", "size=64", store=tmp_path / "none.jsonl", status=1)
     assert "small.py:make" in errors and "OOC_BUDGET" in errors and "Traceback" not in errors

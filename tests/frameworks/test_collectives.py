@@ -51,6 +51,7 @@ def named_budget(ended: list[Ended]) -> int:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.medium
 def test_the_need_that_a_run_shows_is_enough_and_collectives_leave_nothing_behind(kind: str) -> None:
     plain = digests(run_ranks(kind, 2, None))
     ample = run_ranks(kind, 2, 64 << 20)

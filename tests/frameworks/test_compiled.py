@@ -56,6 +56,7 @@ def train(folder: Path, cache: str, budget: str, text: str, **variables: str) ->
     return run_source(folder, text, **variables).check()
 
 
+@pytest.mark.medium
 def test_a_compiled_model_is_a_sequence_of_functions(tmp_path: Path, cache: str) -> None:
     """A third of its live peak is enough for the same bits, and it is planned; from a warm cache of Inductor's, too."""
     plain = train(tmp_path / "plain", cache, "1GiB", source(), OOC_ALLOC="0")

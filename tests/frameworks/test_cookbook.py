@@ -192,6 +192,7 @@ def test_compile(tmp_path: Path) -> None:
     assert check_budget(both.ours / "summary.json")["planned_iteration_count"] > 0
 
 
+@pytest.mark.medium
 def test_inference(tmp_path: Path, nursery: Nursery) -> None:
     both = Both("Inference beyond memory", tmp_path, nursery)
     check_identical(both.folders, "logits.pt", "model/model.safetensors")
@@ -249,6 +250,7 @@ def test_kubernetes(tmp_path: Path) -> None:
     assert figures["peak_rss_bytes"] < limit
 
 
+@pytest.mark.medium
 def test_prometheus(tmp_path: Path) -> None:
     if not shutil.which("curl"):
         pytest.skip("there is no curl")
@@ -263,6 +265,7 @@ def test_prometheus(tmp_path: Path) -> None:
     assert scrape["static_configs"] == [{"targets": ["127.0.0.1:9835"]}]
 
 
+@pytest.mark.medium
 def test_two_jobs(tmp_path: Path, nursery: Nursery) -> None:
     both = Both("A GPU shared by two jobs", tmp_path, nursery, OOC_EMULATED_MEMORY="20MiB")
     check_identical(both.folders, "job.1.pt", "job.2.pt")

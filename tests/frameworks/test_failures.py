@@ -20,6 +20,7 @@ OUTPUTS = ("OOC_SUMMARY", "OOC_TRACE", "OOC_METRICS_FILE", "OOC_REPORT", "OOC_TI
 
 
 @pytest.mark.parametrize("fails", ["write", pytest.param("rename", marks=pytest.mark.slow)])
+@pytest.mark.medium
 def test_no_output_can_be_written(tmp_path: Path, plain_training: str, fails: str) -> None:
     """All of them at once: the results are right, each is named in a warning, and what was there before is whole."""
     refuse = f"""
@@ -75,6 +76,7 @@ ALIKE = (
         "cuEventCreate:every=1;cuStreamQuery:every=3",  # without events, streams are drained
     ],
 )
+@pytest.mark.medium
 def test_driver_calls_that_fail(tmp_path: Path, plain_training: str, faults: str) -> None:
     """The same bits all the same, or an error that names the call; never a crash, a hang or other bits."""
     ended = run_source(tmp_path, TRAIN_SIX, OOC_BUDGET=TRAINING_BUDGET, OOC_EMULATED_FAULTS=faults)
@@ -108,6 +110,7 @@ IN_PARTS = """
 
 
 @pytest.mark.parametrize("call", ["cuMemcpyDtoHAsync", "cuMemUnmap"])
+@pytest.mark.medium
 def test_a_driver_that_refuses_is_no_reason_for_smaller_parts(tmp_path: Path, call: str) -> None:
     """Parts of parts of parts fail like the whole: this did not end."""
     variables = {"OOC_BUDGET": "8MiB", "OOC_SMALL_LIMIT": "32KiB", "OOC_SPLIT_STORE": str(tmp_path / "store.sqlite")}

@@ -373,6 +373,7 @@ def test_the_command_records_a_script(script: str, tmp_path: Path, capfd: pytest
     assert np.array_equal(Trace.load(tmp_path / "b.trace").function_seconds, trace.function_seconds)
 
 
+@pytest.mark.medium
 def test_the_command_says_what_is_wrong(script: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     begin = ["record", "--fake", "-o", str(tmp_path / "x.trace")]
     timed = [*begin, "--batch", "4", "--device", "a100-pcie4"]

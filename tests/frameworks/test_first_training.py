@@ -20,6 +20,7 @@ def first_run(file: Path, **variables: str) -> tuple[int, str, list[dict[str, An
     return done.returncode, done.stdout, [json.loads(line) for line in file.read_text().splitlines()]
 
 
+@pytest.mark.medium
 def test_all_of_it_passes(tmp_path: Path) -> None:
     status, printed, (head, *steps, verdict) = first_run(tmp_path / "f.jsonl")
     assert (status, verdict["verdict"], verdict["failed"]) == (0, "passed", []), printed

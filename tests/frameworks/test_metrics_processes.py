@@ -97,6 +97,7 @@ def test_a_started_child_is_not_exported(tmp_path: Path) -> None:
     assert r"stdout='None\n', stderr=''" in ended.output
 
 
+@pytest.mark.medium
 def test_torchrun_has_a_port_and_a_file_for_each_rank(tmp_path: Path) -> None:
     """And the launcher, which imports PyTorch too, takes none of them; so it is with summaries and the like."""
     base = free_ports(2)

@@ -138,6 +138,7 @@ def test_a_thousand_scrapes_at_once(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+@pytest.mark.medium
 def test_scrapers_that_hang(tmp_path: Path) -> None:
     """Some send nothing, some half a request, some never read: more of them than there are places."""
     with training(tmp_path) as (running, port), contextlib.ExitStack() as stack:
@@ -205,6 +206,7 @@ def test_everything_malformed_while_it_trains(tmp_path: Path) -> None:
         expect_as_without(tmp_path, running)
 
 
+@pytest.mark.medium
 def test_logging_is_one_line_at_activation_and_one_at_the_end(tmp_path: Path) -> None:
     """Quiet unless asked for."""
     program = """

@@ -67,6 +67,7 @@ def run_sweeps(arrays: list[Any], run: Callable[..., None], steps: int, step: Ca
 
 @pytest.mark.parametrize("policy", ["auto", "window", "demand"])
 @pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.medium
 def test_same_bits_as_plain_numpy(policy: str, strict: bool) -> None:
     """Five times oversubscribed. A plan brings most in ahead of use; without one everything is waited for."""
     steps = 3 if strict else 10
@@ -113,6 +114,7 @@ def test_what_is_only_read_leaves_without_a_copy(device: ooc.Device) -> None:
 EXAMPLE = ROOT / "examples" / "cholesky_numpy.py"
 
 
+@pytest.mark.medium
 def test_example() -> None:
     figures = json.loads(run(["-s", EXAMPLE, "--tiles", "8", "--tile", "128", "--json"], {}).check().output)
     summary = figures["summary"]

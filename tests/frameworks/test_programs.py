@@ -25,16 +25,17 @@ ALIKE = {
     "adamw_foreach", "autocast_bf16", "densenet", "generation", "hf_bert", "hf_llama", "hf_t5", "inference",
     "torch_func", "train_validate", "two_optimizers", "unet",
 }  # fmt: skip
+QUICK = {"complex_tensors", "in_place", "raw_pointers"}
 # These need a process of their own: they start processes, or are about how one ends.
 ALONE = {"compiled_blocks": 36, "dataloader": 30, "exit_live": 12, "exit_running": 73}
 # Steady loops: after two iterations each is as the one before, and nothing but the end departs from it.
 STEADY = {"hf_gpt2", "hf_llama", "hf_bert", "hf_t5", "lstm", "densenet", "unet", "autocast_bf16", "inference"}
 AT_THE_MINIMUM = ("hf_gpt2", "unet", "adamw_foreach", "train_validate")
-ON_DISK, IN_TIERS = {"hf_gpt2", "in_place"}, {"save_load_middle", "threads"}  # among the quick tests
+ON_DISK, IN_TIERS = {"hf_gpt2", "in_place"}, {"save_load_middle", "threads"}  # not in `make test-slow` alone
 LARGEST = {"torch_func": 9}  # MiB of host memory in which its largest variable fits: else it cannot leave
 STRICT = ("in_place", "complex_tensors", "torch_func", "sparse_gradients", "lstm", "raw_pointers")
 
-DROPPING = {"in_place", "threads", "torch_func"}  # among the quick tests
+DROPPING = {"in_place", "threads", "torch_func"}  # not in `make test-slow` alone
 FEW_DROPS = {"inference"}
 EVERYTHING = {"_OOC_RECOMPUTE_EVERYTHING": "1"}
 
@@ -106,9 +107,11 @@ def check_within_budget(figures: dict[str, Any], budget: int) -> None:
         assert figures["swap_out_bytes"] + figures["clean_drop_bytes"] > 0
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ALIKE)) for name in sorted(BUDGETS)]
-)
+def marks(name: str) -> list[pytest.MarkDecorator]:
+    return [] if name in QUICK else [pytest.mark.slow] if name in ALIKE else [pytest.mark.medium]
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in sorted(BUDGETS)])
 def test_program(name: str, library: Library, tmp_path: Path) -> None:
     budget = BUDGETS[name] << 20
     figures = library.out_of_core(name, tmp_path, OOC_BUDGET=str(budget))
@@ -121,6 +124,7 @@ def test_program(name: str, library: Library, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in ON_DISK)) for name in sorted(BUDGETS)]
 )
+@pytest.mark.medium
 def test_program_on_disk(name: str, library: Library, tmp_path: Path) -> None:
     """What does not fit lies on a disk: the same bits, and no memory for it, nor anything that stays in the folder."""
     (tmp_path / "disk").mkdir()
@@ -134,6 +138,7 @@ def test_program_on_disk(name: str, library: Library, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in IN_TIERS)) for name in sorted(BUDGETS)]
 )
+@pytest.mark.medium
 def test_program_in_three_tiers(name: str, library: Library, tmp_path: Path) -> None:
     """A device, little host memory, and a disk below it: the same bits, within both budgets, planned on both levels."""
     (tmp_path / "disk").mkdir()
@@ -184,6 +189,7 @@ def test_strict(name: str, library: Library, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in DROPPING)) for name in sorted(BUDGETS)]
 )
+@pytest.mark.medium
 def test_dropping_everything(name: str, library: Library, tmp_path: Path) -> None:
     """Whatever can be made again is given up as soon as a function has ended; each time its bytes are compared."""
     figures = library.out_of_core(name, tmp_path, OOC_STRICT="1", OOC_SMALL_LIMIT="4KiB", **EVERYTHING)
@@ -216,6 +222,7 @@ def both_alone(name: str, folder: Path, **variables: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "name", ["exit_live", *(pytest.param(name, marks=pytest.mark.slow) for name in ("dataloader", "exit_running"))]
 )
+@pytest.mark.medium
 def test_program_alone(name: str, tmp_path: Path) -> None:
     both_alone(name, tmp_path)
 

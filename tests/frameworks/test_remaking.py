@@ -187,6 +187,7 @@ def sections(output: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", MEANWHILE)
+@pytest.mark.medium
 def test_the_same_bits_whatever_happens_meanwhile(name: str, everything: tuple[dict[str, str], ...]) -> None:
     plain, small, _ = everything
     assert plain[name].strip(), "it prints nothing"

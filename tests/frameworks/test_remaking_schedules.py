@@ -33,6 +33,7 @@ SLOW_LINK = {"OOC_BUDGET": "6MiB", "OOC_EMULATED_BANDWIDTH": "30MB/s"}
 SLOW_LINK |= {"OOC_CHUNK_SIZE": "16KiB", "OOC_SMALL_LIMIT": "16KiB"}
 
 
+@pytest.mark.medium
 def test_a_schedule_is_carried_out_and_its_sequence_planned(tmp_path: Path) -> None:
     source = code(TRAINING, "for _ in range(14): step()", "show(*model.parameters())")
     plain, small = run_both(tmp_path, source, **SLOW_LINK)
@@ -45,6 +46,7 @@ def test_a_schedule_is_carried_out_and_its_sequence_planned(tmp_path: Path) -> N
     assert figures["device_peak_bytes"] <= figures["budget_bytes"]
 
 
+@pytest.mark.medium
 def test_nothing_is_dropped_where_it_is_off(tmp_path: Path) -> None:
     source = code(TRAINING, "for _ in range(11): step()", "show(*model.parameters())")
     plain, small = run_both(tmp_path, source, OOC_RECOMPUTE="off", **SLOW_LINK)
@@ -89,6 +91,7 @@ HANDED = code(
 IN_CORE = {"OOC_BUDGET": "256MiB", "OOC_CHUNK_SIZE": "16KiB", "OOC_SMALL_LIMIT": "16KiB", "OOC_STRICT": "1"}
 
 
+@pytest.mark.medium
 def test_a_schedule_is_rehearsed_and_then_carried_out_each_time(tmp_path: Path) -> None:
     source = """
         begin()
@@ -102,6 +105,7 @@ def test_a_schedule_is_rehearsed_and_then_carried_out_each_time(tmp_path: Path) 
     assert small.output == plain.output
 
 
+@pytest.mark.medium
 def test_what_is_made_again_for_others_stays_unless_its_drop_is_fleeting(tmp_path: Path) -> None:
     source = """
         from dataclasses import replace
@@ -124,6 +128,7 @@ def test_what_is_made_again_for_others_stays_unless_its_drop_is_fleeting(tmp_pat
     assert small.output == plain.output
 
 
+@pytest.mark.medium
 def test_iterations_that_depart_from_a_schedule_have_the_same_bits(tmp_path: Path) -> None:
     """Other shapes, a pass without gradients, an error amid the forward pass, two backward passes, a fork, a sleep."""
     meanwhile = """
@@ -177,6 +182,7 @@ def test_a_schedule_that_the_program_always_departs_from_ends(tmp_path: Path) ->
     assert small.output == plain.output
 
 
+@pytest.mark.medium
 def test_what_does_not_give_the_same_bits_again_is_not_dropped(tmp_path: Path) -> None:
     """One result in each block, and what could only be made of it; what else there is to drop is dropped."""
     other_bits = """
@@ -233,6 +239,7 @@ CONCATENATED = code(
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1], ids=["plain", "made at random"])
+@pytest.mark.medium
 def test_layers_linger_for_what_is_concatenated_again(tmp_path: Path, dropout: float) -> None:
     """The program then is the one that was written down: its functions, and when each variable begins and ends.
 

@@ -123,6 +123,7 @@ LOADER = """
     ("method", "persistent"),
     [("fork", False), *(pytest.param(method, True, marks=pytest.mark.slow) for method in ("fork", "spawn"))],
 )
+@pytest.mark.medium
 def test_workers_of_a_loader(tmp_path: Path, method: str, persistent: bool) -> None:
     """Workers read a tensor that was swapped out when they were started, while the parent goes on training."""
     source = LOADER.replace("METHOD", repr(method)).replace("PERSISTENT", repr(persistent))
@@ -218,6 +219,7 @@ def test_fork_while_threads_run_operators(tmp_path: Path) -> None:
     check_same(tmp_path, source)
 
 
+@pytest.mark.medium
 def test_subprocesses(tmp_path: Path) -> None:
     """Programs started by an active one, in every way that forks; none writes over its summary."""
     source = """
@@ -354,6 +356,7 @@ ENDINGS = {
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.medium
 def test_summary_however_the_program_ends(tmp_path: Path, ending: str) -> None:
     last, status = ENDINGS[ending]
     source = f"""
@@ -370,6 +373,7 @@ def test_summary_however_the_program_ends(tmp_path: Path, ending: str) -> None:
 
 
 @pytest.mark.parametrize("last", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.medium
 def test_killed_from_outside(tmp_path: Path, last: signal.Signals) -> None:
     """The summary is whole JSON at any time; SIGKILL leaves the one of the last boundary or so, SIGTERM a last one."""
     script = write_script(tmp_path, code(TRAINING, "while True: print(step(), flush=True)"))

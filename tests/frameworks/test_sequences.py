@@ -177,6 +177,7 @@ def test_requests_side_by_side_are_counted_and_explained(tmp_path: Path) -> None
     ("loop", "budget"),
     [("modules", "1600000"), ("functions", "1600000"), ("inference", "1000000"), ("recurrence", "1600000")],
 )
+@pytest.mark.medium
 def test_a_loop_without_an_optimizer_is_found_by_what_repeats(loop: str, budget: str, tmp_path: Path) -> None:
     figures = as_in_plain_memory(tmp_path, LOOPS.replace("LOOP", loop), budget, OOC_RECOMPUTE="off").figures
     assert 24 <= figures["steps"] <= 30  # the first ones are taken to be the first iteration
@@ -187,6 +188,7 @@ def test_a_loop_without_an_optimizer_is_found_by_what_repeats(loop: str, budget:
         assert figures["no_plan_reason"] is None and figures["divergence_count"] == 0
 
 
+@pytest.mark.medium
 def test_a_loop_is_found_while_functions_run_again_in_it(tmp_path: Path) -> None:
     """Over a link so slow that dropping pays on any machine."""
     source = LOOPS.replace("LOOP", "modules")
@@ -195,6 +197,7 @@ def test_a_loop_is_found_while_functions_run_again_in_it(tmp_path: Path) -> None
     assert figures["recompute_drop_count"] > 0 and figures["recompute_function_count"] > 0
 
 
+@pytest.mark.medium
 def test_calls_are_kept_where_there_is_no_room_for_copies_of_their_arguments(tmp_path: Path) -> None:
     """The budget is used up by larger ones, and rows of 16 KiB, which count as small, are allocated like those."""
     source = LOOPS.replace("LOOP", "recurrence").replace("range(30)", "range(8)")

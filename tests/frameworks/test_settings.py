@@ -154,6 +154,7 @@ def test_who_waited_for_a_build_that_failed_does_not_try_again(
     assert (tmp_path / "calls").read_text() == "call\n" * 2
 
 
+@pytest.mark.medium
 def test_autoload_switched_off(tmp_path: Path) -> None:
     """PyTorch then never asks us: the program runs in plain memory, `enable` still works, and `doctor` says so."""
     source = code(

@@ -79,6 +79,7 @@ def line(ended: Ended, word: str) -> list[str]:
 
 
 @pytest.mark.parametrize("where", ["host", "disk", "three tiers"])
+@pytest.mark.medium
 def test_training_that_sleeps_gives_the_same_bits(tmp_path: Path, where: str) -> None:
     variables = {"host": ALONE, "disk": ON_DISK, "three tiers": IN_THREE_TIERS}[where]
     if where != "host":

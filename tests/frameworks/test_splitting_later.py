@@ -41,6 +41,7 @@ SOURCE = """
 """
 
 
+@pytest.mark.medium
 def test_the_first_calls_run_on_host_memory_and_the_next_in_parts(tmp_path: Path) -> None:
     script = write_script(tmp_path, code(COMMON, SOURCE))
     variables = {"OOC_ALLOC": "emulated", **SMALL, "OOC_BUDGET": "1MiB", "OOC_SPLIT_STORE": str(tmp_path / "store")}

@@ -101,6 +101,7 @@ def test_rows_of_a_table() -> None:
 
 @pytest.mark.parametrize("padding", [-1, 5])
 @pytest.mark.parametrize("by_frequency", [False, True])
+@pytest.mark.medium
 def test_the_gradient_of_a_table(padding: int, by_frequency: bool) -> None:
     indices = torch.randint(300, (12, 25))
     indices[:, :5] = 5

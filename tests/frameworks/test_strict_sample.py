@@ -20,6 +20,7 @@ OTHERS = (
 
 
 @pytest.mark.parametrize("where", ["memory", pytest.param("disk", marks=pytest.mark.slow)])
+@pytest.mark.medium
 def test_a_sample_of_operators_and_modules(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a disk, a checksum of every page that is written is compared when the page is read."""
     if where == "disk":

@@ -99,6 +99,7 @@ def test_what_is_needed_in_core_is_what_a_run_needs_to_move_nothing(tmp_path: Pa
         assert figures["fit_budget_bytes"] == fit
 
 
+@pytest.mark.medium
 def test_a_share_of_the_device_is_divided_among_the_ranks_on_it(tmp_path: Path) -> None:
     source = "import torch; x = torch.ones(1 << 20); print(float(x.sum()))"
     job = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "RANK": "1", "OOC_EMULATED_MEMORY": "64MiB"}

@@ -109,6 +109,7 @@ def check_job(job: Job, **variables: str) -> None:
 
 
 @pytest.mark.parametrize("program", LIBRARIES)
+@pytest.mark.medium
 def test_trainer(program: str, nursery: Nursery, tmp_path: Path) -> None:
     """The checkpoint of a plain run is resumed within the budget; the slow tests make their own there."""
     (tmp_path / program).mkdir()

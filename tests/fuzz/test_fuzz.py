@@ -31,12 +31,14 @@ def server() -> Iterator[Server]:
 
 
 @pytest.mark.parametrize(("number", "seconds"), [(1, 8), pytest.param(2, 60, marks=pytest.mark.slow)])
+@pytest.mark.medium
 def test_random_programs(server: Server, number: int, seconds: int) -> None:
     batch = campaign.run_batch(server, number, examples=1 << 20, seconds=seconds)
     assert not batch.failure, f"{batch.failure}\n{batch.program and batch.program.script()}"
     assert batch.counts["moved"] > 5
 
 
+@pytest.mark.medium
 def test_programs_drawn_here_leave_no_settings_behind(server: Server) -> None:
     """Their settings are this process's while they are drawn; tests come after it, of what Inductor compiles, too."""
     before = pytorchs_settings()
@@ -47,6 +49,7 @@ def test_programs_drawn_here_leave_no_settings_behind(server: Server) -> None:
     assert pytorchs_settings() == before
 
 
+@pytest.mark.medium
 def test_programs_that_once_failed(server: Server) -> None:
     assert CORPUS
     for path in CORPUS:
@@ -55,6 +58,7 @@ def test_programs_that_once_failed(server: Server) -> None:
         assert campaign.judge(server, program, Counter()) == "", path.name
 
 
+@pytest.mark.medium
 def test_a_program_that_reads_what_was_moved_away_is_noticed(server: Server) -> None:
     blind = "getattr(torch.ops.ooc, 'intercept_thread', print)(False)"
     statements = ["v1 = torch.ones(60000)", "v2 = torch.zeros(1)", "evict()", blind, "v1.add_(1)"]

@@ -60,6 +60,7 @@ def test_no_test_is_of_an_alert_that_does_not_exist() -> None:
 
 
 @pytest.mark.parametrize("name", ALERTS)
+@pytest.mark.medium
 def test_an_alert_that_never_or_always_fires_fails_its_tests(name: str, tmp_path: Path) -> None:
     """Plants both mistakes into the rules, and sees promtool notice each."""
     for mistake in ("vector(1) < 0", "up or ooc_budget_bytes or rank:ooc_slowdown:ratio5m or vector(1)"):

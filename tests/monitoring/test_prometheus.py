@@ -118,6 +118,7 @@ def missing(seen: Seen, choices: dict[str, list[str]]) -> list[str]:
 EVERYTHING: dict[str, list[str]] = {"job": [], "instance": [], "rank": [], "gpu_host": []}
 
 
+@pytest.mark.medium
 def test_every_expression_of_every_panel_returns_data(seen: Seen) -> None:
     assert missing(seen, EVERYTHING) == []
 

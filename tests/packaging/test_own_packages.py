@@ -37,6 +37,7 @@ def write_packages(folder: Path, regular: bool) -> None:
 
 
 @pytest.mark.parametrize("regular", [True, False], ids=["regular packages", "folders without __init__"])
+@pytest.mark.medium
 def test_a_program_finds_its_own_packages(tmp_path: Path, regular: bool) -> None:
     write_packages(tmp_path, regular)
     kept = {name: value for name, value in os.environ.items() if not name.startswith("OOC_")}

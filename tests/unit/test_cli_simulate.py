@@ -164,6 +164,7 @@ def test_advice_on_a_link_names_the_slow_direction() -> None:
     assert "on the way in (1.86 GiB/s) saves" in text["link"]
 
 
+@pytest.mark.medium
 def test_advice_on_less_memory_costs_a_hundredth_at_most() -> None:
     problem = Problem.from_trace(network(), 1 << 40, machine=Machine(40e9, 40e9))  # where time rises slowly
     (none, less) = Advisor(run_policy(problem, "auto")).advise()
@@ -269,6 +270,7 @@ def test_advice_with_a_disk_under_the_host(capsys: pytest.CaptureFixture[str], p
     assert told["fits"]["saved"] == pytest.approx(1 - problem.compute_seconds / facts["seconds"])
 
 
+@pytest.mark.medium
 def test_a_given_plan_over_a_disk(capsys: pytest.CaptureFixture[str], path: Path, tmp_path: Path) -> None:
     assert main(["plan", str(path), "--budget", str(BUDGET), "--policy", "window", "-o", str(tmp_path / "a.plan")]) == 0
     capsys.readouterr()

@@ -48,6 +48,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "a.trace"
 
 
+@pytest.mark.medium
 def test_ours_is_what_a_run_chooses_and_others_what_they_publish(capsys: Capture, path: Path) -> None:
     facts = facts_of(capsys, path, "--budget", BUDGET, "--policies", NAMES)
     rows = {row["policy"]: row for row in facts["policies"]}
@@ -83,6 +84,7 @@ def test_the_table_says_how_long_is_computed_again(capsys: Capture, path: Path) 
     assert "again" not in capsys.readouterr().out
 
 
+@pytest.mark.medium
 def test_over_budgets_and_on_several_traces(capsys: Capture, path: Path, tmp_path: Path) -> None:
     facts = facts_of(capsys, path, "--budgets", f"{CHUNK},{BUDGET},100%", "--policies", "auto,recompute,checkpointed")
     rows = {row["policy"]: row for row in facts["policies"]}

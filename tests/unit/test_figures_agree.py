@@ -127,6 +127,7 @@ def moved(facts: dict[str, Any]) -> int:
 
 
 @pytest.mark.parametrize("chunk", [CHUNK, 3 * CHUNK // 2])
+@pytest.mark.medium
 def test_what_is_needed_in_core_fits_everywhere_and_less_nowhere(path: Path, chunk: int, capsys: Capture) -> None:
     sizes = ("--chunk-size", chunk)
     fit = facts_of(capsys, "plan", path, "--budget", "100%", *sizes)["fit_budget_bytes"]

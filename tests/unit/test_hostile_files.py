@@ -15,6 +15,7 @@ FILE = Path(__file__).with_name("hostile_files.py")
 
 
 @pytest.mark.parametrize("case", [case.__name__ for case in CASES])
+@pytest.mark.medium
 def test_in_little_memory(case: str) -> None:
     one_thread = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}  # each would reserve addresses
     result = subprocess.run(

@@ -42,6 +42,7 @@ def test_weights_come_in_ahead_and_are_dropped_clean(policy: str) -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.medium
 def test_results_in_parts_leave_and_come_back(policy: str) -> None:
     found = run("activations", policy)
     assert found["followed"] and found["ins"] >= LAYERS * PARTS * 0.6

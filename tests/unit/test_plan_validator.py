@@ -187,6 +187,7 @@ def mutated(plan: Plan, r: random.Random) -> Plan:
 
 
 @pytest.mark.parametrize("part", range(6))
+@pytest.mark.medium
 def test_what_passes_runs_without_demand_at_any_speed(part):
     r = random.Random(part)
     passed = failed = 0

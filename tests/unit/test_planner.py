@@ -119,6 +119,7 @@ def test_a_sequence_without_a_plan_is_tried_once_and_counted(monkeypatch: pytest
     ("asynchronous", "steps"),
     [(False, (2, 3, 4, 5, 6, 6, 6, 6, 10, 10)), (True, (2, 3, 4, 5, 5, 5, 5, 5, 5, 5))],  # planned by the second step
 )
+@pytest.mark.medium
 def test_steps_under_the_last_plan_say_again_what_a_step_takes(
     monkeypatch: pytest.MonkeyPatch, asynchronous: bool, steps: tuple[int, ...]
 ) -> None:

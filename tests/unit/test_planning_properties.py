@@ -24,6 +24,7 @@ WINDOWS = st.none() | st.integers(1, 17).map(lambda chunks: chunks * CHUNK)
 
 
 @pytest.mark.parametrize("policy", available())
+@pytest.mark.medium
 def test_every_plan_is_sound(policy: str) -> None:
     @examples(60)
     @given(problems(), WINDOWS)
@@ -167,6 +168,7 @@ IN_DEFECTS = {
 }
 
 
+@pytest.mark.medium
 def test_each_defect_of_an_in_is_named() -> None:
     planted = Counter[str]()
 

@@ -44,6 +44,7 @@ def cycle(capacity: int) -> Problem:
 
 
 @pytest.mark.parametrize("policy", UNCONDITIONAL)
+@pytest.mark.medium
 def test_plans_of_random_programs_are_sound(policy):
     planned = 0
     for seed in range(60 if policy == "auto" else 150):
@@ -77,6 +78,7 @@ def test_plans_of_networks_are_sound(network, policy):
 
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize(("times", "most"), [(2, 1.17), (4, 1.25)])
+@pytest.mark.medium
 def test_simulated_time_is_near_the_bound(network, times, most):
     problem = oversubscribed(NETWORKS[network](), times)
     plan = make_plan(problem)
@@ -102,6 +104,7 @@ def test_an_infeasible_problem_is_refused(policy):
 
 
 @pytest.mark.parametrize("policy", UNCONDITIONAL)
+@pytest.mark.medium
 def test_the_same_problem_gets_the_same_plan(policy):
     plans = [make_plan(oversubscribed(resnet50(8), 3), policy) for _ in range(2)]
     assert plans[0] == plans[1]

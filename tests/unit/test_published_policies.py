@@ -81,6 +81,7 @@ def by_distance(problem: Problem, threshold: int, ahead: int) -> Plan:
 
 
 @pytest.mark.parametrize("policy", PUBLISHED)
+@pytest.mark.medium
 def test_plans_of_random_programs_are_sound_or_refused(policy):
     planned = refused = 0
     for seed in range(150):
@@ -131,6 +132,7 @@ def test_absences_of_any_kind_make_sound_plans():
 
 
 @pytest.mark.parametrize("policy", PUBLISHED)
+@pytest.mark.medium
 def test_plans_of_a_network_are_sound(policy):
     trace = resnet50(32)
     peak = int(trace.live_bytes.max())

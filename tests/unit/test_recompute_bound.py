@@ -121,6 +121,7 @@ def solved(request: pytest.FixtureRequest) -> list[Solved]:
     return found
 
 
+@pytest.mark.medium
 def test_no_schedule_of_any_drops_beats_the_bound(solved: list[Solved]) -> None:
     ratios, gained = [], 0
     for problem, history, alone, best in solved:
@@ -222,6 +223,7 @@ def test_it_needs_no_functions() -> None:
     assert recompute_bound(Problem.from_trace(trace, 10), History(trace), []) == 0.0
 
 
+@pytest.mark.medium
 def test_random_plans_are_never_faster() -> None:
     from test_recompute import program
 

@@ -58,6 +58,7 @@ def at(trace: Trace, slowdown: float, share: float = 0.5) -> partial[Problem]:
         pytest.param("resnet50", 0.5, 2.0, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.medium
 def test_on_a_slow_link_it_is_much_faster_than_swapping_alone(name: str, share: float, slowdown: float) -> None:
     trace = network(name)
     make = at(trace, slowdown, share)
@@ -80,6 +81,7 @@ def test_on_a_slow_link_it_is_much_faster_than_swapping_alone(name: str, share: 
     assert found <= choice.seconds <= 1.15 * found
 
 
+@pytest.mark.medium
 def test_the_search_begins_at_what_the_linear_programme_makes_again_too(monkeypatch: pytest.MonkeyPatch) -> None:
     trace = network("resnet50")
     make = at(trace, 2.0, 0.25)
@@ -90,6 +92,7 @@ def test_the_search_begins_at_what_the_linear_programme_makes_again_too(monkeypa
     assert begun <= 0.97 * choose(trace, make, without_statistics=True).seconds
 
 
+@pytest.mark.medium
 def test_without_leave_for_it_no_statistics_are_updated_twice() -> None:
     trace = network("resnet50")
     choice = choose(trace, at(trace, 4.0, 0.3))
@@ -129,6 +132,7 @@ def test_where_a_function_does_not_fit_it_says_so() -> None:
         choose(network("gpt"), partial(Problem.from_trace, budget_bytes=1 << 20))
 
 
+@pytest.mark.medium
 def test_it_is_never_slower_than_the_plan_that_is_there() -> None:
     dropped = 0
     for seed in range(60):
@@ -152,6 +156,7 @@ def final_drops(problem: Problem, history: History) -> list[Candidate]:
 
 
 @pytest.mark.parametrize("seeds", [range(20), pytest.param(range(80), marks=pytest.mark.slow)])
+@pytest.mark.medium
 def test_of_few_candidates_it_finds_nearly_the_best_set(seeds: range) -> None:
     """Also where most of what does not fit lives across iterations, which the formula of two phases misjudges."""
     found = best = 0.0

@@ -129,6 +129,7 @@ def check(found: dict[str, Any]) -> None:
     assert found["compute"] < found["bound"] < found["bound_alone"]
 
 
+@pytest.mark.medium
 def test_a_program_on_a_slow_link_is_faster_with_what_it_is_told_to_drop() -> None:
     check(run(background=False))
 

@@ -57,6 +57,7 @@ def slow(*seeds: int) -> list[Any]:
 
 @pytest.mark.parametrize("policy", ["idle", "window"])
 @pytest.mark.parametrize("times", [2, 4])
+@pytest.mark.medium
 def test_residency_is_the_plans_at_every_function(tmp_path: Path, policy: str, times: int) -> None:
     trace = small_gpt()
     peak = Problem.from_trace(trace, 1 << 40).live_peak_chunks
@@ -81,6 +82,7 @@ def test_random_programs_run_as_planned(tmp_path: Path, seed: int) -> None:
 # Weights that are several times the budget, read in parts; results written in parts and, in training, read again so.
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("policy", ["idle", "window", "auto"])
+@pytest.mark.medium
 def test_parts_run_as_planned(tmp_path: Path, policy: str, training: bool) -> None:
     case = layers_in_parts(3, 16, 128, 16, CHUNK, seconds=2e-3, machine=Machine(1e9, 1e9), training=training)
     trace = cut(case.trace, case.first, case.count)

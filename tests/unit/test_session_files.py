@@ -65,6 +65,7 @@ def test_pipes_are_written_once_at_the_end(tmp_path: Path) -> None:
         ({"RANK": "1", "_OOC_SESSION_OF": "1:1/"}, ".rank1.PID"),
     ],
 )
+@pytest.mark.medium
 def test_each_process_has_files_of_its_own(tmp_path: Path, variables: dict[str, str], word: str) -> None:
     run("once", **{name: str(tmp_path / file) for name, file in FILES.items()}, **variables)
     summary = next(tmp_path.glob("s.*json"))

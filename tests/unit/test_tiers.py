@@ -300,6 +300,7 @@ def transformer(device: float, host: float, slower: float, fills: bool) -> tuple
         pytest.param(0.5, 0.15, 2.0, False, 1.05, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.medium
 def test_plans_of_a_network_are_sound_close_and_the_best(
     device: float, host: float, slower: float, fills: bool, most: float
 ) -> None:
