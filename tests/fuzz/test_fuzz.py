@@ -49,6 +49,7 @@ def test_programs_drawn_here_leave_no_settings_behind(server: Server) -> None:
     assert pytorchs_settings() == before
 
 
+@pytest.mark.medium
 def test_programs_that_once_failed(server: Server) -> None:
     assert CORPUS
     for path in CORPUS:

@@ -53,6 +53,7 @@ def solved() -> list[tuple[Problem, float]]:
     return [(problem, best_steady_seconds(problem)) for problem in problems]
 
 
+@pytest.mark.medium
 def test_no_schedule_beats_the_bound(solved: list[tuple[Problem, float]]) -> None:
     ratios = []
     for problem, best in solved:
