@@ -25,7 +25,7 @@ ALIKE = {
     "adamw_foreach", "autocast_bf16", "densenet", "generation", "hf_bert", "hf_llama", "hf_t5", "inference",
     "torch_func", "train_validate", "two_optimizers", "unet",
 }  # fmt: skip
-QUICK = {"complex_tensors", "in_place", "raw_pointers"}  # in `make test`; the others are in `make test-medium` or `test-slow`
+QUICK = {"complex_tensors", "in_place", "raw_pointers"}  # in `make test` itself
 # These need a process of their own: they start processes, or are about how one ends.
 ALONE = {"compiled_blocks": 36, "dataloader": 30, "exit_live": 12, "exit_running": 73}
 # Steady loops: after two iterations each is as the one before, and nothing but the end departs from it.
