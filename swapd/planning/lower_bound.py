@@ -147,6 +147,8 @@ class Forced:
         self.holds, self.level = 1 - empty / 8, level[1:]
         self.full = problem.chunks - (self.level > 0)
         self.reach = np.searchsorted(self.unwrapped, np.arange(2 * n + 2))  # the first place there or behind it
+        # Whether full chunks take all the room: then what else there is takes time too.
+        self.into_crowded, self.out_crowded = np.zeros((2, self.m, self.m), bool)
         self.into = self._into()
         self.out = self._out()
 
@@ -183,13 +185,17 @@ class Forced:
             ahead = following - function
             needed = ((ahead > 0) & (ahead <= n)).nonzero()[0]
             column = self.reach[following[needed]] - (at + 1)  # of the first stretch in which each is needed
-            result[at] = self._without_room(function, needed, column)
+            result[at], self.into_crowded[at] = self._without_room(function, needed, column)
         return result
 
     def _without_room(
         self, function: int, variables: NDArray[np.int64], column: NDArray[np.int64]
-    ) -> NDArray[np.float64]:
-        """float64[m]: what has no room beside what a function uses, of the variables whose column is no later."""
+    ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        """What has no room beside what a function uses, of the variables whose column is no later.
+
+        Returns:
+            float64[m] in chunks, and bool[m]: whether full chunks alone take all the room.
+        """
         problem, m = self.problem, self.m
         level = self.level[variables]
         part = level.nonzero()[0]
@@ -201,8 +207,7 @@ class Forced:
         stay = np.minimum(chunks.cumsum(axis=0), max(room, 0))
         stay[1:] -= stay[:-1].copy()
         total = np.bincount(column, problem.sizes[variables], m).cumsum()
-        result: NDArray[np.float64] = np.maximum(total - self.holds @ stay - min(room, 0), 0)
-        return result
+        return np.maximum(total - self.holds @ stay - min(room, 0), 0), chunks[0] >= room
 
     def _last_writes(self) -> NDArray[np.int64]:
         """int64[V]: for each entry variable, its last writer in the iteration before, numbered from -n to -1."""
@@ -239,7 +244,8 @@ class Forced:
         dirty = live.nonzero()[0]
         column = m + at - self.reach[written[dirty] + n + 1]  # of the shortest stretch in which each was written
         lengths = np.arange(1, m + 1)  # how many places before `at` each stretch starts
-        result[(at - lengths) % m, lengths - 1] = self._without_room(stop, dirty, column)
+        stretches = (at - lengths) % m, lengths - 1
+        result[stretches], self.out_crowded[stretches] = self._without_room(stop, dirty, column)
 
     def seconds(self, a: int) -> NDArray[np.float64]:
         """float64[m]: the least time of each stretch that starts at place a."""

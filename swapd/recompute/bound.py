@@ -11,9 +11,16 @@ each candidate g, of x_g bytes in chunks, is made again meanwhile, z_gk. In the 
 
 What fleets is made again for g, and once more later.
 
+What g is made again of may have ended. Then it lingers until that is made, or it is made again as well. Let y_lk be 1
+if l lingers for something that is made again behind place k, u_lk how often l is made again behind place k. Then
+
+    for each l that g is made of     y_lk + u_lk >= whether g is made again behind k
+
+and l counts as others do: it takes x_l (y_li - y_lj) more to bring in from i to j, and x_l y_lj to send out before j.
+
 All of this is linear. So a linear programme finds the least sum of all d_k, with each candidate made again wholly, in
 part or not at all; the least step of whole ones is no shorter, and takes longer to find. m_g is what the functions take
-that make g again, each of them divided among the candidates that one run of it can serve. What lingers costs nothing.
+that make g again, each of them divided among the candidates that one run of it can serve.
 Proof: docs/lower-bound.md.
 """
 
@@ -57,7 +64,7 @@ def recompute_bound(
 def relaxed(
     problem: Problem, history: History, candidates: Sequence[Candidate], places: int | None = None
 ) -> tuple[float, NDArray[np.float64]]:
-    """The least step of the linear programme.
+    """The least step of the linear programme, in which what lingers costs nothing: that takes half as long.
 
     Args:
         problem: of the trace, without drops.
@@ -70,7 +77,7 @@ def relaxed(
     """
     if not problem.functions:
         return 0.0, np.zeros(len(candidates))
-    return _Programme(problem, history, candidates, places).least()
+    return _Programme(problem, history, candidates, places, lingering=False).least()
 
 
 @dataclass
@@ -93,7 +100,14 @@ class _Programme:
     With these a row has one entry for each candidate, and not one for each place at which it may be made again.
     """
 
-    def __init__(self, problem: Problem, history: History, candidates: Sequence[Candidate], places: int | None) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        history: History,
+        candidates: Sequence[Candidate],
+        places: int | None,
+        lingering: bool = True,
+    ) -> None:
         if places is None:
             places = max(LEAST_PLACES, min(PLACES, MOST_UNKNOWN // max(1, len(candidates))))
         self.problem, self.history, self.candidates = problem, history, candidates
@@ -113,6 +127,13 @@ class _Programme:
         self.unknown = self.m + int(exists.sum())
         # Whether a candidate was made again by the next place for another's sake, and was gone after that.
         self.fleeting = np.full((len(candidates), self.m), -1)
+        self.made_of = self._made_of() if lingering else {}
+        self.lingers = np.array(list(self.made_of), np.int64)  # variables
+        self.ended = np.array([history.died[v] for v in self.made_of], np.int64)
+        lost = [(v, len(history.writers[v]) - 1) for v in self.made_of]
+        self.remakers = [history.repeats([each], history.died[each[0]] + 1, each[0].__eq__) for each in lost]
+        # Whether each lingers for what is made of it behind a place or later; how often it is made again from there on.
+        self.stays, self.again = np.full((2, len(self.lingers), self.m), -1)
         self.rows = _Rows()
 
     def least(self, whole_seconds: float | None = None) -> tuple[float, NDArray[np.float64]]:
@@ -125,13 +146,16 @@ class _Programme:
 
         self._made_once()
         self._in_order()
+        self._lingering()
         self._computing()
         self._copying()
         rows, duration = self.rows, np.arange(self.unknown) < self.m
+        most = np.where(duration, np.inf, 1.0)
+        most[self.again[self.again >= 0]] = np.inf
         offsets = np.cumsum([0, *map(len, rows.columns)])
         entries = np.concatenate(rows.factors), np.concatenate(rows.columns), offsets
         matrix = csr_array(entries, shape=(len(rows.most), self.unknown))
-        bounds = np.stack([np.zeros(self.unknown), np.where(duration, np.inf, 1.0)], axis=1)
+        bounds = np.stack([np.zeros(self.unknown), most], axis=1)
         if whole_seconds is None:
             found = linprog(duration, matrix, rows.most, bounds=bounds, method="highs-ipm")
             seconds = found.fun if found.success else 0.0
@@ -183,18 +207,53 @@ class _Programme:
             self.fleeting[h, k], self.unknown = self.unknown, self.unknown + 1
         return int(self.fleeting[h, k])
 
+    def _made_of(self) -> dict[int, list[int]]:
+        """Of each variable that may linger: the candidates that are made of what it holds at its end."""
+        history, found = self.history, dict[int, list[int]]()
+        for g, functions in enumerate(self.functions):
+            read = {(v, number) for f in functions for v, number, _ in history.needs[f] if v in history.may_linger}
+            for v, number in sorted(read):
+                if number == len(history.writers[v]) - 1:
+                    found.setdefault(v, []).append(g)
+        return found
+
+    def _lingering(self) -> None:
+        """What is made again behind the end of what it is made of: that lingers until then, or is made again too."""
+        last = np.array([self.history.uses[v][-1] for v in self.made_of], np.int64)
+        idle = np.searchsorted(self.places, last, side="right")  # places behind its last use
+        for i, gs in enumerate(self.made_of.values()):
+            # All that is made again behind these places is made behind its end.
+            behind = np.maximum(self.after[gs][:, None], self.places) >= self.ended[i]
+            needed = (self.behind[gs] >= 0) & behind
+            if not needed.any():
+                continue
+            places = np.flatnonzero(needed.any(axis=0))
+            for unknowns, first in ((self.stays, min(idle[i], places[0])), (self.again, places[0])):
+                if unknowns is self.again and self.remakers[i] is None:
+                    continue
+                count = int(places[-1] + 1 - first)
+                unknowns[i, first : places[-1] + 1] = np.arange(self.unknown, self.unknown + count)
+                self.unknown += count
+                for earlier, later in pairwise(unknowns[i, first : places[-1] + 1]):
+                    self.rows.add([later, earlier], [1.0, -1.0], 0.0)
+            for g, k in zip(*needed.nonzero()):
+                kept = [column for column in (self.stays[i, k], self.again[i, k]) if column >= 0]
+                self.rows.add([self.behind[gs[g], k], *kept], [1.0, *[-1.0] * len(kept)], 0.0)
+
     def _computing(self) -> None:
         """From each place to the next all functions run between them, those too that run again."""
         begin, cost = self.forced.begin, self._seconds()
-        later = np.append(self.behind[:, 1:], np.full((len(cost), 1), -1), axis=1)
+        here = np.append(self.behind, self.again, axis=0)
+        later = np.append(here[:, 1:], np.full((len(cost), 1), -1), axis=1)
+        fleeting = np.append(self.fleeting, np.full(self.again.shape, -1), axis=0)
         fled = np.full(len(cost), -1)  # the last unknown of each that fleets
         for k in range(self.m):
-            here, fleets = self.behind[:, k] >= 0, self.fleeting[:, k] >= 0
-            then, before = here & (later[:, k] >= 0), fleets & (fled >= 0)
-            made = self.behind[here, k], later[then, k], self.fleeting[fleets, k], fled[before]
-            seconds = [-1.0], cost[here], -cost[then], cost[fleets], -cost[before]
-            self.rows.add(np.concatenate([[k], *made]), np.concatenate(seconds), begin[k] - begin[k + 1])
-            fled = np.where(fleets, self.fleeting[:, k], fled)
+            made, fleets = here[:, k] >= 0, fleeting[:, k] >= 0
+            then, before = made & (later[:, k] >= 0), fleets & (fled >= 0)
+            columns = here[made, k], later[then, k], fleeting[fleets, k], fled[before]
+            seconds = [-1.0], cost[made], -cost[then], cost[fleets], -cost[before]
+            self.rows.add(np.concatenate([[k], *columns]), np.concatenate(seconds), begin[k] - begin[k + 1])
+            fled = np.where(fleets, fleeting[:, k], fled)
 
     def _copying(self) -> None:
         """Each stretch lasts as long as what it must bring in, and as what it must send out."""
@@ -203,6 +262,9 @@ class _Programme:
         into = self.problem.chunk_bytes / machine.in_bytes_per_second + latency  # seconds of a chunk
         out = self.problem.chunk_bytes / machine.out_bytes_per_second + latency
         written = self._written()
+        sizes = self.problem.sizes[self.lingers]
+        used = np.array([self.history.uses[v][-1] for v in self.made_of], np.int64)
+        made = np.array([self.history.writers[v][-1] for v in self.made_of], np.int64)
         for a, i in enumerate(self.places):
             first = self.problem.seconds[i]
             for d in range(self.m):
@@ -210,14 +272,21 @@ class _Programme:
                 j = self.places[end]
                 inside = self.returns & (self.after < i) & (i < self.before) & (self.before <= stop)
                 left = (self.after < j) & (j < self.before) & ((written >= i) | (stop > j))
-                for seconds, each, spared, at in (
-                    (first + forced.into[a, d] * into, into, inside, a),
-                    (first + forced.out[a, d] * out, out, left, end),
+                # Of what lingers: what is not used but to make something again, and for how long it stays.
+                begins, ends = self.stays[:, a] >= 0, self.stays[:, end] >= 0
+                idle = begins & (used < i) & forced.into_crowded[a, d]
+                over = idle & ends & (stop == j)
+                kept = ends & (self.ended < j) & ((made >= i) | (stop > j)) & forced.out_crowded[a, d]
+                for seconds, each, spared, more, less, at in (
+                    (first + forced.into[a, d] * into, into, inside, idle, over, a),
+                    (first + forced.out[a, d] * out, out, left, kept, np.zeros_like(kept), end),
                 ):
-                    if seconds > forced.begin[a + d + 1] - forced.begin[a]:  # else the stretch lasts so long anyway
-                        columns = np.append((a + np.arange(d + 1)) % self.m, self.behind[spared, at])
-                        factors = np.append(-np.ones(d + 1), -each * self.sizes[spared])
-                        self.rows.add(columns, factors, -seconds)
+                    # Else the stretch lasts so long anyway.
+                    if seconds + each * sizes[more].sum() > forced.begin[a + d + 1] - forced.begin[a]:
+                        unknown = self.behind[spared, at], self.stays[more, at], self.stays[less, end]
+                        factors = -self.sizes[spared], sizes[more], -sizes[less]
+                        columns = np.concatenate([(a + np.arange(d + 1)) % self.m, *unknown])
+                        self.rows.add(columns, np.append(-np.ones(d + 1), each * np.concatenate(factors)), -seconds)
 
     def _written(self) -> NDArray[np.int64]:
         """The last function before each gap that writes the variable, as the problem has it."""
@@ -230,16 +299,19 @@ class _Programme:
         return result
 
     def _seconds(self) -> NDArray[np.float64]:
-        """m_g: what each costs at least, its share of the functions that run again wherever in the gap it is made."""
+        """What each costs at least: its share of the functions that run wherever it is made again; all g, then l."""
         users: dict[int, list[int]] = {}
-        for g, functions in enumerate(self.functions):
-            for f in functions:
+        for g, functions in enumerate((*self.functions, *self.remakers)):
+            for f in functions or ():
                 users.setdefault(f, []).append(g)
-        result = np.zeros(len(self.candidates))
+        begin = np.append(self.after, self.ended)
+        end = np.append(self.before, np.full(len(self.ended), self.problem.functions))
+        sizes = np.append(self.sizes, self.problem.sizes[self.lingers])
+        result = np.zeros(len(sizes))
         for f, gs in users.items():
-            start, stop = self.after[gs], self.before[gs]
+            start, stop = begin[gs], end[gs]
             together = (start[:, None] <= start) & (start < stop[:, None])  # rows: candidates; columns: as others begin
-            loads = together.T @ self.sizes[gs]  # of all that one run could serve as each begins
+            loads = together.T @ sizes[gs]  # of all that one run could serve as each begins
             most = np.where(together, loads, 0.0).max(axis=1)
-            result[gs] += self.history.trace.function_seconds[f] * self.sizes[gs] / most
+            result[gs] += self.history.trace.function_seconds[f] * sizes[gs] / most
         return result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import chain, combinations, product
 
@@ -67,6 +68,37 @@ def tiny_that_lingers(seed: int) -> Trace:
     return b.trace(chunk_bytes=1, machine=Machine(r.choice([1.0, 0.5, 0.25]), r.choice([1.0, 0.5, 0.25])))
 
 
+def tiny_that_presses(seed: int) -> Trace:
+    """A layer that takes long and ends, something large behind it, and then what was made of it is used again."""
+    r = random.Random(seed)
+    b = Builder()
+    chunk_bytes = 1 + seed % 2
+
+    def size(least: int, most: int) -> int:
+        return chunk_bytes * r.randint(least, most) - r.randint(0, chunk_bytes - 1)
+
+    source = b.entry(size(1, 1))
+    (layer,) = b.call("aten::gelu", [source], [size(1, 2)], seconds=float(r.randint(1, 6)))
+    late = r.random() < 0.3
+    made = []
+    for _ in range(r.randint(1, 2)):
+        made += b.call("aten::gelu", [layer], [size(1, 3)], seconds=float(r.randint(0, 1)))
+        if r.random() < 0.2:
+            b.call("aten::add_.Tensor", [layer], [], writes=[layer], seconds=1.0)
+    if not late:
+        b.free(layer)
+    (other,) = b.call("other", [layer] if late else [], [size(2, 4)], seconds=float(r.randint(0, 3)))
+    if late:
+        b.free(layer)
+    b.free(other)
+    for v in r.sample(made, len(made)):
+        b.call("uses it again", [v], seconds=float(r.randint(0, 2)))
+        b.free(v)
+        if r.random() < 0.4:
+            b.free(*b.call("other", [], [size(1, 3)], seconds=float(r.randint(0, 2))))
+    return b.trace(chunk_bytes=chunk_bytes, machine=Machine(r.choice([1.0, 0.5, 0.25]), r.choice([1.0, 0.5, 0.25])))
+
+
 def tiny_chain(seed: int) -> Trace:
     """One is made of another and used before that, with something in between each time that takes much memory."""
     r = random.Random(seed)
@@ -86,23 +118,27 @@ def tiny_chain(seed: int) -> Trace:
 Solved = tuple[Problem, History, float, float]  # with the best of swapping alone and of all
 
 
-@pytest.fixture(scope="module", params=HALVES, ids=["some", "others"])
-def solved(request: pytest.FixtureRequest) -> list[Solved]:
-    seeds, more = request.param
-    found, lingering, last, fled = [], 0, 0, 0
-    for trace in (*map(tiny, seeds), *map(tiny_that_lingers, more), *map(tiny_chain, more)):
+class Solver:
+    """Tries every schedule of every set of drops, and counts what the sets did."""
+
+    def __init__(self) -> None:
+        self.found: list[Solved] = []
+        self.lingering = self.last = self.fled = 0
+
+    def add(self, trace: Trace, largest: float = np.inf) -> None:
+        """Solves a problem, unless it has many drops, or is larger than so many functions times chunks."""
         problem = Problem.from_trace(trace, Problem.from_trace(trace, 0).min_budget_bytes)
         history = History.beside(problem, trace)
         drops = [c.drop for c in find_candidates(history)]
         plain = {c.drop for c in find_candidates(History(trace))}
         final = [c for c in find_candidates(history, final=True) if c.final]
-        if problem.fits or not 1 <= len(drops) <= 3:
-            continue
+        if problem.fits or not 1 <= len(drops) <= 3 or problem.functions * problem.capacity_chunks > largest:
+            return
         best = alone = best_steady_seconds(problem)
         for subset in chain.from_iterable(combinations(drops, count) for count in range(len(drops) + 1)):
             ways = [rewrite(history, subset, final)]
-            lingering += len(ways[0].lingers)
-            last += len(ways[0].final)
+            self.lingering += len(ways[0].lingers)
+            self.last += len(ways[0].final)
             if ways[0].final:
                 ways.append(rewrite(history, subset))
             if plain.issuperset(subset):
@@ -111,14 +147,22 @@ def solved(request: pytest.FixtureRequest) -> list[Solved]:
                 fleeting = rewrite(history, [drop._replace(fleeting=flag) for drop, flag in zip(subset, flags)], final)
                 if fleeting.trace != ways[0].trace:
                     ways.append(fleeting)
-                    fled += 1
+                    self.fled += 1
             for way in ways:
                 again = Problem.from_trace(way.trace, problem.budget_bytes)
                 if again.min_budget_bytes <= problem.budget_bytes and again.compute_seconds < best:
                     best = min(best, best_steady_seconds(again))
-        found.append((problem, history, alone, best))
-    assert lingering >= 10 and last >= 50 and fled >= 10
-    return found
+        self.found.append((problem, history, alone, best))
+
+
+@pytest.fixture(scope="module", params=HALVES, ids=["some", "others"])
+def solved(request: pytest.FixtureRequest) -> list[Solved]:
+    seeds, more = request.param
+    solver = Solver()
+    for trace in (*map(tiny, seeds), *map(tiny_that_lingers, more), *map(tiny_chain, more)):
+        solver.add(trace)
+    assert solver.lingering >= 10 and solver.last >= 50 and solver.fled >= 10
+    return solver.found
 
 
 @pytest.mark.medium
@@ -145,6 +189,24 @@ def test_it_knows_that_what_was_dropped_comes_before_what_is_made_from_it(
     found = bounds()
     monkeypatch.setattr(_Programme, "_in_order", lambda self: None)
     assert np.all(bounds() <= found + 1e-6) and np.count_nonzero(bounds() < found - 1e-3) >= 2
+
+
+@pytest.mark.parametrize(
+    "seeds", [(*range(100), 169, 185, 1071, 1185), pytest.param(range(100, 800), marks=pytest.mark.slow)]
+)
+def test_what_lingers_takes_room_and_copies_or_is_made_again(
+    seeds: Iterable[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    solver = Solver()
+    for seed in seeds:
+        solver.add(tiny_that_presses(seed), largest=24)
+    assert len(solver.found) >= 40 and solver.lingering >= 30
+    jobs = [(problem, history, find_candidates(history, final=True)) for problem, history, *_ in solver.found]
+    found = np.array([recompute_bound(*job) for job in jobs])
+    assert np.all(found <= [best + 1e-6 for *_, best in solver.found])
+    monkeypatch.setattr(_Programme, "_lingering", lambda self: None)
+    without = np.array([recompute_bound(*job) for job in jobs])
+    assert np.all(without <= found + 1e-6) and np.count_nonzero(without < found - 1e-3) >= 10
 
 
 def test_candidates_that_are_made_again_wholly_give_a_bound_that_is_no_less(solved: list[Solved]) -> None:
