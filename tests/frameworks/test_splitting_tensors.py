@@ -168,10 +168,15 @@ def test_moved_between_layouts_and_types(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_elementwise(tmp_path: Path, threads: int) -> None:
-    """Once it is known of all, which a run before finds out, nothing is computed on host memory."""
+    """Once it is known of all, which a run before finds out, nothing is computed on host memory.
+
+    But products with a column may be: where two threads meet within a row, NaN times NaN may have other bits than in a
+    block, as what is left of a thread's part of a row is computed one by one.
+    """
     out_of_core(tmp_path, POINTWISE + KNOWN, threads).check()
     figures = both(tmp_path, POINTWISE, threads).figures
-    assert figures["host_backed_function_count"] == 0, "cut so that the bits are the same"
+    products = 0 if threads == 1 else 2  # x * column and column * row
+    assert figures["host_backed_function_count"] <= products, "cut so that the bits are the same"
     assert all(layer["exact"] for layer in figures["split_layers"])
     assert figures["split_part_count"] >= 10 * figures["split_function_count"]
     assert figures["swap_out_bytes"] > 50 * BUDGET
